@@ -1,0 +1,171 @@
+"""What a caller asks for and gets back: sampling parameters, tokens, completions.
+
+Plain values without behaviour beyond validation at the edge. Everything here may be imported from
+anywhere in the package.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from aioserve.errors import InvalidSamplingError
+
+__all__ = [
+    "Completion",
+    "FinishReason",
+    "SamplingParams",
+    "Timings",
+    "Token",
+    "Usage",
+]
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_SEED = 2**64 - 1
+
+
+class FinishReason(StrEnum):
+    """Why a stream ended."""
+
+    STOP = "stop"
+    """An end-of-sequence token, a stop token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` or the model's context is used up."""
+    ABORT = "abort"
+    """The caller left, or the engine was closed."""
+    ERROR = "error"
+    """The request failed; iterating its stream raises the error."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to pick each next token, and when to end. Names as in vLLM and the OpenAI API.
+
+    Raises `InvalidSamplingError` for a value outside its range.
+    """
+
+    max_tokens: int | None = None
+    """At most this many generated tokens, at least 1; None: as many as the context holds."""
+    temperature: float = 1.0
+    """0 is greedy; at most 100."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probabilities sum to this; in (0, 1]."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 keeps all."""
+    seed: int | None = None
+    """Key of this request's noise, in [0, 2**64). None: the engine draws one per request."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer and are not part of it; one string or a sequence of them."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the answer like the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    """Go on past the model's end-of-sequence ids (and past them alone)."""
+
+    def __post_init__(self) -> None:
+        set_field = msgspec.structs.force_setattr
+        set_field(self, "stop", _as_tuple("stop", self.stop, str, MAX_STOP_STRINGS))
+        set_field(
+            self,
+            "stop_token_ids",
+            _as_tuple("stop_token_ids", self.stop_token_ids, int, MAX_STOP_TOKEN_IDS),
+        )
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, None)
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise InvalidSamplingError("top_p must be above 0 and at most 1, got 0")
+        _check_int("top_k", self.top_k, 0, None)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, MAX_SEED)
+        for text in self.stop:
+            if not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise InvalidSamplingError(
+                    f"each stop string must have 1 to {MAX_STOP_CHARS} characters, "
+                    f"got one of {len(text)}"
+                )
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, None)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidSamplingError(f"ignore_eos must be a bool, got {self.ignore_eos!r}")
+
+
+class Token(msgspec.Struct, frozen=True, gc=False):
+    """One generated token as its stream delivers it."""
+
+    id: int
+    text: str
+    """Text that became final with this token: empty while a character or a possible stop string is
+    incomplete, several characters when one completes. Joined over a stream it is the answer."""
+    index: int
+    """Place in the answer, from 0."""
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Timings(msgspec.Struct, frozen=True, gc=False):
+    """When things happened to one request, in seconds since it was submitted."""
+
+    first_token_seconds: float | None
+    """Time to first token (TTFT); None when there was none."""
+    total_seconds: float
+    completion_tokens: int
+
+    @property
+    def seconds_per_output_token(self) -> float | None:
+        """Mean time between output tokens after the first (TPOT); None below two tokens."""
+        if self.first_token_seconds is None or self.completion_tokens < 2:
+            return None
+        return (self.total_seconds - self.first_token_seconds) / (self.completion_tokens - 1)
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole answer."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    """Generated ids, the end-of-sequence id included where one ended the answer."""
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+
+
+def _as_tuple(name: str, value: Any, kind: type, most: int) -> tuple[Any, ...]:
+    items = (value,) if isinstance(value, kind) else tuple(value)
+    if len(items) > most:
+        raise InvalidSamplingError(f"{name} may have at most {most} entries, got {len(items)}")
+    for item in items:
+        if not isinstance(item, kind) or isinstance(item, bool):
+            raise InvalidSamplingError(
+                f"{name} must hold values of type {kind.__name__}, got {item!r}"
+            )
+    return items
+
+
+def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidSamplingError(f"{name} must be an int, got {value!r}")
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise InvalidSamplingError(f"{name} must be {limit}, got {value}")
+
+
+def _check_float(name: str, value: object, low: float, high: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+        raise InvalidSamplingError(f"{name} must be a number, got {value!r}")
+    if not low <= value <= high:
+        raise InvalidSamplingError(f"{name} must be in [{low:g}, {high:g}], got {value:g}")

@@ -1,0 +1,16 @@
+// The extension module `aioserve._native`: one binding function per folder beside this file.
+
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_pool(nb::module_& m);
+void bind_ops(nb::module_& m);
+void bind_linear(nb::module_& m);
+
+NB_MODULE(_native, m) {
+    m.doc() = "Native parts of aioserve: page pool, CPU operations, packed linear layers.";
+    bind_pool(m);
+    bind_ops(m);
+    bind_linear(m);
+}
