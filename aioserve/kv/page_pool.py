@@ -1,0 +1,152 @@
+"""The page pool: every page of the KV cache is free, fenced or held, and only this decides which.
+
+Knows page numbers, reference counts and step numbers; the counting itself is native. Knows neither
+tokens nor tensors. Not thread-safe: one scheduler owns a pool.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve import _native
+
+__all__ = ["NO_STEP", "OutOfPagesError", "PagePool", "PageState"]
+
+NO_STEP = -1
+"""The `last_step` of pages that no launched step has named."""
+
+
+class PageState(IntEnum):
+    """Where a page is; each page is in exactly one state."""
+
+    FREE = 0
+    FENCED = 1
+    """Given back, but a step that is still in flight may touch it."""
+    HELD = 2
+    """Has at least one reference."""
+
+
+class OutOfPagesError(Exception):
+    """More pages were asked for than are free. A question of timing, not a bug."""
+
+    def __init__(self, requested: int, free: int, fenced: int) -> None:
+        super().__init__(f"{requested} pages requested, {free} free ({fenced} more are fenced)")
+        self.requested = requested
+        self.free = free
+        self.fenced = fenced
+
+
+class PagePool:
+    """`num_pages` pages of `page_size` tokens, numbered from 0.
+
+    ::
+
+              acquire                 release, last reference
+        free ---------> held (count) ------------------------> free     if its last step is done
+          ^                         \\-----------------------> fenced   if not
+          +--------------------------------------------------- complete
+
+    Steps are numbered upwards from 0. Whoever gives a page back names the last launched step that
+    may still touch it, and nobody is handed the page before that step is done. The page freed last
+    is reused first, which keeps the memory in use small and warm.
+
+    An operation that raises has changed nothing. `InvariantError` means that the caller or the
+    pool has a bug: a page released or retained that isn't held, or a page of another pool.
+    """
+
+    __slots__ = ("_native", "num_pages", "page_size")
+
+    num_pages: int
+    page_size: int
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self._native = _native.PagePool(num_pages, page_size)
+        self.num_pages = num_pages
+        self.page_size = page_size
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `acquire` can hand out now."""
+        return self._native.num_free
+
+    @property
+    def num_fenced(self) -> int:
+        """Pages that become free when steps in flight are done."""
+        return self._native.num_fenced
+
+    @property
+    def num_held(self) -> int:
+        """Pages with at least one reference."""
+        return self._native.num_held
+
+    @property
+    def done_step(self) -> int:
+        """The last step that is done; `NO_STEP` before the first."""
+        return self._native.done_step
+
+    def acquire(self, count: int) -> npt.NDArray[np.int32]:
+        """Take `count` free pages with one reference each, or none: int32 `[count]`.
+
+        Raises `OutOfPagesError` if fewer are free, `ValueError` for a negative count.
+        """
+        native = self._native
+        if count > native.num_free:
+            raise OutOfPagesError(count, native.num_free, native.num_fenced)
+        if count < 0:
+            raise ValueError(f"count must be at least 0, got {count}")
+        pages = np.empty(count, np.int32)
+        native.acquire_into(pages)
+        return pages
+
+    def retain(self, pages: npt.NDArray[np.int32]) -> None:
+        """Add one reference to each of `pages`, int32 `[n]`, all of them held."""
+        self._native.retain(pages)
+
+    def release(self, pages: npt.NDArray[np.int32], last_step: int) -> None:
+        """Drop one reference from each of `pages`, int32 `[n]`: the one way to give pages back.
+
+        `last_step` is the last launched step that names these pages for this holder, `NO_STEP` if
+        none does. A page without references left is free once the latest step named by any of its
+        holders is done, and fenced until then.
+        """
+        self._native.release(pages, last_step)
+
+    def complete(self, step: int) -> None:
+        """Step `step`, and every step before it, is done: pages fenced for them become free.
+
+        Raises `InvariantError` if a later step was done already.
+        """
+        self._native.complete(step)
+
+    def ref_count(self, page: int) -> int:
+        """References to `page`; 0 unless it is held."""
+        return self._native.ref_count(page)
+
+    def ref_counts(self) -> npt.NDArray[np.int32]:
+        """References to each page: a copy, int32 `[num_pages]`."""
+        counts = np.empty(self.num_pages, np.int32)
+        self._native.ref_counts_into(counts)
+        return counts
+
+    def state(self, page: int) -> PageState:
+        """Where `page` is."""
+        return PageState(self._native.state(page))
+
+    def sanity_check(self) -> None:
+        """Recount everything; raise `InvariantError` naming every term that is off.
+
+        Holds exactly when pages = free + fenced + held, no page is listed twice, exactly the held
+        pages have references, and no fence waits for a step that is done. Costs time in proportion
+        to the number of pages: for tests and for an idle engine.
+        """
+        self._native.sanity_check()
+
+    def __repr__(self) -> str:
+        return (
+            f"PagePool(num_pages={self.num_pages}, page_size={self.page_size}, "
+            f"free={self.num_free}, fenced={self.num_fenced}, held={self.num_held}, "
+            f"done_step={self.done_step})"
+        )

@@ -1,0 +1,172 @@
+#include "pool/page_pool.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+namespace aioserve {
+
+PagePool::PagePool(int64_t num_pages, int64_t page_size) : page_size_(page_size) {
+    constexpr int64_t kMost = std::numeric_limits<Page>::max();
+    if (num_pages < 0 || num_pages > kMost) {
+        throw std::invalid_argument("num_pages must be in [0, " + std::to_string(kMost) + "], got " +
+                                    std::to_string(num_pages));
+    }
+    if (page_size < 1 || page_size > kMost) {
+        throw std::invalid_argument("page_size must be in [1, " + std::to_string(kMost) + "], got " +
+                                    std::to_string(page_size));
+    }
+    const auto size = static_cast<size_t>(num_pages);
+    counts_.assign(size, 0);
+    states_.assign(size, PageState::kFree);
+    last_steps_.assign(size, kNoStep);
+    free_.resize(size);
+    std::iota(free_.rbegin(), free_.rend(), 0);  // page 0 on top
+}
+
+size_t PagePool::checked(int64_t page, const char* operation) const {
+    if (page < 0 || page >= num_pages()) {
+        throw PoolError(std::string(operation) + ": page " + std::to_string(page) +
+                        " is not of this pool, whose pages are [0, " + std::to_string(num_pages()) +
+                        ")");
+    }
+    return static_cast<size_t>(page);
+}
+
+std::string PagePool::state_name(int64_t page) const {
+    const auto index = static_cast<size_t>(page);
+    switch (states_[index]) {
+        case PageState::kFree: return "free";
+        case PageState::kFenced: return "fenced until step " + std::to_string(last_steps_[index]);
+        case PageState::kHeld: return "held";
+    }
+    return "in no valid state";
+}
+
+void PagePool::refuse(const char* operation, Page page) const {
+    checked(page, operation);
+    if (states_[static_cast<size_t>(page)] == PageState::kHeld) {
+        throw PoolError(std::string(operation) + ": page " + std::to_string(page) +
+                        " is named more often in one call than it has references (" +
+                        std::to_string(counts_[static_cast<size_t>(page)]) + ")");
+    }
+    throw PoolError(std::string(operation) + ": page " + std::to_string(page) +
+                    " is not held, it is " + state_name(page));
+}
+
+void PagePool::acquire(std::span<Page> out) {
+    if (out.size() > free_.size()) {
+        throw PoolError("acquire: " + std::to_string(out.size()) + " pages of " +
+                        std::to_string(free_.size()) + " free");
+    }
+    for (Page& page : out) {
+        page = free_.back();
+        free_.pop_back();
+        const auto index = static_cast<size_t>(page);
+        states_[index] = PageState::kHeld;
+        counts_[index] = 1;
+        last_steps_[index] = kNoStep;
+    }
+}
+
+void PagePool::retain(std::span<const Page> pages) {
+    for (const Page page : pages) {
+        if (page < 0 || page >= num_pages() ||
+            states_[static_cast<size_t>(page)] != PageState::kHeld) {
+            refuse("retain", page);
+        }
+    }
+    for (const Page page : pages) ++counts_[static_cast<size_t>(page)];
+}
+
+void PagePool::release(std::span<const Page> pages, Step last_step) {
+    // A page may be named twice in one call, so the check is the counting down itself, undone when
+    // one of the pages doesn't have the reference. Counts of free and fenced pages are 0.
+    for (size_t i = 0; i < pages.size(); ++i) {
+        const Page page = pages[i];
+        if (page < 0 || page >= num_pages() || counts_[static_cast<size_t>(page)] == 0) {
+            for (size_t j = 0; j < i; ++j) ++counts_[static_cast<size_t>(pages[j])];
+            refuse("release", page);
+        }
+        --counts_[static_cast<size_t>(page)];
+    }
+    // Backwards, so that the next acquire gets them in the order in which they were given.
+    for (size_t i = pages.size(); i-- > 0;) {
+        const Page page = pages[i];
+        const auto index = static_cast<size_t>(page);
+        // The last holder to let go need not be the last whose step touches the page.
+        last_steps_[index] = std::max(last_steps_[index], last_step);
+        if (counts_[index] > 0 || states_[index] != PageState::kHeld) continue;
+        if (last_steps_[index] <= done_) {
+            states_[index] = PageState::kFree;
+            free_.push_back(page);
+        } else {
+            states_[index] = PageState::kFenced;
+            fences_[last_steps_[index]].push_back(page);
+            ++num_fenced_;
+        }
+    }
+}
+
+void PagePool::complete(Step step) {
+    if (step < done_) {
+        throw PoolError("complete: step " + std::to_string(step) + " comes after step " +
+                        std::to_string(done_) + " was done");
+    }
+    done_ = step;
+    while (!fences_.empty() && fences_.begin()->first <= step) {
+        const std::vector<Page>& pages = fences_.begin()->second;
+        for (const Page page : pages) states_[static_cast<size_t>(page)] = PageState::kFree;
+        free_.insert(free_.end(), pages.begin(), pages.end());
+        num_fenced_ -= static_cast<int64_t>(pages.size());
+        fences_.erase(fences_.begin());
+    }
+}
+
+void PagePool::sanity_check() const {
+    std::ostringstream wrong;
+    std::vector<int32_t> listed(counts_.size(), 0);
+    const auto list = [&](Page page, PageState state, const char* where) {
+        if (page < 0 || page >= num_pages()) {
+            wrong << "; foreign page " << page << " " << where;
+            return;
+        }
+        const auto index = static_cast<size_t>(page);
+        if (++listed[index] > 1) wrong << "; page " << page << " listed again " << where;
+        if (states_[index] != state) wrong << "; page " << page << " " << where << " is "
+                                           << state_name(page);
+    };
+    for (const Page page : free_) list(page, PageState::kFree, "in the free list");
+    int64_t fenced = 0;
+    for (const auto& [step, pages] : fences_) {
+        if (step <= done_) wrong << "; a fence waits for step " << step << ", which is done";
+        if (pages.empty()) wrong << "; the fence of step " << step << " is empty";
+        for (const Page page : pages) list(page, PageState::kFenced, "behind a fence");
+        fenced += static_cast<int64_t>(pages.size());
+    }
+    int64_t held = 0;
+    for (size_t index = 0; index < counts_.size(); ++index) {
+        const bool is_held = states_[index] == PageState::kHeld;
+        held += is_held ? 1 : 0;
+        if (is_held != (counts_[index] > 0)) {
+            wrong << "; page " << index << " is " << state_name(static_cast<int64_t>(index))
+                  << " with " << counts_[index] << " references";
+        }
+        if (is_held == (listed[index] > 0)) {
+            wrong << "; page " << index << " is " << state_name(static_cast<int64_t>(index))
+                  << " and is listed " << listed[index] << " times";
+        }
+    }
+    if (fenced != num_fenced_) wrong << "; num_fenced is " << num_fenced_;
+    if (num_free() + fenced + held != num_pages()) wrong << "; the sum is off";
+    const std::string text = wrong.str();
+    if (text.empty()) return;
+    std::ostringstream message;
+    message << "the page pool doesn't balance: " << num_pages() << " pages, " << num_free()
+            << " in the free list + " << fenced << " behind fences + " << held << " held, done step "
+            << done_ << text;
+    throw PoolError(message.str());
+}
+
+}  // namespace aioserve
