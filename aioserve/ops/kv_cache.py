@@ -1,0 +1,107 @@
+"""The memory that holds keys and values, in pages.
+
+Knows sizes and layout. Which page belongs to whom is the business of `aioserve.kv`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+__all__ = ["KVCache", "bytes_per_page"]
+
+Layer = tuple[torch.Tensor, torch.Tensor]
+
+
+def bytes_per_page(
+    num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """Bytes that one page takes over all layers, keys and values together."""
+    return num_layers * 2 * num_kv_heads * page_size * head_dim * dtype.itemsize
+
+
+@dataclass(slots=True, frozen=True)
+class KVCache:
+    """Key and value pages of every layer, in one tensor.
+
+    `storage` has shape `[num_layers, 2, num_pages, num_kv_heads, page_size, head_dim]`; index 0 of
+    the second axis holds keys, 1 values. A page that was never written holds arbitrary bits.
+    """
+
+    storage: torch.Tensor
+    layers: tuple[Layer, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.storage.dim() != 6 or self.storage.shape[1] != 2:
+            raise ValueError(
+                "storage must have shape [num_layers, 2, num_pages, num_kv_heads, page_size, "
+                f"head_dim], got {tuple(self.storage.shape)}"
+            )
+        if not self.storage.is_contiguous():
+            raise ValueError(f"storage must be contiguous, got strides {self.storage.stride()}")
+        layers = tuple((layer[0], layer[1]) for layer in self.storage)
+        object.__setattr__(self, "layers", layers)
+
+    @classmethod
+    def allocate(
+        cls,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> KVCache:
+        """Reserve the memory; on a CPU it is touched only when a page is first written.
+
+        Raises:
+            ValueError: a size below 1, naming it.
+        """
+        shape = {
+            "num_layers": num_layers,
+            "num_pages": num_pages,
+            "num_kv_heads": num_kv_heads,
+            "page_size": page_size,
+            "head_dim": head_dim,
+        }
+        for name, size in shape.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        dims = (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim)
+        return cls(torch.empty(dims, dtype=dtype, device=device))
+
+    def layer(self, index: int) -> Layer:
+        """`(k_pages, v_pages)`, each `[num_pages, num_kv_heads, page_size, head_dim]`."""
+        return self.layers[index]
+
+    @property
+    def num_layers(self) -> int:
+        return self.storage.shape[0]
+
+    @property
+    def num_pages(self) -> int:
+        return self.storage.shape[2]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.storage.shape[3]
+
+    @property
+    def page_size(self) -> int:
+        return self.storage.shape[4]
+
+    @property
+    def head_dim(self) -> int:
+        return self.storage.shape[5]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.storage.dtype
+
+    @property
+    def bytes_per_page(self) -> int:
+        return bytes_per_page(
+            self.num_layers, self.page_size, self.num_kv_heads, self.head_dim, self.dtype
+        )
