@@ -1,0 +1,65 @@
+"""One stream's text: detokenizer and stop strings behind one call per token.
+
+What the engine uses. Knows text rules alone; which ids end an answer is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+from aioserve.errors import InvariantError
+from aioserve.request import SamplingParams
+from aioserve.text.detokenizer import IncrementalDetokenizer
+from aioserve.text.stop import StopStrings
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["TextAssembler"]
+
+
+class TextAssembler:
+    """Text of one answer, token by token.
+
+    A piece of text is delivered with the token that made it final: with which its last
+    character was completed, and with which it could no longer be part of a stop string. The
+    results of all pushes and of `finish`, joined, are `tokenizer.decode` of the pushed ids, cut before
+    the first stop string. Of `params` it uses `stop` alone. Not thread-safe.
+    """
+
+    __slots__ = ("_detokenizer", "_finished", "_stops")
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._stops = StopStrings(params.stop) if params.stop else None
+        self._finished = False
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.matched if self._stops is not None else None
+
+    def push(self, token_id: int) -> tuple[str, bool]:
+        """Text to deliver with this token, and whether a stop string ended the answer with it.
+
+        Raises `InvariantError` once the answer has ended.
+        """
+        if self._finished:
+            raise InvariantError(f"token {token_id} after the end of its answer")
+        text = self._detokenizer.push(token_id)
+        if self._stops is None:
+            return text, False
+        text = self._stops.push(text)
+        self._finished = self._stops.matched is not None
+        return text, self._finished
+
+    def finish(self) -> str:
+        """End the answer; the held tail, which belongs to its last token.
+
+        A stop string that only the flushed tail completes still cuts it (`matched_stop` says so). Empty
+        after a stop or a second time.
+        """
+        if self._finished:
+            return ""
+        self._finished = True
+        tail = self._detokenizer.flush()
+        if self._stops is None:
+            return tail
+        tail = self._stops.push(tail)
+        return tail + self._stops.flush()

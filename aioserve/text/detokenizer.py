@@ -1,0 +1,94 @@
+"""Ids to text, one id at a time, without ever taking text back.
+
+Knows a tokenizer's piece table; must not know stop strings, requests or streams.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+
+from aioserve.text.pieces import Piece, PieceTable
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["IncrementalDetokenizer"]
+
+_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class IncrementalDetokenizer:
+    """Turns one stream's generated ids into text as they come.
+
+    For every sequence of ids, the pushes' results and the flush's, joined, equal
+    `tokenizer.decode(ids)`. `push` gives out all text that no later id can change: with
+    byte-level BPE an incomplete character is held, with byte fallback a run of byte tokens
+    until it ends (an invalid byte anywhere turns the run's every byte into U+FFFD). Each push is O(1)
+    amortised. Not thread-safe: one stream, one thread at a time.
+    """
+
+    __slots__ = ("_decode", "_first", "_pieces", "_plain", "_run", "_strip_left")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        pieces = tokenizer.pieces
+        self._pieces: PieceTable = pieces
+        self._decode: Callable[..., str] | None = (
+            _new_utf8_decoder("replace").decode if pieces.byte_level else None
+        )
+        self._run = bytearray()
+        self._first = pieces.first_differs
+        self._strip_left = pieces.strip_left
+        self._plain = self._decode is None and not self._first and not self._strip_left
+
+    def push(self, token_id: int) -> str:
+        """Text that became final with this id; often empty. O(1) amortised.
+
+        Raises `InvariantError` for a negative id.
+        """
+        piece = self._pieces[token_id]
+        if piece is None:
+            return ""
+        if self._plain and isinstance(piece, str):
+            return piece
+        return self._push_slow(token_id, piece)
+
+    def flush(self) -> str:
+        """The held tail, when no further id follows; incomplete characters become U+FFFD."""
+        if self._decode is not None:
+            return self._strip(self._decode(b"", True))
+        return self._strip(self._end_run())
+
+    def _push_slow(self, token_id: int, piece: Piece) -> str:
+        if self._first:
+            self._first = False
+            piece = self._pieces.first(token_id)
+        if isinstance(piece, bytes):
+            if self._decode is not None:
+                text = self._decode(piece)
+                return self._strip(text) if self._strip_left else text
+            self._run += piece
+            self._plain = False
+            return ""
+        text = self._strip(self._end_run() + (piece or ""))
+        self._plain = not self._strip_left
+        return text
+
+    def _end_run(self) -> str:
+        if not self._run:
+            return ""
+        run = bytes(self._run)
+        self._run.clear()
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(run)
+
+    def _strip(self, text: str) -> str:
+        """Remove what is left to remove at the start of the whole text."""
+        if not self._strip_left or not text:
+            return text
+        char = self._pieces.strip_char
+        kept = 0
+        while kept < min(self._strip_left, len(text)) and text[kept] == char:
+            kept += 1
+        self._strip_left = self._strip_left - kept if kept == len(text) else 0
+        return text[kept:]

@@ -1,0 +1,73 @@
+"""A model directory's tokenizer: text to ids and back.
+
+Wraps the `tokenizers` library over `tokenizer.json`. Knows that file alone; must not know torch,
+requests or streams. Truncation and padding are switched off at load and nothing changes afterwards,
+so one tokenizer serves any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from aioserve.errors import InvalidPromptError, ModelError
+from aioserve.text.pieces import PieceTable
+
+__all__ = ["Tokenizer"]
+
+
+class Tokenizer:
+    """Encodes and decodes; thread-safe.
+
+    `backend` must not be changed by anyone afterwards. `source` names it in error messages.
+    Raises `UnsupportedModelError` for a decoder that can't be streamed exactly.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, source: str = "tokenizer") -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.pieces = PieceTable(backend, source)
+        """What each id adds to the text; the incremental detokenizer's input."""
+        self.vocab_size: int = 1 + max(
+            backend.get_vocab(with_added_tokens=True).values(), default=-1
+        )
+        """One past the highest id, added tokens included. A model's logits may be wider."""
+        self.special_ids: frozenset[int] = frozenset(
+            token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+        """Ids that `decode` leaves out unless told otherwise."""
+
+    @classmethod
+    def from_directory(cls, path: Path | str) -> Tokenizer:
+        """Load `path`/tokenizer.json. Raises `ModelError` naming the file if that fails."""
+        file = Path(path) / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(f"{file} is missing: the model directory has no fast tokenizer")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        # The library raises bare Exception for a malformed file.
+        except Exception as error:
+            raise ModelError(f"{file} can't be read as a tokenizer: {error}") from error
+        return cls(backend, source=str(file))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; with `add_special_tokens`, framed as the model expects (BOS, say).
+
+        Special tokens that are written out in `text` are recognised. Raises `InvalidPromptError` if
+        `text` isn't a str that can be encoded as UTF-8 (a lone surrogate can't).
+        """
+        if not isinstance(text, str):
+            raise InvalidPromptError(f"text must be a str, got {type(text).__name__}")
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidPromptError(f"text can't be encoded as UTF-8: {error}") from error
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Ids outside the vocabulary, as a padded model may give, add nothing."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
