@@ -1,0 +1,163 @@
+"""Rotary position embeddings as configs describe them: kinds, bases, scalings. No tensors.
+
+Reads what transformers 4 wrote (`rope_theta`, `rope_scaling`, `partial_rotary_factor`) and what
+transformers 5 writes (`rope_parameters`, flat or per layer type).
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from aioserve.models.fields import Fields
+
+__all__ = ["RopeConfig", "read_rope"]
+
+_KINDS = ("default", "linear", "llama3", "longrope")
+_KNOWN_KEYS = frozenset(
+    {
+        "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor",
+        "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor",
+        "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
+    }
+)  # fmt: skip
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the angles of one kind of layer follow from positions.
+
+    With d the rotated dimensions, frequency i is `theta ** (-2i / d)`, then scaled by `kind`.
+    """
+
+    kind: str
+    """default, linear (Gemma 3), llama3 (Llama 3.1) or longrope (Phi-3, arXiv 2402.13753)."""
+    theta: float
+    rotary_dim: int
+    """The first `rotary_dim` dimensions of each head are rotated; even, at most the head's."""
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_positions: int = 0
+    """Longest context of the pretraining (llama3, longrope)."""
+    short_factor: tuple[float, ...] = ()
+    """longrope, serving at most `original_max_positions`: one divisor per frequency."""
+    long_factor: tuple[float, ...] = ()
+    """longrope, serving more."""
+    attention_factor: float = 1.0
+    """cos and sin are multiplied by this (longrope)."""
+
+
+def read_rope(
+    config: Fields,
+    head_dim: int,
+    max_positions: int,
+    *,
+    layer_type: str | None = None,
+    theta_field: str = "rope_theta",
+    default_theta: float = 10_000.0,
+    scaled: bool = True,
+    partial: bool = False,
+    default_original: int | None = None,
+) -> RopeConfig:
+    """The rope of the layers of `layer_type`, or of all layers.
+
+    Old configs hold the base in `theta_field`; `scaled` says whether their `rope_scaling` applies
+    to these layers. `partial`: the family honours `partial_rotary_factor`.
+    """
+    rope = _select(config, layer_type, scaled)
+    for name in rope.values:
+        if name not in _KNOWN_KEYS:
+            rope.unsupported(name, "an unknown rotary parameter")
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if partial and kind in ("su", "yarn"):
+        kind = "longrope"  # what early Phi-3 configs called it
+    if kind not in _KINDS:
+        name = "rope_type" if rope.has("rope_type") else "type"
+        rope.unsupported(name, f"the rope types are {', '.join(_KINDS)}")
+    theta = rope.number("rope_theta", config.number(theta_field, default_theta))
+    rotary_dim = _rotary_dim(config, rope, head_dim, partial)
+    if kind == "default":
+        return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim)
+    if kind == "linear":
+        factor = rope.number("factor")
+        return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, factor=factor)
+    original = _original_max_positions(config, rope, default_original or max_positions)
+    if kind == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if high <= low:
+            rope.invalid("high_freq_factor", f"above low_freq_factor {low:g}")
+        return RopeConfig(
+            kind=kind,
+            theta=theta,
+            rotary_dim=rotary_dim,
+            factor=rope.number("factor"),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_positions=original,
+        )
+    return _longrope(rope, theta, rotary_dim, original, max_positions)
+
+
+def _longrope(
+    rope: Fields, theta: float, rotary_dim: int, original: int, max_positions: int
+) -> RopeConfig:
+    for name in ("short_mscale", "long_mscale"):
+        if rope.has(name):
+            rope.unsupported(name, "only attention_factor scales longrope")
+    short, long = rope.numbers("short_factor"), rope.numbers("long_factor")
+    for name, values in (("short_factor", short), ("long_factor", long)):
+        if len(values) != rotary_dim // 2 or min(values) <= 0:
+            rope.invalid(name, f"a list of {rotary_dim // 2} numbers above 0")
+    factor = rope.number("factor", max_positions / original)
+    scale = 1.0
+    if factor > 1:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original))
+    return RopeConfig(
+        kind="longrope",
+        theta=theta,
+        rotary_dim=rotary_dim,
+        factor=factor,
+        original_max_positions=original,
+        short_factor=short,
+        long_factor=long,
+        attention_factor=rope.number("attention_factor", scale),
+    )
+
+
+def _select(config: Fields, layer_type: str | None, scaled: bool) -> Fields:
+    name = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
+    if not config.has(name):
+        return Fields({}, config.source)
+    rope = config.nested(name)
+    per_layer_type = [key for key, value in rope.values.items() if isinstance(value, dict)]
+    if per_layer_type and layer_type is None:
+        config.unsupported(name, "this architecture has one rope for all layers")
+    if layer_type in per_layer_type:
+        return rope.nested(layer_type)
+    if name == "rope_scaling" and not scaled:
+        return Fields({}, config.source)
+    if layer_type is not None and name == "rope_parameters":
+        if per_layer_type or not any(value is not None for value in rope.values.values()):
+            return Fields({}, config.source)
+        config.unsupported(name, f"expected one object per layer type, such as {layer_type}")
+    return rope
+
+
+def _rotary_dim(config: Fields, rope: Fields, head_dim: int, partial: bool) -> int:
+    holder = rope if rope.has("partial_rotary_factor") else config
+    fraction = holder.number("partial_rotary_factor", 1.0)
+    if fraction != 1.0 and not partial:
+        holder.unsupported("partial_rotary_factor", "this architecture rotates whole heads")
+    rotary_dim = int(head_dim * fraction)
+    if rotary_dim > head_dim or rotary_dim < 2 or rotary_dim % 2:
+        holder.invalid(
+            "partial_rotary_factor",
+            f"such that an even number of each head's {head_dim} dimensions is rotated",
+        )
+    return rotary_dim
+
+
+def _original_max_positions(config: Fields, rope: Fields, default: int) -> int:
+    name = "original_max_position_embeddings"
+    return config.integer(name, rope.integer(name, default))

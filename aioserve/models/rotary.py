@@ -1,0 +1,75 @@
+"""Tables of cosines and sines for rotary position embeddings, grown as contexts get longer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from aioserve.models.rope import RopeConfig
+
+__all__ = ["RotaryTable", "inverse_frequencies"]
+
+_FIRST_POSITIONS = 4096
+
+
+class RotaryTable:
+    """cos and sin, each float32 `[positions, rotary_dim / 2]`, for positions up to a limit.
+
+    `cos` and `sin` hold at least as many rows as the last `cover` asked for.
+    """
+
+    __slots__ = ("_frequencies", "_limit", "_scale", "cos", "sin")
+
+    def __init__(self, config: RopeConfig, max_positions: int) -> None:
+        self._frequencies = inverse_frequencies(config, max_positions)
+        self._scale = config.attention_factor
+        self._limit = max_positions
+        self._fill(min(_FIRST_POSITIONS, max_positions))
+
+    def cover(self, num_positions: int) -> None:
+        """Raises ValueError past the limit."""
+        if num_positions <= self.cos.shape[0]:
+            return
+        if num_positions > self._limit:
+            raise ValueError(f"num_positions must be at most {self._limit}, got {num_positions}")
+        self._fill(min(max(num_positions, 2 * self.cos.shape[0]), self._limit))
+
+    def _fill(self, num_positions: int) -> None:
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        angles = positions[:, None] * self._frequencies
+        self.cos = angles.cos() * self._scale
+        self.sin = angles.sin() * self._scale
+
+
+def inverse_frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:
+    """float32 `[rotary_dim / 2]`: the angle that each pair of dimensions turns per position.
+
+    longrope has two sets, for contexts within and beyond the pretraining's. transformers switches
+    when a context crosses that length, which makes the keys cached until then wrong. Here the
+    longest context to be served decides once, so a token's key never depends on what follows it.
+    """
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
+    wavelengths = config.theta**exponents
+    if config.kind == "longrope":
+        is_long = max_positions > config.original_max_positions
+        factors = config.long_factor if is_long else config.short_factor
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * wavelengths)
+    frequencies = 1.0 / wavelengths
+    if config.kind == "linear":
+        return frequencies / config.factor
+    if config.kind == "llama3":
+        return _llama3(frequencies, config)
+    return frequencies
+
+
+def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+    """Slow down the pairs that turn less than about once in the original context (Llama 3.1).
+
+    turns = how often a pair goes round in the original context. Up to `low_freq_factor`: divided
+    by `factor`; from `high_freq_factor`: unchanged; between: a linear blend.
+    """
+    turns = config.original_max_positions * frequencies / (2 * math.pi)
+    low, high = config.low_freq_factor, config.high_freq_factor
+    unchanged = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - unchanged) * frequencies / config.factor + unchanged * frequencies
