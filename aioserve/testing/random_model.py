@@ -1,0 +1,128 @@
+"""Models with random weights, written as Hugging Face directories: for tests and benchmarks.
+
+Any architecture that aioserve loads, without transformers. The weights are spread so that nothing
+degenerates: attention is far from uniform, norms and biases are not neutral, and greedy answers
+differ between prompts. They mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from aioserve.models.checkpoint import SINGLE_FILE
+from aioserve.models.config import DecoderConfig
+from aioserve.models.layout import ModelLayout, layout_of
+
+__all__ = ["random_tensors", "write_random_model", "write_tokenizer"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def write_random_model(
+    directory: Path | str,
+    config: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    dtype: str = "bfloat16",
+) -> Path:
+    """Write config.json, model.safetensors and tokenizer.json; return the directory.
+
+    config: as in config.json, `architectures` included. `dtype` (float32, bfloat16 or float16) is
+    written into it. The tokenizer knows single bytes, and "?<id>" for each further id.
+    Raises `ModelError` for a config that can't be loaded, ValueError for an unknown dtype.
+    """
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+    written = {**config, "dtype": dtype}
+    parsed = DecoderConfig.from_dict(written)
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    write_tokenizer(path, parsed.vocab_size)
+    tensors = random_tensors(parsed, seed, _DTYPES[dtype])
+    save_file(tensors, path / SINGLE_FILE, metadata={"format": "pt"})
+    return path
+
+
+def random_tensors(
+    config: DecoderConfig, seed: int, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors by name; no head where embeddings are tied."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape, mean, deviation in _distributions(config, layout_of(config)):
+        values = torch.empty(shape).normal_(mean, deviation, generator=generator)
+        tensors[name] = values.to(dtype)
+    return tensors
+
+
+def write_tokenizer(directory: Path, vocab_size: int) -> None:
+    """Write tokenizer.json: byte-level, without merges; ids from 256 on read as "?<id>".
+
+    With fewer than 256 ids it knows that many bytes, from 0 on, and drops all others.
+    """
+    vocab = {char: byte for byte, char in enumerate(_byte_characters()) if byte < vocab_size}
+    vocab.update({f"?{token_id}": token_id for token_id in range(256, vocab_size)})
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    text = json.dumps(tokenizer, ensure_ascii=False)
+    (directory / "tokenizer.json").write_text(text, encoding="utf-8")
+
+
+def _distributions(
+    config: DecoderConfig, layout: ModelLayout
+) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
+    """(name, shape, mean, standard deviation) of each tensor."""
+    norm_mean = 1.0 - config.norm_weight_offset
+    yield layout.embedding.name, layout.embedding.shape, 0.0, 1.0 / config.embedding_scale
+    if layout.positions is not None:
+        yield layout.positions.name, layout.positions.shape, 0.0, 1.0
+    for layer in layout.layers:
+        for linear, gain in (
+            (layer.qkv, 2.0),
+            (layer.output, 1.0),
+            (layer.up, 1.0),
+            (layer.down, 1.0),
+        ):
+            for weight in linear.weights:
+                inputs = weight.shape[0 if linear.transposed else 1]
+                yield weight.name, weight.shape, 0.0, gain * inputs**-0.5
+            for bias in linear.biases:
+                yield bias.name, bias.shape, 0.0, 0.5
+        for norm, mean in (
+            (layer.attention_norm, norm_mean),
+            (layer.query_norm, norm_mean + 1.0),
+            (layer.key_norm, norm_mean + 1.0),
+            (layer.attention_post_norm, norm_mean),
+            (layer.mlp_norm, norm_mean),
+            (layer.mlp_post_norm, norm_mean),
+        ):
+            if norm is not None:
+                yield norm.weight.name, norm.weight.shape, mean, 0.3
+                if norm.bias is not None:
+                    yield norm.bias.name, norm.bias.shape, 0.0, 0.3
+    final = layout.final_norm
+    yield final.weight.name, final.weight.shape, norm_mean, 0.3
+    if final.bias is not None:
+        yield final.bias.name, final.bias.shape, 0.0, 0.3
+    if not config.tie_word_embeddings:
+        yield layout.head.name, layout.head.shape, 0.0, 2.0 * config.hidden_size**-0.5
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that byte-level BPE (GPT-2) writes for each byte."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

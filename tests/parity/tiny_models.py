@@ -1,0 +1,128 @@
+"""A tiny random model of every architecture, for tests that need a real one.
+
+`write(name, directory)` makes a Hugging Face directory with weights and tokenizer. The shapes are
+chosen so that a mistake shows: windows shorter than the contexts that tests use, scaled ropes with
+an original context that tests cross, odd head counts, soft caps that bend the scores.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aioserve.testing.random_model import write_random_model
+
+VOCAB_SIZE = 288
+MAX_POSITIONS = 256
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+    "pad_token_id": 0,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
+_LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3],
+    "long_factor": [1.5, 3.0, 6.0],
+}
+
+
+def _config(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
+    return {**_BASE, "architectures": [architecture], "model_type": model_type, **fields}
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _config("LlamaForCausalLM", "llama", hidden_act="silu", tie_word_embeddings=True),
+    "llama-biases": _config(
+        "LlamaForCausalLM", "llama", attention_bias=True, mlp_bias=True, head_dim=16
+    ),
+    "llama3": _config("LlamaForCausalLM", "llama", rope_scaling=_LLAMA3_ROPE),
+    "mistral": _config("MistralForCausalLM", "mistral", sliding_window=13),
+    "mistral-full": _config("MistralForCausalLM", "mistral", sliding_window=None, head_dim=16),
+    "qwen2": _config(
+        "Qwen2ForCausalLM", "qwen2", use_sliding_window=False, sliding_window=9, max_window_layers=1
+    ),
+    "qwen2-sliding": _config(
+        "Qwen2ForCausalLM", "qwen2", use_sliding_window=True, sliding_window=9, max_window_layers=1
+    ),
+    "qwen3": _config("Qwen3ForCausalLM", "qwen3", head_dim=16, tie_word_embeddings=True),
+    "qwen3-sliding": _config(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        head_dim=16,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=16,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
+    "gemma2": _config(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        head_dim=16,
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=24,
+        sliding_window=11,
+        attn_logit_softcapping=4.0,
+        final_logit_softcapping=6.0,
+        tie_word_embeddings=True,
+    ),
+    "gemma3": _config(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        head_dim=16,
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=24,
+        sliding_window=11,
+        sliding_window_pattern=3,
+        rope_theta=20_000.0,
+        rope_local_base_freq=500.0,
+        rope_scaling={"rope_type": "linear", "factor": 4.0},
+        tie_word_embeddings=True,
+    ),
+    "phi3": _config("Phi3ForCausalLM", "phi3", sliding_window=17),
+    "phi3-longrope": _config(
+        "Phi3ForCausalLM",
+        "phi3",
+        partial_rotary_factor=0.75,
+        rope_scaling=_LONGROPE,
+        original_max_position_embeddings=64,
+    ),
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 48,
+        "n_head": 4,
+        "n_layer": 3,
+        "n_positions": MAX_POSITIONS,
+        "activation_function": "gelu_new",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    },
+}
+"""Name -> config.json, in the spelling of transformers 4."""
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
+"""One name for each family."""
+
+
+def write(name: str, directory: Path, *, dtype: str = "float32", seed: int = 0) -> Path:
+    """Write the model `name` of `CONFIGS`; return the directory."""
+    return write_random_model(directory, CONFIGS[name], seed=seed, dtype=dtype)
