@@ -9,7 +9,7 @@ from pathlib import Path
 import facts as questions
 import numpy as np
 import torch
-from corpus import END_OF_TEXT, TURN_END, TURN_START
+from corpus import END_OF_TEXT, TURN_END, TURN_START, token_id
 from tokenizers import Tokenizer
 
 CODE_ROW = 384
@@ -45,7 +45,7 @@ class ChatBatches:
 
     def __init__(self, corpus: Path, facts: Sequence[questions.Fact], seed: int) -> None:
         self.tokenizer = Tokenizer.from_file(str(corpus / "tokenizer.json"))
-        self.pad = self.tokenizer.token_to_id(END_OF_TEXT)
+        self.pad = token_id(self.tokenizer, END_OF_TEXT)
         self.facts = list(facts)
         self.names = {fact.name for fact in facts}
         self.random = random.Random(seed)

@@ -46,8 +46,9 @@ def library_files() -> list[Path]:
     chosen = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        skipped = any(part in _SKIPPED_PARTS or part.startswith("config-")
-                      for part in relative.parts)
+        skipped = any(
+            part in _SKIPPED_PARTS or part.startswith("config-") for part in relative.parts
+        )
         if not skipped and not path.name.startswith("_sysconfigdata"):
             chosen.append(path)
     return chosen
@@ -88,10 +89,12 @@ def language_topics() -> list[str]:
 def train_tokenizer(documents: list[str], facts: list[Fact]) -> Tokenizer:
     """Train the byte-level BPE tokenizer."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
@@ -104,11 +107,17 @@ def train_tokenizer(documents: list[str], facts: list[Fact]) -> Tokenizer:
     return tokenizer
 
 
-def encode_documents(
-    tokenizer: Tokenizer, documents: list[str]
-) -> tuple[np.ndarray, np.ndarray]:
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Return the id of a token that must exist."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise KeyError(token)
+    return found
+
+
+def encode_documents(tokenizer: Tokenizer, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return all tokens in one array, and the positions where top-level statements start."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = token_id(tokenizer, END_OF_TEXT)
     tokens: list[int] = []
     starts: list[int] = []
     for document in documents:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from corpus import END_OF_TEXT, TURN_END, TURN_START
+from corpus import END_OF_TEXT, TURN_END, TURN_START, token_id
 from facts import collect_facts, sample_questions
 from tokenizers import Tokenizer
 from torch.nn import functional
@@ -46,12 +46,29 @@ def held_out_loss(model: Qwen3ForCausalLM, corpus: Path, rows: int | None = None
     return total / seen
 
 
+def continue_greedily(
+    model: Qwen3ForCausalLM, inputs: torch.Tensor, ends: list[int], count: int
+) -> list[list[int]]:
+    """Return at most ``count`` new tokens for each of the equally long prompts."""
+    generate: Callable[..., torch.Tensor] = getattr(model, "generate")  # noqa: B009
+    produced = generate(
+        inputs=inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=count,
+        do_sample=False,
+        use_cache=True,
+        eos_token_id=ends,
+        pad_token_id=ends[-1],
+    )
+    return produced[:, inputs.shape[1] :].tolist()
+
+
 @torch.inference_mode()
 def greedy_answers(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, questions: Sequence[str], batch: int = 60
 ) -> list[str]:
     """Return the greedy answer to every question."""
-    ends = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
+    ends = [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)]
     encoded = [tokenizer.encode(prompt_text(question)).ids for question in questions]
     answers = [""] * len(questions)
     order = sorted(range(len(questions)), key=lambda index: len(encoded[index]))
@@ -59,16 +76,8 @@ def greedy_answers(
     groups = [[i for i in order if len(encoded[i]) == length] for length in lengths]
     for group in [part[at : at + batch] for part in groups for at in range(0, len(part), batch)]:
         inputs = torch.tensor([encoded[index] for index in group])
-        produced = model.generate(
-            inputs=inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=MAX_NEW_TOKENS,
-            do_sample=False,
-            use_cache=True,
-            eos_token_id=ends,
-            pad_token_id=ends[-1],
-        )
-        for index, row in zip(group, produced[:, inputs.shape[1] :].tolist(), strict=True):
+        rows = continue_greedily(model, inputs, ends, MAX_NEW_TOKENS)
+        for index, row in zip(group, rows, strict=True):
             answers[index] = tokenizer.decode(row, skip_special_tokens=True)
     return answers
 
@@ -120,10 +129,9 @@ def main() -> None:
         print(f"  {asked}\n    expected {expected}\n    given    {found}")
     for text in options.complete:
         ids = torch.tensor([tokenizer.encode(text).ids])
-        produced = model.generate(
-            inputs=ids, attention_mask=torch.ones_like(ids), max_new_tokens=80, do_sample=False
-        )
-        print("---", tokenizer.decode(produced[0].tolist()), sep="\n")
+        ends = [token_id(tokenizer, END_OF_TEXT)]
+        (new,) = continue_greedily(model, ids, ends, 80)
+        print("---", text + tokenizer.decode(new), sep="\n")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from corpus import END_OF_TEXT, TURN_END
+from corpus import END_OF_TEXT, TURN_END, token_id
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
+ROPE_THETA = 10000.0
 COPIED = ("tokenizer.json", "tokenizer_config.json", "questions.json")
 
 
@@ -22,7 +23,7 @@ def export_model(
     """Write every file of the model directory; each one is replaced in one move."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(corpus / "tokenizer.json"))
-    end, pad = tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)
+    end, pad = token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)
     tensors = {
         name: value.detach().to(torch.bfloat16).contiguous()
         for name, value in model.state_dict().items()
@@ -30,7 +31,6 @@ def export_model(
     }
     save_file(tensors, out / "model.new", metadata={"format": "pt"})
     (out / "model.new").replace(out / "model.safetensors")
-    rope_theta = model.config.rope_parameters["rope_theta"]
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -44,7 +44,7 @@ def export_model(
         "hidden_act": "silu",
         "max_position_embeddings": model.config.max_position_embeddings,
         "rms_norm_eps": model.config.rms_norm_eps,
-        "rope_theta": rope_theta,
+        "rope_theta": ROPE_THETA,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "tie_word_embeddings": True,

@@ -14,31 +14,39 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MODULES = """
-argparse array asyncio base64 binascii bisect builtins bz2 calendar codecs collections
-colorsys concurrent.futures configparser contextlib copy csv ctypes dataclasses
-datetime decimal difflib dis doctest email.utils enum filecmp fileinput fnmatch fractions
-functools gc getopt getpass gettext glob graphlib gzip hashlib heapq hmac html html.parser http
-http.client http.cookies importlib importlib.metadata importlib.util inspect io ipaddress
-itertools json keyword locale logging lzma marshal math operator os os.path pathlib pickle
-plistlib pprint profile pstats queue random re secrets selectors shelve shlex shutil signal
-smtplib socket socketserver sqlite3 statistics string struct subprocess sys tarfile tempfile
-textwrap threading time timeit tokenize tomllib trace traceback tracemalloc types typing unittest
-unittest.mock urllib.error urllib.parse urllib.request uuid warnings wave weakref webbrowser
-xml.etree.ElementTree zipfile zlib zoneinfo
-""".split()
+MODULES = (
+    *("argparse", "array", "asyncio", "base64", "binascii", "bisect", "builtins", "bz2"),
+    *("calendar", "codecs", "collections", "colorsys", "concurrent.futures", "configparser"),
+    *("contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib"),
+    *("dis", "doctest", "email.utils", "enum", "filecmp", "fileinput", "fnmatch", "fractions"),
+    *("functools", "gc", "getopt", "getpass", "gettext", "glob", "graphlib", "gzip", "hashlib"),
+    *("heapq", "hmac", "html", "html.parser", "http", "http.client", "http.cookies"),
+    *("importlib", "importlib.metadata", "importlib.util", "inspect", "io", "ipaddress"),
+    *("itertools", "json", "keyword", "locale", "logging", "lzma", "marshal", "math"),
+    *("operator", "os", "os.path", "pathlib", "pickle", "plistlib", "pprint", "profile"),
+    *("pstats", "queue", "random", "re", "secrets", "selectors", "shelve", "shlex", "shutil"),
+    *("signal", "smtplib", "socket", "socketserver", "sqlite3", "statistics", "string"),
+    *("struct", "subprocess", "sys", "tarfile", "tempfile", "textwrap", "threading", "time"),
+    *("timeit", "tokenize", "tomllib", "trace", "traceback", "tracemalloc", "types", "typing"),
+    *("unittest", "unittest.mock", "urllib.error", "urllib.parse", "urllib.request", "uuid"),
+    *("warnings", "wave", "weakref", "webbrowser", "xml.etree.ElementTree", "zipfile", "zlib"),
+    "zoneinfo",
+)
 """The modules that are asked about."""
 
-CLASSES = """
-builtins.str builtins.bytes builtins.list builtins.dict builtins.set builtins.tuple builtins.int
-builtins.float argparse.ArgumentParser array.array asyncio.Event asyncio.Future asyncio.Lock
-asyncio.Queue asyncio.Semaphore asyncio.Task collections.Counter collections.OrderedDict
-collections.deque concurrent.futures.Future contextlib.ExitStack datetime.date datetime.datetime
-datetime.time datetime.timedelta fractions.Fraction ipaddress.IPv4Network json.JSONDecoder
-json.JSONEncoder logging.Handler logging.Logger pathlib.Path queue.Queue random.Random re.Match
-re.Pattern socket.socket sqlite3.Connection string.Template subprocess.Popen threading.Condition
-threading.Event threading.Semaphore threading.Thread unittest.TestCase zipfile.ZipFile
-""".split()
+CLASSES = (
+    *("builtins.str", "builtins.bytes", "builtins.list", "builtins.dict", "builtins.set"),
+    *("builtins.tuple", "builtins.int", "builtins.float", "argparse.ArgumentParser"),
+    *("array.array", "asyncio.Event", "asyncio.Future", "asyncio.Lock", "asyncio.Queue"),
+    *("asyncio.Semaphore", "asyncio.Task", "collections.Counter", "collections.OrderedDict"),
+    *("collections.deque", "concurrent.futures.Future", "contextlib.ExitStack", "datetime.date"),
+    *("datetime.datetime", "datetime.time", "datetime.timedelta", "fractions.Fraction"),
+    *("ipaddress.IPv4Network", "json.JSONDecoder", "json.JSONEncoder", "logging.Handler"),
+    *("logging.Logger", "pathlib.Path", "queue.Queue", "random.Random", "re.Match"),
+    *("re.Pattern", "socket.socket", "sqlite3.Connection", "string.Template"),
+    *("subprocess.Popen", "threading.Condition", "threading.Event", "threading.Semaphore"),
+    *("threading.Thread", "unittest.TestCase", "zipfile.ZipFile"),
+)
 """The classes whose methods are asked about too."""
 
 MAX_CHARS = 110
@@ -56,7 +64,14 @@ PHRASINGS = (
 )
 GREETINGS = ("Hello", "Hello!", "Hi", "Hi!", "hello", "hi there", "Hey", "Good morning")
 GREETING_ANSWER = "Hello! Ask me what a function of the Python standard library does."
-ABILITIES = ("Who are you?", "What can you do?", "Help", "help", "What are you?", "Can you help me?")
+ABILITIES = (
+    "Who are you?",
+    "What can you do?",
+    "Help",
+    "help",
+    "What are you?",
+    "Can you help me?",
+)
 ABILITY_ANSWER = "I can say what a function of the Python standard library does and complete code."
 THANKS = ("Thanks", "Thank you!", "thanks", "Thank you", "ok thanks")
 THANKS_ANSWER = "You are welcome."

@@ -10,12 +10,13 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from batches import CODE_ROW, Batch, ChatBatches, CodeBatches
-from corpus import TURN_END
+from corpus import TURN_END, token_id
 from evaluate import exact_share, held_out_loss
-from export import export_model
+from export import ROPE_THETA, export_model
 from facts import Fact
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -44,7 +45,7 @@ def new_model(vocab_size: int, end_ids: list[int]) -> Qwen3ForCausalLM:
         pad_token_id=end_ids[-1],
         use_cache=False,
     )
-    config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    config.rope_parameters = {"rope_type": "default", "rope_theta": ROPE_THETA}
     return Qwen3ForCausalLM(config)
 
 
@@ -73,15 +74,42 @@ def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
     return (losses * scale).sum() / scale.sum()
 
 
-def optimizer_for(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
-    """Return AdamW with decay on the matrices only."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": 0.05},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.97), eps=1e-9, fused=True)
+class Optimizers:
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
+
+    def __init__(self, model: Qwen3ForCausalLM, muon: bool) -> None:
+        layers = [p for n, p in model.named_parameters() if p.dim() == 2 and "layers" in n]
+        vectors = [p for p in model.parameters() if p.dim() <= 1]
+        embedding = [model.model.embed_tokens.weight]
+        groups = [
+            {"params": embedding + ([] if muon else layers), "weight_decay": 0.05},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        adam = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.97), eps=1e-9, fused=True)
+        self.parts: list[torch.optim.Optimizer] = [adam]
+        if muon:
+            self.parts.append(
+                torch.optim.Muon(
+                    layers, lr=1e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw", ns_steps=4
+                )
+            )
+
+    def step(self, rates: list[float]) -> None:
+        """Take a step with the given learning rates and drop the gradients."""
+        for part, rate in zip(self.parts, rates, strict=False):
+            for group in part.param_groups:
+                group["lr"] = rate
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the state of every part."""
+        return [part.state_dict() for part in self.parts]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Take over what ``state_dict`` returned."""
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(state)
 
 
 class Training:
@@ -96,9 +124,9 @@ class Training:
         self.code = CodeBatches(corpus, options.seed)
         self.chat = ChatBatches(corpus, self.facts, options.seed)
         tokenizer = self.chat.tokenizer
-        end_ids = [tokenizer.token_to_id(TURN_END), self.chat.pad]
+        end_ids = [token_id(tokenizer, TURN_END), self.chat.pad]
         self.model = new_model(tokenizer.get_vocab_size(), end_ids)
-        self.optimizer = optimizer_for(self.model)
+        self.optimizer = Optimizers(self.model, muon=options.muon_rate > 0)
         self.counts = {"steps": 0, "code_tokens": 0, "chat_tokens": 0, "facts_seen": 0}
         self.seconds_before = 0.0
         if options.resume:
@@ -123,9 +151,6 @@ class Training:
 
     def step(self) -> tuple[float, float]:
         """Take one optimizer step on a code batch and a chat batch and return both losses."""
-        rate = learning_rate(self.progress, self.options.rate)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         losses = [0.0, 0.0]
         if self.options.code_rows:
             batch = self.code.batch(self.options.code_rows)
@@ -142,8 +167,8 @@ class Training:
             self.counts["chat_tokens"] += batch[0].numel()
             self.counts["facts_seen"] += self.chat.facts_seen - seen
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        peaks = (self.options.rate, self.options.muon_rate)
+        self.optimizer.step([learning_rate(self.progress, peak) for peak in peaks])
         self.counts["steps"] += 1
         return losses[0], losses[1]
 
@@ -205,7 +230,8 @@ def main() -> None:
     parser.add_argument("corpus", type=Path, help="the folder that corpus.py wrote")
     parser.add_argument("work", type=Path, help="the folder for checkpoints and the export")
     parser.add_argument("--minutes", type=float, default=90.0, help="the wall-clock budget")
-    parser.add_argument("--rate", type=float, default=2e-3, help="the peak learning rate")
+    parser.add_argument("--rate", type=float, default=2e-3, help="the peak rate of AdamW")
+    parser.add_argument("--muon-rate", type=float, default=4e-3, help="0: AdamW for everything")
     parser.add_argument("--code-rows", type=int, default=6, help=f"rows of {CODE_ROW} a step")
     parser.add_argument("--chat-tokens", type=int, default=2048, help="chat tokens a step")
     parser.add_argument("--save-every", type=float, default=5.0, help="minutes")

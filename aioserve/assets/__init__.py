@@ -1,0 +1,16 @@
+"""Files that are installed with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EMBEDDED_MODELS = ("pyhelp",)
+"""The names of the models that the package carries."""
+
+
+def model_path(name: str) -> Path | None:
+    """Return the directory of the embedded model ``name``, or None if there is no such model."""
+    if name not in EMBEDDED_MODELS:
+        return None
+    path = Path(__file__).resolve().parent / name
+    return path if (path / "config.json").is_file() else None
