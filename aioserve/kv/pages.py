@@ -4,8 +4,8 @@
     index         0         1       2         of the page in the sequence's page table
     slot       page_ids[index] * page_size + position % page_size
 
-Any page size from 1 works, and no length need be a multiple of it. Plain integers and numpy; imports
-nothing else of the package, so every folder may use it.
+Any page size from 1 works, and no length need be a multiple of it. Plain integers and numpy;
+imports nothing else of the package, so every folder may use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def pages_for(num_tokens: int, page_size: int) -> int:
     """Pages that `num_tokens` tokens fill, the last one perhaps in part."""
     if num_tokens < 0 or page_size < 1:
         raise ValueError(
-            f"num_tokens must be at least 0 and page_size at least 1, got {num_tokens} and {page_size}"
+            "num_tokens must be at least 0 and page_size at least 1, "
+            f"got {num_tokens} and {page_size}"
         )
     return -(-num_tokens // page_size)
 

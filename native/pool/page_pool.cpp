@@ -66,7 +66,6 @@ void PagePool::acquire(std::span<Page> out) {
         const auto index = static_cast<size_t>(page);
         states_[index] = PageState::kHeld;
         counts_[index] = 1;
-        last_steps_[index] = kNoStep;
     }
 }
 

@@ -67,7 +67,7 @@ class PagePool {
     int64_t num_fenced_ = 0;
     std::vector<int32_t> counts_;    // references; 0 unless held
     std::vector<PageState> states_;
-    std::vector<Step> last_steps_;   // latest step that any former holder named, since acquire
+    std::vector<Step> last_steps_;   // latest step that anybody who let go named
     std::vector<Page> free_;         // a stack: the page freed last is the first to be reused
     std::map<Step, std::vector<Page>> fences_;
 };
