@@ -1,9 +1,10 @@
 """Counter-based noise: a random number as a pure function of (seed, position).
 
-There is no state to carry, so a draw doesn't depend on the batch, on the order of rows, or on how often a
-sequence was preempted and computed again. Knows numbers alone.
+There is no state to carry, so a draw doesn't depend on the batch, on the order of rows, or on how
+often a sequence was preempted and computed again. Knows numbers alone.
 
-Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
+(SC 2011).
 """
 
 from __future__ import annotations

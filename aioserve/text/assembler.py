@@ -19,8 +19,8 @@ class TextAssembler:
 
     A piece of text is delivered with the token that made it final: with which its last
     character was completed, and with which it could no longer be part of a stop string. The
-    results of all pushes and of `finish`, joined, are `tokenizer.decode` of the pushed ids, cut before
-    the first stop string. Of `params` it uses `stop` alone. Not thread-safe.
+    results of all pushes and of `finish`, joined, are `tokenizer.decode` of the pushed ids, cut
+    before the first stop string. Of `params` it uses `stop` alone. Not thread-safe.
     """
 
     __slots__ = ("_detokenizer", "_finished", "_stops")
@@ -52,8 +52,8 @@ class TextAssembler:
     def finish(self) -> str:
         """End the answer; the held tail, which belongs to its last token.
 
-        A stop string that only the flushed tail completes still cuts it (`matched_stop` says so). Empty
-        after a stop or a second time.
+        A stop string that only the flushed tail completes still cuts it (`matched_stop` says so).
+        Empty after a stop or a second time.
         """
         if self._finished:
             return ""

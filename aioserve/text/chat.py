@@ -4,11 +4,11 @@ Knows the template files of a model directory and Hugging Face's conventions for
 nothing but these: what a caller sends is data for the template, never a template. Rendering may be
 slow (a template is a program), so callers run it in a thread.
 
-Rendered by minijinja, which is Jinja2 except where it isn't. Of what chat templates use: Python's methods
-of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as are namespaces,
-macros, loop controls and slices; `{% generation %}` marks are dropped. Not there: `%`-formatting,
-`str.format`, access to Python attributes, extensions (`{% do %}`), and `import` of other templates.
-A template that needs them fails at load (syntax) or at its first render, with the place named.
+Rendered by minijinja, which is Jinja2 except where it isn't. Of what chat templates use, Python's
+methods of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as are
+namespaces, macros, loop controls and slices; `{% generation %}` marks are dropped. Not there are
+`%`-formatting, attributes of Python objects and `import` of other templates. A template that
+needs them fails at load (syntax) or when it is rendered, with the place named.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class ChatTemplate:
     def from_directory(cls, path: Path | str) -> ChatTemplate | None:
         """The template of a model directory, or None if it has none.
 
-        Looks for chat_template.jinja, then for `chat_template` in tokenizer_config.json: a string, or a
-        list of named templates, of which "default" is taken. Raises `ModelError` naming the file.
+        Looks for chat_template.jinja, then for `chat_template` in tokenizer_config.json: a string,
+        or a list of named templates, of which "default" is taken. Raises `ModelError` naming the
+        file.
         """
         config_file = Path(path) / "tokenizer_config.json"
         config = _read_json(config_file)
@@ -158,7 +159,7 @@ def _to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
-    separators: tuple[str, str] | None = None,
+    separators: Sequence[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """JSON as Hugging Face's filter writes it: unlike Jinja's own, nothing is escaped for HTML."""
@@ -166,7 +167,7 @@ def _to_json(
         value,
         ensure_ascii=ensure_ascii,
         indent=indent,
-        separators=tuple(separators) if separators is not None else None,
+        separators=(separators[0], separators[1]) if separators is not None else None,
         sort_keys=sort_keys,
     )
 

@@ -22,8 +22,8 @@ class IncrementalDetokenizer:
     For every sequence of ids, the pushes' results and the flush's, joined, equal
     `tokenizer.decode(ids)`. `push` gives out all text that no later id can change: with
     byte-level BPE an incomplete character is held, with byte fallback a run of byte tokens
-    until it ends (an invalid byte anywhere turns the run's every byte into U+FFFD). Each push is O(1)
-    amortised. Not thread-safe: one stream, one thread at a time.
+    until it ends (an invalid byte anywhere turns the run's every byte into U+FFFD). Not
+    thread-safe: one stream, one thread at a time.
     """
 
     __slots__ = ("_decode", "_first", "_pieces", "_plain", "_run", "_strip_left")

@@ -3,9 +3,9 @@
 Knows the decoders that generative tokenizers use (byte-level BPE, SentencePiece with Metaspace or
 Replace, byte fallback, or none at all) well enough to take them apart: the text of a run of ids is
 then the pieces of its ids, put together by a few fixed rules (see `PieceTable`). Calling the
-library's `decode` on a sliding window instead costs several times more per token, and can't be right
-for every sequence: one invalid byte changes how the whole run of byte tokens before it decodes.
-A decoder outside this set is refused at load. Must not know about requests or streams.
+library's `decode` on a sliding window instead costs several times more per token, and can't be
+right for every sequence: one invalid byte changes how the whole run of byte tokens before it
+decodes. A decoder outside this set is refused at load. Must not know about requests or streams.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PieceTable(dict[int, Piece]):
 
     - with `byte_level`, every piece is bytes and the text is their UTF-8 decode, invalid
       sequences replaced by U+FFFD (maximal subparts, as Rust's lossy conversion does);
-    - otherwise pieces are text, except that a maximal run of bytes pieces is decoded as UTF-8 if all
-      of it is valid, and is one U+FFFD per byte if not;
+    - otherwise pieces are text, except that a maximal run of bytes pieces is decoded as UTF-8 if
+      all of it is valid, and is one U+FFFD per byte if not;
     - the first piece is `first(token_id)` instead, where the decoder treats it differently;
     - up to `strip_left` leading `strip_char` are removed from the result.
 

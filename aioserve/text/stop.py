@@ -22,8 +22,8 @@ class StopStrings:
     exactly the longest end of the text that begins some stop, so at most the longest stop minus one
     character. Costs O(1) amortised per character.
 
-    Aho and Corasick, "Efficient string matching" (CACM 18:6, 1975): a state is the longest end of the
-    text that begins some stop.
+    Aho and Corasick, "Efficient string matching" (CACM 18:6, 1975): a state is the longest end of
+    the text that begins some stop.
     """
 
     __slots__ = ("_depth", "_fail", "_goto", "_held", "_starts", "_state", "_stop_at", "matched")
