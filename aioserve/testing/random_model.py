@@ -50,9 +50,7 @@ def write_random_model(
     return path
 
 
-def random_tensors(
-    config: DecoderConfig, seed: int, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
+def random_tensors(config: DecoderConfig, seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """A checkpoint's tensors by name; no head where embeddings are tied."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -69,7 +67,12 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
     """
     vocab = {char: byte for byte, char in enumerate(_byte_characters()) if byte < vocab_size}
     vocab.update({f"?{token_id}": token_id for token_id in range(256, vocab_size)})
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],

@@ -1,0 +1,65 @@
+"""The models and their oracles, written and loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parity import tiny_models
+
+Oracle = Callable[..., Any]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny matrices: threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def directory_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("models")
+
+    @cache
+    def write(name: str) -> Path:
+        return tiny_models.write(name, root / name)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def oracle(directory_of: Callable[[str], Path]) -> Oracle:
+    """transformers' model of that name, float32, attention in plain torch.
+
+    `long_context`: with longrope's long factors for short inputs too, as when it serves long ones.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    @cache
+    def load(name: str, *, long_context: bool = False) -> Any:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            directory_of(name),
+            attn_implementation="eager",
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+        assert not info["missing_keys"]
+        assert not info["unexpected_keys"]
+        if long_context and name == "phi3-longrope":
+            rotary = model.model.rotary_emb
+            frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](
+                model.config, seq_len=tiny_models.MAX_POSITIONS
+            )
+            rotary.original_inv_freq.copy_(frequencies)
+        return model.eval()
+
+    return load

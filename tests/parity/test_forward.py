@@ -1,0 +1,126 @@
+"""The bare forward pass against transformers, every architecture, through the paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aioserve.models.decoder import Decoder
+from aioserve.models.loader import load_model
+from tests.parity.paged import PagedRun
+from tests.parity.tiny_models import ARCHITECTURES, CONFIGS, VOCAB_SIZE
+
+TOLERANCE = 1e-4
+
+
+def _available_backends() -> list[str]:
+    try:
+        import aioserve.ops.native  # noqa: F401
+    except ImportError:
+        return ["reference"]
+    return ["reference", "native"]
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def expected_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def largest_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.shape == expected.shape
+    assert actual.dtype == torch.float32
+    return (actual - expected).abs().max().item()
+
+
+@pytest.fixture(params=_available_backends())
+def decoder_of(
+    request: pytest.FixtureRequest, directory_of: Callable[[str], Path]
+) -> Callable[..., Decoder]:
+    def load(name: str, **options: Any) -> Decoder:
+        return load_model(directory_of(name), ops=request.param, **options)
+
+    return load
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_whole_prompt_gives_the_logits_of_transformers(name, decoder_of, oracle):
+    ids = prompt(100)
+    run = PagedRun(decoder_of(name))
+
+    logits = run.step({"a": ids})["a"]
+
+    assert largest_error(logits, expected_logits(oracle(name), ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_chunks_and_decodes_of_several_sequences_give_the_logits_of_transformers(
+    name, decoder_of, oracle
+):
+    """Lengths and chunks are odd, windows and pages are crossed, decodes and prefills mix."""
+    prompts = {"a": prompt(83, 1), "b": prompt(31, 2), "c": prompt(70, 3), "d": prompt(9, 4)}
+    chunk_sizes = {"a": (7, 1, 1, 30, 1, 43), "b": (13, 17, 1), "c": (70,), "d": (1,) * 9}
+    begins = {"a": 0, "b": 1, "c": 3, "d": 0}
+    run = PagedRun(decoder_of(name))
+    parts: dict[str, list[torch.Tensor]] = {key: [] for key in prompts}
+
+    for step in range(9):
+        chunks = {}
+        for key, ids in prompts.items():
+            turn, done = step - begins[key], sum(len(part) for part in parts[key])
+            if 0 <= turn < len(chunk_sizes[key]):
+                chunks[key] = ids[done : done + chunk_sizes[key][turn]]
+        for key, logits in run.step(chunks).items():
+            parts[key].append(logits)
+
+    for key, ids in prompts.items():
+        expected = expected_logits(oracle(name, long_context=True), ids)
+        assert largest_error(torch.cat(parts[key]), expected) < TOLERANCE, key
+
+
+def test_longrope_serving_short_contexts_uses_the_short_factors(decoder_of, oracle):
+    ids = prompt(64)
+    run = PagedRun(decoder_of("phi3-longrope", max_model_len=64))
+
+    logits = run.step({"a": ids})["a"]
+
+    assert largest_error(logits, expected_logits(oracle("phi3-longrope"), ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_bfloat16_stays_near_float32(name, decoder_of, oracle):
+    """Rounded weights and activations: not equal, but clearly the same function."""
+    ids = prompt(60)
+    run = PagedRun(decoder_of(name, dtype="bfloat16"))
+
+    logits = run.step({"a": ids})["a"]
+
+    expected = expected_logits(oracle(name), ids)
+    error = (logits - expected).square().mean().sqrt() / expected.std()
+    assert error.item() < 0.06
+
+
+def test_only_the_sampled_rows_come_back_in_the_order_asked_for(decoder_of):
+    decoder = decoder_of("qwen3")
+    run = PagedRun(decoder)
+    batches = []
+    forward = decoder.forward
+    decoder.forward = lambda batch, kv: batches.append(batch) or forward(batch, kv)
+
+    every_row = run.step({"a": prompt(5), "b": prompt(8, 1)})
+    expected = torch.cat(list(every_row.values()))[[12, 4]]
+    rows = torch.tensor([12, 4])
+    some = forward(replace(batches[0], sample_rows=rows), run.cache)
+    none = forward(replace(batches[0], sample_rows=rows[:0]), run.cache)
+
+    assert largest_error(some, expected) < 1e-5
+    assert none.shape == (0, VOCAB_SIZE)
