@@ -5,9 +5,9 @@ nothing but these: what a caller sends is data for the template, never a templat
 slow (a template is a program), so callers run it in a thread.
 
 Rendered by minijinja, which is Jinja2 except where it isn't. Of what chat templates use, Python's
-methods of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as are
-namespaces, macros, loop controls and slices; `{% generation %}` marks are dropped. Not there are
-`%`-formatting, attributes of Python objects and `import` of other templates. A template that
+methods of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as
+are namespaces, macros, loop controls and slices; `{% generation %}` marks are dropped. Not there
+are `%`-formatting, attributes of Python objects and `import` of other templates. A template that
 needs them fails at load (syntax) or when it is rendered, with the place named.
 """
 

@@ -31,9 +31,8 @@ class Tokenizer:
         self._backend = backend
         self.pieces = PieceTable(backend, source)
         """What each id adds to the text; the incremental detokenizer's input."""
-        self.vocab_size: int = 1 + max(
-            backend.get_vocab(with_added_tokens=True).values(), default=-1
-        )
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = 1 + max(vocabulary.values(), default=-1)
         """One past the highest id, added tokens included. A model's logits may be wider."""
         self.special_ids: frozenset[int] = frozenset(
             token_id
