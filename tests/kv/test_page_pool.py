@@ -51,7 +51,9 @@ def test_a_page_named_twice_in_one_release_needs_two_references(pool: PagePool) 
 
 def test_a_failed_release_gives_none_of_its_pages_back(pool: PagePool) -> None:
     pages = pool.acquire(2)
-    with pytest.raises(InvariantError, match=r"page 4 is not of this pool, whose pages are \[0, 4\)"):
+    with pytest.raises(
+        InvariantError, match=r"page 4 is not of this pool, whose pages are \[0, 4\)"
+    ):
         pool.release(np.array([*pages, 4], np.int32), NO_STEP)
     assert pool.ref_counts().tolist() == [1, 1, 0, 0]
     pool.sanity_check()
@@ -132,7 +134,12 @@ def test_sizes_outside_their_range_are_refused(
 
 @pytest.mark.parametrize(
     "pages",
-    [np.zeros(2, np.int64), np.zeros(2, np.float32), np.zeros(2, np.uint32), np.zeros((2, 2), "i4")],
+    [
+        np.zeros(2, np.int64),
+        np.zeros(2, np.float32),
+        np.zeros(2, np.uint32),
+        np.zeros((2, 2), "i4"),
+    ],
 )
 def test_pages_of_another_type_or_shape_are_refused(pool: PagePool, pages: np.ndarray) -> None:
     pool.acquire(1)

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from aioserve.errors import InvariantError
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool, PageState
 
-
 mostly = st.sampled_from([True, True, True, True, False])
 
 
@@ -108,7 +107,7 @@ class PagePoolMachine(RuleBasedStateMachine):
             for page in pages:
                 self.model.counts[page] += 1
         else:
-            with pytest.raises(InvariantError, match="retain: page -?[0-9]+ is not"):
+            with pytest.raises(InvariantError, match=r"retain: page -?[0-9]+ is not"):
                 self.pool.retain(int32(pages))
 
     @rule(data=st.data(), held_only=mostly, ahead=st.integers(-2, 4))
@@ -119,7 +118,7 @@ class PagePoolMachine(RuleBasedStateMachine):
             self.pool.release(int32(pages), last_step)
             self.model.release(pages, last_step)
         else:
-            with pytest.raises(InvariantError, match="release: page -?[0-9]+ is "):
+            with pytest.raises(InvariantError, match=r"release: page -?[0-9]+ is "):
                 self.pool.release(int32(pages), last_step)
 
     @rule(ahead=st.integers(-1, 3))

@@ -1,0 +1,38 @@
+"""Sphinx settings. The pages are plain Markdown that reads as well without Sphinx."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as version_of
+
+from sphinx.application import Sphinx
+
+project = "aioserve"
+version = release = version_of("aioserve")
+extensions = ["myst_parser"]
+myst_heading_anchors = 4
+html_theme = "furo"
+html_title = "aioserve"
+html_copy_source = False
+
+NAVIGATION = """
+
+```{toctree}
+:hidden:
+:glob:
+tutorial/*
+how-to/*
+reference/*
+explanation/*
+guarantees*
+```
+"""
+
+
+def add_navigation(app: Sphinx, name: str, source: list[str]) -> None:
+    """Give the built index a sidebar; in the file it would show as a stray code block."""
+    if name == "index":
+        source[0] += NAVIGATION
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", add_navigation)
