@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from importlib.metadata import version as version_of
 
+from pygments.lexers import TextLexer
 from sphinx.application import Sphinx
 
 project = "aioserve"
 version = release = version_of("aioserve")
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
+suppress_warnings = ["myst.xref_missing"]  # links to the sources; tests/docs checks every link
 html_theme = "furo"
 html_title = "aioserve"
 html_copy_source = False
@@ -35,4 +37,5 @@ def add_navigation(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.add_lexer("mermaid", TextLexer)  # drawn on code hosts, shown as text here
     app.connect("source-read", add_navigation)
