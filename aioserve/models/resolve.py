@@ -19,6 +19,8 @@ def resolve(name: str | Path) -> Path:
     Ids are looked up in huggingface_hub's local cache, where that library is installed; nothing is
     downloaded. Raises `ModelNotFoundError` naming everything that was tried.
     """
+    if name == "":
+        raise ModelNotFoundError("a model must be named, got an empty string")
     path = Path(name).expanduser()
     if (path / "config.json").is_file():
         return path

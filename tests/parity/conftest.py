@@ -46,12 +46,13 @@ def oracle(directory_of: Callable[[str], Path]) -> Oracle:
 
     @cache
     def load(name: str, *, long_context: bool = False) -> Any:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory_of(name),
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
         )
+        model, info = loaded
         assert not info["missing_keys"]
         assert not info["unexpected_keys"]
         if long_context and name == "phi3-longrope":

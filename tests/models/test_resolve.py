@@ -1,0 +1,118 @@
+"""Model names: directories, embedded models, the local Hugging Face cache."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from aioserve import assets
+from aioserve.errors import ModelNotFoundError
+from aioserve.models.resolve import resolve
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    """An empty Hugging Face cache."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def cached(hub: Path, repository: str, *files: str) -> Path:
+    """Put a repository into the cache as huggingface_hub does."""
+    root = hub / f"models--{repository.replace('/', '--')}"
+    snapshot = root / "snapshots" / "abc123"
+    snapshot.mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("abc123")
+    for file in files:
+        (snapshot / file).write_text("{}")
+    return snapshot
+
+
+def make_model(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+def test_a_directory_with_a_config_is_taken_as_it_is(tmp_path):
+    directory = make_model(tmp_path / "my model")
+
+    assert resolve(str(directory)) == directory
+    assert resolve(directory) == directory
+
+
+def test_the_home_directory_may_be_abbreviated(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    directory = make_model(tmp_path / "model")
+
+    assert resolve("~/model") == directory
+
+
+def test_an_embedded_model_is_found_by_name(tmp_path, monkeypatch, hub):
+    embedded = make_model(tmp_path / "inside")
+    monkeypatch.setattr(assets, "model_path", {"pyhelp": embedded}.get)
+
+    assert resolve("pyhelp") == embedded
+
+
+def test_a_directory_without_a_config_doesnt_hide_an_embedded_model(tmp_path, monkeypatch, hub):
+    embedded = make_model(tmp_path / "inside")
+    monkeypatch.setattr(assets, "model_path", {"pyhelp": embedded}.get)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyhelp").mkdir()
+
+    assert resolve("pyhelp") == embedded
+
+
+@pytest.mark.parametrize("repository", ["some-org/model-1.5b", "gpt2"])
+def test_a_cached_hub_id_is_found(hub, repository):
+    snapshot = cached(hub, repository, "config.json")
+
+    assert resolve(repository) == snapshot
+
+
+def test_a_cached_snapshot_without_a_config_is_no_model(hub):
+    cached(hub, "org/model", "README.md")
+
+    with pytest.raises(ModelNotFoundError, match=r"abc123 has no config\.json"):
+        resolve("org/model")
+
+
+def test_the_error_names_everything_that_was_tried(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve("org/absent")
+
+    message = str(caught.value)
+    assert "'org/absent'" in message
+    assert "no directory org/absent" in message
+    assert "there is pyhelp" in message
+    assert "hf download org/absent" in message
+
+
+@pytest.mark.parametrize("name", ["/absent", "a/b/c", "a b", "", "a\0b"])
+def test_what_cant_be_a_hub_id_isnt_looked_up(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(make_model(tmp_path))
+
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve(name)
+
+    assert "hf download" not in str(caught.value)
+
+
+def test_an_id_that_the_hub_library_refuses_is_not_found(hub):
+    with pytest.raises(ModelNotFoundError):
+        resolve("a--b..c")
+
+
+def test_a_missing_hub_library_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+
+    with pytest.raises(ModelNotFoundError, match="huggingface_hub is not installed"):
+        resolve("org/absent")

@@ -1,0 +1,75 @@
+"""Rotary tables: growth, limits, and the frequencies of each kind against transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aioserve.models.config import DecoderConfig
+from aioserve.models.rope import RopeConfig
+from aioserve.models.rotary import RotaryTable, inverse_frequencies
+from tests.parity.tiny_models import CONFIGS
+
+
+def test_a_table_grows_to_what_is_asked_and_keeps_its_rows():
+    table = RotaryTable(RopeConfig(kind="default", theta=10_000.0, rotary_dim=8), 100_000)
+    before = table.cos.clone()
+
+    table.cover(before.shape[0])
+    assert table.cos.shape == before.shape
+
+    table.cover(before.shape[0] + 1)
+    assert table.cos.shape[0] == table.sin.shape[0] == 2 * before.shape[0]
+    assert torch.equal(table.cos[: before.shape[0]], before)
+
+    table.cover(100_000)
+    assert table.cos.shape == (100_000, 4)
+    with pytest.raises(ValueError, match="at most 100000, got 100001"):
+        table.cover(100_001)
+
+
+def test_a_table_is_no_longer_than_the_model():
+    table = RotaryTable(RopeConfig(kind="default", theta=10_000.0, rotary_dim=8), 10)
+
+    assert table.cos.shape == (10, 4)
+
+
+@pytest.mark.parametrize("changes", [{"factor": 8.0}, {"attention_factor": 1.7}])
+def test_a_longrope_attention_factor_comes_from_the_config_or_the_ratio(changes):
+    scaling = {**CONFIGS["phi3-longrope"]["rope_scaling"], **changes}
+    config = DecoderConfig.from_dict({**CONFIGS["phi3-longrope"], "rope_scaling": scaling})
+
+    from transformers import Phi3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theirs = Phi3Config(**{**CONFIGS["phi3-longrope"], "rope_scaling": scaling})
+    frequencies, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=1000)
+
+    assert config.ropes[0].attention_factor == pytest.approx(attention_factor, rel=1e-12)
+    torch.testing.assert_close(inverse_frequencies(config.ropes[0], 1000), frequencies)
+
+
+def test_llama3_frequencies_cross_all_three_bands():
+    """As Llama 3.1 ships them, where some pairs are unchanged, some blended, some slowed."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    fields = {
+        **CONFIGS["llama"], "head_dim": 128, "rope_theta": 500_000.0, "rope_scaling": scaling,
+        "max_position_embeddings": 131_072,
+    }  # fmt: skip
+    theirs = LlamaConfig(**{**fields, "rope_scaling": dict(scaling)})
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs)
+
+    ours = inverse_frequencies(DecoderConfig.from_dict(fields).ropes[0], 131_072)
+
+    unscaled = 500_000.0 ** -(torch.arange(0, 128, 2) / 128)
+    ratio = ours / unscaled
+    assert (ratio > 0.999).any()
+    assert (ratio < 0.126).any()
+    assert ((ratio > 0.13) & (ratio < 0.99)).any()
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
