@@ -1,0 +1,16 @@
+// Every kernel, for the `Vec` in scope. Each `kernels_*.cpp` includes this inside a namespace of its
+// own and with compiler flags of its own. Nothing here may use an inline function of the standard
+// library: the linker keeps one copy of such a function, and it may be this one, compiled for an
+// instruction set that the machine lacks.
+
+#include "ops/math.inl"
+#include "ops/rowwise.inl"
+#include "ops/attention.inl"
+
+template <class T>
+constexpr Kernels kKernels = {
+    rms_norm<T>,  rotary_kv_write<T>, gated<T, false>,    gated<T, true>,
+    attention<T>, attention_split<T>, attention_merge<T>, partial_size<T>,
+};
+
+constexpr Table kTable = {kKernels<float>, kKernels<bf16>};

@@ -1,0 +1,17 @@
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "common/scratch.h"
+#include "ops/dispatch.h"
+
+namespace aioserve::ops {
+namespace avx512 {
+#include "ops/vector_avx512.h"
+//
+#include "ops/kernels.inl"
+}  // namespace avx512
+
+extern const Table kAvx512 = avx512::kTable;
+
+}  // namespace aioserve::ops
+#endif

@@ -1,0 +1,47 @@
+// Elementary functions over `Vec`. Polynomials are minimax fits on the reduced range.
+
+// 2^(n + r) for integral n and |r| <= 0.5, where n + r <= 126; 0 where n < -125.
+static inline Vec exp2_split(Vec n, Vec r) {
+    Vec p = Vec::fma(Vec::set(1.547589670e-04f), r, Vec::set(1.340028316e-03f));
+    p = Vec::fma(p, r, Vec::set(9.618005415e-03f));
+    p = Vec::fma(p, r, Vec::set(5.550327742e-02f));
+    p = Vec::fma(p, r, Vec::set(2.402265133e-01f));
+    p = Vec::fma(p, r, Vec::set(6.931472063e-01f));
+    p = Vec::fma(p, r, Vec::set(1.0f));
+    return Vec::zero_below(Vec::scale(p, n), n, Vec::set(-125.0f));
+}
+
+// 2^x for x <= 126, and exactly 1 at 0.
+static inline Vec exp2(Vec x) {
+    const Vec n = Vec::round(x);
+    return exp2_split(n, x - n);
+}
+
+// tanh(x) = e / (e + 2) with e = exp(2 |x|) - 1, which keeps small x exact to rounding.
+static inline Vec tanh(Vec x) {
+    // Past 10 the result rounds to 1. The order of arguments lets NaN through.
+    const Vec ceiling = Vec::set(-20.0f);
+    const Vec y = Vec::zero() - Vec::max(ceiling, Vec::set(-2.0f) * Vec::abs(x));
+    const Vec n = Vec::round(y * Vec::set(1.442695041f));
+    Vec r = Vec::fma(n, Vec::set(-0.693115234375f), y);
+    r = Vec::fma(n, Vec::set(-3.194618494528623e-05f), r);
+    Vec p = Vec::fma(Vec::set(1.991356920e-04f), r, Vec::set(1.394101973e-03f));
+    p = Vec::fma(p, r, Vec::set(8.333274141e-03f));
+    p = Vec::fma(p, r, Vec::set(4.166635445e-02f));
+    p = Vec::fma(p, r, Vec::set(1.666666681e-01f));
+    p = Vec::fma(p, r, Vec::set(5.000000047e-01f));
+    p = Vec::fma(p * r, r, r);
+    const Vec power = Vec::scale(Vec::set(1.0f), n);
+    const Vec e = Vec::fma(power, p, power - Vec::set(1.0f));
+    return Vec::copy_sign(e / (e + Vec::set(2.0f)), x);
+}
+
+// x / (1 + exp(-x)).
+static inline Vec silu(Vec x) {
+    // Below -87 the exponential leaves float32; the quotient is nothing there either way.
+    const Vec y = Vec::max(Vec::set(-87.0f), x);
+    const Vec log2e = Vec::set(-1.442695041f);
+    const Vec n = Vec::round(y * log2e);
+    const Vec r = Vec::fma(y, Vec::set(-1.92596299e-8f), Vec::fma(y, log2e, Vec::zero() - n));
+    return x / (Vec::set(1.0f) + exp2_split(n, r));
+}

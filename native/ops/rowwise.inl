@@ -1,0 +1,158 @@
+// Norms, rotary embedding with KV write, and gated activations; one row at a time, float32 inside.
+
+template <class T>
+static inline Vec load_some(const T* p, int64_t left) {
+    return left >= Vec::kWidth ? Vec::load(p) : Vec::load(p, static_cast<int>(left));
+}
+
+template <class T>
+static inline void store_some(Vec x, T* p, int64_t left) {
+    if (left >= Vec::kWidth) {
+        x.store(p);
+    } else {
+        x.store(p, static_cast<int>(left));
+    }
+}
+
+// x rounded to T, as a later load from memory would see it.
+template <class T>
+static inline Vec rounded(Vec x) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+        return x;
+    } else {
+        T stored[Vec::kWidth];
+        x.store(stored);
+        return Vec::load(stored);
+    }
+}
+
+static inline float inverse_rms(float sum_of_squares, int64_t size, float eps) {
+    return 1.0f / __builtin_sqrtf(sum_of_squares / static_cast<float>(size) + eps);
+}
+
+// Sums x^2 in two interleaved chains, whose order depends on `size` alone.
+struct SquareSum {
+    Vec even = Vec::zero();
+    Vec odd = Vec::zero();
+    void add(Vec x) {
+        const Vec sum = Vec::fma(x, x, even);
+        even = odd;
+        odd = sum;
+    }
+    float total() const { return (even + odd).sum(); }
+};
+
+template <class T>
+static void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) {
+    const int64_t size = args.size;
+    const T* weight = static_cast<const T*>(args.weight);
+    const Vec offset = Vec::set(args.weight_offset);
+    for (int64_t row = begin; row < end; ++row) {
+        const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+        T* out = static_cast<T*>(args.out) + row * size;
+        SquareSum squares;
+        if (args.residual) {
+            T* residual = static_cast<T*>(args.residual) + row * size;
+            for (int64_t i = 0; i < size; i += Vec::kWidth) {
+                const int64_t left = size - i;
+                const Vec sum = load_some(residual + i, left) + load_some(x + i, left);
+                store_some(sum, residual + i, left);
+                squares.add(rounded<T>(sum));
+            }
+            x = residual;
+        } else {
+            for (int64_t i = 0; i < size; i += Vec::kWidth) squares.add(load_some(x + i, size - i));
+        }
+        const Vec scale = Vec::set(inverse_rms(squares.total(), size, args.eps));
+        for (int64_t i = 0; i < size; i += Vec::kWidth) {
+            const int64_t left = size - i;
+            const Vec factor = load_some(weight + i, left) + offset;
+            store_some(load_some(x + i, left) * scale * factor, out + i, left);
+        }
+    }
+}
+
+// One head: read, normalise, rotate, write; `from` and `to` may be the same.
+template <class T>
+static void rotate_head(const RotaryArgs& args, const T* from, T* to, const T* weight,
+                        const float* cos, const float* sin) {
+    const int64_t dim = args.head_dim, half = args.half;
+    float x[kMaxHeadDim + Vec::kWidth];
+    SquareSum squares;
+    for (int64_t i = 0; i < dim; i += Vec::kWidth) {
+        const Vec value = load_some(from + i, dim - i);
+        squares.add(value);
+        value.store(x + i);
+    }
+    if (weight) {
+        const Vec scale = Vec::set(inverse_rms(squares.total(), dim, args.eps));
+        const Vec offset = Vec::set(args.weight_offset);
+        for (int64_t i = 0; i < dim; i += Vec::kWidth) {
+            const Vec factor = load_some(weight + i, dim - i) + offset;
+            (Vec::load(x + i) * scale * factor).store(x + i);
+        }
+    }
+    for (int64_t i = 0; cos && i < half; i += Vec::kWidth) {
+        const int64_t left = half - i;
+        const Vec first = load_some(x + i, left), second = load_some(x + half + i, left);
+        const Vec c = load_some(cos + i, left), s = load_some(sin + i, left);
+        store_some(Vec::fma(first, c, Vec::zero() - second * s), x + i, left);
+        store_some(Vec::fma(second, c, first * s), x + half + i, left);
+    }
+    for (int64_t i = 0; i < dim; i += Vec::kWidth) store_some(Vec::load(x + i), to + i, dim - i);
+}
+
+template <class T>
+static void rotary_kv_write(const RotaryArgs& args, int64_t begin, int64_t end) {
+    const int64_t dim = args.head_dim;
+    for (int64_t token = begin; token < end; ++token) {
+        const float* cos = nullptr;
+        const float* sin = nullptr;
+        if (args.cos) {
+            cos = args.cos + args.positions[token] * args.half;
+            sin = args.sin + args.positions[token] * args.half;
+        }
+        T* q = static_cast<T*>(args.q) + token * args.q_token_stride;
+        if (cos || args.q_norm) {
+            for (int64_t head = 0; head < args.q_heads; ++head) {
+                T* row = q + head * args.q_head_stride;
+                rotate_head<T>(args, row, row, static_cast<const T*>(args.q_norm), cos, sin);
+            }
+        }
+        const int64_t page = args.slots[token] / args.page_size;
+        const int64_t offset = args.slots[token] % args.page_size;
+        const T* k = static_cast<const T*>(args.k) + token * args.k_token_stride;
+        const T* v = static_cast<const T*>(args.v) + token * args.v_token_stride;
+        for (int64_t head = 0; head < args.kv_heads; ++head) {
+            const int64_t at = ((page * args.kv_heads + head) * args.page_size + offset) * dim;
+            rotate_head<T>(args, k + head * args.k_head_stride, static_cast<T*>(args.k_pages) + at,
+                           static_cast<const T*>(args.k_norm), cos, sin);
+            __builtin_memcpy(static_cast<T*>(args.v_pages) + at, v + head * args.v_head_stride,
+                             dim * sizeof(T));
+        }
+    }
+}
+
+template <class T, bool Gelu>
+static void gated(const GatedArgs& args, int64_t begin, int64_t end) {
+    const int64_t size = args.size;
+    for (int64_t row = begin; row < end; ++row) {
+        const T* gate = static_cast<const T*>(args.gate_up) + row * args.stride;
+        const T* up = gate + size;
+        T* out = static_cast<T*>(args.out) + row * size;
+        for (int64_t i = 0; i < size; i += Vec::kWidth) {
+            const int64_t left = size - i;
+            const Vec x = load_some(gate + i, left);
+            Vec y;
+            if constexpr (Gelu) {
+                // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+                const Vec cube = Vec::fma(Vec::set(0.044715f) * x * x, x, x);
+                const Vec one = Vec::set(1.0f);
+                y = Vec::set(0.5f) * x * (one + tanh(Vec::set(0.7978845608f) * cube));
+            } else {
+                y = silu(x);
+            }
+            store_some(y * load_some(up + i, left), out + i, left);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+// What the op drivers hand to the kernels of one instruction set. Plain data, no code.
+
+#pragma once
+
+#include <cstdint>
+
+namespace aioserve::ops {
+
+// Storage of bfloat16: the upper half of a float32.
+struct bf16 {
+    uint16_t bits;
+};
+
+enum class DType : int { float32 = 0, bfloat16 = 1 };
+
+// Scores are computed for blocks of this many keys, which start at multiples of it in the sequence,
+// and sums run in order of position. Partial results are merged at multiples of `kSplitKeys`, on
+// every path. What a row computes so depends on its own sequence and position alone: not on its
+// neighbours in the batch, the threads, the page size, or where a prefill was cut into chunks.
+constexpr int kKeyBlock = 64;
+constexpr int kSplitKeys = 512;
+// Query rows (tokens x grouped heads) that share one pass over the keys, unless one token has more.
+constexpr int kRowBlock = 64;
+constexpr int kMaxHeadDim = 256;
+
+struct AttentionArgs {
+    const void* q;  // [T, Hq, D] with these strides, in elements
+    int64_t q_token_stride;
+    int64_t q_head_stride;
+    void* out;  // [T, Hq, D] contiguous
+    const void* k_pages;  // [num_pages, Hk, page_size, D] contiguous
+    const void* v_pages;
+    int64_t kv_heads;
+    int64_t group;  // query heads per KV head
+    int64_t head_dim;
+    int64_t page_size;
+    float scale;
+    float soft_cap;
+    int64_t window;  // 0: none
+};
+
+// Query tokens [first_token, first_token + tokens) of the batch and the query heads of one KV head.
+struct AttentionUnit {
+    const int32_t* pages;  // the sequence's page table
+    int64_t first_token;
+    int64_t position;  // of the first token
+    int32_t tokens;
+    int32_t kv_head;
+    int64_t first_key;  // keys that any row attends: [first_key, end_key)
+    int64_t end_key;
+
+    int64_t first_split() const { return first_key / kSplitKeys; }
+    int64_t num_splits() const { return (end_key - 1) / kSplitKeys - first_split() + 1; }
+};
+
+struct RmsNormArgs {
+    const void* x;  // [T, size], rows dense
+    int64_t x_stride;
+    void* residual;  // [T, size] contiguous, or null: then x itself is normalised
+    const void* weight;
+    void* out;  // [T, size] contiguous
+    int64_t size;
+    float eps;
+    float weight_offset;
+};
+
+struct RotaryArgs {
+    void* q;  // [T, Hq, D] with these strides, in elements; likewise k and v
+    const void* k;
+    const void* v;
+    int64_t q_token_stride, q_head_stride;
+    int64_t k_token_stride, k_head_stride;
+    int64_t v_token_stride, v_head_stride;
+    int64_t q_heads, kv_heads, head_dim;
+    const float* cos;  // [max_positions, half], or null for no rotation
+    const float* sin;
+    int64_t half;
+    const int32_t* positions;
+    const int64_t* slots;
+    void* k_pages;
+    void* v_pages;
+    int64_t page_size;
+    const void* q_norm;  // [D] or null
+    const void* k_norm;
+    float eps;
+    float weight_offset;
+};
+
+struct GatedArgs {
+    const void* gate_up;  // [T, 2 * size], rows dense
+    int64_t stride;
+    void* out;  // [T, size] contiguous
+    int64_t size;
+};
+
+// The kernels of one dtype. All are free of side effects but for their outputs, and never throw.
+struct Kernels {
+    void (*rms_norm)(const RmsNormArgs&, int64_t begin, int64_t end);
+    void (*rotary_kv_write)(const RotaryArgs&, int64_t begin, int64_t end);
+    void (*silu_mul)(const GatedArgs&, int64_t begin, int64_t end);
+    void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
+    // All splits of a unit, merged and written to `out`.
+    void (*attention)(const AttentionArgs&, const AttentionUnit&);
+    // One split of a unit (counted from its first), left in `partial`; then the merge of all.
+    void (*attention_split)(const AttentionArgs&, const AttentionUnit&, int64_t split,
+                            float* partial);
+    void (*attention_merge)(const AttentionArgs&, const AttentionUnit&, float* partials);
+    // Floats that one partial of `rows` rows takes.
+    int64_t (*partial_size)(int64_t rows, int64_t head_dim);
+};
+
+// The tables that an instruction set offers; `kernels_*.cpp` each define one.
+struct Table {
+    Kernels float32;
+    Kernels bfloat16;
+};
+
+}  // namespace aioserve::ops
