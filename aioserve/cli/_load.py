@@ -1,0 +1,170 @@
+"""Drives an engine with random prompts and measures it, the event loop included.
+
+Knows the public API of `Engine` alone, as any program that embeds it would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aioserve.cli._engine import open_engine
+from aioserve.cli._machine import compute_facts
+from aioserve.cli.random_models import model_or_random
+from aioserve.request import SamplingParams, Timings
+
+if TYPE_CHECKING:
+    from aioserve import Engine
+    from aioserve.cli.bench import BenchOptions
+
+__all__ = ["LoopLag", "measure", "random_prompts"]
+
+TICK_SECONDS = 0.001
+
+
+class LoopLag:
+    """A task that sleeps 1 ms at a time and records how late it wakes, in seconds.
+
+    It sees what any other task of the host program would see while the engine works.
+    """
+
+    def __init__(self) -> None:
+        self.samples: list[float] = []
+
+    async def __aenter__(self) -> LoopLag:
+        self._task = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _tick(self) -> None:
+        before = time.perf_counter()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.perf_counter()
+            self.samples.append(max(0.0, now - before - TICK_SECONDS))
+            before = now
+
+
+def random_prompts(
+    count: int, length: int, shared: int, vocab_size: int, seed: int
+) -> list[list[int]]:
+    """`count` prompts of `length` ids below `vocab_size`, the first `shared` the same in all."""
+    source = random.Random(seed)
+    prefix = [source.randrange(vocab_size) for _ in range(shared)]
+    return [
+        prefix + [source.randrange(vocab_size) for _ in range(length - shared)]
+        for _ in range(count)
+    ]
+
+
+async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
+    """Run the requests, at most `concurrency` at once; JSON-ready results."""
+    path = model_or_random(options.model)
+    async with open_engine(
+        path,
+        dtype=options.dtype,
+        policy=options.policy,
+        page_size=options.page_size,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=max(256, concurrency),
+        max_waiting=max(1024, options.num_prompts),
+        overlap=options.overlap,
+    ) as engine:
+        prompts = random_prompts(
+            options.num_prompts + 1,
+            options.input_len,
+            options.shared_prefix_len,
+            engine.limits.vocab_size,
+            options.seed,
+        )
+        # The first request pays for what is built once: thread pool, kernels' choice, page faults.
+        await _answer(engine, prompts.pop(), min(2, options.output_len))
+        before = engine.stats()
+        async with LoopLag() as lag:
+            started = time.perf_counter()
+            timings = await _run(engine, prompts, options.output_len, concurrency)
+            seconds = time.perf_counter() - started
+        after = engine.stats()
+        machine = compute_facts() | {"dtype": engine.dump()["model"]["dtype"]}
+    return {
+        "model": options.model,
+        "options": dataclasses.asdict(options),
+        "concurrency": concurrency,
+        "machine": machine,
+        "seconds": seconds,
+        "throughput": _throughput(options, seconds),
+        "latency_milliseconds": _latencies(timings),
+        "loop_lag_milliseconds": _spread(lag.samples),
+        "stats": {
+            "steps": after.steps_total - before.steps_total,
+            "preemptions": after.preemptions_total - before.preemptions_total,
+            "pages_total": after.pages_total,
+            "pages_free_at_end": after.pages_free,
+        },
+    }
+
+
+async def _run(
+    engine: Engine, prompts: Sequence[list[int]], output_len: int, concurrency: int
+) -> list[Timings]:
+    queue = iter(prompts)
+    timings: list[Timings] = []
+
+    async def worker() -> None:
+        for prompt in queue:
+            timings.append(await _answer(engine, prompt, output_len))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(prompts))):
+            group.create_task(worker())
+    return timings
+
+
+async def _answer(engine: Engine, prompt: list[int], output_len: int) -> Timings:
+    params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
+    stream = engine.stream(prompt, params)
+    async for _ in stream:
+        pass
+    return stream.timings
+
+
+def _throughput(options: BenchOptions, seconds: float) -> dict[str, float]:
+    prompt_tokens = options.num_prompts * options.input_len
+    output_tokens = options.num_prompts * options.output_len
+    return {
+        "requests_per_second": options.num_prompts / seconds,
+        "prompt_tokens_per_second": prompt_tokens / seconds,
+        "output_tokens_per_second": output_tokens / seconds,
+        "total_tokens_per_second": (prompt_tokens + output_tokens) / seconds,
+    }
+
+
+def _latencies(timings: Sequence[Timings]) -> dict[str, dict[str, float]]:
+    first = [t.first_token_seconds for t in timings if t.first_token_seconds is not None]
+    between = [t.seconds_per_output_token for t in timings if t.seconds_per_output_token]
+    return {
+        "ttft": _spread(first),
+        "tpot": _spread(between),
+        "e2e": _spread([t.total_seconds for t in timings]),
+    }
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, percentiles and maximum in milliseconds; zeros when nothing was measured."""
+    values = np.asarray(seconds if len(seconds) else [0.0]) * 1000
+    return {
+        "mean": float(values.mean()),
+        "p50": float(np.percentile(values, 50)),
+        "p90": float(np.percentile(values, 90)),
+        "p99": float(np.percentile(values, 99)),
+        "max": float(values.max()),
+    }

@@ -1,0 +1,144 @@
+"""What this machine and this installation have: every probe fails alone.
+
+Knows where facts come from; prints nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["compute_facts", "everything"]
+
+Facts = dict[str, Any]
+
+
+def everything() -> dict[str, Facts]:
+    """All sections of `aioserve doctor`. A probe that fails shows its error in its section."""
+    probes: dict[str, Callable[[], Facts]] = {
+        "aioserve": _installation,
+        "cpu": _cpu,
+        "memory": _memory,
+        "torch": _torch,
+        "cupy": _cupy,
+        "gpu": _gpu,
+        "policies": _policies,
+        "model": _embedded_model,
+    }
+    return {name: _guarded(probe) for name, probe in probes.items()}
+
+
+def compute_facts() -> Facts:
+    """What decides how fast steps are, in one line: for benchmark results."""
+    cpu = _guarded(_cpu)
+    return {name: cpu.get(name, cpu.get("error")) for name in ("isa", "threads", "processor")}
+
+
+def _guarded(probe: Callable[[], Facts]) -> Facts:
+    try:
+        return probe()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _installation() -> Facts:
+    return {
+        "version": metadata.version("aioserve"),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+    }
+
+
+def _cpu() -> Facts:
+    facts: Facts = {
+        "processor": _processor(),
+        "cpus": os.cpu_count(),
+        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+    }
+    from aioserve import _native
+
+    quota = _native.cgroup_cpus()
+    return facts | {
+        "cpus_of_cgroup": quota or None,
+        "isa_detected": _native.detected_isa(),
+        "isa": _native.isa(),
+        "threads": _native.num_threads(),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> Facts:
+    from aioserve.execution.memory import available_memory_bytes
+
+    return {
+        "total_gib": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        "available_gib": _gib(available_memory_bytes()),
+    }
+
+
+def _gib(count: int) -> float:
+    return round(count / 2**30, 2)
+
+
+def _torch() -> Facts:
+    import torch
+
+    return {"version": torch.__version__, "threads": torch.get_num_threads()}
+
+
+def _cupy() -> Facts:
+    if importlib.util.find_spec("cupy") is None:
+        return {"installed": False}
+    import cupy  # pyright: ignore[reportMissingImports]
+
+    return {"installed": True, "version": cupy.__version__, "available": cupy.is_available()}
+
+
+def _gpu() -> Facts:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"count": 0}
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"count": len(names), "names": names}
+
+
+def _policies() -> Facts:
+    from aioserve.plugins import PluginRegistry
+
+    registry = PluginRegistry()
+    found = {
+        name: f"{info.distribution} {info.version}" for name, info in registry.policies.items()
+    }
+    return {"found": found, "broken": [str(broken) for broken in registry.broken]}
+
+
+def _embedded_model() -> Facts:
+    from aioserve.assets import EMBEDDED_MODELS, model_path
+
+    facts: Facts = {}
+    for name in EMBEDDED_MODELS:
+        path = model_path(name)
+        if path is None:
+            facts[name] = None
+        else:
+            size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+            facts[name] = {"path": str(path), "mebibytes": round(size / 2**20, 1)}
+    return facts

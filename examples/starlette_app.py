@@ -1,0 +1,48 @@
+"""Plain text, streamed from Starlette. Start it with
+
+    uvicorn starlette_app:app
+
+and ask: curl -N localhost:8000/complete -d 'def fibonacci(n):'
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from aioserve import Engine, SamplingParams, TokenStream
+from aioserve.errors import InvalidRequestError, QueueFullError
+
+PARAMS = SamplingParams(max_tokens=256, temperature=0.0)
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async with Engine("pyhelp") as engine:
+        app.state.engine = engine
+        yield
+
+
+async def complete(request: Request) -> Response:
+    prompt = (await request.body()).decode()
+    try:
+        stream = request.app.state.engine.stream(prompt, PARAMS)
+    except InvalidRequestError as error:
+        return PlainTextResponse(str(error), status_code=400)
+    except QueueFullError as error:
+        return PlainTextResponse(str(error), status_code=503)
+    return StreamingResponse(text(stream), media_type="text/plain")
+
+
+async def text(stream: TokenStream) -> AsyncIterator[str]:
+    # Starlette cancels this generator when the client goes away; leaving `async with` then frees
+    # the request's pages within one engine step.
+    async with stream:
+        async for token in stream:
+            yield token.text
+
+
+app = Starlette(routes=[Route("/complete", complete, methods=["POST"])], lifespan=lifespan)

@@ -1,0 +1,55 @@
+"""The `aioserve` command in a process of its own, and a tiny model for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aioserve.testing.random_model import write_random_model
+from tests.cli.command import Run
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 of two layers without a chat template."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "vocab_size": 320,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": 0,
+    }
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    return write_random_model(directory, config, dtype="float32")
+
+
+@pytest.fixture
+def aioserve() -> Run:
+    """Run the command to its end."""
+
+    def run(
+        *arguments: object, stdin: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "aioserve", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            env=os.environ | {"COLUMNS": "120"} | environment,
+        )
+
+    return run

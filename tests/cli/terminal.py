@@ -1,0 +1,70 @@
+"""A command under a pseudo-terminal of its own, so that Ctrl-C is the real one."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+
+CTRL_C = "\x03"
+CTRL_D = "\x04"
+
+
+class Terminal:
+    """`aioserve` with its stdin, stdout and stderr on one terminal; use as a context manager."""
+
+    def __init__(self, *arguments: str, timeout_seconds: float = 40.0) -> None:
+        self._deadline = time.monotonic() + timeout_seconds
+        self._master, slave = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "aioserve", *arguments],
+            # A session with this terminal as its own: the kernel turns Ctrl-C into SIGINT.
+            preexec_fn=lambda: os.login_tty(slave),
+            close_fds=True,
+            env=os.environ | {"TERM": "dumb", "COLUMNS": "200"},
+        )
+        os.close(slave)
+        self.seen = ""
+        self._searched = 0
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._master)
+
+    def send(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def expect(self, pattern: str) -> str:
+        """Wait until `pattern` shows up after the last match; returns what it matched."""
+        while True:
+            found = re.compile(pattern).search(self.seen, self._searched)
+            if found:
+                self._searched = found.end()
+                return found.group()
+            if not self._read():
+                raise AssertionError(f"{pattern!r} never came; the terminal shows\n{self.seen}")
+
+    def exit_code(self) -> int:
+        """Wait for the command to end."""
+        while self._read():
+            pass
+        return self._process.wait(max(0.1, self._deadline - time.monotonic()))
+
+    def _read(self) -> bool:
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0 or not select.select([self._master], [], [], remaining)[0]:
+            return False
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # Linux: every process has closed the other side
+            return False
+        self.seen += data.decode(errors="replace")
+        return bool(data)

@@ -1,0 +1,62 @@
+"""`aioserve bench` runs the load that it was told to, and its numbers belong together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from aioserve.cli._load import LoopLag, random_prompts
+from tests.cli.command import Run
+
+SMALL = ("--num-prompts", 6, "--input-len", 20, "--output-len", 5, "--shared-prefix-len", 8)
+
+
+def test_throughput_prints_json_alone(aioserve: Run, tiny_model: Path) -> None:
+    done = aioserve("bench", "throughput", "--model", tiny_model, *SMALL, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    rates, seconds = result["throughput"], result["seconds"]
+    assert rates["requests_per_second"] * seconds == pytest.approx(6)
+    assert rates["prompt_tokens_per_second"] * seconds == pytest.approx(120)
+    assert rates["output_tokens_per_second"] * seconds == pytest.approx(30)
+    assert result["stats"]["pages_free_at_end"] == result["stats"]["pages_total"]
+    assert result["stats"]["steps"] >= 5
+    assert result["loop_lag_milliseconds"]["max"] >= result["loop_lag_milliseconds"]["p99"] >= 0
+    assert {"isa", "threads", "dtype"} <= result["machine"].keys()
+
+
+def test_latency_prints_a_table_and_writes_json(
+    aioserve: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    options = ("--dtype", "bfloat16", "--page-size", 2, "--no-overlap", "--json", file)
+    done = aioserve("bench", "latency", "--model", tiny_model, *SMALL, *options)
+    assert done.returncode == 0, done.stderr
+    for shown in ("time to first token", "time per output token", "whole answer", "loop lag"):
+        assert shown in done.stdout
+    result = json.loads(file.read_text())
+    assert result["concurrency"] == 1
+    assert result["machine"]["dtype"] == "bfloat16"
+    for spread in result["latency_milliseconds"].values():
+        assert 0 < spread["p50"] <= spread["p90"] <= spread["p99"] <= spread["max"]
+
+
+def test_prompts_share_exactly_the_prefix_that_was_asked_for() -> None:
+    first, second, third = random_prompts(3, 64, 40, vocab_size=1000, seed=5)
+    assert first[:40] == second[:40] == third[:40]
+    assert first[40:] != second[40:] != third[40:]
+    assert {len(prompt) for prompt in (first, second, third)} == {64}
+    assert all(0 <= token < 1000 for token in first)
+
+
+@pytest.mark.asyncio
+async def test_the_ticker_sees_a_blocked_loop() -> None:
+    async with LoopLag() as lag:
+        await asyncio.sleep(0.02)
+        time.sleep(0.08)  # the fault that it has to see
+        await asyncio.sleep(0.01)
+    assert 0.06 < max(lag.samples) < 1

@@ -1,0 +1,42 @@
+"""Help answers, and fast. (That it imports nothing heavy is held by tests/test_cli_help.py.)"""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from tests.cli.command import Run
+
+
+@pytest.mark.parametrize("verb", ["run", "chat", "bench", "doctor"])
+def test_every_verb_has_help(aioserve: Run, verb: str) -> None:
+    done = aioserve(verb, "--help")
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+    assert not done.stderr
+
+
+def test_help_lists_every_verb(aioserve: Run) -> None:
+    shown = aioserve("--help").stdout
+    for verb in ("run", "chat", "bench", "doctor"):
+        assert verb in shown
+
+
+def test_help_takes_less_than_two_seconds_of_processor_time(aioserve: Run) -> None:
+    # Processor time and not the clock, because the machine may be busy with something else.
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    aioserve("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
+
+
+def test_version_is_shown(aioserve: Run) -> None:
+    assert aioserve("--version").stdout.startswith("aioserve ")
+
+
+def test_an_unknown_option_is_a_usage_error(aioserve: Run) -> None:
+    done = aioserve("run", "hello", "--no-such-option")
+    assert done.returncode == 2
+    assert "--no-such-option" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,116 @@
+"""`aioserve run`: the answer on stdout, all else on stderr, exit codes that scripts can use."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Run
+from tests.cli.terminal import CTRL_C, Terminal
+
+COUNTS = re.compile(
+    r"\[\d+ prompt tokens · (\d+) output tokens · first token \d+ ms · [\d.]+ tokens/s · (\w+)\]"
+)
+
+
+def test_the_answer_goes_to_stdout_and_the_counts_to_stderr(aioserve: Run) -> None:
+    done = aioserve("run", "What does json.dumps do?", "--max-tokens", 12)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    counts = COUNTS.fullmatch(done.stderr.strip())
+    assert counts
+    assert 1 <= int(counts.group(1)) <= 12
+
+
+def test_a_prompt_of_one_hyphen_is_read_from_stdin(aioserve: Run) -> None:
+    options = ("--raw", "--temperature", 0, "--max-tokens", 8)
+    given = aioserve("run", "def fibonacci(n):", *options)
+    piped = aioserve("run", "-", *options, stdin="def fibonacci(n):")
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout == given.stdout
+
+
+def test_a_seed_repeats_a_sampled_answer(aioserve: Run, tiny_model: Path) -> None:
+    options = ("--model", tiny_model, "--max-tokens", 12, "--temperature", 1)
+    first, second, other = (aioserve("run", "x", *options, "--seed", s).stdout for s in (1, 1, 2))
+    assert first == second != other
+
+
+def test_a_stop_string_ends_the_answer(aioserve: Run) -> None:
+    options = ("--raw", "--temperature", 0, "--max-tokens", 24)
+    whole = aioserve("run", "import os\n", *options).stdout.rstrip("\n")
+    stop = whole[len(whole) // 2 :][:3]
+    stopped = aioserve("run", "import os\n", *options, "--stop", stop)
+    assert stopped.stdout.rstrip("\n") == whole[: whole.index(stop)].rstrip("\n")
+    assert stopped.stderr.strip().endswith("stop]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (["run", "hello", "--model", "/no/such/model"], 2, "/no/such/model"),
+        (["run", ""], 2, "prompt"),
+        (["run", "hello", "--temperature", "-1"], 2, "temperature"),
+        (["run", "hello", "--max-tokens", "0"], 2, "max_tokens"),
+        (["run", "hello", "--raw", "--system", "be brief"], 2, "--system"),
+        (["run", "x = 1\n" * 20_000, "--raw"], 2, "max_model_len"),
+        (["bench", "throughput", "--model", "random:9t"], 2, "random:9t"),
+        (["bench", "latency", "--input-len", "4", "--shared-prefix-len", "5"], 2, "input_len=4"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_traceback(
+    aioserve: Run, arguments: list[str], code: int, named: str
+) -> None:
+    done = aioserve(*arguments)
+    assert done.returncode == code
+    assert not done.stdout
+    assert named in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_system_message_needs_a_chat_template(aioserve: Run, tiny_model: Path) -> None:
+    done = aioserve("run", "hello", "--system", "be brief", "--model", tiny_model)
+    assert done.returncode == 2
+    assert "chat template" in done.stderr
+
+
+def test_a_model_without_weights_fails_with_its_own_code(
+    aioserve: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    for file in tiny_model.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    done = aioserve("run", "hello", "--model", tmp_path)
+    assert done.returncode == 1
+    assert "safetensors" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aioserve", "run", "--raw", "import os\n", "--max-tokens", "400"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(50) == 141, errors
+    assert not errors
+
+
+def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path) -> None:
+    arguments = ("run", "x", "--model", str(tiny_model), "--temperature", "1")
+    with Terminal(*arguments) as terminal:
+        terminal.expect(r"\S")
+        terminal.send(CTRL_C)
+        assert terminal.exit_code() == 130
+        assert "Traceback" not in terminal.seen

@@ -1,0 +1,107 @@
+"""Every code block of the documentation does what it says.
+
+A ```python block runs, in the order of its page and in one namespace with the page's others. A
+```console block's `$ aioserve` lines run and must exit with 0. The info string can say otherwise:
+`no-run` (needs something that a test has not), or a file below the repository that contains the
+block word by word. Other languages are not run.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+MAX_BLOCKS_NOT_RUN = 6
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    tag: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page; `line` is where the fence opens."""
+    found, opening, body = [], None, []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.startswith("```"):
+            if opening is None:
+                opening, body = (number, line[3:].strip()), []
+            else:
+                language, _, tag = opening[1].partition(" ")
+                found.append(Block(page, opening[0], language, tag.strip(), "\n".join(body)))
+                opening = None
+        else:
+            body.append(line)
+    if opening is not None:
+        raise ValueError(f"{page}:{opening[0]}: this fence is never closed")
+    return found
+
+
+EVERY_BLOCK = [block for page in PAGES for block in blocks(page)]
+
+
+def relative(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_the_python_blocks_of_a_page_run_in_order(page: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "__docs__"}
+    for block in blocks(page):
+        if block.language == "python" and not block.tag:
+            # Blank lines in front make a traceback show the page's own line numbers.
+            source = "\n" * block.line + block.text
+            exec(compile(source, relative(page), "exec", dont_inherit=True), namespace)
+
+
+def console_commands() -> list[Any]:
+    return [
+        pytest.param(line[2:], id=f"{relative(block.page)}:{line[2:]}")
+        for block in EVERY_BLOCK
+        if block.language == "console" and not block.tag
+        for line in block.text.splitlines()
+        if line.startswith("$ aioserve")
+    ]
+
+
+@pytest.mark.parametrize("command", console_commands())
+def test_the_commands_that_the_documentation_shows_work(command: str) -> None:
+    _, *arguments = shlex.split(command)
+    done = subprocess.run(
+        [sys.executable, "-m", "aioserve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env=os.environ | {"COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_blocks_that_quote_a_file_are_found_in_it() -> None:
+    quoting = [block for block in EVERY_BLOCK if block.tag and block.tag != "no-run"]
+    assert quoting
+    for block in quoting:
+        place = f"{relative(block.page)}:{block.line}"
+        assert (ROOT / block.tag).is_file(), f"{place} quotes {block.tag}, which does not exist"
+        assert block.text in (ROOT / block.tag).read_text(encoding="utf-8"), (
+            f"{place} differs from {block.tag}"
+        )
+
+
+def test_few_blocks_are_excused_from_running() -> None:
+    excused = [f"{relative(b.page)}:{b.line}" for b in EVERY_BLOCK if b.tag == "no-run"]
+    assert len(excused) <= MAX_BLOCKS_NOT_RUN, excused
