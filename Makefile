@@ -11,26 +11,28 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
-PROMPT ?= What does json.dumps do?
+export PROMPT ?= What does json.dumps do?
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 BIN := .venv/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
-EDITABLE := $(PIP_INSTALL) --no-build-isolation --editable ./plugins --editable
+PIP_INSTALL := $(BIN)/python -m pip install --quiet
+INSTALL_ITSELF := $(PIP_INSTALL) --no-build-isolation --no-deps --editable ./plugins --editable .
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h') CMakeLists.txt
 METADATA := pyproject.toml plugins/pyproject.toml constraints.txt
 
-# Stamps: what was installed, as of when. A run with nothing changed starts no installer.
-VENV := .venv/.made
+# Stamps: what was installed, and when. With nothing changed since, no installer runs.
+MADE := .venv/.made
+FOR_BUILD := .venv/.for-build
+FOR_RUN := .venv/.for-run
+FOR_TEST := .venv/.for-test
+FOR_DOCS := .venv/.for-docs
 BUILT := .venv/.built
-WITH_TEST := .venv/.with-test
-WITH_DOCS := .venv/.with-docs
 
 .PHONY: run test test-slow lint bench docs build clean distclean
 
-run: $(BUILT)
-	@$(BIN)/aioserve run "$(PROMPT)"
+run: $(FOR_RUN) $(BUILT)
+	@$(BIN)/aioserve run "$$PROMPT"
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
@@ -38,47 +40,50 @@ test: lint
 test-slow: lint
 	$(BIN)/python -m pytest
 
-lint: $(WITH_TEST) $(BUILT)
+lint: $(FOR_TEST) $(BUILT)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
-bench: $(BUILT)
+bench: $(FOR_RUN) $(BUILT)
 	$(BIN)/aioserve bench throughput
 
-docs: $(WITH_DOCS)
+docs: $(FOR_DOCS) $(BUILT)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
 	@echo "build/docs/index.html"
 
-build: | $(VENV)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+build: | $(FOR_BUILD)
+	$(INSTALL_ITSELF)
 
-$(VENV):
+$(MADE):
 	@python=$$(tools/find_python "$(PYTHON)") && \
 	  { [ -x $(BIN)/python ] || $$python -m venv .venv; } && touch $@
 
 # The build requirements live in .venv, so that a rebuild compiles only what changed.
-.venv/.with-build: constraints.txt | $(VENV)
+$(FOR_BUILD): constraints.txt | $(MADE)
 	@command -v $(firstword $(CXX)) >/dev/null || command -v clang++ >/dev/null || \
 	  { echo "aioserve compiles C++20: install g++ or clang++, or set CXX" >&2; exit 1; }
 	@echo "Installing into .venv; the first time takes some minutes, most of them for torch."
-	$(PIP_INSTALL) cmake nanobind ninja scikit-build-core
+	$(PIP_INSTALL) --constraint constraints.txt cmake nanobind ninja scikit-build-core
 	@touch $@
 
-.venv/.with-run: $(METADATA) | .venv/.with-build
-	$(EDITABLE) .
-	@touch $@ $(BUILT)
+define install_requirements
+$(BIN)/python tools/requirements $(1) > .venv/requirements.txt
+$(PIP_INSTALL) --constraint constraints.txt --requirement .venv/requirements.txt
+@touch $(FOR_RUN) $@
+endef
 
-$(WITH_TEST): $(METADATA) | .venv/.with-build
-	$(EDITABLE) '.[hub,test]'
-	@touch .venv/.with-run $(BUILT) $@
+$(FOR_RUN): $(METADATA) | $(FOR_BUILD)
+	$(call install_requirements)
 
-$(WITH_DOCS): $(METADATA) | .venv/.with-build
-	$(EDITABLE) '.[docs]'
-	@touch .venv/.with-run $(BUILT) $@
+$(FOR_TEST): $(METADATA) | $(FOR_BUILD)
+	$(call install_requirements,hub test)
 
-$(BUILT): $(NATIVE) .venv/.with-run
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+$(FOR_DOCS): $(METADATA) | $(FOR_BUILD)
+	$(call install_requirements,docs)
+
+$(BUILT): $(NATIVE) $(METADATA) | $(FOR_BUILD)
+	$(INSTALL_ITSELF)
 	@touch $@
 
 clean:
