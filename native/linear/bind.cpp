@@ -1,5 +1,46 @@
+// Python's view of packed weights. Arrays cross as addresses: `aioserve/ops/linear.py`, the only
+// caller, checks shapes, dtypes and layout, so that a call costs little more than its product.
+
 #include <nanobind/nanobind.h>
 
-namespace nb = nanobind;
+#include "linear/packed_weight.h"
 
-void bind_linear(nb::module_&) {}
+namespace nb = nanobind;
+using namespace nb::literals;
+using aioserve::linear::PackedWeight;
+
+namespace {
+
+using Address = std::uintptr_t;
+using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+
+void pack(PackedWeight* self, Address weight, int64_t out_features, int64_t in_features,
+          int64_t row_bytes, int64_t column_bytes, Address bias, bool bfloat16) {
+    new (self) PackedWeight({.data = reinterpret_cast<const char*>(weight),
+                             .rows = out_features,
+                             .columns = in_features,
+                             .row_bytes = row_bytes,
+                             .column_bytes = column_bytes},
+                            reinterpret_cast<const char*>(bias), bfloat16);
+}
+
+void apply(const PackedWeight& self, Address x, int64_t rows, int64_t x_row_bytes, Address y,
+           bool y_is_float32) {
+    self.apply(reinterpret_cast<const char*>(x), rows, x_row_bytes, reinterpret_cast<char*>(y),
+               y_is_float32);
+}
+
+void gather(const PackedWeight& self, Address ids, int64_t count, Address out) {
+    self.gather(reinterpret_cast<const int64_t*>(ids), count, reinterpret_cast<char*>(out));
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+    nb::class_<PackedWeight>(m, "PackedWeight", "The weight and bias of one linear layer.")
+        .def("__init__", &pack, "weight"_a, "out_features"_a, "in_features"_a, "row_bytes"_a,
+             "column_bytes"_a, "bias"_a, "bfloat16"_a, ReleaseGil())
+        .def("apply", &apply, ReleaseGil())
+        .def("gather", &gather, ReleaseGil())
+        .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
+}
