@@ -1,0 +1,283 @@
+"""Tokens from logits: the right set, the right distribution, and nothing else matters."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from aioserve.errors import InvariantError
+from aioserve.request import SamplingParams
+from aioserve.sampling.philox import uniforms
+from aioserve.sampling.sampler import sample
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def draw(
+    logits: torch.Tensor,
+    params: SamplingParams | list[SamplingParams],
+    seeds: list[int] | None = None,
+    positions: list[int] | None = None,
+) -> list[int]:
+    rows = range(logits.shape[0])
+    each = params if isinstance(params, list) else [params for _ in rows]
+    result = sample(logits, each, seeds or [0 for _ in rows], positions or list(rows))
+    assert result.row_errors == {}
+    assert result.token_ids.dtype == torch.int64
+    return result.token_ids.tolist()
+
+
+def ranking(row: list[float], params: SamplingParams) -> list[tuple[int, float]]:
+    """Kept ids and their unnormalised probabilities in rank order, by the definition."""
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    if params.top_k:
+        order = order[: params.top_k]
+    weights = [math.exp((row[i] - row[order[0]]) / params.temperature) for i in order]
+    if params.top_p < 1:
+        mass, total = 0.0, sum(weights)
+        for kept, weight in enumerate(weights):
+            mass += weight
+            if mass >= params.top_p * total:
+                return list(zip(order[: kept + 1], weights, strict=False))
+    return list(zip(order, weights, strict=True))
+
+
+# Few distinct values, so that ties are the rule; -inf as a mask leaves it.
+coarse = st.sampled_from([-math.inf, -3.0, -1.0, -0.5, 0.0, 0.25, 1.0, 2.0])
+fine = st.floats(-20, 20, width=32)
+logit_rows = st.one_of(
+    st.lists(coarse, min_size=1, max_size=80), st.lists(fine, min_size=1, max_size=80)
+).filter(lambda row: max(row) > -math.inf)
+
+
+@given(
+    row=logit_rows,
+    temperature=st.sampled_from([0.2, 0.5, 1.0, 3.0]),
+    top_k=st.integers(0, 90),
+    top_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 10**6),
+)
+def test_a_restricted_draw_inverts_the_distribution_of_the_ranked_tokens(
+    row: list[float], temperature: float, top_k: int, top_p: float, seed: int, position: int
+) -> None:
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    assume(0 < top_k < len(row) or top_p < 1)
+    kept = ranking(row, params)
+    total = sum(
+        weight for _, weight in ranking(row, SamplingParams(temperature=temperature, top_k=top_k))
+    )
+    marks = np.cumsum([weight for _, weight in kept])
+    # Skip what float32 may round to either side: the nucleus's end and the draw's boundaries.
+    everything = np.cumsum(
+        [weight for _, weight in ranking(row, SamplingParams(temperature=temperature, top_k=top_k))]
+    )
+    assume(top_p == 1 or np.abs(everything / total - top_p).min() > 1e-5)
+    target = uniforms([seed], [position])[0] * marks[-1]
+    assume(np.abs(marks - target).min() > 1e-5 * marks[-1])
+    expected = kept[int(np.searchsorted(marks, target, side="right"))][0]
+    assert draw(torch.tensor([row]), params, [seed], [position]) == [expected]
+
+
+@given(
+    row=logit_rows, temperature=st.sampled_from([1e-6, 0.3, 1.0, 100.0]), seed=st.integers(0, 99)
+)
+def test_an_unrestricted_draw_has_a_weight(row: list[float], temperature: float, seed: int) -> None:
+    params = SamplingParams(temperature=temperature)
+    (token,) = draw(torch.tensor([row]), params, [seed])
+    assert row[token] > -math.inf
+    assert (row[token] - max(row)) / temperature > -120
+
+
+def chi_square(row: torch.Tensor, params: SamplingParams, count: int, seed: int) -> float:
+    """Normal deviate of Pearson's statistic of `count` draws (Wilson and Hilferty, 1931)."""
+    tokens = draw(row.expand(count, -1), params, [seed] * count, list(range(count)))
+    kept = ranking(row.tolist(), params)
+    expected = np.array([weight for _, weight in kept])
+    expected *= count / expected.sum()
+    observed = np.bincount(tokens, minlength=len(row))[[i for i, _ in kept]]
+    assert observed.sum() == count, "a token outside the kept set was drawn"
+    common = expected >= 5
+    rest = expected[~common].sum()
+    statistic = ((observed - expected)[common] ** 2 / expected[common]).sum()
+    cells = int(common.sum())
+    if rest >= 5:
+        statistic += (observed[~common].sum() - rest) ** 2 / rest
+        cells += 1
+    degrees = cells - 1
+    spread = 2 / (9 * degrees)
+    return ((statistic / degrees) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=2.5),
+        SamplingParams(top_k=20),
+        SamplingParams(top_k=700, temperature=3.0),
+        SamplingParams(top_p=0.6),
+        SamplingParams(top_p=0.97, temperature=4.0),
+        SamplingParams(top_k=12, top_p=0.8, temperature=1.5),
+    ],
+    ids=str,
+)
+def test_draws_follow_the_exact_probabilities(params: SamplingParams) -> None:
+    row = torch.randn(3000, generator=torch.Generator().manual_seed(3)) * 2.5
+    assert abs(chi_square(row, params, 8000, seed=5)) < 4
+
+
+def test_draws_with_different_seeds_follow_the_exact_probabilities() -> None:
+    row = torch.randn(50, generator=torch.Generator().manual_seed(4))
+    count = 8000
+    tokens = draw(row.expand(count, -1), SamplingParams(), list(range(count)), [17] * count)
+    expected = torch.softmax(row.double(), 0).numpy() * count
+    observed = np.bincount(tokens, minlength=50)
+    assert ((observed - expected) ** 2 / expected).sum() < 100  # p < 1e-4 at 49 degrees
+
+
+def every_kind_of_params(count: int) -> list[SamplingParams]:
+    kinds = [
+        SamplingParams(),
+        GREEDY,
+        SamplingParams(top_k=3),
+        SamplingParams(top_p=0.7, temperature=0.6),
+        SamplingParams(top_k=40, top_p=0.9),
+        SamplingParams(top_p=0.99, temperature=5.0),
+    ]
+    return [kinds[i % len(kinds)] for i in range(count)]
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 1000, 8192, 40_001])
+def test_a_row_draws_the_same_token_alone_in_any_order_and_on_any_strides(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    count = 24
+    logits = torch.randn(count, vocab, generator=generator) * 2
+    params = every_kind_of_params(count)
+    seeds = torch.randint(0, 2**62, (count,), generator=generator).tolist()
+    positions = torch.randint(0, 2**31, (count,), generator=generator).tolist()
+    together = draw(logits, params, seeds, positions)
+
+    alone = [
+        draw(logits[i : i + 1], [params[i]], [seeds[i]], [positions[i]])[0] for i in range(count)
+    ]
+    assert alone == together
+
+    order = torch.randperm(count, generator=generator).tolist()
+    shuffled = draw(
+        logits[order],
+        [params[i] for i in order],
+        [seeds[i] for i in order],
+        [positions[i] for i in order],
+    )
+    assert shuffled == [together[i] for i in order]
+
+    wide = torch.full((count * 2, vocab + 3), math.nan)
+    wide[::2, 1 : vocab + 1] = logits
+    assert draw(wide[::2, 1 : vocab + 1], params, seeds, positions) == together
+    columns = logits.t().contiguous().t()
+    assert draw(columns, params, seeds, positions) == together
+
+
+def test_the_draw_depends_on_the_seed_and_on_the_position() -> None:
+    logits = torch.zeros(1, 5000).expand(200, -1)
+    by_seed = draw(logits, SamplingParams(), list(range(200)), [0] * 200)
+    by_position = draw(logits, SamplingParams(), [0] * 200, list(range(200)))
+    assert len(set(by_seed)) > 180
+    assert len(set(by_position)) > 180
+    assert by_seed != by_position
+
+
+@settings(max_examples=50)
+@given(rows=st.lists(st.lists(coarse, min_size=9, max_size=9), min_size=1, max_size=5))
+def test_greedy_takes_the_lowest_id_among_the_largest(rows: list[list[float]]) -> None:
+    assume(all(max(row) > -math.inf for row in rows))
+    assert draw(torch.tensor(rows), GREEDY) == [row.index(max(row)) for row in rows]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(top_k=1), SamplingParams(top_p=1e-9)])
+def test_keeping_one_token_is_greedy(params: SamplingParams) -> None:
+    logits = torch.randint(0, 5, (50, 300), generator=torch.Generator().manual_seed(0)).float()
+    assert draw(logits, params) == draw(logits, GREEDY)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-45, 1e-30, 1e-6])
+@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.5}])
+def test_a_tiny_temperature_is_greedy_and_overflows_nothing(
+    temperature: float, limits: dict[str, float]
+) -> None:
+    logits = torch.randn(20, 2000, generator=torch.Generator().manual_seed(1)) * 50
+    logits[:, 100] = -math.inf
+    logits[3, 5] = 3e38
+    logits[3, 6] = -3e38
+    params = SamplingParams(temperature=temperature, **limits)  # pyright: ignore[reportArgumentType]
+    assert draw(logits, params) == draw(logits, GREEDY)
+
+
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p() -> None:
+    logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(400, -1)
+    for top_p, kept in ((0.39, {1}), (0.41, {1, 2}), (0.69, {1, 2}), (0.71, {1, 2, 3})):
+        assert set(draw(logits, SamplingParams(top_p=top_p))) == kept
+
+
+def test_top_k_comes_before_top_p() -> None:
+    logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(400, -1)
+    # Of the two kept by top_k the first has 4/7 of the weight.
+    assert set(draw(logits, SamplingParams(top_k=2, top_p=0.55))) == {1}
+    assert set(draw(logits, SamplingParams(top_k=2, top_p=0.6))) == {1, 2}
+
+
+@pytest.mark.parametrize("vocab", [100, 20_000])
+def test_among_equal_logits_lower_ids_are_kept(vocab: int) -> None:
+    logits = torch.zeros(400, vocab)
+    assert set(draw(logits, SamplingParams(top_k=7))) == set(range(7))
+    assert set(draw(logits, SamplingParams(top_p=6.5 / vocab))) == set(range(7))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_row_is_reported_and_disturbs_no_other(bad: float) -> None:
+    count = 24
+    logits = torch.randn(count, 500, generator=torch.Generator().manual_seed(2))
+    params = every_kind_of_params(count)
+    healthy = draw(logits, params)
+    for row in (0, 1, 2, 3):
+        broken = logits.clone()
+        broken[row, 400] = bad
+        broken[row + 12] = -math.inf
+        result = sample(broken, params, [0] * count, list(range(count)))
+        assert sorted(result.row_errors) == [row, row + 12]
+        assert "NaN" in result.row_errors[row] or "infinity" in result.row_errors[row]
+        assert result.row_errors[row + 12] == "all logits are -inf"
+        for i in range(count):
+            assert result.token_ids[i] == (0 if i in result.row_errors else healthy[i])
+
+
+def test_logits_are_left_as_they_were() -> None:
+    logits = torch.randn(12, 700)
+    before = logits.clone()
+    draw(logits, every_kind_of_params(12))
+    assert torch.equal(logits, before)
+
+
+def test_an_empty_batch_has_no_tokens() -> None:
+    assert draw(torch.empty(0, 10), []) == []
+
+
+@pytest.mark.parametrize(
+    ("logits", "rows"),
+    [
+        (torch.zeros(2, 4), 1),
+        (torch.zeros(2, 4, dtype=torch.float64), 2),
+        (torch.zeros(4), 4),
+        (torch.zeros(2, 0), 2),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(logits: torch.Tensor, rows: int) -> None:
+    with pytest.raises(InvariantError, match="logits"):
+        sample(logits, [GREEDY] * rows, [0] * rows, [0] * rows)

@@ -1,0 +1,83 @@
+"""One answer's text: decode, cut at the first stop string, delivered with the right tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.errors import InvariantError
+from aioserve.request import SamplingParams
+from aioserve.text.assembler import TextAssembler
+from tests.text.kinds import tokenizer_of
+from tests.text.test_detokenizer import byte_ids, ids_of
+from tests.text.test_stop import cut
+
+KINDS = ["byte-level", "byte fallback, stripped"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_joined_text_is_the_decode_of_the_pushed_ids_before_the_first_stop(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+
+    @given(ids_of(tokenizer), st.data())
+    def check(ids: list[int], data: st.DataObject) -> None:
+        whole = tokenizer.decode(ids)
+        pieces = st.integers(0, len(whole)).flatmap(
+            lambda at: st.integers(1, 5).map(lambda size: whole[at : at + size])
+        )
+        drawn = data.draw(st.lists(st.one_of(pieces, st.text(max_size=2)), max_size=3))
+        stops = tuple(stop for stop in drawn if stop)
+        assembler = TextAssembler(tokenizer, SamplingParams(stop=stops))
+        text, stopped = "", False
+        for token_id in ids:
+            piece, stopped = assembler.push(token_id)
+            text += piece
+            if stopped:
+                break
+        at_end = assembler.finish()
+        assert not (stopped and at_end)
+        assert (text + at_end, assembler.matched_stop) == cut(whole, stops)
+
+    check()
+
+
+def test_text_is_delivered_with_the_token_that_made_it_final() -> None:
+    tokenizer = tokenizer_of("byte-level")
+    ids = [i for byte in b"a##b#" for i in byte_ids(tokenizer, byte)]
+    assembler = TextAssembler(tokenizer, SamplingParams(stop=("###",)))
+    assert [assembler.push(i) for i in ids] == [
+        ("a", False),
+        ("", False),
+        ("", False),
+        ("##b", False),
+        ("", False),
+    ]
+    assert assembler.finish() == "#"
+    assert assembler.finish() == ""
+
+
+def test_a_token_after_the_stop_is_refused() -> None:
+    tokenizer = tokenizer_of("byte-level")
+    (dot,) = byte_ids(tokenizer, ord("."))
+    assembler = TextAssembler(tokenizer, SamplingParams(stop=(".",)))
+    assert assembler.push(dot) == ("", True)
+    with pytest.raises(InvariantError, match=str(dot)):
+        assembler.push(dot)
+    assert assembler.finish() == ""
+
+
+def test_a_token_after_the_end_is_refused() -> None:
+    assembler = TextAssembler(tokenizer_of("byte-level"), SamplingParams())
+    assert assembler.finish() == ""
+    with pytest.raises(InvariantError, match="after the end"):
+        assembler.push(0)
+
+
+def test_a_stop_that_only_the_flushed_tail_completes_still_cuts() -> None:
+    tokenizer = tokenizer_of("byte-level")
+    ids = [i for byte in b"ok\xf0\x9f" for i in byte_ids(tokenizer, byte)]
+    assembler = TextAssembler(tokenizer, SamplingParams(stop=("k\ufffd",)))
+    assert [assembler.push(i) for i in ids] == [("o", False), ("", False), ("", False), ("", False)]
+    assert assembler.finish() == ""
+    assert assembler.matched_stop == "k\ufffd"
