@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv import pages
-
 __all__ = ["PageTable"]
 
 _FIRST_CAPACITY = 16
@@ -23,14 +21,9 @@ class PageTable:
     sequence that loses its pages gets a new table.
     """
 
-    __slots__ = ("_buffer", "_length", "_view", "page_size")
+    __slots__ = ("_buffer", "_length", "_view")
 
-    page_size: int
-
-    def __init__(self, page_size: int) -> None:
-        if page_size < 1:
-            raise ValueError(f"page_size must be at least 1, got {page_size}")
-        self.page_size = page_size
+    def __init__(self) -> None:
         self._buffer = np.empty(_FIRST_CAPACITY, np.int32)
         self._length = 0
         self._view = self._read_only_view()
@@ -43,11 +36,6 @@ class PageTable:
     def page_ids(self) -> npt.NDArray[np.int32]:
         """The pages so far, a read-only view: int32 `[len(self)]`. What it shows never changes."""
         return self._view
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the pages so far can hold."""
-        return pages.capacity_tokens(self._length, self.page_size)
 
     def append(self, page_ids: npt.NDArray[np.int32]) -> None:
         """Add `page_ids`, int32 `[n]`, behind the pages so far."""
@@ -66,4 +54,4 @@ class PageTable:
         return view
 
     def __repr__(self) -> str:
-        return f"PageTable({self._view.tolist()}, page_size={self.page_size})"
+        return f"PageTable({self._view.tolist()})"

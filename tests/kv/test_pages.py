@@ -73,11 +73,9 @@ def test_sizes_that_make_no_sense_are_refused(num_tokens: int, page_size: int) -
         pages_for(num_tokens, page_size)
 
 
-@given(st.lists(page_lists, max_size=8), page_sizes)
-def test_views_of_a_page_table_never_change_while_it_grows(
-    chunks: list[np.ndarray], page_size: int
-) -> None:
-    table = PageTable(page_size)
+@given(st.lists(page_lists, max_size=8))
+def test_views_of_a_page_table_never_change_while_it_grows(chunks: list[np.ndarray]) -> None:
+    table = PageTable()
     expected: list[int] = []
     views: list[tuple[np.ndarray, list[int]]] = []
     for chunk in chunks:
@@ -87,17 +85,11 @@ def test_views_of_a_page_table_never_change_while_it_grows(
         for view, content in views:
             assert view.tolist() == content
     assert len(table) == len(expected)
-    assert table.capacity_tokens == len(expected) * page_size
     assert table.page_ids.dtype == np.int32
 
 
 def test_a_view_of_a_page_table_is_read_only() -> None:
-    table = PageTable(16)
+    table = PageTable()
     table.append(np.array([5], np.int32))
     with pytest.raises(ValueError, match="read-only"):
         table.page_ids[0] = 6
-
-
-def test_a_page_table_needs_a_page_size() -> None:
-    with pytest.raises(ValueError, match="page_size must be at least 1, got 0"):
-        PageTable(0)
