@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import capacity_tokens, pages_for, pages_missing, slot_of, slots_of
+from aioserve.kv.pages import capacity_tokens, pages_for, token_slots
 
 page_sizes = st.sampled_from([1, 2, 16, 64])
 page_lists = st.lists(st.integers(0, 2**31 - 1), max_size=20).map(lambda p: np.array(p, np.int32))
@@ -23,48 +23,34 @@ def test_pages_for_is_the_least_number_of_pages_that_holds_the_tokens(
     assert pages == 0 or capacity_tokens(pages - 1, page_size) < num_tokens
 
 
-@given(st.integers(0, 1_000), st.integers(0, 100), page_sizes)
-def test_pages_missing_completes_a_table_and_never_overfills_it(
-    num_tokens: int, num_pages: int, page_size: int
+@given(page_sizes, st.integers(0, 3), st.lists(st.integers(0, 130), min_size=1, max_size=5))
+def test_every_token_of_a_batch_lies_in_a_slot_of_its_own_page(
+    page_size: int, spare_columns: int, lengths: list[int]
 ) -> None:
-    missing = pages_missing(num_tokens, num_pages, page_size)
-    assert missing >= 0
-    assert capacity_tokens(num_pages + missing, page_size) >= num_tokens
-    assert missing == 0 or capacity_tokens(num_pages + missing - 1, page_size) < num_tokens
-
-
-@pytest.mark.parametrize("page_size", [1, 2, 16, 64])
-def test_every_position_of_a_sequence_has_a_slot_of_its_own(page_size: int) -> None:
-    num_tokens = 3 * page_size + 1
-    page_ids = np.array([7, 0, 9, 2], np.int32)[: pages_for(num_tokens, page_size)]
-    slots = [slot_of(page_ids, position, page_size) for position in range(num_tokens)]
-    expected = [page * page_size + offset for page in page_ids for offset in range(page_size)]
-    assert slots == expected[:num_tokens]
-    assert len(set(slots)) == num_tokens
-
-
-@given(page_lists, page_sizes, st.data())
-def test_slots_of_equals_slot_of_for_each_position(
-    page_ids: np.ndarray, page_size: int, data: st.DataObject
-) -> None:
-    capacity = capacity_tokens(len(page_ids), page_size)
-    start = data.draw(st.integers(0, capacity))
-    count = data.draw(st.integers(0, min(capacity - start, 130)))
-    slots = slots_of(page_ids, start, count, page_size)
+    columns = pages_for(max(lengths), page_size) + spare_columns
+    page_table = np.arange(len(lengths) * columns, dtype=np.int32)[::-1]
+    page_table = page_table.reshape(len(lengths), columns)
+    tokens = [(row, position) for row, n in enumerate(lengths) for position in range(n)]
+    rows, positions = np.array(tokens, np.int64).reshape(-1, 2).T
+    slots = token_slots(page_table, rows, positions, page_size)
     assert slots.dtype == np.int64
-    assert slots.tolist() == [
-        slot_of(page_ids, position, page_size) for position in range(start, start + count)
-    ]
+    assert len(set(slots.tolist())) == len(tokens)
+    for slot, (row, position) in zip(slots.tolist(), tokens, strict=True):
+        assert slot // page_size == page_table[row, position // page_size]
+        assert slot % page_size == position % page_size
 
 
-def test_positions_outside_the_table_are_refused() -> None:
-    page_ids = np.array([3], np.int32)
-    for position in (-1, 16):
-        with pytest.raises(IndexError):
-            slot_of(page_ids, position, 16)
-    for start, count in ((-1, 2), (0, -1), (15, 2)):
-        with pytest.raises(IndexError):
-            slots_of(page_ids, start, count, 16)
+def test_slots_of_the_last_page_of_a_large_cache_do_not_overflow() -> None:
+    page_table = np.array([[2**31 - 1]], np.int32)
+    position = np.array([63], np.int32)
+    slots = token_slots(page_table, np.zeros(1, np.int32), position, 64)
+    assert slots.tolist() == [(2**31 - 1) * 64 + 63]
+
+
+def test_a_position_past_the_table_is_refused() -> None:
+    page_table = np.array([[3]], np.int32)
+    with pytest.raises(IndexError):
+        token_slots(page_table, np.array([0]), np.array([16]), 16)
 
 
 @pytest.mark.parametrize(("num_tokens", "page_size"), [(-1, 16), (4, 0), (4, -2)])
