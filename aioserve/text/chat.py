@@ -7,8 +7,9 @@ slow (a template is a program), so callers run it in a thread.
 Rendered by minijinja, which is Jinja2 except where it isn't. Of what chat templates use, Python's
 methods of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as
 are namespaces, macros, loop controls and slices; `{% generation %}` marks are dropped. Not there
-are `%`-formatting, attributes of Python objects and `import` of other templates. A template that
-needs them fails at load (syntax) or when it is rendered, with the place named.
+are `%`-formatting, attributes of Python objects and `import` of other templates; a template that
+needs them fails at load (syntax) or when it is rendered, with the place named. One quiet
+difference is known: trimming takes the control characters U+001C to U+001F for text.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class ChatTemplate:
         try:
             self._environment.add_template(_TEMPLATE_NAME, _without_generation_marks(source))
         except minijinja.TemplateError as error:
-            raise ModelError(f"{origin}: the chat template can't be read: {error}") from error
+            raise ModelError(
+                f"{origin}: the chat template can't be read: {error.message}"
+            ) from error
 
     @classmethod
     def from_directory(cls, path: Path | str) -> ChatTemplate | None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
+from aioserve.sampling import row as row_module
 from aioserve.sampling.philox import uniforms
 from aioserve.sampling.sampler import sample
 
@@ -55,33 +56,35 @@ logit_rows = st.one_of(
 ).filter(lambda row: max(row) > -math.inf)
 
 
-@given(
-    row=logit_rows,
-    temperature=st.sampled_from([0.2, 0.5, 1.0, 3.0]),
-    top_k=st.integers(0, 90),
-    top_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
-    seed=st.integers(0, 2**64 - 1),
-    position=st.integers(0, 10**6),
-)
-def test_a_restricted_draw_inverts_the_distribution_of_the_ranked_tokens(
-    row: list[float], temperature: float, top_k: int, top_p: float, seed: int, position: int
-) -> None:
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    assume(0 < top_k < len(row) or top_p < 1)
-    kept = ranking(row, params)
-    total = sum(
-        weight for _, weight in ranking(row, SamplingParams(temperature=temperature, top_k=top_k))
+@pytest.mark.parametrize("buckets", [1, 2, 16])
+def test_a_restricted_draw_inverts_the_distribution_of_the_ranked_tokens(buckets: int) -> None:
+    @given(
+        row=logit_rows,
+        temperature=st.sampled_from([0.2, 0.5, 1.0, 3.0]),
+        top_k=st.integers(0, 90),
+        top_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
+        seed=st.integers(0, 2**64 - 1),
+        position=st.integers(0, 10**6),
     )
-    marks = np.cumsum([weight for _, weight in kept])
-    # Skip what float32 may round to either side: the nucleus's end and the draw's boundaries.
-    everything = np.cumsum(
-        [weight for _, weight in ranking(row, SamplingParams(temperature=temperature, top_k=top_k))]
-    )
-    assume(top_p == 1 or np.abs(everything / total - top_p).min() > 1e-5)
-    target = uniforms([seed], [position])[0] * marks[-1]
-    assume(np.abs(marks - target).min() > 1e-5 * marks[-1])
-    expected = kept[int(np.searchsorted(marks, target, side="right"))][0]
-    assert draw(torch.tensor([row]), params, [seed], [position]) == [expected]
+    def check(
+        row: list[float], temperature: float, top_k: int, top_p: float, seed: int, position: int
+    ) -> None:
+        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+        assume(0 < top_k < len(row) or top_p < 1)
+        candidates = ranking(row, SamplingParams(temperature=temperature, top_k=top_k))
+        ends = np.cumsum([weight for _, weight in candidates])
+        kept = ranking(row, params)
+        target = uniforms([seed], [position])[0] * ends[len(kept) - 1]
+        # Skip what float32 may round to either side: the end of the nucleus, the draw's borders.
+        assume(top_p == 1 or np.abs(ends / ends[-1] - top_p).min() > 1e-5)
+        assume(np.abs(ends - target).min() > 1e-5 * ends[len(kept) - 1])
+        expected = kept[int(np.searchsorted(ends, target, side="right"))][0]
+        assert draw(torch.tensor([row]), params, [seed], [position]) == [expected]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_module, "_SORTED_AT_ONCE", 0)
+        patch.setattr(row_module, "_BUCKETS", buckets)
+        check()
 
 
 @given(
@@ -126,7 +129,7 @@ def chi_square(row: torch.Tensor, params: SamplingParams, count: int, seed: int)
         SamplingParams(top_p=0.97, temperature=4.0),
         SamplingParams(top_k=12, top_p=0.8, temperature=1.5),
     ],
-    ids=str,
+    ids=lambda params: f"T={params.temperature:g} k={params.top_k} p={params.top_p:g}",
 )
 def test_draws_follow_the_exact_probabilities(params: SamplingParams) -> None:
     row = torch.randn(3000, generator=torch.Generator().manual_seed(3)) * 2.5
