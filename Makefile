@@ -57,7 +57,7 @@ build: | $(FOR_BUILD)
 
 $(MADE):
 	@python=$$(tools/find_python "$(PYTHON)") && \
-	  { [ -x $(BIN)/python ] || $$python -m venv .venv; } && touch $@
+	  { $(BIN)/python -m pip --version >/dev/null 2>&1 || $$python -m venv .venv; } && touch $@
 
 # The build requirements live in .venv, so that a rebuild compiles only what changed.
 $(FOR_BUILD): constraints.txt | $(MADE)
