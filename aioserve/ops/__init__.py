@@ -38,14 +38,14 @@ class OpSet:
 def select(name: str = "auto") -> OpSet:
     """The ops of the backend `name`: "native", "reference", or "auto".
 
-    "auto" takes the environment variable AIOSERVE_OPS, and "reference" where that is unset.
+    "auto" takes the environment variable AIOSERVE_OPS, and "native" where that is unset.
 
     Raises:
         ConfigError: there is no backend of that name.
     """
     source = "ops"
     if name == "auto":
-        source, name = "AIOSERVE_OPS", os.environ.get("AIOSERVE_OPS") or "reference"
+        source, name = "AIOSERVE_OPS", os.environ.get("AIOSERVE_OPS") or "native"
     if name == "native":
         from aioserve.ops import native
 
