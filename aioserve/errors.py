@@ -17,6 +17,7 @@
     │   ├── EngineClosedError        used before `async with` or after it ended
     │   ├── WrongLoopError           used from another event loop than its own
     │   ├── QueueFullError           more requests wait than `max_waiting` allows
+    │   ├── RequestRejectedError     the scheduling policy refused the request
     │   ├── StepError                the step that computed this request failed
     │   ├── RequestFailedError       something failed in this request alone (NaN logits, template)
     │   └── StreamStalledError       the reader took nothing for `stall_timeout_seconds`
@@ -43,6 +44,7 @@ __all__ = [
     "PromptTooLongError",
     "QueueFullError",
     "RequestFailedError",
+    "RequestRejectedError",
     "StepError",
     "StreamStalledError",
     "UnknownPolicyError",
@@ -118,6 +120,10 @@ class WrongLoopError(EngineError):
 
 class QueueFullError(EngineError):
     """More requests wait than the engine's limit allows."""
+
+
+class RequestRejectedError(EngineError):
+    """The scheduling policy refused to admit the request."""
 
 
 class StepError(EngineError):

@@ -1,0 +1,83 @@
+"""LLM serving inside an asyncio program.
+
+    async with Engine("Qwen/Qwen3-0.6B") as engine:
+        async for token in engine.stream("Once upon a time"):
+            print(token.text, end="", flush=True)
+
+Importing this package is cheap: torch is imported when an engine loads its model.
+"""
+
+from __future__ import annotations
+
+from aioserve.engine.engine import Engine
+from aioserve.engine.stats import EngineStats
+from aioserve.engine.stream import TokenStream
+from aioserve.errors import (
+    AioserveError,
+    ConfigError,
+    DuplicateRequestError,
+    EngineClosedError,
+    EngineError,
+    InvalidPromptError,
+    InvalidRequestError,
+    InvalidSamplingError,
+    InvariantError,
+    ModelError,
+    ModelNotFoundError,
+    PluginError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestFailedError,
+    RequestRejectedError,
+    StepError,
+    StreamStalledError,
+    UnknownPolicyError,
+    UnsupportedModelError,
+    WeightsError,
+    WrongLoopError,
+)
+from aioserve.plugins import PolicySpec, hookimpl
+from aioserve.request import Completion, FinishReason, SamplingParams, Timings, Token, Usage
+from aioserve.scheduling.policy import RequestView, SchedulerView, SchedulingPolicy, Verdict
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AioserveError",
+    "Completion",
+    "ConfigError",
+    "DuplicateRequestError",
+    "Engine",
+    "EngineClosedError",
+    "EngineError",
+    "EngineStats",
+    "FinishReason",
+    "InvalidPromptError",
+    "InvalidRequestError",
+    "InvalidSamplingError",
+    "InvariantError",
+    "ModelError",
+    "ModelNotFoundError",
+    "PluginError",
+    "PolicySpec",
+    "PromptTooLongError",
+    "QueueFullError",
+    "RequestFailedError",
+    "RequestRejectedError",
+    "RequestView",
+    "SamplingParams",
+    "SchedulerView",
+    "SchedulingPolicy",
+    "StepError",
+    "StreamStalledError",
+    "Timings",
+    "Token",
+    "TokenStream",
+    "UnknownPolicyError",
+    "UnsupportedModelError",
+    "Usage",
+    "Verdict",
+    "WeightsError",
+    "WrongLoopError",
+    "hookimpl",
+]

@@ -1,0 +1,84 @@
+"""The options of an engine, checked where they enter."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+from aioserve.errors import ConfigError
+
+__all__ = ["DType", "Device", "EngineConfig"]
+
+Device = Literal["auto", "cpu"]
+DType = Literal["auto", "float32", "bfloat16"]
+
+PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine runs its model. Raises `ConfigError` for a value outside its range."""
+
+    device: Device = "auto"
+    """Where the model runs. "auto" is the CPU, the only device that this version drives."""
+    dtype: DType = "auto"
+    """Of weights, activations and KV. "auto" is what the checkpoint says."""
+    page_size: int = 16
+    """Tokens in a page of the KV cache."""
+    num_pages: int | None = None
+    """Pages of the KV cache. None: as many as `memory_utilization` allows, and no more than
+    `max_num_seqs` sequences of `max_model_len` can use."""
+    memory_utilization: float = 0.9
+    """Share of the memory that is left after loading the weights that the KV cache may take. Pages
+    are touched only when used, and the least recently freed last, so what isn't needed isn't
+    resident."""
+    max_num_seqs: int = 256
+    """Sequences that one step may hold."""
+    max_num_batched_tokens: int = 2048
+    """Tokens that one step may compute: long prompts are computed in chunks of at most this."""
+    max_model_len: int | None = None
+    """Prompt and answer together, in tokens. None: what the model was made for, and at most what
+    the KV cache holds."""
+    overlap: bool = True
+    """Plan and launch a step while the one before still runs."""
+    seed: int = 0
+    """Key of the noise of requests that bring no seed of their own."""
+    max_waiting: int = 4096
+    """Requests that may wait to start; one more is refused with `QueueFullError`."""
+    max_buffered_tokens: int = 256
+    """Tokens that wait for a slow reader before its sequence is no longer scheduled."""
+    stall_timeout_seconds: float = 60.0
+    """How long a reader with a full buffer may take nothing before its request is aborted."""
+
+    def __post_init__(self) -> None:
+        _check_choice("device", self.device, get_args(Device))
+        _check_choice("dtype", self.dtype, get_args(DType))
+        _check_choice("page_size", self.page_size, PAGE_SIZES)
+        if self.num_pages is not None:
+            _check_int("num_pages", self.num_pages, 1)
+        if self.max_model_len is not None:
+            _check_int("max_model_len", self.max_model_len, 2)
+        _check_int("max_num_seqs", self.max_num_seqs, 1)
+        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _check_int("max_waiting", self.max_waiting, 1)
+        _check_int("max_buffered_tokens", self.max_buffered_tokens, 1)
+        _check_int("seed", self.seed, 0)
+        if not isinstance(self.overlap, bool):
+            raise ConfigError(f"overlap must be a bool, got {self.overlap!r}")
+        if not 0 < self.memory_utilization <= 1:
+            raise ConfigError(f"memory_utilization must be in (0, 1], got {self.memory_utilization}")
+        if not self.stall_timeout_seconds > 0:
+            raise ConfigError(
+                f"stall_timeout_seconds must be above 0, got {self.stall_timeout_seconds}"
+            )
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices or isinstance(value, bool):
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ConfigError(f"{name} must be one of {listed}, got {value!r}")
+
+
+def _check_int(name: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ConfigError(f"{name} must be an int of at least {low}, got {value!r}")

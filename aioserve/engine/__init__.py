@@ -1,0 +1,1 @@
+"""The async shell: `Engine`, the core loop, `TokenStream`. Knows neither pages nor tensors."""

@@ -1,0 +1,340 @@
+"""The core loop: one task that plans, launches, awaits and delivers steps.
+
+      drain ──► plan ──► launch ──► await the step before ──► commit ──► deliver ──┐
+        ▲                                                                          │
+        └──────────────────────────────────────────────────────────────────────────┘
+
+With overlap, the step before is still running while the next is planned and launched, so the
+device never waits for the host; without, each step is awaited right after its launch. The loop
+sleeps on one event when there is nothing to do. It holds mailboxes, never streams.
+
+Everything that changes the scheduler happens inside this task. What others want of it (a new
+request, a reader that left, perhaps from within the garbage collector) waits in the inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.engine.mailbox import Mailbox, MailboxOwner
+from aioserve.errors import (
+    AioserveError,
+    EngineError,
+    RequestFailedError,
+    RequestRejectedError,
+    StepError,
+    StreamStalledError,
+)
+from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.execution.runner import Runner
+from aioserve.request import FinishReason, SamplingParams, Token
+from aioserve.scheduling.scheduler import Progress, Scheduler
+from aioserve.text.assembler import TextAssembler
+
+__all__ = ["CoreLoop", "Submission"]
+
+logger = logging.getLogger(__name__)
+
+
+class Submission(msgspec.Struct):
+    """An encoded request on its way into the scheduler."""
+
+    mailbox: Mailbox
+    prompt_ids: npt.NDArray[np.int32]
+    params: SamplingParams
+    seed: int
+    end_ids: frozenset[int]
+    max_length: int
+    assembler: TextAssembler
+
+
+class LiveRequest:
+    """A request that the scheduler knows."""
+
+    __slots__ = ("assembler", "mailbox", "num_delivered", "sequence_id", "stall_timer")
+
+    def __init__(self, sequence_id: int, mailbox: Mailbox, assembler: TextAssembler) -> None:
+        self.sequence_id = sequence_id
+        self.mailbox = mailbox
+        self.assembler = assembler
+        self.num_delivered = 0
+        self.stall_timer: asyncio.TimerHandle | None = None
+
+
+class CoreLoop:
+    """Runs one scheduler on one runner until stopped."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        overlap: bool,
+        stall_timeout_seconds: float,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.failure: BaseException | None = None
+        """What ended the loop, if a bug did."""
+        self.owner = MailboxOwner(self._reader_left, self._pause, self._resume)
+        self._loop = asyncio.get_running_loop()
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._max_in_flight = 2 if overlap else 1
+        self._inbox: deque[Submission] = deque()
+        self._left: deque[Mailbox] = deque()
+        self._requests: dict[int, LiveRequest] = {}
+        self._sequence_of: dict[Mailbox, int] = {}
+        self._live_ids: set[str] = set()
+        self._in_flight: deque[tuple[StepPlan, Awaitable[StepOutcome]]] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stopping = False
+        self._progress_seconds = self._loop.time()
+
+    # -- from outside
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that haven't started."""
+        return len(self._inbox) + self.scheduler.num_waiting
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request of that id is queued or running."""
+        return request_id in self._live_ids
+
+    @property
+    def in_flight(self) -> tuple[StepPlan, ...]:
+        """Steps launched and not yet committed."""
+        return tuple(plan for plan, _ in self._in_flight)
+
+    @property
+    def step_age_seconds(self) -> float:
+        return 0.0 if self._idle.is_set() else self._loop.time() - self._progress_seconds
+
+    def submit(self, submission: Submission) -> None:
+        """Queue a request; it enters the scheduler before the next step is planned."""
+        if self._idle.is_set():
+            self._idle.clear()
+            self._progress_seconds = self._loop.time()
+        self._inbox.append(submission)
+        self._live_ids.add(submission.mailbox.request_id)
+        self._wake.set()
+
+    async def wait_idle(self) -> None:
+        """Until no request is live and no step in flight."""
+        await self._idle.wait()
+
+    def abort_all(self, error: AioserveError) -> int:
+        """End every request with `error`; how many there were."""
+        for request in self._requests.values():
+            self.scheduler.finish(request.sequence_id)
+        return self._end_all(FinishReason.ABORT, error)
+
+    def stop(self) -> None:
+        """End `run` once the steps in flight are done."""
+        self._stopping = True
+        self._wake.set()
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Serve until `stop`. A bug here ends every request with an error, and the loop."""
+        try:
+            await self._serve()
+        except asyncio.CancelledError:
+            self._end_all(FinishReason.ERROR, EngineError("the engine's task was cancelled"))
+            raise
+        except BaseException as error:
+            logger.exception("the core loop failed")
+            self.failure = error
+            failed = _caused(EngineError("the engine failed; see its log"), error)
+            self._end_all(FinishReason.ERROR, failed)
+        finally:
+            self._stopping = True
+            self._idle.set()
+
+    async def _serve(self) -> None:
+        scheduler, in_flight = self.scheduler, self._in_flight
+        while True:
+            self._drain_inbox()
+            plan = None if self._stopping else scheduler.plan(self._loop.time())
+            self._deliver(scheduler.take_rejected())
+            if plan is not None:
+                in_flight.append((plan, self._launch(plan)))
+            if in_flight and (plan is None or len(in_flight) == self._max_in_flight):
+                await self._finish_step(*in_flight.popleft())
+            elif plan is None:
+                if self._stopping:
+                    return
+                if not self._requests and not self._inbox:
+                    self._idle.set()
+                await self._wake.wait()
+            self._wake.clear()
+
+    def _drain_inbox(self) -> None:
+        while self._left:
+            mailbox = self._left.popleft()
+            sequence_id = self._sequence_of.get(mailbox)
+            if sequence_id is not None:
+                self._forget(self._requests[sequence_id])
+                self.scheduler.finish(sequence_id)
+        while self._inbox:
+            entry = self._inbox[0]
+            if entry.mailbox.finish_reason is not None:
+                self._inbox.popleft()
+                self._live_ids.remove(entry.mailbox.request_id)
+                continue
+            sequence_id = self.scheduler.submit(
+                entry.mailbox.request_id,
+                entry.prompt_ids,
+                entry.params,
+                seed=entry.seed,
+                end_ids=entry.end_ids,
+                max_length=entry.max_length,
+                now_seconds=self._loop.time(),
+            )
+            self._requests[sequence_id] = LiveRequest(sequence_id, entry.mailbox, entry.assembler)
+            self._sequence_of[entry.mailbox] = sequence_id
+            # Only now: until a request is registered, the inbox is where a failing loop finds it.
+            self._inbox.popleft()
+
+    def _launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        try:
+            return self.runner.launch(plan)
+        except Exception as error:
+            failed: asyncio.Future[StepOutcome] = self._loop.create_future()
+            failed.set_exception(error)
+            return failed
+
+    async def _finish_step(self, plan: StepPlan, handle: Awaitable[StepOutcome]) -> None:
+        try:
+            outcome = await handle
+        except Exception as error:
+            logger.exception("step %d failed; its %d requests end", plan.step, len(plan.items))
+            self._deliver(self.scheduler.fail(plan, repr(error)), step_error=error)
+        else:
+            self._deliver(self.scheduler.commit(plan, outcome))
+        self._progress_seconds = self._loop.time()
+
+    # -- delivery
+
+    def _deliver(
+        self, progress: list[Progress], step_error: BaseException | None = None
+    ) -> None:
+        for entry in progress:
+            request = self._requests.get(entry.sequence_id)
+            if request is None:
+                continue
+            if entry.rejected:
+                self._end(
+                    request,
+                    FinishReason.ERROR,
+                    RequestRejectedError(
+                        f"the policy {self.scheduler.guard.name} refused request "
+                        f"{request.mailbox.request_id!r}"
+                    ),
+                )
+            elif step_error is not None:
+                error = StepError(f"the step of this request failed: {entry.error}")
+                self._end(request, FinishReason.ERROR, _caused(error, step_error))
+            elif entry.token_id is None:
+                self._end(request, FinishReason.ERROR, RequestFailedError(str(entry.error)))
+            else:
+                self._deliver_token(request, entry.token_id, entry.finish_reason)
+
+    def _deliver_token(
+        self, request: LiveRequest, token_id: int, reason: FinishReason | None
+    ) -> None:
+        try:
+            text, stopped = request.assembler.push(token_id)
+            if reason is not None and not stopped:
+                text += request.assembler.finish()
+        except Exception as error:
+            self.scheduler.finish(request.sequence_id)
+            failed = RequestFailedError(f"token {token_id} can't be turned into text: {error}")
+            self._end(request, FinishReason.ERROR, _caused(failed, error))
+            return
+        request.mailbox.put(Token(token_id, text, request.num_delivered))
+        request.num_delivered += 1
+        if stopped:
+            self.scheduler.finish(request.sequence_id)
+            reason = FinishReason.STOP
+        if reason is not None:
+            self._end(request, reason)
+
+    def _end(
+        self, request: LiveRequest, reason: FinishReason, error: BaseException | None = None
+    ) -> None:
+        self._forget(request)
+        request.mailbox.finish(reason, error)
+
+    def _forget(self, request: LiveRequest) -> None:
+        del self._requests[request.sequence_id]
+        del self._sequence_of[request.mailbox]
+        self._live_ids.remove(request.mailbox.request_id)
+        if request.stall_timer is not None:
+            request.stall_timer.cancel()
+
+    def _end_all(self, reason: FinishReason, error: AioserveError) -> int:
+        requests = list(self._requests.values())
+        for request in requests:
+            self._end(request, reason, error)
+        queued = len(self._inbox)
+        while self._inbox:
+            mailbox = self._inbox.popleft().mailbox
+            self._live_ids.remove(mailbox.request_id)
+            mailbox.finish(reason, error)
+        return len(requests) + queued
+
+    # -- readers
+
+    def _reader_left(self, mailbox: Mailbox) -> None:
+        self._left.append(mailbox)
+        self._wake.set()
+
+    def _pause(self, mailbox: Mailbox) -> None:
+        sequence_id = self._sequence_of.get(mailbox)
+        if sequence_id is None:
+            return
+        self.scheduler.pause(sequence_id)
+        self._watch_stall(self._requests[sequence_id], mailbox.taken)
+
+    def _resume(self, mailbox: Mailbox) -> None:
+        sequence_id = self._sequence_of.get(mailbox)
+        if sequence_id is None:
+            return
+        self.scheduler.resume(sequence_id)
+        timer = self._requests[sequence_id].stall_timer
+        if timer is not None:
+            timer.cancel()
+        self._wake.set()
+
+    def _watch_stall(self, request: LiveRequest, taken_before: int) -> None:
+        request.stall_timer = self._loop.call_later(
+            self._stall_timeout_seconds, self._check_stall, request, taken_before
+        )
+
+    def _check_stall(self, request: LiveRequest, taken_before: int) -> None:
+        mailbox = request.mailbox
+        if mailbox.taken != taken_before:
+            self._watch_stall(request, mailbox.taken)
+            return
+        error = StreamStalledError(
+            f"request {mailbox.request_id!r}: its reader took no token for "
+            f"{self._stall_timeout_seconds:g} s (stall_timeout_seconds)"
+        )
+        mailbox.finish(FinishReason.ABORT, error)
+        self._reader_left(mailbox)
+
+
+def _caused(error: AioserveError, cause: BaseException) -> AioserveError:
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,232 @@
+"""`Engine`: the library's front door.
+
+Nothing here or below installs a signal handler, keeps a global or starts a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import anyio
+
+from aioserve.config import Device, DType, EngineConfig
+from aioserve.engine.intake import Prompt
+from aioserve.engine.live import LiveEngine
+from aioserve.engine.stats import EngineStats
+from aioserve.engine.stream import TokenStream
+from aioserve.errors import EngineClosedError
+from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
+from aioserve.plugins import PluginRegistry, check_policy_object
+from aioserve.request import Completion, FinishReason, SamplingParams
+from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.scheduler import SLOTS_PER_SEQUENCE
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """One model that serves many streams, inside the caller's event loop.
+
+        async with Engine("path/to/model") as engine:
+            async for token in engine.stream("Once upon a time"):
+                print(token.text, end="")
+
+    `model` is a Hugging Face directory, a hub id in the local cache, or "pyhelp", the model that
+    comes with aioserve. `policy` is the name of a scheduling policy that a plugin offers, or a
+    `SchedulingPolicy` object, which then belongs to this engine. `plugins` are objects with hook
+    implementations that needn't be installed. `progress` is called while weights load, in the
+    loading thread, with bytes done and bytes in all. The other options are those of
+    `aioserve.config.EngineConfig`.
+
+    An engine works between `async with` and its end, once, on one event loop; several engines may
+    live on one loop. Raises `ConfigError` for an option outside its range; entering raises
+    `ModelError`, `UnknownPolicyError` and `PluginError`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | ModelSource = "pyhelp",
+        *,
+        policy: str | SchedulingPolicy = "fcfs",
+        plugins: Sequence[object] = (),
+        progress: Callable[[int, int], None] | None = None,
+        device: Device = "auto",
+        dtype: DType = "auto",
+        page_size: int = 16,
+        num_pages: int | None = None,
+        memory_utilization: float = 0.9,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int | None = None,
+        overlap: bool = True,
+        seed: int = 0,
+        max_waiting: int = 4096,
+        max_buffered_tokens: int = 256,
+        stall_timeout_seconds: float = 60.0,
+    ) -> None:
+        self.config = EngineConfig(
+            device=device,
+            dtype=dtype,
+            page_size=page_size,
+            num_pages=num_pages,
+            memory_utilization=memory_utilization,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            overlap=overlap,
+            seed=seed,
+            max_waiting=max_waiting,
+            max_buffered_tokens=max_buffered_tokens,
+            stall_timeout_seconds=stall_timeout_seconds,
+        )
+        if not isinstance(policy, str):
+            check_policy_object(policy)
+        self._source = model
+        self._policy = policy
+        self._plugins = tuple(plugins)
+        self._progress = progress
+        self._live: LiveEngine | None = None
+        self._state = "new"
+
+    # -- life
+
+    async def __aenter__(self) -> Engine:
+        if self._state != "new":
+            raise EngineClosedError("an engine can be entered once; make another")
+        policy = self._policy
+        if isinstance(policy, str):
+            policy = PluginRegistry(self._plugins).policy(policy)
+        self._state = "loading"
+        try:
+            self._live = LiveEngine(self.config, policy, await self._load())
+        except BaseException:
+            self._state = "closed"
+            raise
+        self._state = "open"
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._state = "closed"
+        if self._live is not None:
+            # Also under cancellation: a step thread must not outlive its engine. It takes as long
+            # as the steps in flight.
+            with anyio.CancelScope(shield=True):
+                await self._live.aclose()
+
+    async def _load(self) -> LoadedModel:
+        num_slots = SLOTS_PER_SEQUENCE * self.config.max_num_seqs
+        if isinstance(self._source, str | Path):
+            # Here and not above: this imports torch.
+            from aioserve.execution.loading import load
+
+            return await load(
+                str(self._source), self.config, num_slots=num_slots, progress=self._progress
+            )
+        return await self._source.load(self.config, num_slots=num_slots)
+
+    async def drain(self, deadline_seconds: float | None = None) -> int:
+        """Take no more requests, and wait until those there are have ended.
+
+        Those that haven't after `deadline_seconds` are ended with `EngineClosedError`; how many is
+        the result. None waits as long as it takes.
+        """
+        live = self._usable()
+        self._state = "draining"
+        with anyio.move_on_after(deadline_seconds):
+            await live.wait_idle()
+            return 0
+        return live.abort_all(EngineClosedError("the engine was drained before this request ended"))
+
+    # -- requests
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> TokenStream:
+        """Submit a request and return its stream at once.
+
+        `prompt` is text, token ids, or chat messages (dicts with "role" and "content") for a model
+        with a chat template. Without `params` the model is sampled as its makers say in
+        generation_config.json, greedily if they say nothing, until it ends by itself.
+
+        Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
+        `DuplicateRequestError`, `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What
+        only encoding the prompt can show is raised by the first read of the stream instead.
+        """
+        return TokenStream(self._usable().intake.submit(prompt, params, request_id))
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> Completion:
+        """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
+        async with self.stream(prompt, params, request_id=request_id) as stream:
+            tokens = [token async for token in stream]
+        return Completion(
+            request_id=stream.request_id,
+            text="".join(token.text for token in tokens),
+            token_ids=tuple(token.id for token in tokens),
+            finish_reason=stream.finish_reason or FinishReason.ABORT,
+            usage=stream.usage,
+            timings=stream.timings,
+        )
+
+    # -- what it knows
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._entered().model.tokenizer
+
+    @property
+    def limits(self) -> ModelLimits:
+        """Vocabulary, context length and KV pages of the loaded model."""
+        return self._entered().model.limits
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether prompts may be lists of messages."""
+        return self._entered().model.chat_template is not None
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """How requests without parameters are sampled."""
+        return self._entered().model.defaults
+
+    def stats(self) -> EngineStats:
+        """The engine's numbers at this moment; also after it was closed."""
+        return self._entered().stats()
+
+    def dump(self) -> dict[str, Any]:
+        """Everything about the engine's state that helps to debug it, as plain values."""
+        live = self._entered()
+        return {"state": self._state, **live.dump()}
+
+    # -- checks
+
+    def _entered(self) -> LiveEngine:
+        if self._live is None:
+            raise EngineClosedError(f"the engine is {self._state}: use it inside `async with`")
+        return self._live
+
+    def _usable(self) -> LiveEngine:
+        live = self._entered()
+        if self._state != "open":
+            raise EngineClosedError(f"the engine is {self._state} and takes no requests")
+        live.check()
+        return live

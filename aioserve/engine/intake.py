@@ -1,0 +1,233 @@
+"""The way in: what a caller gives is checked, encoded off the event loop, and queued.
+
+What can be checked at once raises at once; what only encoding shows (a text too long for the
+model, a template that refuses) ends the request's stream with the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.config import EngineConfig
+from aioserve.engine.core import CoreLoop, Submission
+from aioserve.engine.mailbox import Mailbox
+from aioserve.errors import (
+    AioserveError,
+    DuplicateRequestError,
+    InvalidPromptError,
+    InvalidRequestError,
+    InvalidSamplingError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestFailedError,
+)
+from aioserve.execution.runner import LoadedModel
+from aioserve.request import FinishReason, SamplingParams
+from aioserve.text.assembler import TextAssembler
+
+__all__ = ["Intake", "Message", "Prompt"]
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+INLINE_CHARS = 512
+"""Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
+ENCODER_THREADS = 2
+MAX_REQUEST_ID_CHARS = 256
+SEED_STRIDE = 0x9E3779B97F4A7C15
+"""2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
+
+
+class Intake:
+    """Makes submissions for one core loop."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel, core: CoreLoop) -> None:
+        self._config = config
+        self._model = model
+        self._core = core
+        self._loop = asyncio.get_running_loop()
+        self._threads = anyio.CapacityLimiter(ENCODER_THREADS)
+        self._encoding: dict[Mailbox, asyncio.Task[None]] = {}
+        self._num_requests = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that haven't started, wherever they wait."""
+        return len(self._encoding) + self._core.num_waiting
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None
+    ) -> Mailbox:
+        """Check and queue a request. Raises what `Engine.stream` says, and has then changed
+        nothing."""
+        params = self._checked_params(params)
+        request_id = self._checked_request_id(request_id)
+        if self.num_waiting >= self._config.max_waiting:
+            raise QueueFullError(
+                f"{self.num_waiting} requests wait; max_waiting is {self._config.max_waiting}"
+            )
+        text_or_ids = self._checked_prompt(prompt)
+        seed = params.seed
+        if seed is None:
+            seed = (self._config.seed + self._num_requests * SEED_STRIDE) % 2**64
+        self._num_requests += 1
+        mailbox = Mailbox(
+            request_id, self._loop, self._core.owner, self._config.max_buffered_tokens
+        )
+        if isinstance(text_or_ids, np.ndarray):
+            self._queue(mailbox, text_or_ids, params, seed)
+        elif isinstance(text_or_ids, str) and len(text_or_ids) <= INLINE_CHARS:
+            with _failing(mailbox):
+                self._queue_encoded(mailbox, self._encode(text_or_ids), params, seed)
+        else:
+            # A task, so that it runs in the caller's context.
+            self._encoding[mailbox] = self._loop.create_task(
+                self._encode_in_thread(mailbox, text_or_ids, params, seed)
+            )
+        return mailbox
+
+    def abort_all(self, error: AioserveError) -> int:
+        """End every request that is being encoded with `error`; how many there were."""
+        for mailbox in self._encoding:
+            mailbox.finish(FinishReason.ABORT, error)
+        return len(self._encoding)
+
+    async def wait_idle(self) -> None:
+        """Until no prompt is being encoded."""
+        while self._encoding:
+            await asyncio.wait(list(self._encoding.values()))
+
+    # -- checks at the edge
+
+    def _checked_params(self, params: SamplingParams | None) -> SamplingParams:
+        if params is None:
+            return self._model.defaults
+        if not isinstance(params, SamplingParams):
+            raise InvalidSamplingError(f"params must be SamplingParams, got {params!r}")
+        vocab_size = self._model.limits.vocab_size
+        for token_id in params.stop_token_ids:
+            if token_id >= vocab_size:
+                raise InvalidSamplingError(
+                    f"stop_token_ids must be below the vocabulary size {vocab_size}, got {token_id}"
+                )
+        return params
+
+    def _checked_request_id(self, request_id: str | None) -> str:
+        if request_id is None:
+            return uuid.uuid4().hex
+        if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS:
+            raise InvalidRequestError(
+                f"request_id must be a str of 1 to {MAX_REQUEST_ID_CHARS} characters, "
+                f"got {request_id!r}"
+            )
+        encoding = (mailbox.request_id for mailbox in self._encoding)
+        if self._core.is_live(request_id) or request_id in encoding:
+            raise DuplicateRequestError(f"a live request has the id {request_id!r}")
+        return request_id
+
+    def _checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
+        """Token ids as an int32 array; text and messages as they are, not empty."""
+        sequence = isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes)
+        if not sequence:
+            raise InvalidPromptError(
+                f"prompt must be a str, token ids or messages, got {type(prompt).__name__}"
+            )
+        if len(prompt) == 0:
+            raise InvalidPromptError(f"prompt must not be empty, got {prompt!r}")
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt[0], Mapping):
+            if self._model.chat_template is None:
+                raise InvalidPromptError(
+                    f"prompt is a list of messages, but {self._model.name} has no chat template"
+                )
+            return prompt  # pyright: ignore[reportReturnType]
+        return self._checked_ids(prompt)
+
+    def _checked_ids(self, ids: Any) -> npt.NDArray[np.int32]:
+        vocab_size = self._model.limits.vocab_size
+        try:
+            array = np.asarray(ids)
+        except (ValueError, OverflowError) as error:
+            raise InvalidPromptError(f"prompt must be a flat sequence of ints: {error}") from error
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise InvalidPromptError(
+                "prompt must be a str, a flat sequence of ints or a list of messages, "
+                f"got a sequence of {type(ids[0]).__name__}"
+            )
+        outside = (array < 0) | (array >= vocab_size)
+        if outside.any():
+            index = int(outside.argmax())
+            raise InvalidPromptError(
+                f"token ids of the prompt must be in [0, {vocab_size}), "
+                f"got {array[index]} at index {index}"
+            )
+        limit = self._model.limits.max_model_len
+        if len(array) >= limit:
+            raise PromptTooLongError(
+                f"prompt has {len(array)} tokens; max_model_len is {limit}, and at least one "
+                "token must be left for the answer"
+            )
+        return array.astype(np.int32)
+
+    # -- encoding
+
+    async def _encode_in_thread(
+        self, mailbox: Mailbox, prompt: Any, params: SamplingParams, seed: int
+    ) -> None:
+        try:
+            with _failing(mailbox):
+                ids = await anyio.to_thread.run_sync(self._encode, prompt, limiter=self._threads)
+                if mailbox.finish_reason is None:
+                    self._queue_encoded(mailbox, ids, params, seed)
+        finally:
+            del self._encoding[mailbox]
+
+    def _encode(self, prompt: Any) -> list[int]:
+        tokenizer, template = self._model.tokenizer, self._model.chat_template
+        if isinstance(prompt, str) or template is None:
+            return tokenizer.encode(prompt)
+        return tokenizer.encode(template.render(prompt), add_special_tokens=False)
+
+    def _queue_encoded(
+        self, mailbox: Mailbox, ids: list[int], params: SamplingParams, seed: int
+    ) -> None:
+        if not ids:
+            raise InvalidPromptError("prompt must not be empty, got a text without tokens")
+        self._queue(mailbox, self._checked_ids(ids), params, seed)
+
+    def _queue(
+        self, mailbox: Mailbox, ids: npt.NDArray[np.int32], params: SamplingParams, seed: int
+    ) -> None:
+        limits = self._model.limits
+        mailbox.prompt_tokens = len(ids)
+        max_length = limits.max_model_len
+        if params.max_tokens is not None:
+            max_length = min(max_length, len(ids) + params.max_tokens)
+        end_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            end_ids |= limits.eos_token_ids
+        assembler = TextAssembler(self._model.tokenizer, params)
+        self._core.submit(Submission(mailbox, ids, params, seed, end_ids, max_length, assembler))
+
+
+@contextmanager
+def _failing(mailbox: Mailbox) -> Iterator[None]:
+    """Ends the mailbox's request with whatever is raised inside."""
+    try:
+        yield
+    except AioserveError as error:
+        mailbox.finish(FinishReason.ERROR, error)
+    except Exception as error:
+        failed = RequestFailedError(f"the prompt can't be encoded: {error!r}")
+        failed.__cause__ = error
+        mailbox.finish(FinishReason.ERROR, failed)

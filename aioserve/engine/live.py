@@ -1,0 +1,124 @@
+"""What exists between entering an engine and leaving it: scheduler, core loop, intake."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from aioserve.config import EngineConfig
+from aioserve.engine.core import CoreLoop
+from aioserve.engine.intake import Intake
+from aioserve.engine.stats import EngineStats
+from aioserve.errors import EngineClosedError, WrongLoopError
+from aioserve.execution.runner import LoadedModel
+from aioserve.kv.page_pool import PagePool
+from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.sequence import SequenceState
+
+__all__ = ["LiveEngine"]
+
+
+class LiveEngine:
+    """Made on the event loop that it serves."""
+
+    def __init__(self, config: EngineConfig, policy: SchedulingPolicy, model: LoadedModel) -> None:
+        self.config = config
+        self.model = model
+        self.loop = asyncio.get_running_loop()
+        self.scheduler = Scheduler(
+            PagePool(model.limits.num_pages, config.page_size),
+            policy,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        self.core = CoreLoop(
+            self.scheduler,
+            model.runner,
+            overlap=config.overlap,
+            stall_timeout_seconds=config.stall_timeout_seconds,
+        )
+        self.intake = Intake(config, model, self.core)
+        self._task = self.loop.create_task(self.core.run(), name=f"aioserve {model.name}")
+
+    def check(self) -> None:
+        """Raise unless this is the engine's loop and the core loop works."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not self.loop:
+            raise WrongLoopError(
+                "this engine was entered on another event loop; an engine belongs to one loop"
+            )
+        if self.core.failure is not None:
+            raise EngineClosedError("the engine failed; see its log") from self.core.failure
+
+    async def wait_idle(self) -> None:
+        """Until no request is left."""
+        await self.intake.wait_idle()
+        await self.core.wait_idle()
+
+    def abort_all(self, error: EngineClosedError) -> int:
+        """End every request with `error`; how many there were."""
+        return self.intake.abort_all(error) + self.core.abort_all(error)
+
+    async def aclose(self) -> None:
+        """End every request, let the steps in flight end, and stop the runner."""
+        self.abort_all(EngineClosedError("the engine was closed before this request ended"))
+        await self.intake.wait_idle()
+        self.core.stop()
+        await asyncio.wait([self._task])
+        await self.model.runner.aclose()
+
+    def stats(self) -> EngineStats:
+        scheduler, counters = self.scheduler, self.scheduler.counters
+        pool = scheduler.pool
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=self.intake.num_waiting,
+            pages_total=pool.num_pages,
+            pages_free=pool.num_free,
+            pages_fenced=pool.num_fenced,
+            pages_cached=0,
+            pages_held_by_requests=pool.num_held,
+            tokens_prefilled_total=counters.tokens_prefilled,
+            tokens_cached_total=0,
+            tokens_generated_total=counters.tokens_generated,
+            preemptions_total=counters.preemptions,
+            steps_total=counters.steps,
+            policy_faults_total=scheduler.guard.faults_total,
+            step_age_seconds=self.core.step_age_seconds,
+            loop_lag_seconds=max(self.model.runner.wake_delays_seconds, default=0.0),
+        )
+
+    def dump(self) -> dict[str, Any]:
+        limits = msgspec.structs.asdict(self.model.limits)
+        return {
+            "model": {"name": self.model.name, **self.model.description},
+            "limits": {**limits, "eos_token_ids": sorted(limits["eos_token_ids"])},
+            "config": msgspec.structs.asdict(self.config),
+            "policy": self.scheduler.guard.name,
+            "stats": msgspec.structs.asdict(self.stats()),
+            "steps_in_flight": [
+                {"step": plan.step, "requests": len(plan.items), "tokens": plan.num_tokens}
+                for plan in self.core.in_flight
+            ],
+            "requests": [_describe(sequence) for sequence in self.scheduler.sequences],
+        }
+
+
+def _describe(sequence: SequenceState) -> dict[str, Any]:
+    return {
+        "request_id": sequence.request_id,
+        "phase": sequence.phase.value,
+        "paused": sequence.paused,
+        "prompt_tokens": sequence.prompt_tokens,
+        "known_tokens": sequence.num_known,
+        "computed_tokens": sequence.computed,
+        "max_length": sequence.max_length,
+        "pages": sequence.page_table.page_ids.tolist(),
+        "preemptions": sequence.epoch,
+    }

@@ -1,0 +1,151 @@
+"""What passes from the core loop to one reader: tokens, then exactly one end.
+
+    core loop ── put, finish ──► Mailbox ── take ──► TokenStream ──► reader
+                                    │
+        abort (synchronous) ◄───────┘  left, or read nothing for too long
+
+The engine holds mailboxes and never streams, so that a stream which nobody holds is collected and
+its request ends. All methods run on the engine's event loop and never await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from aioserve.request import FinishReason, Timings, Token
+
+__all__ = ["Mailbox", "MailboxOwner"]
+
+
+class MailboxOwner:
+    """What a mailbox tells the engine."""
+
+    __slots__ = ("abort", "pause", "resume")
+
+    def __init__(
+        self,
+        abort: Callable[[Mailbox], None],
+        pause: Callable[[Mailbox], None],
+        resume: Callable[[Mailbox], None],
+    ) -> None:
+        self.abort = abort
+        self.pause = pause
+        self.resume = resume
+
+
+class Mailbox:
+    """Buffers tokens between steps and a reader that may be slow.
+
+    When `capacity` tokens wait, the owner is asked to pause the sequence, and to resume it when
+    the reader has taken half. A step or two may be in flight at that moment, so a little more than
+    the capacity can wait.
+    """
+
+    __slots__ = (
+        "_owner",
+        "_reader",
+        "_started",
+        "_tokens",
+        "capacity",
+        "completion_tokens",
+        "error",
+        "finish_reason",
+        "loop",
+        "paused",
+        "prompt_tokens",
+        "request_id",
+        "timings",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        loop: asyncio.AbstractEventLoop,
+        owner: MailboxOwner,
+        capacity: int,
+    ) -> None:
+        self.request_id = request_id
+        self.loop = loop
+        self.capacity = capacity
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.paused = False
+        self.finish_reason: FinishReason | None = None
+        self.error: BaseException | None = None
+        self.timings = Timings(None, 0.0, 0)
+        self._owner = owner
+        self._started = loop.time()
+        self._tokens: deque[Token] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def taken(self) -> int:
+        """Tokens that the reader has taken."""
+        return self.completion_tokens - len(self._tokens)
+
+    # -- the core loop's side
+
+    def put(self, token: Token) -> None:
+        """Deliver one token; after the end it is dropped."""
+        if self.finish_reason is not None:
+            return
+        self.completion_tokens += 1
+        if self.timings.first_token_seconds is None:
+            self.timings = Timings(self.loop.time() - self._started, 0.0, 0)
+        self._tokens.append(token)
+        self._wake()
+        if not self.paused and len(self._tokens) >= self.capacity:
+            self.paused = True
+            self._owner.pause(self)
+
+    def finish(self, reason: FinishReason, error: BaseException | None = None) -> None:
+        """The one end of the stream; a second one is ignored."""
+        if self.finish_reason is not None:
+            return
+        self.finish_reason = reason
+        self.error = error
+        self.timings = Timings(
+            self.timings.first_token_seconds,
+            self.loop.time() - self._started,
+            self.completion_tokens,
+        )
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # -- the reader's side
+
+    def abort(self) -> None:
+        """The reader has left. Synchronous and idempotent, so it works during cancellation."""
+        self._tokens.clear()
+        if self.finish_reason is None:
+            self.finish(FinishReason.ABORT)
+            self._owner.abort(self)
+
+    async def take(self) -> Token | None:
+        """The next token, or None at the end; raises the request's error, once.
+
+        Raises `RuntimeError` if another task is already waiting: a stream has one reader.
+        """
+        while not self._tokens:
+            if self.finish_reason is not None:
+                error, self.error = self.error, None
+                if error is not None:
+                    raise error
+                return None
+            if self._reader is not None:
+                raise RuntimeError(f"another task is already reading request {self.request_id!r}")
+            self._reader = self.loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        token = self._tokens.popleft()
+        if self.paused and 2 * len(self._tokens) <= self.capacity:
+            self.paused = False
+            self._owner.resume(self)
+        return token

@@ -1,0 +1,108 @@
+"""`TokenStream`: one request as its caller sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+
+from aioserve.engine.mailbox import Mailbox
+from aioserve.errors import WrongLoopError
+from aioserve.request import FinishReason, Timings, Token, Usage
+
+__all__ = ["TokenStream"]
+
+
+class TokenStream:
+    """The tokens of one request, in order. It owns the request: leaving the stream ends it.
+
+    A class and not an async generator, because a generator that is dropped is only closed when the
+    event loop gets round to it. Each of these ends the request and frees its memory within a step:
+    the end of an `async with` block, `close()`, cancellation or a timeout of the task that is
+    waiting for a token, and garbage collection. Plain `async for token in engine.stream(...)` with a
+    `break` or an exception is the last of these; where the stream is kept in a variable, prefer
+    `async with`.
+
+    One task reads a stream, on the engine's event loop.
+    """
+
+    __slots__ = ("__weakref__", "_mailbox")
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    @property
+    def request_id(self) -> str:
+        return self._mailbox.request_id
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the stream ended; None while it goes on."""
+        return self._mailbox.finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        """Prompt tokens (0 until the prompt is encoded) and tokens generated so far."""
+        return Usage(self._mailbox.prompt_tokens, self._mailbox.completion_tokens)
+
+    @property
+    def timings(self) -> Timings:
+        """When the first token came and, after the end, how long it all took."""
+        return self._mailbox.timings
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> Token:
+        """The next token. Raises what ended the request, if that was an error."""
+        mailbox = self._mailbox
+        if asyncio.get_running_loop() is not mailbox.loop:
+            raise WrongLoopError(
+                f"request {mailbox.request_id!r} belongs to another event loop than this one"
+            )
+        try:
+            token = await mailbox.take()
+        except asyncio.CancelledError:
+            mailbox.abort()
+            raise
+        if token is None:
+            raise StopAsyncIteration
+        return token
+
+    def close(self) -> None:
+        """End the request if it hasn't ended. Awaits nothing; call it as often as you like."""
+        self._mailbox.abort()
+
+    async def aclose(self) -> None:
+        """The same as `close()`, for `contextlib.aclosing`."""
+        self._mailbox.abort()
+
+    async def __aenter__(self) -> TokenStream:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._mailbox.abort()
+
+    def __del__(self) -> None:
+        mailbox = getattr(self, "_mailbox", None)
+        if mailbox is None or mailbox.finish_reason is not None:
+            return
+        # The collector may run on any thread.
+        try:
+            on_loop = asyncio.get_running_loop() is mailbox.loop
+        except RuntimeError:
+            on_loop = False
+        if on_loop:
+            mailbox.abort()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to free
+                mailbox.loop.call_soon_threadsafe(mailbox.abort)
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or "open"
+        return f"TokenStream({self.request_id!r}, {state})"

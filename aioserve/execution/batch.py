@@ -1,0 +1,65 @@
+"""A step plan as flat arrays, the form in which a model computes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from aioserve.execution.plan import StepPlan
+from aioserve.models.batch import ForwardBatch
+from aioserve.ops.types import AttentionBatch
+
+__all__ = ["build_batch"]
+
+
+def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> ForwardBatch:
+    """Concatenate the plan's items, T tokens of B sequences, in the plan's order.
+
+    `last_tokens`, int64 `[num_slots]`, holds the token that each slot sampled last: the input of
+    items whose token the host doesn't know yet.
+    """
+    items = plan.items
+    size = len(items)
+    starts = np.fromiter((item.start for item in items), np.int64, size)
+    counts = np.fromiter((item.count for item in items), np.int64, size)
+    context_lens = starts + counts
+    query_start = np.zeros(size + 1, np.int64)
+    np.cumsum(counts, out=query_start[1:])
+    total = int(query_start[-1])
+    max_context = int(context_lens.max())
+
+    page_table = np.zeros((size, -(-max_context // page_size)), np.int32)
+    for row, item in enumerate(items):
+        pages = -(-(item.start + item.count) // page_size)
+        page_table[row, :pages] = item.page_ids[:pages]
+    token_ids = np.empty(total, np.int64)
+    if total == size:
+        token_ids[:] = [item.token_ids[0] for item in items]
+    else:
+        for row, item in enumerate(items):
+            token_ids[query_start[row] : query_start[row + 1]] = item.token_ids
+
+    rows = np.repeat(np.arange(size), counts)
+    positions = np.arange(total) - query_start[rows] + starts[rows]
+    token_slots = page_table[rows, positions // page_size].astype(np.int64) * page_size
+    token_slots += positions % page_size
+
+    ids = torch.from_numpy(token_ids)
+    pending = np.flatnonzero(token_ids < 0)
+    if len(pending):
+        slots = np.fromiter((items[row].slot for row in rows[pending]), np.int64, len(pending))
+        ids[torch.from_numpy(pending)] = last_tokens[torch.from_numpy(slots)]
+    sampled = np.fromiter((item.sampling is not None for item in items), bool, size)
+    return ForwardBatch(
+        token_ids=ids,
+        attention=AttentionBatch(
+            query_start=torch.from_numpy(query_start.astype(np.int32)),
+            context_lens=torch.from_numpy(context_lens.astype(np.int32)),
+            page_table=torch.from_numpy(page_table),
+            token_slots=torch.from_numpy(token_slots),
+            positions=torch.from_numpy(positions.astype(np.int32)),
+            max_query=int(counts.max()),
+            max_context=max_context,
+        ),
+        sample_rows=torch.from_numpy(query_start[1:][sampled] - 1),
+    )

@@ -1,0 +1,67 @@
+"""Runs steps of a decoder on the CPU, in one step thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Sequence
+
+import torch
+
+from aioserve.execution.batch import build_batch
+from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
+from aioserve.execution.step_thread import StepThread
+from aioserve.models.decoder import Decoder
+from aioserve.ops.kv_cache import KVCache
+from aioserve.sampling.sampler import sample
+
+__all__ = ["CpuRunner"]
+
+
+class CpuRunner:
+    """Owns the model's KV storage. Made on the event loop that will await its steps."""
+
+    def __init__(
+        self, model: Decoder, cache: KVCache, *, page_size: int, num_slots: int, name: str
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._page_size = page_size
+        # Token ids stay here between steps: the next step may be launched before the host has
+        # seen them. One writer and one reader, both on the step thread.
+        self._last_tokens = torch.zeros(num_slots, dtype=torch.int64)
+        self._thread: StepThread[StepOutcome] = StepThread(f"aioserve-{name}")
+
+    @property
+    def wake_delays_seconds(self) -> Sequence[float]:
+        return self._thread.wake_delays_seconds
+
+    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        return self._thread.submit(lambda: self._step(plan))
+
+    async def aclose(self) -> None:
+        await self._thread.aclose()
+
+    @torch.inference_mode()
+    def _step(self, plan: StepPlan) -> StepOutcome:
+        began = time.perf_counter()
+        batch = build_batch(plan, self._page_size, self._last_tokens)
+        logits = self._model.forward(batch, self._cache)
+        token_ids = [PENDING_TOKEN] * len(plan.items)
+        row_errors = {}
+        sampled = [index for index, item in enumerate(plan.items) if item.sampling is not None]
+        if sampled:
+            items = [plan.items[index] for index in sampled]
+            result = sample(
+                logits,
+                [item.sampling for item in items if item.sampling is not None],
+                [item.seed for item in items],
+                [item.start + item.count for item in items],
+            )
+            slots = torch.tensor([item.slot for item in items])
+            self._last_tokens[slots] = result.token_ids
+            for index, token_id in zip(sampled, result.token_ids.tolist(), strict=True):
+                token_ids[index] = token_id
+            row_errors = {sampled[row]: why for row, why in result.row_errors.items()}
+        return StepOutcome(
+            plan.step, tuple(token_ids), row_errors, time.perf_counter() - began
+        )

@@ -1,0 +1,128 @@
+"""A model name and options become a `LoadedModel`: weights, KV storage, tokenizer, step thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import torch
+
+from aioserve.config import EngineConfig
+from aioserve.errors import ConfigError
+from aioserve.execution.cpu import CpuRunner
+from aioserve.execution.memory import available_memory_bytes
+from aioserve.execution.runner import LoadedModel, ModelLimits
+from aioserve.models.config import DecoderConfig, GenerationDefaults
+from aioserve.models.decoder import Decoder
+from aioserve.models.loader import load_model
+from aioserve.models.resolve import resolve
+from aioserve.ops.kv_cache import bytes_per_page
+from aioserve.request import SamplingParams
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["load"]
+
+Progress = Callable[[int, int], None]
+
+
+async def load(
+    model: str, config: EngineConfig, *, num_slots: int, progress: Progress | None = None
+) -> LoadedModel:
+    """Load off the event loop. `progress` is called in the loading thread with bytes done and
+    bytes in all.
+
+    Raises `ModelError` for a model that can't be loaded and `ConfigError` for options that it, or
+    this machine, can't meet.
+    """
+    return await _Loader(model, config, num_slots, progress).load()
+
+
+class _Loader:
+    def __init__(
+        self, model: str, config: EngineConfig, num_slots: int, progress: Progress | None
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.num_slots = num_slots
+        self.progress = progress
+
+    async def load(self) -> LoadedModel:
+        decoder, tokenizer, template = await asyncio.to_thread(self._read)
+        max_model_len, num_pages = self._size(decoder)
+        cache = decoder.new_cache(num_pages, self.config.page_size)
+        runner = CpuRunner(
+            decoder,
+            cache,
+            page_size=self.config.page_size,
+            num_slots=self.num_slots,
+            name=self.model.rsplit("/", 1)[-1],
+        )
+        return LoadedModel(
+            name=self.model,
+            runner=runner,
+            limits=ModelLimits(
+                vocab_size=decoder.config.vocab_size,
+                max_model_len=max_model_len,
+                num_pages=num_pages,
+                num_slots=self.num_slots,
+                eos_token_ids=frozenset(decoder.config.eos_token_ids),
+            ),
+            defaults=_defaults(decoder.config.generation),
+            tokenizer=tokenizer,
+            chat_template=template,
+            description={
+                "architecture": decoder.config.architecture,
+                "dtype": str(decoder.dtype).removeprefix("torch."),
+                "kv_cache_bytes": cache.storage.nbytes,
+            },
+        )
+
+    def _read(self) -> tuple[Decoder, Tokenizer, ChatTemplate | None]:
+        path = resolve(self.model)
+        tokenizer = Tokenizer.from_directory(path)
+        template = ChatTemplate.from_directory(path)
+        dtype = "auto" if self.config.dtype == "auto" else getattr(torch, self.config.dtype)
+        return load_model(path, dtype=dtype, progress=self.progress), tokenizer, template
+
+    def _size(self, decoder: Decoder) -> tuple[int, int]:
+        """`max_model_len` and the number of pages that go together."""
+        config, model = self.config, decoder.config
+        page_size = config.page_size
+        wanted_len = config.max_model_len or model.max_position_embeddings
+        if wanted_len > model.max_position_embeddings:
+            raise ConfigError(
+                f"max_model_len must be at most the model's {model.max_position_embeddings}, "
+                f"got {wanted_len}"
+            )
+        num_pages = config.num_pages
+        if num_pages is None:
+            page_bytes = bytes_per_page(
+                model.num_layers, page_size, model.num_kv_heads, model.head_dim, decoder.dtype
+            )
+            budget = int(available_memory_bytes() * config.memory_utilization)
+            usable = config.max_num_seqs * -(-wanted_len // page_size)
+            num_pages = min(usable, budget // page_bytes)
+            if num_pages < 1:
+                raise ConfigError(
+                    f"memory_utilization={config.memory_utilization} leaves {budget} bytes for "
+                    f"the KV cache, and one page takes {page_bytes}"
+                )
+        holds = num_pages * page_size
+        if config.max_model_len is not None and holds < wanted_len:
+            raise ConfigError(
+                f"max_model_len={wanted_len} doesn't fit the KV cache: {num_pages} pages of "
+                f"{page_size} tokens hold {holds}"
+            )
+        return min(wanted_len, holds), num_pages
+
+
+def _defaults(generation: GenerationDefaults) -> SamplingParams:
+    """As the transformers library samples by default: greedy unless the model says otherwise."""
+    if not generation.do_sample:
+        return SamplingParams(temperature=0.0)
+    return SamplingParams(
+        temperature=1.0 if generation.temperature is None else generation.temperature,
+        top_p=1.0 if generation.top_p is None else generation.top_p,
+        top_k=generation.top_k or 0,
+    )

@@ -1,0 +1,70 @@
+"""The contract between the core loop and whatever computes steps."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from aioserve.config import EngineConfig
+from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.request import SamplingParams
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["LoadedModel", "ModelLimits", "ModelSource", "Runner"]
+
+
+class Runner(Protocol):
+    """Computes steps in the order in which they are launched."""
+
+    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        """Start a step without blocking; several may be in flight, each is awaited once.
+
+        The awaitable raises what the step raised. Called on the event loop.
+        """
+        ...
+
+    @property
+    def wake_delays_seconds(self) -> Sequence[float]:
+        """Recent delays between the end of a step and the event loop hearing of it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let launched steps end and free the device."""
+        ...
+
+
+class ModelLimits(msgspec.Struct, frozen=True):
+    """What a loaded model and its KV cache allow."""
+
+    vocab_size: int
+    max_model_len: int
+    """Prompt and answer together, in tokens; fits the KV cache."""
+    num_pages: int
+    num_slots: int
+    eos_token_ids: frozenset[int]
+
+
+class LoadedModel(msgspec.Struct, frozen=True):
+    """A model that is ready to serve."""
+
+    name: str
+    runner: Runner
+    limits: ModelLimits
+    defaults: SamplingParams
+    """How the model's makers sample it: for requests without parameters of their own."""
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    description: dict[str, Any]
+    """Facts for `Engine.dump()`: architecture, dtype, bytes."""
+
+
+
+class ModelSource(Protocol):
+    """Something that an engine can load instead of a named model."""
+
+    async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        """Called on the engine's event loop, which it must not block."""
+        ...

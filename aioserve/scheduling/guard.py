@@ -1,0 +1,116 @@
+"""Asks a policy and checks what it answers, so that no policy can harm the mechanism.
+
+A policy that raises or answers nonsense is logged once for that step, by name, and first come,
+first served answers for the rest of the step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from aioserve.scheduling.policy import RequestView, SchedulerView, SchedulingPolicy, Verdict
+
+__all__ = ["PolicyGuard"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FALLBACK = SchedulingPolicy()
+
+
+class PolicyGuard:
+    """Stands between the scheduler and one policy; its answers can be used as they are."""
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self.policy = policy
+        self.faults_total = 0
+        """Steps in which the policy raised or gave an answer that isn't one."""
+        self._failed = False
+
+    @property
+    def name(self) -> str:
+        return type(self.policy).__name__
+
+    def begin_step(self) -> None:
+        """Trust the policy again."""
+        self._failed = False
+
+    def order(
+        self, waiting: Sequence[RequestView], view: SchedulerView
+    ) -> Iterator[RequestView]:
+        """Waiting requests to start, one by one: each is in `waiting`, none comes twice."""
+        offered = {id(request) for request in waiting}
+        answer = self._ask("order", lambda: iter(self.policy.order(waiting, view)))
+        while answer is not None:
+            try:
+                request = next(answer, None)
+            except Exception as error:
+                self._fault("order", f"raised {error!r}", error)
+                break
+            if request is None:
+                return
+            if id(request) not in offered:
+                self._fault("order", f"named {request!r}, which doesn't wait or came before")
+                break
+            offered.remove(id(request))
+            yield request
+        yield from (request for request in waiting if id(request) in offered)
+
+    def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
+        answer = self._ask("admit", lambda: self.policy.admit(request, view))
+        if isinstance(answer, Verdict):
+            return answer
+        return self._nonsense("admit", answer, "a Verdict", Verdict.NOW)
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        answer = self._ask("chunk", lambda: self.policy.chunk(request, budget_tokens, view))
+        if isinstance(answer, int) and 0 <= answer <= budget_tokens:
+            return int(answer)
+        return self._nonsense("chunk", answer, f"an int in [0, {budget_tokens}]", budget_tokens)
+
+    def victim(
+        self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
+    ) -> RequestView:
+        answer = self._ask("victim", lambda: self.policy.victim(running, need_pages, view))
+        for request in running:
+            if request is answer:
+                return request
+        fallback = FALLBACK.victim(running, need_pages, view)
+        return self._nonsense("victim", answer, "one of the running requests", fallback)
+
+    def arrived(self, requests: Sequence[RequestView]) -> None:
+        self._ask("arrived", lambda: self.policy.arrived(requests))
+
+    def step_finished(self, step: int, tokens: int) -> None:
+        self._ask("step_finished", lambda: self.policy.step_finished(step, tokens))
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        self._ask("finished", lambda: self.policy.finished(requests))
+
+    def _ask(self, question: str, call: Callable[[], T]) -> T | None:
+        if self._failed:
+            return None
+        try:
+            return call()
+        except Exception as error:
+            self._fault(question, f"raised {error!r}", error)
+            return None
+
+    def _nonsense(self, question: str, answer: object, wanted: str, fallback: T) -> T:
+        if not self._failed:
+            self._fault(question, f"answered {answer!r}, not {wanted}")
+        return fallback
+
+    def _fault(self, question: str, what: str, error: Exception | None = None) -> None:
+        self._failed = True
+        self.faults_total += 1
+        logger.error(
+            "scheduling policy %s: %s %s; first come, first served decides this step",
+            self.name,
+            question,
+            what,
+            exc_info=error,
+        )

@@ -1,0 +1,172 @@
+"""The interface between a scheduling policy and the mechanism that asks it.
+
+A policy answers questions over read-only views. It owns no queue and no page, so it can be slow or
+unfair, and it can't lose a request or corrupt memory: the mechanism checks every answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from aioserve.scheduling.sequence import SequenceState
+
+__all__ = ["RequestView", "SchedulerView", "SchedulingPolicy", "Verdict"]
+
+
+class Verdict(Enum):
+    """A policy's answer to "may this request start?"."""
+
+    NOW = "now"
+    LATER = "later"
+    """Ask again in the next step. With nothing running the mechanism starts the request anyway:
+    an engine that has work never stands still."""
+    NEVER = "never"
+    """Refuse the request: its stream raises `RequestRejectedError`."""
+
+
+class RequestView:
+    """What a policy sees of one request. Read-only; valid until the request has finished."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: SequenceState) -> None:
+        self._state = state
+
+    @property
+    def request_id(self) -> str:
+        return self._state.request_id
+
+    @property
+    def arrival_index(self) -> int:
+        """Place in the order of arrival: unique, growing, kept through preemption."""
+        return self._state.sequence_id
+
+    @property
+    def arrival_seconds(self) -> float:
+        """When the request arrived, on the clock of `SchedulerView.now_seconds`."""
+        return self._state.arrival_seconds
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._state.prompt_tokens
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens sampled and known so far."""
+        return self._state.num_known - self._state.prompt_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that the answer may have."""
+        return self._state.max_length - self._state.prompt_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose KV is in pages, launched steps included; 0 after a preemption."""
+        return self._state.computed
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return self._state.remaining
+
+    @property
+    def pages(self) -> int:
+        """KV pages held."""
+        return len(self._state.page_table)
+
+    @property
+    def preemptions(self) -> int:
+        """How often the request gave its pages back and started over."""
+        return self._state.epoch
+
+    @property
+    def arrival_processed_tokens(self) -> int:
+        """`SchedulerView.processed_tokens` at arrival; the difference measures the wait in tokens
+        of work, which ages fairly on slow and fast machines alike."""
+        return self._state.arrival_processed_tokens
+
+    def __repr__(self) -> str:
+        return f"RequestView({self.request_id!r}, uncached_tokens={self.uncached_tokens})"
+
+
+class SchedulerView(msgspec.Struct, frozen=True, gc=False):
+    """What a policy sees of the scheduler while one step is planned."""
+
+    step: int
+    now_seconds: float
+    processed_tokens: int
+    """Tokens computed by all steps so far."""
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    page_size: int
+    pages_total: int
+    pages_free: int
+    pages_fenced: int
+    """Given back, and free as soon as the step that may still touch them is done."""
+    num_running: int
+    num_waiting: int
+
+
+class SchedulingPolicy:
+    """Decides what runs next. Override the questions that matter; the defaults are first come,
+    first served.
+
+        class ShortestPromptFirst(SchedulingPolicy):
+            def order(self, waiting, view):
+                return sorted(waiting, key=lambda request: request.uncached_tokens)
+
+    Methods are plain and synchronous and run on the event loop, so they must be quick. One that
+    raises, or gives an answer that isn't one, is logged and first come, first served decides for
+    the rest of that step.
+    """
+
+    def order(
+        self, waiting: Sequence[RequestView], view: SchedulerView
+    ) -> Iterable[RequestView]:
+        """Waiting requests in the order to start them; those left out wait.
+
+        `waiting` is in order of arrival. Admission stops at the first request that doesn't fit
+        the free pages, so that a large request isn't overtaken for ever.
+        """
+        return waiting
+
+    def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
+        """Whether a request that would fit may start in this step."""
+        return Verdict.NOW
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        """Prompt tokens to compute in this step, 0 to `budget_tokens`.
+
+        `budget_tokens` is what is left of the step's token budget, and at most what the request
+        still needs. Sequences that decode are not asked: they take their one token first.
+        """
+        return budget_tokens
+
+    def victim(
+        self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
+    ) -> RequestView:
+        """The request to preempt when `need_pages` more pages are needed.
+
+        `running` holds those that may be preempted: each arrived after the request in need, or
+        waits for its own reader. By default the request that loses the least work among those
+        whose pages cover the need; where none covers it, the one with the most pages.
+        """
+        covering = [request for request in running if request.pages >= need_pages]
+        if covering:
+            return min(covering, key=lambda r: (r.computed_tokens, -r.arrival_index))
+        return max(running, key=lambda r: (r.pages, r.arrival_index))
+
+    def arrived(self, requests: Sequence[RequestView]) -> None:
+        """These requests entered the queue since the last step was planned."""
+
+    def step_finished(self, step: int, tokens: int) -> None:
+        """Step number `step` is done; it computed `tokens` tokens."""
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        """These requests have ended, for whatever reason."""

@@ -1,0 +1,32 @@
+"""How much memory to keep for output that doesn't exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aioserve.kv.pages import pages_for
+from aioserve.scheduling.sequence import SequenceState
+
+__all__ = ["OutputReserve"]
+
+
+class OutputReserve:
+    """Keeps pages for the next `horizon_tokens` of every running answer.
+
+    Too small a reserve admits requests that are preempted soon after, and their prompts are
+    computed twice; too large a one leaves pages empty. Answers end unpredictably, so nothing is
+    reserved beyond the horizon.
+    """
+
+    def __init__(self, page_size: int, horizon_tokens: int = 64) -> None:
+        self.page_size = page_size
+        self.horizon_tokens = horizon_tokens
+
+    def pages_ahead(self, sequence: SequenceState) -> int:
+        """Pages that the sequence may need within the horizon beyond those of its known tokens."""
+        known = sequence.num_known + sequence.pending
+        ahead = min(known + self.horizon_tokens, sequence.max_length)
+        return pages_for(ahead, self.page_size) - pages_for(known, self.page_size)
+
+    def total(self, sequences: Iterable[SequenceState]) -> int:
+        return sum(self.pages_ahead(sequence) for sequence in sequences)

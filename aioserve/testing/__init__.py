@@ -1,0 +1,1 @@
+"""What plugin authors and aioserve's own tests share."""
