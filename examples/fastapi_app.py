@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from aioserve import Engine, SamplingParams, TokenStream
-from aioserve.errors import InvalidRequestError, QueueFullError
+from aioserve.errors import AioserveError, InvalidRequestError, QueueFullError
 
 PARAMS = SamplingParams(max_tokens=256, temperature=0.0)
 
@@ -50,6 +50,13 @@ async def events(stream: TokenStream) -> AsyncIterator[str]:
     # When the client goes away this generator is cancelled, and leaving `async with` frees the
     # request's pages within one engine step.
     async with stream:
-        async for token in stream:
-            yield f"data: {json.dumps({'text': token.text})}\n\n"
-        yield f"data: {json.dumps({'finish_reason': stream.finish_reason})}\n\n"
+        try:
+            async for token in stream:
+                yield event(text=token.text)
+            yield event(finish_reason=stream.finish_reason)
+        except AioserveError as error:  # for example a question of too many tokens
+            yield event(error=str(error))
+
+
+def event(**fields: str | None) -> str:
+    return f"data: {json.dumps(fields)}\n\n"

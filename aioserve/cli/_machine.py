@@ -24,6 +24,7 @@ def everything() -> dict[str, Facts]:
     probes: dict[str, Callable[[], Facts]] = {
         "aioserve": _installation,
         "cpu": _cpu,
+        "kernels": _kernels,
         "memory": _memory,
         "torch": _torch,
         "cupy": _cupy,
@@ -36,8 +37,8 @@ def everything() -> dict[str, Facts]:
 
 def compute_facts() -> Facts:
     """What decides how fast steps are, in one line: for benchmark results."""
-    cpu = _guarded(_cpu)
-    return {name: cpu.get(name, cpu.get("error")) for name in ("isa", "threads", "processor")}
+    facts = _guarded(_cpu) | _guarded(_kernels)
+    return {name: facts.get(name) for name in ("isa", "threads", "processor")}
 
 
 def _guarded(probe: Callable[[], Facts]) -> Facts:
@@ -57,20 +58,13 @@ def _installation() -> Facts:
 
 
 def _cpu() -> Facts:
-    facts: Facts = {
-        "processor": _processor(),
-        "cpus": os.cpu_count(),
-        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-    }
+    return {"processor": _processor(), "cpus": os.cpu_count()}
+
+
+def _kernels() -> Facts:
     from aioserve import _native
 
-    quota = _native.cgroup_cpus()
-    return facts | {
-        "cpus_of_cgroup": quota or None,
-        "isa_detected": _native.detected_isa(),
-        "isa": _native.isa(),
-        "threads": _native.num_threads(),
-    }
+    return _native.cpu_info()
 
 
 def _processor() -> str:
@@ -136,9 +130,8 @@ def _embedded_model() -> Facts:
     facts: Facts = {}
     for name in EMBEDDED_MODELS:
         path = model_path(name)
-        if path is None:
-            facts[name] = None
-        else:
+        facts[name] = None if path is None else str(path)
+        if path is not None:
             size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-            facts[name] = {"path": str(path), "mebibytes": round(size / 2**20, 1)}
+            facts[f"{name}_mib"] = round(size / 2**20, 1)
     return facts

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import resource
 
-import pytest
-
 from tests.cli.command import Run
-
-
-@pytest.mark.parametrize("verb", ["run", "chat", "bench", "doctor"])
-def test_every_verb_has_help(aioserve: Run, verb: str) -> None:
-    done = aioserve(verb, "--help")
-    assert done.returncode == 0
-    assert "Usage" in done.stdout
-    assert not done.stderr
 
 
 def test_help_lists_every_verb(aioserve: Run) -> None:
