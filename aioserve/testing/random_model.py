@@ -89,12 +89,16 @@ def _distributions(
 ) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
     """(name, shape, mean, standard deviation) of each tensor."""
     norm_mean = 1.0 - config.norm_weight_offset
-    yield layout.embedding.name, layout.embedding.shape, 0.0, 1.0 / config.embedding_scale
+    head = 2.0 * config.hidden_size**-0.5  # logits with a deviation of about 2
+    embedding = 1.0 / config.embedding_scale
+    if config.tie_word_embeddings:
+        embedding = min(embedding, head)
+    yield layout.embedding.name, layout.embedding.shape, 0.0, embedding
     if layout.positions is not None:
-        yield layout.positions.name, layout.positions.shape, 0.0, 1.0
+        yield layout.positions.name, layout.positions.shape, 0.0, embedding
     for layer in layout.layers:
         for linear, gain in (
-            (layer.qkv, 2.0),
+            (layer.qkv, 1.5),
             (layer.output, 1.0),
             (layer.up, 1.0),
             (layer.down, 1.0),
@@ -106,8 +110,8 @@ def _distributions(
                 yield bias.name, bias.shape, 0.0, 0.5
         for norm, mean in (
             (layer.attention_norm, norm_mean),
-            (layer.query_norm, norm_mean + 1.0),
-            (layer.key_norm, norm_mean + 1.0),
+            (layer.query_norm, norm_mean + 0.5),
+            (layer.key_norm, norm_mean + 0.5),
             (layer.attention_post_norm, norm_mean),
             (layer.mlp_norm, norm_mean),
             (layer.mlp_post_norm, norm_mean),
@@ -121,7 +125,7 @@ def _distributions(
     if final.bias is not None:
         yield final.bias.name, final.bias.shape, 0.0, 0.3
     if not config.tie_word_embeddings:
-        yield layout.head.name, layout.head.shape, 0.0, 2.0 * config.hidden_size**-0.5
+        yield layout.head.name, layout.head.shape, 0.0, head
 
 
 def _byte_characters() -> list[str]:
