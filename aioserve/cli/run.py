@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from aioserve.cli._engine import open_engine, sampling_params, summary_line
-from aioserve.errors import InvalidRequestError
+from aioserve.errors import InvalidPromptError, InvalidRequestError
 from aioserve.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def run(
     if chat is False and system is not None:
         raise InvalidRequestError("--system needs a chat template and can't be used with --raw")
     text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise InvalidPromptError("the prompt must not be empty")
     asyncio.run(_stream(text, model, given, chat=chat, system=system))
 
 

@@ -1,4 +1,4 @@
-"""The `aioserve` command in a process of its own, and a tiny model for it."""
+"""The `aioserve` command, in a process of its own or in this one, and a tiny model for it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aioserve.cli import main
 from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
 
@@ -51,5 +52,20 @@ def aioserve() -> Run:
             timeout=50,
             env=os.environ | {"COLUMNS": "120"} | environment,
         )
+
+    return run
+
+
+@pytest.fixture
+def aioserve_here(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The same in this process, which spares the import of torch."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = list(map(str, arguments))
+        with pytest.raises(SystemExit) as leaving:
+            main(words)
+        output = capsys.readouterr()
+        code = leaving.value.code
+        return subprocess.CompletedProcess(words, int(code or 0), output.out, output.err)
 
     return run

@@ -15,8 +15,8 @@ from tests.cli.command import Run
 SMALL = ("--num-prompts", 6, "--input-len", 20, "--output-len", 5, "--shared-prefix-len", 8)
 
 
-def test_throughput_prints_json_alone(aioserve: Run, tiny_model: Path) -> None:
-    done = aioserve("bench", "throughput", "--model", tiny_model, *SMALL, "--json", "-")
+def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> None:
+    done = aioserve_here("bench", "throughput", "--model", tiny_model, *SMALL, "--json", "-")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     rates, seconds = result["throughput"], result["seconds"]
@@ -30,11 +30,11 @@ def test_throughput_prints_json_alone(aioserve: Run, tiny_model: Path) -> None:
 
 
 def test_latency_prints_a_table_and_writes_json(
-    aioserve: Run, tiny_model: Path, tmp_path: Path
+    aioserve_here: Run, tiny_model: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "result.json"
     options = ("--dtype", "bfloat16", "--page-size", 2, "--no-overlap", "--json", file)
-    done = aioserve("bench", "latency", "--model", tiny_model, *SMALL, *options)
+    done = aioserve_here("bench", "latency", "--model", tiny_model, *SMALL, *options)
     assert done.returncode == 0, done.stderr
     for shown in ("time to first token", "time per output token", "whole answer", "loop lag"):
         assert shown in done.stdout

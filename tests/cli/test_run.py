@@ -35,17 +35,19 @@ def test_a_prompt_of_one_hyphen_is_read_from_stdin(aioserve: Run) -> None:
     assert piped.stdout == given.stdout
 
 
-def test_a_seed_repeats_a_sampled_answer(aioserve: Run, tiny_model: Path) -> None:
+def test_a_seed_repeats_a_sampled_answer(aioserve_here: Run, tiny_model: Path) -> None:
     options = ("--model", tiny_model, "--max-tokens", 12, "--temperature", 1)
-    first, second, other = (aioserve("run", "x", *options, "--seed", s).stdout for s in (1, 1, 2))
+    first, second, other = (
+        aioserve_here("run", "x", *options, "--seed", s).stdout for s in (1, 1, 2)
+    )
     assert first == second != other
 
 
-def test_a_stop_string_ends_the_answer(aioserve: Run) -> None:
+def test_a_stop_string_ends_the_answer(aioserve_here: Run) -> None:
     options = ("--raw", "--temperature", 0, "--max-tokens", 24)
-    whole = aioserve("run", "import os\n", *options).stdout.rstrip("\n")
+    whole = aioserve_here("run", "import os\n", *options).stdout.rstrip("\n")
     stop = whole[len(whole) // 2 :][:3]
-    stopped = aioserve("run", "import os\n", *options, "--stop", stop)
+    stopped = aioserve_here("run", "import os\n", *options, "--stop", stop)
     assert stopped.stdout.rstrip("\n") == whole[: whole.index(stop)].rstrip("\n")
     assert stopped.stderr.strip().endswith("stop]")
 
@@ -64,28 +66,28 @@ def test_a_stop_string_ends_the_answer(aioserve: Run) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_no_traceback(
-    aioserve: Run, arguments: list[str], code: int, named: str
+    aioserve_here: Run, arguments: list[str], code: int, named: str
 ) -> None:
-    done = aioserve(*arguments)
+    done = aioserve_here(*arguments)
     assert done.returncode == code
     assert not done.stdout
     assert named in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_system_message_needs_a_chat_template(aioserve: Run, tiny_model: Path) -> None:
-    done = aioserve("run", "hello", "--system", "be brief", "--model", tiny_model)
+def test_a_system_message_needs_a_chat_template(aioserve_here: Run, tiny_model: Path) -> None:
+    done = aioserve_here("run", "hello", "--system", "be brief", "--model", tiny_model)
     assert done.returncode == 2
     assert "chat template" in done.stderr
 
 
 def test_a_model_without_weights_fails_with_its_own_code(
-    aioserve: Run, tiny_model: Path, tmp_path: Path
+    aioserve_here: Run, tiny_model: Path, tmp_path: Path
 ) -> None:
     for file in tiny_model.iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    done = aioserve("run", "hello", "--model", tmp_path)
+    done = aioserve_here("run", "hello", "--model", tmp_path)
     assert done.returncode == 1
     assert "safetensors" in done.stderr
     assert "Traceback" not in done.stderr

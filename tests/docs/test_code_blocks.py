@@ -8,15 +8,14 @@ block word by word. Other languages are not run.
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from aioserve.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -78,17 +77,15 @@ def console_commands() -> list[Any]:
 
 
 @pytest.mark.parametrize("command", console_commands())
-def test_the_commands_that_the_documentation_shows_work(command: str) -> None:
+def test_the_commands_that_the_documentation_shows_work(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, *arguments = shlex.split(command)
-    done = subprocess.run(
-        [sys.executable, "-m", "aioserve", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        env=os.environ | {"COLUMNS": "100"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    output = capsys.readouterr()
+    assert leaving.value.code == 0, output.err
+    assert output.out.strip()
 
 
 def test_blocks_that_quote_a_file_are_found_in_it() -> None:

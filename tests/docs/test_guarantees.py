@@ -13,7 +13,7 @@ TEST_ID = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+(?:::\w+)?))?`")
 
 
 @cache
-def tests_in(path: str) -> frozenset[str]:
+def defined_in(path: str) -> frozenset[str]:
     """Names of a file's test functions and classes; methods as `Class::method`."""
     names: set[str] = set()
     for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
@@ -46,4 +46,4 @@ def test_every_promise_names_a_test() -> None:
 def test_every_named_test_exists() -> None:
     for path, name in TEST_ID.findall(PAGE.read_text(encoding="utf-8")):
         assert (ROOT / path).is_file(), f"{path} does not exist"
-        assert not name or name in tests_in(path), f"{path} has no {name}"
+        assert not name or name in defined_in(path), f"{path} has no {name}"
