@@ -1,0 +1,67 @@
+"""Greedy answers through the whole engine against transformers, token by token.
+
+Paged, chunked, many requests at once; with room to spare, and with pages that run out so that
+requests are preempted and computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from aioserve import Completion, Engine, SamplingParams
+from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
+
+PROMPT_LENGTHS = (1, 9, 31, 64, 70, 90)
+NUM_TOKENS = 24
+ROUNDING = 1e-4
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "whole prompts": {"num_pages": 256},
+    "chunks and preemption": {
+        "page_size": 4,
+        "num_pages": 50,
+        "max_num_batched_tokens": 13,
+        "output_reserve_tokens": 0,
+        "overlap": False,
+    },
+    "chunks, overlapped": {"page_size": 1, "num_pages": 1024, "max_num_batched_tokens": 37},
+}
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist()
+        for length in PROMPT_LENGTHS
+    ]
+
+
+@torch.inference_mode()
+def assert_greedy(model: Any, prompt: list[int], answer: Completion) -> None:
+    """Each token is the most likely one after those before it, up to a tie within rounding."""
+    ids = list(answer.token_ids)
+    assert len(ids) == NUM_TOKENS
+    logits = model(torch.tensor([prompt + ids]), use_cache=False).logits[0]
+    after = logits[len(prompt) - 1 : -1]
+    chosen = after.gather(1, torch.tensor(ids)[:, None])[:, 0]
+    assert (after.max(dim=1).values - chosen).max().item() <= ROUNDING
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.asyncio
+async def test_greedy_answers_are_those_of_transformers(name, settings, directory_of, oracle):
+    options = SETTINGS[settings]
+    async with Engine(str(directory_of(name)), dtype="float32", **options) as engine:
+        answers = await asyncio.gather(*(engine.generate(ids, GREEDY) for ids in prompts()))
+        preemptions = engine.stats().preemptions_total
+
+    for prompt, answer in zip(prompts(), answers, strict=True):
+        assert_greedy(oracle(name, long_context=True), prompt, answer)
+    assert len({token_id for answer in answers for token_id in answer.token_ids}) > NUM_TOKENS
+    if settings == "chunks and preemption":
+        assert preemptions > 0
