@@ -6,8 +6,8 @@ Two backends, and `PackedLinear.backend` tells which one runs:
 
 - `native` (what "auto" means): C++ on the ops' own thread pool and instruction set, one layout for
   decode and prefill alike. The packed copy is all that is kept. A row's result depends on that row
-  alone: not on how many rows there are, on its place among them, on threads or on other rows' NaNs,
-  all to the last bit, because every output is one chain of multiply-adds in the order of the inputs.
+  alone, to the last bit: not on how many rows there are, its place among them, threads, or other
+  rows' NaNs. Every output is one chain of multiply-adds in the order of the inputs.
 - `torch`: `torch.nn.functional.linear` over the plain weight, to compare with. Its sums may be
   taken in another order for other numbers of rows, so rows can differ in their last bits.
 
@@ -64,12 +64,12 @@ class PackedLinear:
         self._dtype = weight.dtype
         self._float32 = self.out_dtype is torch.float32
         self._item_bytes = weight.element_size()
-        self._weight = self._bias = self._packed = self._apply = None
         bias = None if bias is None else bias.detach().contiguous()
         if self.backend == "torch":
             self._weight, self._bias = weight.detach().contiguous(), bias
             self.num_bytes = self._weight.nbytes
             return
+        self._weight = self._bias = None
         self._packed = _native.PackedWeight(
             weight.data_ptr(),
             self.out_features,
@@ -83,7 +83,7 @@ class PackedLinear:
         self.num_bytes = self._packed.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, in_features] of the weight's dtype, dense rows -> [T, out_features], `out_dtype`."""
+        """x [T, in_features] of the weight's dtype, dense rows -> [T, out_features]."""
         rows, columns = x.shape if x.dim() == 2 else (0, -1)
         if (
             columns != self.in_features
@@ -92,7 +92,7 @@ class PackedLinear:
             or (x.stride(1) != 1 and columns != 1)
         ):
             self._refuse(x)
-        if self._apply is None:
+        if self._weight is not None:
             return functional.linear(x, self._weight, self._bias).to(self.out_dtype)
         y = torch.empty((rows, self.out_features), dtype=self.out_dtype)
         row_bytes = x.stride(0) * self._item_bytes
@@ -113,7 +113,7 @@ class PackedLinear:
                 f"ids must be a contiguous CPU tensor of shape [n], got {list(ids.shape)} with "
                 f"strides {ids.stride()} on {ids.device}"
             )
-        if self._packed is None:
+        if self._weight is not None:
             if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
                 raise IndexError(f"ids must be from 0 to {self.out_features - 1}")
             return functional.embedding(ids, self._weight)

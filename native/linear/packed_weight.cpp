@@ -1,23 +1,21 @@
 #include "linear/packed_weight.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <new>
 #include <stdexcept>
 #include <string>
 
 #include "common/scratch.h"
 #include "common/thread_pool.h"
+#include "linear/weight_memory.h"
 #include "ops/dispatch.h"
 
 namespace aioserve::linear {
 namespace {
 
-constexpr std::size_t kHugePage = std::size_t{1} << 21;
 // What one pass over the panels keeps at hand in the L2 cache: packed rows of x, and panels.
 constexpr std::size_t kRowCacheBytes = 512 * 1024;
 constexpr std::size_t kPanelCacheBytes = 256 * 1024;
+constexpr int64_t kMaxPanelsPerTask = 4;
 
 // One thread's estimate, to see whether waking another pays.
 constexpr double kBytesPerNanosecond = 40;
@@ -52,29 +50,6 @@ struct PackedWeight::Rows {
     int64_t first_of(int64_t block) const { return count * block / num_blocks; }
 };
 
-void PackedWeight::Unmap::operator()(char* memory) const { munmap(memory, size); }
-
-// Large weights begin at a huge page, so that streaming them costs few TLB misses.
-std::unique_ptr<char, PackedWeight::Unmap> PackedWeight::allocate(std::size_t size) {
-    size = round_up(size, 4096);
-    const std::size_t slack = size < kHugePage ? 0 : kHugePage - 4096;
-    void* start = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                       -1, 0);
-    if (start == MAP_FAILED) throw std::bad_alloc();
-    char* memory = static_cast<char*>(start);
-    if (slack) {
-        const auto address = reinterpret_cast<std::uintptr_t>(memory);
-        const std::size_t before = round_up(address, kHugePage) - address;
-        if (before) munmap(memory, before);
-        memory += before;
-        if (before < slack) munmap(memory + size, slack - before);
-#if defined(MADV_HUGEPAGE)
-        madvise(memory, size, MADV_HUGEPAGE);
-#endif
-    }
-    return {memory, Unmap{size}};
-}
-
 PackedWeight::PackedWeight(const Matrix& weight, const char* bias, bool bfloat16)
     : out_features_(weight.rows),
       in_features_(weight.columns),
@@ -82,7 +57,7 @@ PackedWeight::PackedWeight(const Matrix& weight, const char* bias, bool bfloat16
       steps_(static_cast<int>(divide_up(weight.columns * element_bytes_, kStepBytes))),
       num_panels_(divide_up(weight.rows, kPanelColumns)),
       panel_bytes_(static_cast<std::size_t>(steps_) * kStepPanelBytes),
-      panels_(allocate(num_bytes())) {
+      panels_(allocate_weights(num_bytes())) {
     parallel_for(num_panels_, [&](int64_t panel) { pack_panel(weight, panel); });
     if (!bias) return;
     bias_.resize(static_cast<std::size_t>(num_panels_ * kPanelColumns));
@@ -204,10 +179,10 @@ void PackedWeight::multiply(const TileSet& tiles, const Rows& rows) const {
 
     // A task is a few neighbouring panels, which stay in the cache while blocks of rows pass, and
     // all blocks; or, where there are many threads for few panels, some of the blocks.
-    int64_t together = kMaxPanels;
+    int64_t together = kMaxPanelsPerTask;
     if (rows.num_blocks > 1) {
         const auto fitting = static_cast<int64_t>(kPanelCacheBytes / panel_bytes_);
-        together = std::clamp<int64_t>(fitting, 1, kMaxPanels);
+        together = std::clamp<int64_t>(fitting, 1, kMaxPanelsPerTask);
     }
     while (together > 1 && num_panels_ < 2 * threads * together) together /= 2;
     const int64_t groups = divide_up(num_panels_, together);
@@ -223,20 +198,17 @@ void PackedWeight::multiply(const TileSet& tiles, const Rows& rows) const {
             const int size = static_cast<int>(rows.first_of(block + 1) - top);
             Tile tile;
             tile.x = rows.x + static_cast<std::size_t>(top) * rows.packed_row_bytes;
-            tile.panel_bytes = panel_bytes_;
             tile.steps = steps_;
             tile.y_row_bytes = rows.y_row_bytes;
             tile.y_is_float32 = rows.y_is_float32;
-            for (int64_t panel = first_panel; panel < end_panel;) {
-                const int panels = tiles.panels(size, static_cast<int>(end_panel - panel));
+            for (int64_t panel = first_panel; panel < end_panel; ++panel) {
                 const int64_t column = panel * kPanelColumns;
                 tile.panel = panels_.get() + static_cast<std::size_t>(panel) * panel_bytes_;
                 tile.bias = bias_.empty() ? nullptr : bias_.data() + column;
                 tile.y = rows.y + top * rows.y_row_bytes + column * (rows.y_is_float32 ? 4 : 2);
-                tile.columns = static_cast<int>(
-                    std::min<int64_t>(panels * kPanelColumns, out_features_ - column));
-                tiles.functions[size - 1][panels - 1](tile);
-                panel += panels;
+                tile.columns =
+                    static_cast<int>(std::min<int64_t>(kPanelColumns, out_features_ - column));
+                tiles.functions[size - 1](tile);
             }
         }
     };

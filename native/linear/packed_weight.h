@@ -40,13 +40,8 @@ class PackedWeight {
     std::size_t num_bytes() const { return panel_bytes_ * static_cast<std::size_t>(num_panels_); }
 
   private:
-    struct Unmap {
-        std::size_t size;
-        void operator()(char* memory) const;
-    };
     struct Rows;
 
-    static std::unique_ptr<char, Unmap> allocate(std::size_t size);
     void pack_panel(const Matrix& weight, int64_t panel);
     void pack_row(const char* row, char* block, int rows_in_block) const;
     void multiply(const TileSet& tiles, const Rows& rows) const;
@@ -57,7 +52,7 @@ class PackedWeight {
     int steps_;
     int64_t num_panels_;
     std::size_t panel_bytes_;
-    std::unique_ptr<char, Unmap> panels_;
+    std::shared_ptr<char> panels_;
     std::vector<float> bias_;  // to the last panel's end; empty for none
 };
 

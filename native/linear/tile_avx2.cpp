@@ -67,8 +67,8 @@ struct Bfloat16 : Common {
     }
 };
 
-constexpr TileSet kFloat32 = tiles<Float32, 3, 12>();  // all registers: 12 sums, 3 inputs, 1 weight
-constexpr TileSet kBfloat16 = tiles<Bfloat16, 2, 8>(); // one goes to the mask, so 3 rows would spill
+constexpr TileSet kFloat32 = tiles<Float32, 3>();  // all registers: 12 sums, 3 inputs, 1 weight
+constexpr TileSet kBfloat16 = tiles<Bfloat16, 2>(); // one goes to the mask, so 3 rows would spill
 
 }  // namespace
 

@@ -77,8 +77,8 @@ struct Bfloat16 : Common {
     }
 };
 
-constexpr TileSet kFloat32 = tiles<Float32, 12, 24>();
-constexpr TileSet kBfloat16 = tiles<Bfloat16, 10, 24>();
+constexpr TileSet kFloat32 = tiles<Float32, 12>();
+constexpr TileSet kBfloat16 = tiles<Bfloat16, 10>();
 
 }  // namespace
 

@@ -45,7 +45,7 @@ struct Bfloat16 {
     }
 };
 
-constexpr TileSet kBfloat16 = tiles<Bfloat16, 12, 24>();
+constexpr TileSet kBfloat16 = tiles<Bfloat16, 12>();
 
 }  // namespace
 

@@ -69,8 +69,8 @@ struct Bfloat16 : Common {
 };
 
 // A row's eight sums fill half of SSE's registers.
-constexpr TileSet kFloat32 = tiles<Float32, 1, 8>();
-constexpr TileSet kBfloat16 = tiles<Bfloat16, 1, 8>();
+constexpr TileSet kFloat32 = tiles<Float32, 1>();
+constexpr TileSet kBfloat16 = tiles<Bfloat16, 1>();
 
 }  // namespace
 

@@ -192,7 +192,8 @@ def test_the_callers_weight_and_bias_are_not_needed_afterwards(dtype: torch.dtyp
     x = random(3, 30, dtype=dtype)
     layer = PackedLinear(weight, bias)
     before = layer(x)
-    weight.zero_(), bias.zero_()
+    weight.zero_()
+    bias.zero_()
     assert torch.equal(layer(x), before)
 
 
