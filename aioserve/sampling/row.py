@@ -104,8 +104,8 @@ class RowSampler:
 class _Ranked:
     """Entries of a row by falling logit and rising id, sorted only where they are looked at.
 
-    An entry's bucket grows with its gap to the largest logit, so buckets are in rank order. Of the
-    last bucket that is kept, the first `_cut` entries are.
+    An entry's bucket grows with its gap to the largest logit, so buckets are in rank order. What is
+    kept is a beginning of that order: `_ends`, the weight up to each bucket's end, stops there.
     """
 
     def __init__(self, ids: Ids, logits: Floats, gaps: Floats, factor: np.float32) -> None:
@@ -114,8 +114,6 @@ class _Ranked:
         self._weights = np.exp(gaps * factor)
         self._num_buckets = _BUCKETS if len(ids) > _SORTED_AT_ONCE else 1
         self._buckets = _bucket_of(gaps, self._num_buckets)
-        self._last = self._num_buckets - 1
-        self._cut = len(ids)
         self._ends = np.bincount(
             self._buckets, weights=self._weights, minlength=self._num_buckets
         ).cumsum()
@@ -131,14 +129,14 @@ class _Ranked:
         bucket = int(count_ends.searchsorted(count))
         before = int(count_ends[bucket - 1]) if bucket else 0
         _, ends = self._entries(bucket)
-        self._cut_in(bucket, count - before, ends)
+        self._ends[bucket:] = ends[count - before - 1]
 
     def keep_nucleus(self, mass: float) -> None:
         """Drop all behind the first entry with which the weights reach `mass`."""
         mass = min(mass, self.total)
         bucket = int(self._ends.searchsorted(mass))
         _, ends = self._entries(bucket)
-        self._cut_in(bucket, min(int(ends.searchsorted(mass)) + 1, len(ends)), ends)
+        self._ends[bucket:] = ends[min(int(ends.searchsorted(mass)), len(ends) - 1)]
 
     def draw(self, uniform: float) -> int:
         """Id of the entry at `uniform` of the kept entries' cumulative distribution."""
@@ -147,16 +145,10 @@ class _Ranked:
         ids, ends = self._entries(bucket)
         return int(ids[_first_above(ends, target)])
 
-    def _cut_in(self, bucket: int, count: int, ends: Floats) -> None:
-        self._last, self._cut = bucket, count
-        self._ends[bucket:] = ends[count - 1]
-
     def _entries(self, bucket: int) -> tuple[Ids, Floats]:
-        """Ids of a bucket's kept entries in rank order, and the cumulative weight up to each."""
+        """Ids of a bucket's entries in rank order, and the row's weight up to each."""
         members = np.flatnonzero(self._buckets == bucket)
         members = members[np.argsort(-self._logits[members], kind="stable")]
-        if bucket == self._last:
-            members = members[: self._cut]
         ends = self._weights[members].cumsum(dtype=np.float64)
         if bucket:
             ends += self._ends[bucket - 1]

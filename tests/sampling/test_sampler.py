@@ -223,6 +223,30 @@ def test_a_tiny_temperature_is_greedy_and_overflows_nothing(
     assert draw(logits, params) == draw(logits, GREEDY)
 
 
+@pytest.mark.parametrize("limits", [{}, {"top_k": 90}, {"top_p": 0.999}])
+@pytest.mark.parametrize("vocab", [100, 3000])
+def test_the_ends_of_the_unit_interval_draw_the_first_and_last_token_with_a_weight(
+    vocab: int, limits: dict[str, float]
+) -> None:
+    row = np.full(vocab, -np.inf, dtype=np.float32)
+    row[[40, 41]] = 1.0, 0.5
+    params = SamplingParams(**limits)  # pyright: ignore[reportArgumentType]
+    sampler = row_module.RowSampler(vocab)
+    assert sampler.draw(row, 1.0, params, 0.0) in (40, 41)
+    drawn = {sampler.draw(row, 1.0, params, uniform) for uniform in (0.0, 1 - 2**-53)}
+    assert drawn == {40, 41}
+
+
+def test_a_target_that_rounding_put_at_the_end_draws_the_last_token_with_a_weight() -> None:
+    ends = np.array([0.0, 0.5, 1.0, 1.0])
+    assert [row_module._first_above(ends, target) for target in (0.0, 0.5, 1.0, 2.0)] == [
+        1,
+        2,
+        2,
+        2,
+    ]
+
+
 def test_the_nucleus_is_the_smallest_set_that_reaches_top_p() -> None:
     logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(400, -1)
     for top_p, kept in ((0.39, {1}), (0.41, {1, 2}), (0.69, {1, 2}), (0.71, {1, 2, 3})):
