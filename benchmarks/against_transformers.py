@@ -70,6 +70,7 @@ def main() -> None:
     if options.child is not None:
         run_child(options)
         return
+    warn_about_load(options.threads)
     results = []
     for model in options.models:
         for dtype in options.dtypes:
@@ -96,6 +97,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def warn_about_load(threads: int) -> None:
+    """Other work on the machine slows the engine whose threads wait for each other more."""
+    busy = os.getloadavg()[0]
+    if busy > 0.5 * threads:
+        print(f"the machine is busy (load {busy:.1f}): ratios will be off", file=sys.stderr)
 
 
 def available_cpus() -> int:
@@ -203,6 +211,7 @@ def time_transformers(path: str, dtype: str, cases: list[Case], threads: int) ->
     import transformers
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(threads)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         path, dtype=getattr(torch, dtype), attn_implementation="sdpa"

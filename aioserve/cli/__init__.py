@@ -16,6 +16,7 @@ from importlib import metadata
 
 from cyclopts import App
 
+from aioserve.cli._engine import EXIT_INTERRUPTED
 from aioserve.errors import (
     AioserveError,
     ConfigError,
@@ -27,7 +28,6 @@ __all__ = ["app", "main"]
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 app = App(

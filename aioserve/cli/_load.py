@@ -16,7 +16,6 @@ import numpy as np
 
 from aioserve.cli._engine import open_engine
 from aioserve.cli._machine import compute_facts
-from aioserve.cli.random_models import model_or_random
 from aioserve.request import SamplingParams, Timings
 
 if TYPE_CHECKING:
@@ -68,9 +67,8 @@ def random_prompts(
 
 async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
     """Run the requests, at most `concurrency` at once; JSON-ready results."""
-    path = model_or_random(options.model)
     async with open_engine(
-        path,
+        options.model,
         dtype=options.dtype,
         policy=options.policy,
         page_size=options.page_size,

@@ -38,7 +38,7 @@ def run(
 
     Args:
         prompt: What to answer or complete; "-" reads it from stdin.
-        model: A model directory, an embedded model, or a hub id in the local cache.
+        model: A model directory, an embedded model, a hub id in the local cache, or random:30m.
         max_tokens: End after this many tokens.
         temperature: 0 always takes the most likely token; higher is more random.
         top_p: Sample from the smallest set of tokens with this probability in sum.

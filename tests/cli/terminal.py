@@ -17,7 +17,7 @@ CTRL_D = "\x04"
 class Terminal:
     """`aioserve` with its stdin, stdout and stderr on one terminal; use as a context manager."""
 
-    def __init__(self, *arguments: str, timeout_seconds: float = 40.0) -> None:
+    def __init__(self, *arguments: str, term: str = "dumb", timeout_seconds: float = 40.0) -> None:
         self._deadline = time.monotonic() + timeout_seconds
         self._master, slave = pty.openpty()
         self._process = subprocess.Popen(
@@ -25,7 +25,7 @@ class Terminal:
             # A session with this terminal as its own: the kernel turns Ctrl-C into SIGINT.
             preexec_fn=lambda: os.login_tty(slave),
             close_fds=True,
-            env=os.environ | {"TERM": "dumb", "COLUMNS": "200"},
+            env=os.environ | {"TERM": term, "COLUMNS": "200"},
         )
         os.close(slave)
         self.seen = ""

@@ -116,3 +116,12 @@ def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path) -> None:
         terminal.send(CTRL_C)
         assert terminal.exit_code() == 130
         assert "Traceback" not in terminal.seen
+
+
+def test_ctrl_c_while_the_model_loads_leaves_at_once(tiny_model: Path) -> None:
+    with Terminal("run", "x", "--model", str(tiny_model), term="xterm") as terminal:
+        terminal.expect("loading")
+        terminal.send(CTRL_C)
+        assert terminal.exit_code() == 130
+        assert "Traceback" not in terminal.seen
+        assert terminal.seen.rstrip().endswith("\x1b[?25h"), "the cursor stays hidden"
