@@ -107,7 +107,7 @@ def _distributions(
                 inputs = weight.shape[0 if linear.transposed else 1]
                 yield weight.name, weight.shape, 0.0, gain * inputs**-0.5
             for bias in linear.biases:
-                yield bias.name, bias.shape, 0.0, 0.5
+                yield bias.name, bias.shape, 0.0, 0.2
         for norm, mean in (
             (layer.attention_norm, norm_mean),
             (layer.query_norm, norm_mean + 0.5),
@@ -119,11 +119,15 @@ def _distributions(
             if norm is not None:
                 yield norm.weight.name, norm.weight.shape, mean, 0.3
                 if norm.bias is not None:
-                    yield norm.bias.name, norm.bias.shape, 0.0, 0.3
+                    yield norm.bias.name, norm.bias.shape, 0.0, 0.1
     final = layout.final_norm
-    yield final.weight.name, final.weight.shape, norm_mean, 0.3
+    if config.tie_word_embeddings:
+        # Weights around 1 would make every token its own most likely successor.
+        yield final.weight.name, final.weight.shape, norm_mean - 1.0, 1.0
+    else:
+        yield final.weight.name, final.weight.shape, norm_mean, 0.3
     if final.bias is not None:
-        yield final.bias.name, final.bias.shape, 0.0, 0.3
+        yield final.bias.name, final.bias.shape, 0.0, 0.1
     if not config.tie_word_embeddings:
         yield layout.head.name, layout.head.shape, 0.0, head
 
