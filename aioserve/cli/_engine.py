@@ -45,9 +45,8 @@ def leaving_at_once() -> Iterator[None]:
     there is nothing to clean up yet but the terminal's cursor."""
 
     def leave(*_: object) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write("\x1b[?25h\n")
-            sys.stderr.flush()
+        if os.isatty(2):  # not sys.stderr, which the bar has replaced
+            os.write(2, b"\n\x1b[?25h")
         os._exit(EXIT_INTERRUPTED)
 
     before = signal.signal(signal.SIGINT, leave)
