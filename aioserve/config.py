@@ -39,6 +39,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     """Prompt and answer together, in tokens. None: what the model was made for, and at most what
     the KV cache holds."""
+    output_reserve_tokens: int = 64
+    """Pages for this many further tokens of every running answer must be free for a request to
+    start. 0 starts requests as soon as their prompts fit and preempts more."""
     overlap: bool = True
     """Plan and launch a step while the one before still runs."""
     seed: int = 0
@@ -62,6 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _check_int("max_waiting", self.max_waiting, 1)
         _check_int("max_buffered_tokens", self.max_buffered_tokens, 1)
+        _check_int("output_reserve_tokens", self.output_reserve_tokens, 0)
         _check_int("seed", self.seed, 0)
         if not isinstance(self.overlap, bool):
             raise ConfigError(f"overlap must be a bool, got {self.overlap!r}")

@@ -33,6 +33,7 @@ class LiveEngine:
             policy,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            output_reserve_tokens=config.output_reserve_tokens,
         )
         self.core = CoreLoop(
             self.scheduler,

@@ -83,7 +83,13 @@ class _Loader:
         tokenizer = Tokenizer.from_directory(path)
         template = ChatTemplate.from_directory(path)
         dtype = "auto" if self.config.dtype == "auto" else getattr(torch, self.config.dtype)
-        return load_model(path, dtype=dtype, progress=self.progress), tokenizer, template
+        decoder = load_model(
+            path,
+            dtype=dtype,
+            progress=self.progress,
+            max_model_len=self.config.max_model_len,
+        )
+        return decoder, tokenizer, template
 
     def _size(self, decoder: Decoder) -> tuple[int, int]:
         """`max_model_len` and the number of pages that go together."""

@@ -18,7 +18,7 @@ class OutputReserve:
     reserved beyond the horizon.
     """
 
-    def __init__(self, page_size: int, horizon_tokens: int = 64) -> None:
+    def __init__(self, page_size: int, horizon_tokens: int) -> None:
         self.page_size = page_size
         self.horizon_tokens = horizon_tokens
 

@@ -76,6 +76,7 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        output_reserve_tokens: int,
     ) -> None:
         self.pool = pool
         self.guard = PolicyGuard(policy)
@@ -85,7 +86,7 @@ class Scheduler:
         self.launched = NO_STEP
         """Number of the last step planned; `pool.done_step` is the last one done."""
         self._slots = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
-        self._reserve = OutputReserve(pool.page_size)
+        self._reserve = OutputReserve(pool.page_size, output_reserve_tokens)
         self._sequences: dict[int, SequenceState] = {}
         self._waiting: list[SequenceState] = []
         self._running: list[SequenceState] = []

@@ -106,9 +106,7 @@ class FakeRunner:
     async def aclose(self) -> None:
         """Nothing is left to free."""
 
-    def _execute(
-        self, plan: StepPlan, future: asyncio.Future[StepOutcome], index: int
-    ) -> None:
+    def _execute(self, plan: StepPlan, future: asyncio.Future[StepOutcome], index: int) -> None:
         if future.done():
             return
         try:
