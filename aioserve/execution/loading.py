@@ -12,7 +12,7 @@ from aioserve.errors import ConfigError
 from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.memory import available_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits
-from aioserve.models.config import DecoderConfig, GenerationDefaults
+from aioserve.models.config import GenerationDefaults
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from aioserve.models.resolve import resolve

@@ -40,6 +40,19 @@ def prompts() -> list[list[int]]:
     ]
 
 
+@pytest.mark.asyncio
+async def test_an_engine_for_short_contexts_takes_the_short_factors_of_longrope(
+    directory_of, oracle
+):
+    short = [ids for ids in prompts() if len(ids) + NUM_TOKENS <= 64]
+    directory = str(directory_of("phi3-longrope"))
+    async with Engine(directory, max_model_len=64, num_pages=256) as engine:
+        answers = await asyncio.gather(*(engine.generate(ids, GREEDY) for ids in short))
+
+    for prompt, answer in zip(short, answers, strict=True):
+        assert_greedy(oracle("phi3-longrope"), prompt, answer)
+
+
 @torch.inference_mode()
 def assert_greedy(model: Any, prompt: list[int], answer: Completion) -> None:
     """Each token is the most likely one after those before it, up to a tie within rounding."""
