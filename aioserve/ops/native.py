@@ -1,11 +1,11 @@
 """Every op in C++ for CPUs, float32 and bfloat16; `aioserve.ops.reference` documents each.
 
-Checks shapes, dtypes and strides, then hands addresses to `aioserve._native`, which releases the GIL.
-All tensors of a call live on the CPU and share one dtype (the cos and sin tables are float32).
+Checks shapes, dtypes and strides, then hands addresses to `aioserve._native`, which releases the
+GIL. All tensors of a call live on the CPU and share one dtype (the cos and sin tables: float32).
 
-Each result row depends only on its own sequence and position: not on its neighbours in the batch, the
-number of threads, the page size, or where a prefill was cut into chunks, all to the last bit. Another
-instruction set may round differently.
+Each result row depends only on its own sequence and position: not on its neighbours in the batch,
+the number of threads, the page size, or where a prefill was cut into chunks, all to the last bit.
+Another instruction set may round differently.
 
 Raises:
     TypeError: a dtype that is not supported or differs from the first argument's.
@@ -69,7 +69,9 @@ def _require(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ..
 def _strides(name: str, tensor: Tensor) -> tuple[int, int]:
     token_stride, head_stride, dense = tensor.stride()
     if dense != 1:
-        raise ValueError(f"{name} must be dense in its last dimension, got strides {tensor.stride()}")
+        raise ValueError(
+            f"{name} must be dense in its last dimension, got strides {tensor.stride()}"
+        )
     return token_stride, head_stride
 
 
@@ -201,7 +203,8 @@ def paged_attention(
     shape = q_tokens, q_heads, q_dim = q.shape
     if q_tokens != tokens or q_dim != head_dim or q_heads % kv_heads:
         raise ValueError(
-            f"q must have shape ({tokens}, a multiple of {kv_heads}, {head_dim}), got {tuple(shape)}"
+            f"q must have shape ({tokens}, a multiple of {kv_heads}, {head_dim}), "
+            f"got {tuple(shape)}"
         )
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")

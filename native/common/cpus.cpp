@@ -58,7 +58,9 @@ double cgroup_cpus() {
         const auto first = line.find(':');
         const auto second = line.find(':', first + 1);
         if (first == std::string::npos || second == std::string::npos) continue;
-        const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+        std::string controllers = line.substr(first, second - first);  // ":cpu,cpuacct"
+        controllers[0] = ',';
+        controllers += ',';
         const std::string group = line.substr(second + 1);
         double quota = 0;
         if (controllers == ",,") {

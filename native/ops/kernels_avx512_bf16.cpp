@@ -2,6 +2,8 @@
 // products, float32 sums. Attention weights are rounded to bfloat16 for it.
 
 #if defined(__x86_64__)
+// GCC 12 takes the undefined registers in its own header for ours.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
 #include "common/scratch.h"

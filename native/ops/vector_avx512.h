@@ -29,7 +29,8 @@ struct Vec {
     friend Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
     static Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
     static Vec round(Vec a) {
-        return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+        constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        return {_mm512_roundscale_ps(a.v, kNearest)};
     }
     // a * 2^n for integral n, with n at least -126.
     static Vec scale(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }

@@ -1,0 +1,25 @@
+"""Instruction sets and thread counts of the native kernels, put back after each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from aioserve import _native
+
+
+@pytest.fixture(params=_native.cpu_info()["isas_supported"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _native.cpu_info()["isa"]
+    _native.set_isa(request.param)
+    yield request.param
+    _native.set_isa(before)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """The test may call `_native.set_num_threads`."""
+    before = _native.cpu_info()["threads"]
+    yield
+    _native.set_num_threads(before)
