@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -25,7 +25,7 @@ class PagedRun:
         self._pages: dict[str, list[int]] = {}
         self._known: dict[str, list[int]] = {}
 
-    def step(self, chunks: dict[str, Sequence[int]]) -> dict[str, torch.Tensor]:
+    def step(self, chunks: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
         """Compute these further tokens of these sequences in one forward pass.
 
         Returns the logits of every token: float32 [count, vocab] by sequence.
