@@ -70,7 +70,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.overlap, bool):
             raise ConfigError(f"overlap must be a bool, got {self.overlap!r}")
         if not 0 < self.memory_utilization <= 1:
-            raise ConfigError(f"memory_utilization must be in (0, 1], got {self.memory_utilization}")
+            raise ConfigError(
+                f"memory_utilization must be in (0, 1], got {self.memory_utilization}"
+            )
         if not self.stall_timeout_seconds > 0:
             raise ConfigError(
                 f"stall_timeout_seconds must be above 0, got {self.stall_timeout_seconds}"

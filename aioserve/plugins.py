@@ -126,9 +126,7 @@ class PluginRegistry:
 def check_policy_object(policy: object) -> SchedulingPolicy:
     """`policy`, if it is one."""
     if not isinstance(policy, SchedulingPolicy):
-        raise ConfigError(
-            f"policy must be a name or a SchedulingPolicy object, got {policy!r}"
-        )
+        raise ConfigError(f"policy must be a name or a SchedulingPolicy object, got {policy!r}")
     return policy
 
 

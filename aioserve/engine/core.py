@@ -226,9 +226,7 @@ class CoreLoop:
 
     # -- delivery
 
-    def _deliver(
-        self, progress: list[Progress], step_error: BaseException | None = None
-    ) -> None:
+    def _deliver(self, progress: list[Progress], step_error: BaseException | None = None) -> None:
         for entry in progress:
             request = self._requests.get(entry.sequence_id)
             if request is None:

@@ -19,9 +19,9 @@ class TokenStream:
     A class and not an async generator, because a generator that is dropped is only closed when the
     event loop gets round to it. Each of these ends the request and frees its memory within a step:
     the end of an `async with` block, `close()`, cancellation or a timeout of the task that is
-    waiting for a token, and garbage collection. Plain `async for token in engine.stream(...)` with a
-    `break` or an exception is the last of these; where the stream is kept in a variable, prefer
-    `async with`.
+    waiting for a token, and garbage collection. A plain `async for token in engine.stream(...)`
+    that is left by `break` or an exception is the last of these; where the stream is kept in a
+    variable, prefer `async with`.
 
     One task reads a stream, on the engine's event loop.
     """

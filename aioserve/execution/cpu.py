@@ -62,6 +62,4 @@ class CpuRunner:
             for index, token_id in zip(sampled, result.token_ids.tolist(), strict=True):
                 token_ids[index] = token_id
             row_errors = {sampled[row]: why for row, why in result.row_errors.items()}
-        return StepOutcome(
-            plan.step, tuple(token_ids), row_errors, time.perf_counter() - began
-        )
+        return StepOutcome(plan.step, tuple(token_ids), row_errors, time.perf_counter() - began)

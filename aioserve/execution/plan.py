@@ -31,7 +31,8 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False):
 
     sequence_id: int
     epoch: int
-    """How often the sequence had been preempted when this was planned; a stale result is dropped."""
+    """How often the sequence had been preempted when this was planned: a result of an earlier
+    epoch is dropped."""
     slot: int
     """Row of the sequence in the page-table array and in the runner's last-token buffer."""
     start: int

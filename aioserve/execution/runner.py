@@ -61,7 +61,6 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """Facts for `Engine.dump()`: architecture, dtype, bytes."""
 
 
-
 class ModelSource(Protocol):
     """Something that an engine can load instead of a named model."""
 

@@ -56,7 +56,7 @@ class StepThread(Generic[Result]):
             call, future = entry
             try:
                 result: Result | BaseException = call()
-            except BaseException as error:  # noqa: BLE001 - it travels to whoever awaits the step
+            except BaseException as error:
                 result = error
             # The loop may be closed when a host exits without closing the engine.
             with contextlib.suppress(RuntimeError):

@@ -38,9 +38,7 @@ class PolicyGuard:
         """Trust the policy again."""
         self._failed = False
 
-    def order(
-        self, waiting: Sequence[RequestView], view: SchedulerView
-    ) -> Iterator[RequestView]:
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         """Waiting requests to start, one by one: each is in `waiting`, none comes twice."""
         offered = {id(request) for request in waiting}
         answer = self._ask("order", lambda: iter(self.policy.order(waiting, view)))

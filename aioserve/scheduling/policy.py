@@ -126,9 +126,7 @@ class SchedulingPolicy:
     the rest of that step.
     """
 
-    def order(
-        self, waiting: Sequence[RequestView], view: SchedulerView
-    ) -> Iterable[RequestView]:
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         """Waiting requests in the order to start them; those left out wait.
 
         `waiting` is in order of arrival. Admission stops at the first request that doesn't fit

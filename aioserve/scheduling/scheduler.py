@@ -217,9 +217,7 @@ class Scheduler:
             error = outcome.row_errors.get(index)
             if error is not None:
                 ended.append(sequence)
-                progress.append(
-                    Progress(item.sequence_id, None, FinishReason.ERROR, error)
-                )
+                progress.append(Progress(item.sequence_id, None, FinishReason.ERROR, error))
                 continue
             token_id = outcome.token_ids[index]
             reason = sequence.append(token_id)
@@ -294,9 +292,7 @@ class Scheduler:
             granted.append(sequence)
         return granted, preempted
 
-    def _make_room(
-        self, growing: list[SequenceState], now_seconds: float
-    ) -> list[SequenceState]:
+    def _make_room(self, growing: list[SequenceState], now_seconds: float) -> list[SequenceState]:
         """Preempt until every growing sequence can have its page, now or after the step in flight.
 
         Counts what comes back, not what is held: fenced pages of a victim are on their way.
@@ -403,9 +399,7 @@ class Scheduler:
             and self.pool.num_free > 0
         )
 
-    def _force_progress(
-        self, chosen: list[tuple[SequenceState, int]], now_seconds: float
-    ) -> None:
+    def _force_progress(self, chosen: list[tuple[SequenceState, int]], now_seconds: float) -> None:
         """Nothing is in flight and the policy starts nothing: go on with the oldest sequence, so
         that an engine with work never stands still."""
         for sequence in self._running:

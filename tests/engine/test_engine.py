@@ -1,0 +1,431 @@
+"""An engine in its host: options, prompts, errors, faults, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from aioserve import (
+    ConfigError,
+    DuplicateRequestError,
+    Engine,
+    EngineClosedError,
+    EngineError,
+    InvalidPromptError,
+    InvalidRequestError,
+    InvalidSamplingError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestFailedError,
+    RequestRejectedError,
+    SamplingParams,
+    SchedulingPolicy,
+    StepError,
+    UnknownPolicyError,
+    Verdict,
+    WrongLoopError,
+)
+from aioserve.execution.plan import StepOutcome
+from aioserve.testing.fake_model import FakeModel, expected_tokens
+
+PROMPT = [1, 2, 3, 4, 5]
+SHORT = SamplingParams(max_tokens=10, seed=0)
+LONG = SamplingParams(max_tokens=200, seed=0)
+
+
+def slow_model(**options) -> FakeModel:
+    return FakeModel(**{"num_pages": 256, "step_seconds": lambda plan: 0.001, **options})
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("chunk", [1, 7, 2048])
+@pytest.mark.parametrize("scarce", [False, True])
+@pytest.mark.asyncio
+async def test_tokens_depend_on_the_prompt_alone(overlap, page_size, chunk, scarce):
+    prompts = [[i + 1] * (1 + 7 * i % 50) for i in range(12)]
+    num_pages = -(-80 // page_size) if scarce else 4096 // page_size
+    model = FakeModel(num_pages=num_pages, max_model_len=80)
+    options = {"page_size": page_size, "max_num_batched_tokens": chunk, "overlap": overlap}
+    params = SamplingParams(max_tokens=30, seed=7)
+    async with Engine(model, output_reserve_tokens=0, **options) as engine:
+        answers = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
+        stats = engine.stats()
+    assert stats.pages_free == stats.pages_total
+    if scarce and chunk > 7 and page_size < 64:
+        assert stats.preemptions_total > 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert list(answer.token_ids) == expected_tokens(prompt, 30, seed=7)
+
+
+@pytest.mark.asyncio
+async def test_two_engines_live_on_one_loop_and_a_third_of_their_streams_are_abandoned():
+    async with Engine(slow_model()) as one, Engine(slow_model()) as other:
+
+        async def use(index: int) -> None:
+            engine = (one, other)[index % 2]
+            async for token in engine.stream([index + 1], LONG):
+                if index % 3 == 0 and token.index == index:
+                    break
+
+        await asyncio.gather(*(use(index) for index in range(64)))
+        for engine in (one, other):
+            await engine.drain()
+            assert engine.stats().pages_free == engine.stats().pages_total
+
+
+@pytest.mark.asyncio
+async def test_the_host_process_is_left_as_it_was():
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    threads = set(threading.enumerate())
+    tasks = asyncio.all_tasks()
+    async with Engine(slow_model()) as engine:
+        await engine.generate(PROMPT, SHORT)
+    assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
+    assert {t for t in threading.enumerate() if t.name.startswith("aioserve")} <= threads
+    assert asyncio.all_tasks() == tasks
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ("", InvalidPromptError, "must not be empty"),
+        ([], InvalidPromptError, "must not be empty"),
+        (None, InvalidPromptError, "got NoneType"),
+        (b"bytes", InvalidPromptError, "got bytes"),
+        (7, InvalidPromptError, "got int"),
+        ({"role": "user"}, InvalidPromptError, "got dict"),
+        ([1, 256], InvalidPromptError, r"in \[0, 256\), got 256 at index 1"),
+        ([-1], InvalidPromptError, "got -1 at index 0"),
+        ([1.5], InvalidPromptError, "a sequence of float"),
+        ([[1], [2]], InvalidPromptError, "a sequence of list"),
+        ([[1], [2, 3]], InvalidPromptError, "flat sequence of ints"),
+        ([2**70], InvalidPromptError, "flat sequence of ints"),
+        (["a"], InvalidPromptError, "a sequence of str"),
+        ([{"role": "user", "content": "hi"}], InvalidPromptError, "no chat template"),
+        ([1] * 256, PromptTooLongError, "has 256 tokens; max_model_len is 256"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_bad_prompt_is_refused_by_name_at_once(prompt, error, message):
+    async with Engine(slow_model()) as engine:
+        with pytest.raises(error, match=message):
+            engine.stream(prompt)
+        assert engine.stats().num_waiting == 0
+        assert len((await engine.generate(PROMPT, SHORT)).token_ids) == 10
+
+
+@pytest.mark.parametrize("length", [300, 3000])
+@pytest.mark.asyncio
+async def test_a_text_too_long_for_the_model_fails_at_the_first_read(length):
+    async with Engine(slow_model()) as engine:
+        stream = engine.stream("x" * length)
+        with pytest.raises(PromptTooLongError, match=f"{length} tokens; max_model_len is 256"):
+            await anext(stream)
+        assert stream.finish_reason == "error"
+        assert engine.stats().num_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": -0.1}, r"temperature must be in \[0, 100\], got -0.1"),
+        ({"temperature": float("nan")}, "temperature must be a number"),
+        ({"temperature": True}, "temperature must be a number"),
+        ({"top_p": 0}, "top_p must be above 0"),
+        ({"top_p": 1.1}, r"top_p must be in \[0, 1\], got 1.1"),
+        ({"top_k": -1}, "top_k must be at least 0, got -1"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"max_tokens": 2.5}, "max_tokens must be an int"),
+        ({"seed": -1}, "seed must be in"),
+        ({"seed": 2**64}, "seed must be in"),
+        ({"stop": ("",)}, "1 to 256 characters, got one of 0"),
+        ({"stop": ("x",) * 17}, "stop may have at most 16 entries, got 17"),
+        ({"stop": (1,)}, "stop must hold values of type str"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids must be at least 0"),
+        ({"ignore_eos": 1}, "ignore_eos must be a bool"),
+    ],
+)
+def test_a_bad_sampling_parameter_is_refused_by_name(fields, message):
+    with pytest.raises(InvalidSamplingError, match=message):
+        SamplingParams(**fields)
+
+
+def test_a_sampling_parameter_that_does_not_exist_is_refused():
+    with pytest.raises(TypeError, match="presence_penalty"):
+        SamplingParams(presence_penalty=1.0)  # pyright: ignore[reportCallIssue]
+
+
+def test_one_stop_string_needs_no_tuple():
+    assert SamplingParams(stop="end").stop == ("end",)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.asyncio
+async def test_what_only_the_model_can_tell_about_parameters_is_checked_at_once():
+    async with Engine(slow_model()) as engine:
+        with pytest.raises(InvalidSamplingError, match="below the vocabulary size 256, got 256"):
+            engine.stream(PROMPT, SamplingParams(stop_token_ids=(256,)))
+        with pytest.raises(InvalidSamplingError, match="params must be SamplingParams"):
+            engine.stream(PROMPT, {"max_tokens": 3})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"page_size": 3}, "page_size must be one of 1, 2, 4"),
+        ({"page_size": True}, "page_size must be one of"),
+        ({"num_pages": 0}, "num_pages must be an int of at least 1"),
+        ({"memory_utilization": 0}, r"memory_utilization must be in \(0, 1\]"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens"),
+        ({"max_model_len": 1}, "max_model_len"),
+        ({"device": "cuda"}, "device must be one of 'auto', 'cpu', got 'cuda'"),
+        ({"dtype": "float16"}, "dtype must be one of"),
+        ({"overlap": 1}, "overlap must be a bool"),
+        ({"stall_timeout_seconds": 0}, "stall_timeout_seconds must be above 0"),
+        ({"policy": 7}, "policy must be a name or a SchedulingPolicy"),
+    ],
+)
+def test_a_bad_option_is_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Engine(**options)
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_policy_lists_the_known_ones():
+    with pytest.raises(UnknownPolicyError, match=r"no scheduling policy 'lifo'; there are: .*fcfs"):
+        await Engine(slow_model(), policy="lifo").__aenter__()
+
+
+@pytest.mark.asyncio
+async def test_request_ids_are_exact_and_unique_among_live_requests():
+    async with Engine(slow_model()) as engine:
+        one = engine.stream(PROMPT, LONG, request_id="r1")
+        ten = engine.stream(PROMPT, SHORT, request_id="r10")
+        with pytest.raises(DuplicateRequestError, match="'r1'"):
+            engine.stream(PROMPT, request_id="r1")
+        one.close()
+        assert len([token async for token in ten]) == 10
+        assert (await engine.generate(PROMPT, SHORT, request_id="r1")).request_id == "r1"
+        for bad in ("", "x" * 257, 5):
+            with pytest.raises(InvalidRequestError, match="request_id must be a str of 1 to 256"):
+                engine.stream(PROMPT, request_id=bad)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.asyncio
+async def test_a_full_queue_refuses_the_next_request():
+    async with Engine(slow_model(), max_num_seqs=1, max_waiting=2) as engine:
+        running = engine.stream(PROMPT, LONG)
+        await anext(running)
+        waiting = [engine.stream(PROMPT, SHORT) for _ in range(2)]
+        with pytest.raises(QueueFullError, match="2 requests wait; max_waiting is 2"):
+            engine.stream(PROMPT, SHORT)
+        running.close()
+        for stream in waiting:
+            assert len([token async for token in stream]) == 10
+
+
+# -- faults
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.asyncio
+async def test_a_failed_step_ends_its_requests_and_no_others(overlap, caplog):
+    def disturb(index, plan, outcome):
+        if index == 5:
+            raise OSError("planted")
+        return outcome
+
+    async with Engine(slow_model(disturb=disturb), max_num_seqs=2, overlap=overlap) as engine:
+        answers = await asyncio.gather(
+            *(engine.generate(PROMPT, SHORT) for _ in range(4)), return_exceptions=True
+        )
+        failed = [answer for answer in answers if isinstance(answer, BaseException)]
+        assert len(failed) == 2
+        for error in failed:
+            assert isinstance(error, StepError)
+            assert isinstance(error.__cause__, OSError)
+        assert "step 5 failed" in caplog.text
+        assert engine.stats().pages_free == engine.stats().pages_total
+
+
+@pytest.mark.asyncio
+async def test_logits_that_are_nan_end_that_row_alone():
+    def disturb(index, plan, outcome):
+        bad = {
+            row: "the logits are NaN"
+            for row, item in enumerate(plan.items)
+            if item.token_ids[0] == 9 and item.sampling
+        }
+        return StepOutcome(outcome.step, outcome.token_ids, bad)
+
+    async with Engine(slow_model(disturb=disturb)) as engine:
+        good, bad = await asyncio.gather(
+            engine.generate([8], SHORT), engine.generate([9], SHORT), return_exceptions=True
+        )
+        assert not isinstance(good, BaseException)
+        assert list(good.token_ids) == expected_tokens([8], 10)
+        assert isinstance(bad, RequestFailedError)
+        assert "NaN" in str(bad)
+
+
+@pytest.mark.asyncio
+async def test_a_bug_in_the_core_loop_ends_every_request_and_is_reported(monkeypatch, caplog):
+    async with Engine(slow_model()) as engine:
+        stream = engine.stream(PROMPT, LONG)
+        await anext(stream)
+        assert engine._live is not None
+        monkeypatch.setattr(engine._live.scheduler, "plan", lambda now: 1 / 0)
+        with pytest.raises(EngineError, match="the engine failed") as caught:
+            async for _ in stream:
+                pass
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        with pytest.raises(EngineClosedError, match="the engine failed"):
+            engine.stream(PROMPT)
+    assert "the core loop failed" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_the_policy_refuses_fails_by_name():
+    class Refusing(SchedulingPolicy):
+        def admit(self, request, view):
+            return Verdict.NEVER if request.prompt_tokens == 3 else Verdict.NOW
+
+    async with Engine(slow_model(), policy=Refusing()) as engine:
+        with pytest.raises(RequestRejectedError, match="Refusing refused request 'x'"):
+            await engine.generate([1, 2, 3], SHORT, request_id="x")
+        assert len((await engine.generate(PROMPT, SHORT)).token_ids) == 10
+
+
+@pytest.mark.asyncio
+async def test_a_policy_that_always_raises_is_replaced_step_by_step(caplog):
+    class Broken(SchedulingPolicy):
+        def order(self, waiting, view):
+            raise RuntimeError("planted")
+
+    caplog.set_level(logging.CRITICAL)
+    async with Engine(slow_model(), policy=Broken()) as engine:
+        answer = await engine.generate(PROMPT, SHORT)
+        assert list(answer.token_ids) == expected_tokens(PROMPT, 10)
+        assert engine.stats().policy_faults_total >= 1
+
+
+# -- life
+
+
+@pytest.mark.asyncio
+async def test_an_engine_works_only_inside_its_with_block_and_once():
+    engine = Engine(slow_model())
+    with pytest.raises(EngineClosedError, match="new: use it inside"):
+        engine.stream(PROMPT)
+    async with engine:
+        await engine.generate(PROMPT, SHORT)
+    with pytest.raises(EngineClosedError, match="closed and takes no requests"):
+        engine.stream(PROMPT)
+    with pytest.raises(EngineClosedError, match="can be entered once"):
+        await engine.__aenter__()
+
+
+@pytest.mark.asyncio
+async def test_another_loop_and_another_thread_are_refused():
+    async with Engine(slow_model()) as engine:
+
+        async def elsewhere() -> None:
+            with pytest.raises(WrongLoopError, match="another event loop"):
+                engine.stream(PROMPT)
+
+        await asyncio.to_thread(asyncio.run, elsewhere())
+        with pytest.raises(WrongLoopError):
+            await asyncio.to_thread(engine.stream, PROMPT)
+
+
+@pytest.mark.asyncio
+async def test_drain_waits_for_what_runs_and_takes_nothing_new():
+    async with Engine(slow_model()) as engine:
+        stream = engine.stream(PROMPT, SHORT)
+        drained = asyncio.create_task(engine.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(EngineClosedError, match="draining"):
+            engine.stream(PROMPT)
+        assert await drained == 0
+        assert [token.id async for token in stream] == expected_tokens(PROMPT, 10)
+
+
+@pytest.mark.asyncio
+async def test_drain_ends_what_runs_past_its_deadline():
+    async with Engine(slow_model(step_seconds=lambda plan: 0.01)) as engine:
+        streams = [engine.stream(PROMPT, LONG) for _ in range(3)]
+        assert await engine.drain(0.05) == 3
+        for stream in streams:
+            with pytest.raises(EngineClosedError, match="drained"):
+                async for _ in stream:
+                    pass
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_host_task_still_closes_the_engine():
+    entered = asyncio.Event()
+    engine = Engine(slow_model())
+
+    async def host() -> None:
+        async with engine:
+            entered.set()
+            await engine.generate(PROMPT, LONG)
+
+    task = asyncio.create_task(host())
+    await entered.wait()
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.stats().pages_free == engine.stats().pages_total
+    assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("aioserve")]
+
+
+@pytest.mark.asyncio
+async def test_health_is_the_age_of_the_last_step_while_work_is_pending():
+    async with Engine(slow_model(step_seconds=lambda plan: 0.1)) as engine:
+        assert engine.stats().step_age_seconds == 0
+        stream = engine.stream(PROMPT, LONG)
+        await asyncio.sleep(0.05)
+        assert engine.stats().step_age_seconds >= 0.04
+        stream.close()
+        await engine.drain()
+        assert engine.stats().step_age_seconds == 0
+
+
+@pytest.mark.asyncio
+async def test_dump_names_every_request_and_what_it_holds():
+    async with Engine(slow_model()) as engine:
+        stream = engine.stream(PROMPT, LONG, request_id="seen")
+        await anext(stream)
+        (request,) = engine.dump()["requests"]
+        assert request["request_id"] == "seen"
+        assert len(request["pages"]) == engine.stats().pages_held_by_requests > 0
+        stream.close()
+
+
+@pytest.mark.asyncio
+async def test_token_ids_may_be_an_array_of_any_integer_type():
+    async with Engine(slow_model()) as engine:
+        for dtype in (np.int64, np.uint8):
+            answer = await engine.generate(np.array(PROMPT, dtype), SHORT)  # pyright: ignore
+            assert list(answer.token_ids) == expected_tokens(PROMPT, 10)
+
+
+@pytest.mark.asyncio
+async def test_seeds_decide_and_default_to_distinct_ones_per_request():
+    async with Engine(slow_model()) as engine:
+        free = SamplingParams(max_tokens=10)
+        one, other = await engine.generate(PROMPT, free), await engine.generate(PROMPT, free)
+        assert one.token_ids != other.token_ids
+    async with Engine(slow_model()) as again:
+        assert (await again.generate(PROMPT, free)).token_ids == one.token_ids

@@ -1,0 +1,68 @@
+"""Steps run in order, off the loop, and each wakes it once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from aioserve.execution.step_thread import StepThread
+
+
+@pytest.mark.asyncio
+async def test_calls_run_in_order_on_one_other_thread():
+    thread: StepThread[tuple[int, int]] = StepThread("test")
+    handles = [thread.submit(lambda i=i: (i, threading.get_ident())) for i in range(20)]
+    results = [await handle for handle in handles]
+    await thread.aclose()
+    assert [index for index, _ in results] == list(range(20))
+    idents = {ident for _, ident in results}
+    assert len(idents) == 1
+    assert threading.get_ident() not in idents
+
+
+@pytest.mark.asyncio
+async def test_what_a_call_raises_reaches_its_awaiter_and_the_thread_goes_on():
+    thread: StepThread[int] = StepThread("test")
+    broken, whole = thread.submit(lambda: 1 // 0), thread.submit(lambda: 7)
+    with pytest.raises(ZeroDivisionError):
+        await broken
+    assert await whole == 7
+    await thread.aclose()
+
+
+@pytest.mark.asyncio
+async def test_the_loop_stays_free_while_a_call_runs():
+    thread: StepThread[None] = StepThread("test")
+    handle = asyncio.ensure_future(thread.submit(lambda: time.sleep(0.2)))
+    ticks = 0
+    while not handle.done():
+        await asyncio.sleep(0.01)
+        ticks += 1
+    await thread.aclose()
+    assert ticks >= 5
+    assert len(thread.wake_delays_seconds) == 1
+
+
+@pytest.mark.asyncio
+async def test_an_awaiter_that_was_cancelled_is_not_missed():
+    thread: StepThread[None] = StepThread("test")
+    waiting = asyncio.ensure_future(thread.submit(lambda: time.sleep(0.05)))
+    waiting.cancel()
+    await thread.aclose()
+    await asyncio.sleep(0)
+    assert waiting.cancelled()
+
+
+def test_a_loop_that_is_gone_does_not_break_the_thread():
+    async def leave() -> StepThread[None]:
+        thread: StepThread[None] = StepThread("test")
+        thread.submit(lambda: time.sleep(0.1))
+        return thread
+
+    thread = asyncio.run(leave())
+    thread._calls.put(None)
+    thread._thread.join(timeout=5)
+    assert not thread._thread.is_alive()

@@ -1,0 +1,115 @@
+"""A policy can be slow or unfair; it can't break anything."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from aioserve.scheduling.policy import SchedulingPolicy, Verdict
+from tests.scheduling.test_scheduler import Bench, work
+
+
+def answering(question: str, answer) -> SchedulingPolicy:
+    def method(self, *args):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer(*args) if callable(answer) else answer
+
+    return type("Odd", (SchedulingPolicy,), {question: method})()
+
+
+NONSENSE = [
+    ("order", ValueError("planted"), "raised ValueError"),
+    ("order", None, "raised TypeError"),
+    ("order", [1, 2], "named 1, which doesn't wait"),
+    ("order", lambda waiting, view: [waiting[0], waiting[0]], "came before"),
+    ("admit", ValueError("planted"), "raised ValueError"),
+    ("admit", True, "answered True, not a Verdict"),
+    ("chunk", ValueError("planted"), "raised ValueError"),
+    ("chunk", 99, "answered 99, not an int in"),
+    ("chunk", -1, "answered -1"),
+    ("chunk", "all", "answered 'all'"),
+    ("arrived", ValueError("planted"), "arrived raised ValueError"),
+]
+
+
+@pytest.mark.parametrize(("question", "answer", "message"), NONSENSE)
+def test_nonsense_is_logged_once_and_first_come_first_served_decides(
+    question, answer, message, caplog
+):
+    bench = Bench(policy=answering(question, answer))
+    a, b = bench.submit(3), bench.submit(3)
+
+    with caplog.at_level(logging.ERROR):
+        plan = bench.plan()
+
+    assert work(plan) == [(a, 0, 3), (b, 0, 3)]
+    (record,) = caplog.records
+    assert "Odd" in record.getMessage()
+    assert message in record.getMessage()
+    assert bench.scheduler.guard.faults_total == 1
+
+
+@pytest.mark.parametrize("answer", [ValueError("planted"), None, "b"])
+def test_a_nonsense_victim_is_replaced_by_the_default_one(answer, caplog):
+    bench = Bench(num_pages=4, policy=answering("victim", answer))
+    bench.submit(7, 9)
+    b = bench.submit(7, 9)
+    bench.step()
+    bench.step()
+
+    assert bench.plan().preempted == (b,)
+    assert "victim" in caplog.text
+
+
+@pytest.mark.parametrize("notification", ["step_finished", "finished"])
+def test_a_notification_that_raises_harms_nobody(notification, caplog):
+    bench = Bench(policy=answering(notification, ValueError("planted")))
+    bench.submit(3, max_tokens=1)
+
+    (end,) = bench.step()
+
+    assert end.finish_reason is not None
+    assert notification in caplog.text
+
+
+def test_an_order_that_never_ends_is_cut_at_its_first_repetition(caplog):
+    def forever(waiting, view):
+        while True:
+            yield waiting[0]
+
+    bench = Bench(policy=answering("order", forever))
+    a, b = bench.submit(3), bench.submit(3)
+
+    assert work(bench.plan()) == [(a, 0, 3), (b, 0, 3)]
+
+
+def test_a_policy_orders_sizes_and_admits():
+    class Backwards(SchedulingPolicy):
+        def order(self, waiting, view):
+            return reversed(waiting)
+
+        def admit(self, request, view):
+            return Verdict.LATER if request.prompt_tokens == 4 else Verdict.NOW
+
+        def chunk(self, request, budget_tokens, view):
+            return min(2, budget_tokens)
+
+    bench = Bench(policy=Backwards())
+    a, b, c = bench.submit(3), bench.submit(4), bench.submit(5)
+    del b
+
+    assert work(bench.plan()) == [(c, 0, 2), (a, 0, 2)]
+
+
+def test_the_default_victim_is_the_one_that_loses_least_among_those_that_suffice():
+    class View:
+        def __init__(self, pages, computed_tokens, arrival_index):
+            self.pages, self.computed_tokens = pages, computed_tokens
+            self.arrival_index = arrival_index
+
+    small, enough, large = View(1, 4, 3), View(3, 12, 2), View(9, 36, 1)
+    victim = SchedulingPolicy().victim
+    assert victim([large, enough, small], 2, None) is enough  # pyright: ignore[reportArgumentType]
+    assert victim([large, enough, small], 20, None) is large  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,254 @@
+"""Rules of the scheduler that a random run rarely shows: who waits, who yields, who is served."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aioserve.errors import InvariantError
+from aioserve.execution.plan import PENDING_TOKEN, StepPlan
+from aioserve.kv.page_pool import PagePool
+from aioserve.request import FinishReason, SamplingParams
+from aioserve.scheduling.policy import SchedulingPolicy, Verdict
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.testing.fake_model import FakeDevice
+
+PARAMS = SamplingParams(temperature=0.0)
+
+
+class Bench:
+    """A scheduler and a device, driven by hand."""
+
+    def __init__(self, *, num_pages=64, page_size=4, policy=None, **options):
+        options = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 16,
+            "output_reserve_tokens": 0,
+            **options,
+        }
+        self.pool = PagePool(num_pages, page_size)
+        self.scheduler = Scheduler(self.pool, policy or SchedulingPolicy(), **options)
+        self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots)
+
+    def submit(self, prompt_tokens: int, max_tokens: int = 8, *, end_ids=frozenset()) -> int:
+        return self.scheduler.submit(
+            "r",
+            np.arange(prompt_tokens, dtype=np.int32),
+            PARAMS,
+            seed=0,
+            end_ids=end_ids,
+            max_length=prompt_tokens + max_tokens,
+            now_seconds=0.0,
+        )
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.plan(0.0)
+        assert plan is not None
+        return plan
+
+    def commit(self, plan: StepPlan):
+        return self.scheduler.commit(plan, self.device.execute(plan))
+
+    def step(self):
+        return self.commit(self.plan())
+
+
+def work(plan: StepPlan) -> list[tuple[int, int, int]]:
+    return [(item.sequence_id, item.start, item.count) for item in plan.items]
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget():
+    bench = Bench()
+    a = bench.submit(40)
+
+    assert work(bench.plan()) == [(a, 0, 16)]
+    assert work(bench.plan()) == [(a, 16, 16)]
+    last = bench.plan()
+    assert work(last) == [(a, 32, 8)]
+    assert last.items[0].sampling is PARAMS
+
+
+def test_decodes_come_before_prompts_and_take_their_token_first():
+    bench = Bench()
+    a = bench.submit(3)
+    bench.step()
+    b = bench.submit(40)
+
+    assert work(bench.plan()) == [(a, 3, 1), (b, 0, 15)]
+
+
+def test_a_step_planned_over_one_in_flight_asks_the_device_for_the_pending_token():
+    bench = Bench()
+    a = bench.submit(3)
+    bench.plan()
+
+    second = bench.plan()
+
+    assert work(second) == [(a, 3, 1)]
+    assert tuple(second.items[0].token_ids) == (PENDING_TOKEN,)
+
+
+def test_no_token_beyond_the_last_is_planned_while_the_last_is_in_flight():
+    bench = Bench()
+    bench.submit(3, max_tokens=1)
+    first = bench.plan()
+
+    assert bench.scheduler.plan(0.0) is None
+    (end,) = bench.commit(first)
+    assert end.finish_reason is FinishReason.LENGTH
+
+
+def test_a_token_sampled_after_the_end_is_dropped_and_its_pages_wait_for_the_step():
+    bench = Bench(num_pages=4)
+    a = bench.submit(3, end_ids=frozenset(range(256)))
+    first, second = bench.plan(), bench.plan()
+
+    (end,) = bench.commit(first)
+
+    assert (end.sequence_id, end.finish_reason) == (a, FinishReason.STOP)
+    assert (bench.pool.num_free, bench.pool.num_fenced) == (3, 1)
+    assert bench.commit(second) == []
+    assert (bench.pool.num_free, bench.pool.num_fenced) == (4, 0)
+
+
+def test_the_oldest_never_gives_way_and_the_youngest_does():
+    bench = Bench(num_pages=4)
+    a, b = bench.submit(7, 9), bench.submit(7, 9)
+    bench.step()
+    bench.step()
+
+    plan = bench.plan()
+
+    assert plan.preempted == (b,)
+    assert work(plan) == [(a, 8, 1)]
+
+
+def test_nobody_is_preempted_for_pages_that_a_step_in_flight_gives_back_anyway():
+    bench = Bench(num_pages=4)
+    a, b, c = bench.submit(4), bench.submit(4), bench.submit(4)
+    first = bench.plan()
+    bench.scheduler.finish(c)
+    assert (bench.pool.num_free, bench.pool.num_fenced) == (1, 1)
+
+    second = bench.plan()
+
+    assert (work(second), second.preempted) == ([(a, 4, 1)], ())
+    bench.commit(first)
+    assert (b, 4, 1) in work(bench.plan())
+
+
+def test_a_sequence_without_a_page_sits_out_while_fenced_pages_are_on_their_way():
+    bench = Bench(num_pages=4, max_num_batched_tokens=32)
+    a, b, c = bench.submit(4), bench.submit(4), bench.submit(4)
+    first = bench.plan()
+    assert len(first.items) == 3
+    second = bench.plan()  # one free page: the oldest gets it; c yields its own, fenced
+    assert work(second) == [(a, 4, 1)]
+    assert second.preempted == (c,)
+    bench.commit(first)
+
+    third = bench.plan()
+
+    assert (b, 4, 1) in work(third)
+    assert third.preempted == ()
+
+
+def test_a_reader_that_is_behind_gives_its_pages_to_an_older_or_younger_one():
+    bench = Bench(num_pages=4)
+    a, b = bench.submit(7, 9), bench.submit(7, 9)
+    bench.step()
+    bench.scheduler.pause(a)
+    bench.step()
+
+    plan = bench.plan()
+
+    assert plan.preempted == (a,)
+    assert work(plan) == [(b, 8, 1)]
+
+
+def test_a_prompt_starts_only_when_all_of_it_fits():
+    bench = Bench(num_pages=10)
+    a = bench.submit(20)
+    bench.submit(24)
+
+    assert work(bench.plan()) == [(a, 0, 16)]
+    assert [item.sequence_id for item in bench.plan().items] == [a]
+
+
+def test_memory_is_kept_for_the_answers_of_those_that_run():
+    bench = Bench(num_pages=6, output_reserve_tokens=8)
+    a = bench.submit(4, max_tokens=8)
+    bench.submit(8, max_tokens=8)
+
+    assert [item.sequence_id for item in bench.plan().items] == [a]
+
+
+def test_a_large_request_at_the_head_is_not_overtaken():
+    bench = Bench(num_pages=8)
+    a = bench.submit(16)
+    bench.step()
+    bench.submit(20)
+    bench.submit(1)
+
+    assert [item.sequence_id for item in bench.plan().items] == [a]
+
+
+def test_a_policy_that_starts_nothing_does_not_stop_the_engine():
+    class Never(SchedulingPolicy):
+        def admit(self, request, view):
+            return Verdict.LATER
+
+        def chunk(self, request, budget_tokens, view):
+            return 0
+
+    bench = Bench(policy=Never())
+    a = bench.submit(20)
+    assert work(bench.plan()) == [(a, 0, 16)]
+    assert bench.scheduler.plan(0.0) is None
+
+
+def test_a_request_that_the_policy_refuses_ends_at_once():
+    class Refusing(SchedulingPolicy):
+        def admit(self, request, view):
+            return Verdict.NEVER
+
+    bench = Bench(policy=Refusing())
+    a = bench.submit(20)
+
+    assert bench.scheduler.plan(0.0) is None
+    (refused,) = bench.scheduler.take_rejected()
+    assert (refused.sequence_id, refused.rejected) == (a, True)
+    assert bench.scheduler.num_waiting == 0
+
+
+def test_a_cancelled_request_that_waits_is_never_computed():
+    bench = Bench()
+    a = bench.submit(20)
+    bench.scheduler.finish(a)
+
+    assert bench.scheduler.plan(0.0) is None
+    assert bench.scheduler.counters.tokens_prefilled == 0
+
+
+def test_a_paused_sequence_is_not_planned_until_it_is_resumed():
+    bench = Bench()
+    a = bench.submit(3)
+    bench.step()
+    bench.scheduler.pause(a)
+    assert bench.scheduler.plan(0.0) is None
+    bench.scheduler.resume(a)
+    assert work(bench.plan()) == [(a, 3, 1)]
+
+
+def test_a_sequence_that_would_not_fit_alone_is_a_bug_of_the_caller():
+    with pytest.raises(InvariantError, match=r"max_length 40.* <= 16 tokens"):
+        Bench(num_pages=4).submit(20, max_tokens=20)
+
+
+def test_a_leaked_page_is_found():
+    bench = Bench()
+    bench.submit(5)
+    bench.step()
+    bench.pool.acquire(1)
+    with pytest.raises(InvariantError, match=r"page tables name 2 pages .* the pool holds 3"):
+        bench.scheduler.sanity_check()
