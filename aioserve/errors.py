@@ -1,8 +1,8 @@
 """Every exception that aioserve raises on purpose.
 
     AioserveError
-    ├── InvalidRequestError          the caller's request can't be served as written (also a ValueError)
-    │   ├── InvalidPromptError       empty, of the wrong type, or with token ids outside the vocabulary
+    ├── InvalidRequestError          can't be served as written (also a ValueError)
+    │   ├── InvalidPromptError       empty, of the wrong type, token ids out of range
     │   ├── PromptTooLongError       longer than the model's context or the KV cache
     │   ├── InvalidSamplingError     a sampling parameter outside its range
     │   └── DuplicateRequestError    the request id is in use

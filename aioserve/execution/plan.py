@@ -37,7 +37,7 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False):
     """Row of the sequence in the page-table array and in the runner's last-token buffer."""
     start: int
     count: int
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] | npt.NDArray[np.int32]
     """`count` ids; the last may be `PENDING_TOKEN`."""
     page_ids: npt.NDArray[np.int32]
     """int32 `[ceil((start + count) / page_size)]` or longer: pages in order of position."""
