@@ -17,6 +17,8 @@ from aioserve.text.pieces import PieceTable
 
 __all__ = ["Tokenizer"]
 
+SHORT_TEXT_CHARS = 512
+
 
 class Tokenizer:
     """Encodes and decodes; thread-safe.
@@ -63,7 +65,14 @@ class Tokenizer:
         if not isinstance(text, str):
             raise InvalidPromptError(f"text must be a str, got {type(text).__name__}")
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) <= SHORT_TEXT_CHARS:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # Only the batch methods release the GIL, and no other thread, the event loop's least
+            # of all, should wait for a long text. They start the library's own thread pool.
+            (encoded,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return encoded.ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {error}") from error
 

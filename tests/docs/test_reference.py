@@ -1,0 +1,81 @@
+"""The reference pages name exactly what there is: nothing is missing, nothing is left over."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import aioserve.errors
+from aioserve import Completion, Engine, EngineStats, SamplingParams, Token, TokenStream
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+ABSTRACT_ERRORS = {"AioserveError", "EngineError", "InvalidRequestError", "ModelError"}
+
+
+def section(page: str, title: str | None = None) -> str:
+    """A page's text, or that of the section under the heading `title`."""
+    text = (REFERENCE / page).read_text(encoding="utf-8")
+    if title is None:
+        return text
+    return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def first_column(text: str) -> list[str]:
+    """Code in the first cells of a section's tables, in order."""
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return [name for cell in cells for name in re.findall(r"`(?:await )?([^`]+)`", cell)]
+
+
+def public(thing: type) -> set[str]:
+    return {name for name in vars(thing) if not name.startswith("_")}
+
+
+def test_the_engines_options_and_defaults_are_all_there() -> None:
+    parameters = dict(inspect.signature(Engine).parameters)
+    options, _, methods = section("engine.md", "`Engine`").partition("| method |")
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", options, flags=re.MULTILINE)
+    assert [name for name, _ in rows] == list(parameters)
+    for name, shown in rows:
+        default = parameters[name].default
+        expected = f'"{default}"' if isinstance(default, str) else f"{default}"
+        assert shown.strip("`").removesuffix(".0") == expected.removesuffix(".0"), name
+    named = {re.split(r"\W", name)[0] for name in first_column(methods)}
+    assert named == public(Engine) - {"config"}
+
+
+def test_what_a_stream_offers_is_all_there() -> None:
+    shown = section("engine.md", "`TokenStream`")
+    for name in public(TokenStream):
+        assert f"`{name}" in shown or f"await {name}" in shown, name
+
+
+@pytest.mark.parametrize("kind", [Token, Completion])
+def test_the_fields_of_what_comes_back_are_all_there(kind: type) -> None:
+    shown = section("engine.md", f"`{kind.__name__}`")
+    assert set(re.findall(r"`(\w+)`", shown)) >= set(kind.__struct_fields__)
+
+
+def test_every_sampling_parameter_has_a_row() -> None:
+    assert first_column(section("sampling-params.md")) == list(SamplingParams.__struct_fields__)
+
+
+def test_every_statistic_has_a_row() -> None:
+    assert first_column(section("stats.md")) == list(EngineStats.__struct_fields__)
+
+
+def test_every_error_has_a_row() -> None:
+    rows = first_column(section("errors.md"))
+    errors = [name for name in rows if name.endswith("Error")]
+    assert set(errors) == set(aioserve.errors.__all__) - ABSTRACT_ERRORS
+
+
+def test_every_environment_variable_has_a_row() -> None:
+    sources = [*(ROOT / "aioserve").rglob("*.py"), *(ROOT / "native").rglob("*.cpp")]
+    read = re.compile(r"(?:environ(?:\.get\(|\[)|getenv\()\s*\"(\w+)\"")
+    found = {name for path in sources for name in read.findall(path.read_text(encoding="utf-8"))}
+    assert found
+    assert found <= set(first_column(section("environment.md")))
