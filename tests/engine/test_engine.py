@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import signal
 import threading
@@ -32,6 +33,7 @@ from aioserve import (
 )
 from aioserve.execution.plan import StepOutcome
 from aioserve.testing.fake_model import FakeModel, expected_tokens
+from aioserve.text.tokenizer import Tokenizer
 
 PROMPT = [1, 2, 3, 4, 5]
 SHORT = SamplingParams(max_tokens=10, seed=0)
@@ -231,6 +233,59 @@ async def test_a_full_queue_refuses_the_next_request():
         running.close()
         for stream in waiting:
             assert len([token async for token in stream]) == 10
+
+
+@pytest.mark.asyncio
+async def test_long_prompts_are_encoded_off_the_loop_in_the_callers_context(monkeypatch):
+    seen: list[tuple[bool, str]] = []
+    who = contextvars.ContextVar("who", default="nobody")
+    loop_thread = threading.get_ident()
+    encode = Tokenizer.encode
+
+    def recording(self, text, **options):
+        seen.append((threading.get_ident() == loop_thread, who.get()))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", recording)
+    async with Engine(slow_model(max_model_len=4000)) as engine:
+        who.set("caller")
+        await engine.generate("short", SHORT)
+        await engine.generate("long" * 500, SHORT)
+    assert seen == [(True, "caller"), (False, "caller")]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_left_while_its_prompt_is_encoded_is_never_computed(monkeypatch):
+    encoding, go_on = threading.Event(), threading.Event()
+    encode = Tokenizer.encode
+
+    def waiting(self, text, **options):
+        encoding.set()
+        go_on.wait(10)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", waiting)
+    async with Engine(slow_model(max_model_len=4000)) as engine:
+        stream = engine.stream("long" * 500, SHORT)
+        await asyncio.to_thread(encoding.wait, 10)
+        assert engine.stats().num_waiting == 1
+        stream.close()
+        go_on.set()
+        await engine.drain()
+        assert engine.stats().tokens_prefilled_total == 0
+
+
+@pytest.mark.asyncio
+async def test_a_tokenizer_that_breaks_fails_its_request_alone(monkeypatch):
+    def broken(self, text, **options):
+        raise OSError("planted")
+
+    monkeypatch.setattr(Tokenizer, "encode", broken)
+    async with Engine(slow_model()) as engine:
+        for text in ("short", "long" * 500):
+            with pytest.raises(RequestFailedError, match="can't be encoded: OSError"):
+                await engine.generate(text, SHORT)
+        assert len((await engine.generate(PROMPT, SHORT)).token_ids) == 10
 
 
 # -- faults
