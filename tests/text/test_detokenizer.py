@@ -27,10 +27,11 @@ def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     """Any ids, some past the vocabulary, with more than their share of real text and of bytes."""
     anything = st.integers(0, tokenizer.vocab_size + 8)
-    rare = st.sampled_from(
-        [i for i in range(tokenizer.vocab_size) if isinstance(tokenizer.pieces[i], bytes)]
-        or [*tokenizer.special_ids]
-        or [0]
+    ids = range(tokenizer.vocab_size)
+    rare = st.one_of(
+        st.sampled_from([i for i in ids if isinstance(tokenizer.pieces[i], bytes)] or [0]),
+        st.sampled_from([i for i in ids if tokenizer.pieces[i] in (" ", b" ")] or [0]),
+        st.sampled_from([*tokenizer.special_ids, *ids[-3:]]),
     )
     encoded = st.sampled_from(CORPUS).flatmap(
         lambda text: st.integers(0, len(text)).map(lambda cut: tokenizer.encode(text[cut:])[:6])
@@ -66,7 +67,7 @@ def test_only_an_unfinished_character_or_byte_run_is_held(kind: str) -> None:
             assert held in ("", "\ufffd")
         else:
             run = list(itertools.takewhile(lambda piece: isinstance(piece, bytes), pieces[::-1]))
-            assert len(held.encode()) in (len(run), 3 * len(run))
+            assert len(held.encode()) <= 3 * len(run)
         assert "".join(pushed) + held == tokenizer.decode(ids)
 
     check()
