@@ -15,7 +15,7 @@ from tests.parity import tiny_models
 Oracle = Callable[..., Any]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     """Tiny matrices: threads only wait for each other."""
     before = torch.get_num_threads()
