@@ -30,6 +30,7 @@ def export_model(
         if name != "lm_head.weight"
     }
     save_file(tensors, out / "model.new", metadata={"format": "pt"})
+    (out / "model.new").chmod(0o644)
     (out / "model.new").replace(out / "model.safetensors")
     config = {
         "architectures": ["Qwen3ForCausalLM"],

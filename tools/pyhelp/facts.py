@@ -15,37 +15,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MODULES = (
-    *("argparse", "array", "asyncio", "base64", "binascii", "bisect", "builtins", "bz2"),
-    *("calendar", "codecs", "collections", "colorsys", "concurrent.futures", "configparser"),
-    *("contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib"),
-    *("dis", "doctest", "email.utils", "enum", "filecmp", "fileinput", "fnmatch", "fractions"),
-    *("functools", "gc", "getopt", "getpass", "gettext", "glob", "graphlib", "gzip", "hashlib"),
-    *("heapq", "hmac", "html", "html.parser", "http", "http.client", "http.cookies"),
-    *("importlib", "importlib.metadata", "importlib.util", "inspect", "io", "ipaddress"),
-    *("itertools", "json", "keyword", "locale", "logging", "lzma", "marshal", "math"),
-    *("operator", "os", "os.path", "pathlib", "pickle", "plistlib", "pprint", "profile"),
-    *("pstats", "queue", "random", "re", "secrets", "selectors", "shelve", "shlex", "shutil"),
-    *("signal", "smtplib", "socket", "socketserver", "sqlite3", "statistics", "string"),
-    *("struct", "subprocess", "sys", "tarfile", "tempfile", "textwrap", "threading", "time"),
-    *("timeit", "tokenize", "tomllib", "trace", "traceback", "tracemalloc", "types", "typing"),
-    *("unittest", "unittest.mock", "urllib.error", "urllib.parse", "urllib.request", "uuid"),
-    *("warnings", "wave", "weakref", "webbrowser", "xml.etree.ElementTree", "zipfile", "zlib"),
-    "zoneinfo",
+    *("argparse", "base64", "bisect", "builtins", "bz2", "collections", "contextlib", "copy"),
+    *("csv", "dataclasses", "datetime", "decimal", "enum", "fnmatch", "fractions", "functools"),
+    *("glob", "gzip", "hashlib", "heapq", "hmac", "html", "importlib", "io", "itertools"),
+    *("json", "logging", "math", "os", "os.path", "pathlib", "pickle", "pprint", "queue"),
+    *("random", "re", "secrets", "shlex", "shutil", "statistics", "string", "struct"),
+    *("subprocess", "sys", "tarfile", "tempfile", "textwrap", "threading", "time", "timeit"),
+    *("urllib.parse", "urllib.request", "uuid", "zipfile", "zlib"),
 )
 """The modules that are asked about."""
 
 CLASSES = (
-    *("builtins.str", "builtins.bytes", "builtins.list", "builtins.dict", "builtins.set"),
-    *("builtins.tuple", "builtins.int", "builtins.float", "argparse.ArgumentParser"),
-    *("array.array", "asyncio.Event", "asyncio.Future", "asyncio.Lock", "asyncio.Queue"),
-    *("asyncio.Semaphore", "asyncio.Task", "collections.Counter", "collections.OrderedDict"),
-    *("collections.deque", "concurrent.futures.Future", "contextlib.ExitStack", "datetime.date"),
-    *("datetime.datetime", "datetime.time", "datetime.timedelta", "fractions.Fraction"),
-    *("ipaddress.IPv4Network", "json.JSONDecoder", "json.JSONEncoder", "logging.Handler"),
-    *("logging.Logger", "pathlib.Path", "queue.Queue", "random.Random", "re.Match"),
-    *("re.Pattern", "socket.socket", "sqlite3.Connection", "string.Template"),
-    *("subprocess.Popen", "threading.Condition", "threading.Event", "threading.Semaphore"),
-    *("threading.Thread", "unittest.TestCase", "zipfile.ZipFile"),
+    *("builtins.str", "builtins.list", "builtins.dict", "builtins.set", "builtins.tuple"),
+    *("builtins.int", "builtins.float", "argparse.ArgumentParser", "asyncio.Queue"),
+    *("collections.Counter", "collections.OrderedDict", "collections.deque"),
+    *("contextlib.ExitStack", "datetime.datetime", "datetime.timedelta", "json.JSONEncoder"),
+    *("logging.Logger", "pathlib.Path", "queue.Queue", "re.Match", "re.Pattern"),
+    *("string.Template", "subprocess.Popen", "threading.Event", "threading.Thread"),
+    "zipfile.ZipFile",
 )
 """The classes whose methods are asked about too."""
 
@@ -87,6 +74,11 @@ _SIGNATURE = re.compile(r"^[\w.]+\s*\(.*?\)(\s*(->|=)\s*[^\n]*)?$|^[\w.]+\(.*?\)
 _SENTENCE = re.compile(r"^(.+?[.!?])(?=\s|$)")
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|approx|incl)\.$", re.IGNORECASE)
 _NOISE = re.compile(r"<\||->| = |^>|^XXX|^An enumeration|^Deprecated|\[,")
+_OBSCURE = re.compile(
+    r"os\.(sched_|W[A-Z]|exec|spawn|posix_|tc|set|get\w*id|getp|getres|\w*xattr|pidfd|memfd|eventfd"
+    r"|mk(nod|fifo)|maj|min|makedev|l?ch(own|mod|flags)|fd|fp|fch|fstat|ftr|p?readv?$|p?writev?$"
+    r"|wait|lock|open?pty|login_tty|forkpty|init|copy_file|splice|sendf|statv|fstatv)"
+)
 
 
 @dataclass(frozen=True)
@@ -151,7 +143,7 @@ def collect_facts() -> list[Fact]:
 
     def add(name: str, doc: str | None) -> None:
         sentence = first_sentence(doc)
-        if sentence is not None:
+        if sentence is not None and not _OBSCURE.match(name):
             found.setdefault(name.removeprefix("builtins."), sentence)
 
     with warnings.catch_warnings():

@@ -9,9 +9,11 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from batches import CODE_ROW, Batch, ChatBatches, CodeBatches
 from corpus import TURN_END, token_id
@@ -24,6 +26,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 WARM_UP = 0.02
 CONSTANT_UNTIL = 0.45
 LAST_RATE = 0.01
+
+Body = Callable[..., Any]
+"""The layers below the output layer, compiled or not."""
 
 
 def new_model(vocab_size: int, end_ids: list[int]) -> Qwen3ForCausalLM:
@@ -59,11 +64,11 @@ def learning_rate(progress: float, peak: float) -> float:
     return peak * (LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * left)))
 
 
-def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
+def batch_loss(model: Qwen3ForCausalLM, body: Body, batch: Batch) -> torch.Tensor:
     """Return the weighted mean loss of a batch; positions of weight 0 cost no output layer."""
     inputs, targets, weights = batch
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state
+        hidden = body(input_ids=inputs, use_cache=False).last_hidden_state
         chosen = weights.flatten() > 0
         if bool(chosen.all()):
             logits = model.lm_head(hidden).flatten(0, 1)
@@ -136,6 +141,13 @@ class Training:
             self.counts = state["counts"]
             self.seconds_before = state["seconds"]
             self.chat.random.seed(options.seed + self.counts["steps"])
+            self.code.random = np.random.default_rng(options.seed + self.counts["steps"])
+        self.body: Body = self.model.model.forward
+        if options.compile:
+            self.body = torch.compile(self.body, dynamic=True)
+            for batch in (self.code.batch(2), self.chat.batch(options.chat_tokens)):
+                batch_loss(self.model, self.body, batch).backward()
+            self.model.zero_grad(set_to_none=True)
         self.began = time.monotonic()
 
     @property
@@ -154,14 +166,14 @@ class Training:
         losses = [0.0, 0.0]
         if self.options.code_rows:
             batch = self.code.batch(self.options.code_rows)
-            loss = batch_loss(self.model, batch)
+            loss = batch_loss(self.model, self.body, batch)
             loss.backward()
             losses[0] = loss.item()
             self.counts["code_tokens"] += batch[0].numel()
         if self.options.chat_tokens:
             seen = self.chat.facts_seen
             batch = self.chat.batch(self.options.chat_tokens)
-            loss = batch_loss(self.model, batch)
+            loss = batch_loss(self.model, self.body, batch)
             loss.backward()
             losses[1] = loss.item()
             self.counts["chat_tokens"] += batch[0].numel()
@@ -202,7 +214,8 @@ class Training:
         options = self.options
         next_save = self.seconds + min(options.save_every, 3.0) * 60
         means = [0.0, 0.0]
-        logged, logged_tokens, window = self.seconds, 0, 0
+        logged, window = self.seconds, 0
+        logged_tokens = self.counts["code_tokens"] + self.counts["chat_tokens"]
         while self.progress < 1.0:
             for index, loss in enumerate(self.step()):
                 means[index] += loss
@@ -234,6 +247,7 @@ def main() -> None:
     parser.add_argument("--muon-rate", type=float, default=4e-3, help="0: AdamW for everything")
     parser.add_argument("--code-rows", type=int, default=6, help=f"rows of {CODE_ROW} a step")
     parser.add_argument("--chat-tokens", type=int, default=2048, help="chat tokens a step")
+    parser.add_argument("--compile", action="store_true", help="compile the layers, for speed")
     parser.add_argument("--save-every", type=float, default=5.0, help="minutes")
     parser.add_argument("--log-every", type=int, default=25, help="steps")
     parser.add_argument("--threads", type=int, default=2)
