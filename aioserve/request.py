@@ -7,6 +7,7 @@ anywhere in the package.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -58,10 +59,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Keep this many most likely tokens; 0 keeps all."""
     seed: int | None = None
     """Key of this request's noise, in [0, 2**64). None: the engine draws one per request."""
-    stop: tuple[str, ...] = ()
-    """Strings that end the answer and are not part of it; one string or a sequence of them."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the answer like the model's own end-of-sequence ids."""
+    stop: Sequence[str] = ()
+    """Strings that end the answer and are not part of it; one string alone will do. Kept as a
+    tuple."""
+    stop_token_ids: Sequence[int] = ()
+    """Ids that end the answer like the model's own end-of-sequence ids. Kept as a tuple."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence ids (and past them alone)."""
 

@@ -255,6 +255,8 @@ class CoreLoop:
             text, stopped = request.assembler.push(token_id)
             if reason is not None and not stopped:
                 text += request.assembler.finish()
+                if request.assembler.matched_stop is not None:
+                    reason = FinishReason.STOP
         except Exception as error:
             self.scheduler.finish(request.sequence_id)
             failed = RequestFailedError(f"token {token_id} can't be turned into text: {error}")

@@ -167,7 +167,7 @@ def test_a_sampling_parameter_that_does_not_exist_is_refused():
 
 
 def test_one_stop_string_needs_no_tuple():
-    assert SamplingParams(stop="end").stop == ("end",)  # pyright: ignore[reportArgumentType]
+    assert SamplingParams(stop="end").stop == ("end",)
 
 
 @pytest.mark.asyncio
