@@ -22,7 +22,9 @@ constexpr double kBytesPerNanosecond = 40;
 constexpr double kMultipliesPerNanosecond = 60;
 constexpr double kWorthSharing_ns = 6'000;
 
-std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t value, std::size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
 
 int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 

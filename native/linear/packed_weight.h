@@ -11,7 +11,7 @@
 
 namespace aioserve::linear {
 
-// `[rows, columns]` of float32 or bfloat16 in memory that belongs to somebody else; strides in bytes.
+// `[rows, columns]` of float32 or bfloat16 in somebody else's memory; strides in bytes.
 struct Matrix {
     const char* data;
     int64_t rows;
@@ -22,13 +22,13 @@ struct Matrix {
 
 class PackedWeight {
   public:
-    // Copies `weight` [out, in] and `bias` [out] (null for none; of the weight's dtype, contiguous).
+    // Copies `weight` [out, in] and `bias` [out] (of the weight's dtype, contiguous; or null).
     PackedWeight(const Matrix& weight, const char* bias, bool bfloat16);
     PackedWeight(const PackedWeight&) = delete;
     PackedWeight& operator=(const PackedWeight&) = delete;
 
-    // y [rows, out] = x [rows, in] @ weight.T + bias, on the thread pool. x has the weight's dtype and
-    // contiguous rows `x_row_bytes` apart; y is contiguous, float32 or bfloat16. Sums are
+    // y [rows, out] = x [rows, in] @ weight.T + bias, on the thread pool. x has the weight's dtype
+    // and contiguous rows `x_row_bytes` apart; y is contiguous, float32 or bfloat16. Sums are
     // float32. The result of a row depends on that row alone, to the bit.
     void apply(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, char* y,
                bool y_is_float32) const;

@@ -1,12 +1,12 @@
-// The register tile that every instruction set shares, and the table in which each publishes its own.
+// The register tile that every instruction set shares, and the table where each publishes its own.
 //
 // A *step* is four bytes of an input row: one float32 or two bfloat16. Weights lie in panels of 32
 // output columns, `[steps][32][4 bytes]`; rows of x lie in blocks of up to `max_rows` rows,
 // `[steps / 16][rows][16][4 bytes]`, so that one pointer with constant offsets walks each of them.
 // A tile multiplies one block by one panel. Each output is one chain of multiply-adds in the order
 // of the steps, whatever the number of rows: that is why the result of a row depends neither on how
-// many there are nor on its place among them. One panel at a time, and no prefetching by hand: of all
-// variants a single stream of addresses gets the most out of the hardware's prefetcher.
+// many there are nor on its place among them. One panel at a time, and no prefetching by hand: a
+// single stream of addresses gets the most out of the hardware's prefetcher.
 
 #pragma once
 

@@ -67,8 +67,9 @@ struct Bfloat16 : Common {
     }
 };
 
-constexpr TileSet kFloat32 = tiles<Float32, 3>();  // all registers: 12 sums, 3 inputs, 1 weight
-constexpr TileSet kBfloat16 = tiles<Bfloat16, 2>(); // one goes to the mask, so 3 rows would spill
+// Three rows fill all 16 registers: 12 sums, 3 inputs, 1 weight. bfloat16 needs one for the mask.
+constexpr TileSet kFloat32 = tiles<Float32, 3>();
+constexpr TileSet kBfloat16 = tiles<Bfloat16, 2>();
 
 }  // namespace
 

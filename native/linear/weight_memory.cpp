@@ -13,7 +13,9 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{1} << 21;
 constexpr std::size_t kRegion = 16 * kHugePage;  // pages that no weight touches cost nothing
 
-std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t value, std::size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
 
 class Region {
   public:
