@@ -9,6 +9,8 @@ void bind_ops(nb::module_& m);
 void bind_linear(nb::module_& m);
 
 NB_MODULE(_native, m) {
+    // An engine that is alive at interpreter exit is no leak worth a report on the terminal.
+    nb::set_leak_warnings(false);
     m.doc() = "Native parts of aioserve: page pool, CPU operations, packed linear layers.";
     bind_pool(m);
     bind_ops(m);

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from aioserve.execution.plan import StepPlan
+from aioserve.kv.pages import pages_for, token_slots
 from aioserve.models.batch import ForwardBatch
 from aioserve.ops.types import AttentionBatch
 
@@ -28,9 +29,9 @@ def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> Fo
     total = int(query_start[-1])
     max_context = int(context_lens.max())
 
-    page_table = np.zeros((size, -(-max_context // page_size)), np.int32)
+    page_table = np.zeros((size, pages_for(max_context, page_size)), np.int32)
     for row, item in enumerate(items):
-        pages = -(-(item.start + item.count) // page_size)
+        pages = pages_for(item.start + item.count, page_size)
         page_table[row, :pages] = item.page_ids[:pages]
     token_ids = np.empty(total, np.int64)
     if total == size:
@@ -41,8 +42,6 @@ def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> Fo
 
     rows = np.repeat(np.arange(size), counts)
     positions = np.arange(total) - query_start[rows] + starts[rows]
-    token_slots = page_table[rows, positions // page_size].astype(np.int64) * page_size
-    token_slots += positions % page_size
 
     ids = torch.from_numpy(token_ids)
     pending = np.flatnonzero(token_ids < 0)
@@ -56,7 +55,7 @@ def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> Fo
             query_start=torch.from_numpy(query_start.astype(np.int32)),
             context_lens=torch.from_numpy(context_lens.astype(np.int32)),
             page_table=torch.from_numpy(page_table),
-            token_slots=torch.from_numpy(token_slots),
+            token_slots=torch.from_numpy(token_slots(page_table, rows, positions, page_size)),
             positions=torch.from_numpy(positions.astype(np.int32)),
             max_query=int(counts.max()),
             max_context=max_context,

@@ -12,6 +12,7 @@ from aioserve.errors import ConfigError
 from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.memory import available_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits
+from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.models.config import GenerationDefaults
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
@@ -107,14 +108,14 @@ class _Loader:
                 model.num_layers, page_size, model.num_kv_heads, model.head_dim, decoder.dtype
             )
             budget = int(available_memory_bytes() * config.memory_utilization)
-            usable = config.max_num_seqs * -(-wanted_len // page_size)
+            usable = config.max_num_seqs * pages_for(wanted_len, page_size)
             num_pages = min(usable, budget // page_bytes)
             if num_pages < 1:
                 raise ConfigError(
                     f"memory_utilization={config.memory_utilization} leaves {budget} bytes for "
                     f"the KV cache, and one page takes {page_bytes}"
                 )
-        holds = num_pages * page_size
+        holds = capacity_tokens(num_pages, page_size)
         if config.max_model_len is not None and holds < wanted_len:
             raise ConfigError(
                 f"max_model_len={wanted_len} doesn't fit the KV cache: {num_pages} pages of "

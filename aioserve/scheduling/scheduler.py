@@ -27,7 +27,7 @@ import numpy.typing as npt
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan, WorkItem
 from aioserve.kv.page_pool import NO_STEP, PagePool
-from aioserve.kv.pages import pages_for
+from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.request import FinishReason, SamplingParams
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import RequestView, SchedulerView, SchedulingPolicy, Verdict
@@ -129,7 +129,7 @@ class Scheduler:
         `max_length`, prompt and answer together, must fit the pool when it runs alone: that every
         run ends rests on it. Raises `InvariantError` otherwise; the edge refuses such requests.
         """
-        fits = self.pool.num_pages * self.pool.page_size
+        fits = capacity_tokens(self.pool.num_pages, self.pool.page_size)
         if not 0 < len(prompt_ids) < max_length <= fits:
             raise InvariantError(
                 f"prompt of {len(prompt_ids)} tokens, max_length {max_length}: need "
@@ -188,6 +188,8 @@ class Scheduler:
             self._admit(chosen, budget, now_seconds, forced=False)
         if not chosen and self.launched == self.pool.done_step:
             self._force_progress(chosen, now_seconds)
+            if not chosen:
+                self._check_idle()
         if not chosen:
             return None
 
@@ -258,7 +260,7 @@ class Scheduler:
                 f"!= {len(self._sequences)} live ones"
             )
         for sequence in self._sequences.values():
-            capacity = len(sequence.page_table) * self.pool.page_size
+            capacity = capacity_tokens(len(sequence.page_table), self.pool.page_size)
             waiting = sequence.phase is Phase.WAITING
             if sequence.computed > capacity or (waiting and capacity):
                 raise InvariantError(
@@ -278,14 +280,14 @@ class Scheduler:
         """
         ready = [s for s in self._running if not s.paused and s.remaining == 1 and not s.exhausted]
         page_size = self.pool.page_size
-        growing = [s for s in ready if s.computed == len(s.page_table) * page_size]
+        growing = [s for s in ready if s.computed == capacity_tokens(len(s.page_table), page_size)]
         preempted: list[SequenceState] = []
         if len(growing) > self.pool.num_free:
             preempted = self._make_room(growing, now_seconds)
             ready = [s for s in ready if s.phase is Phase.RUNNING]
         granted = []
         for sequence in ready[:budget]:
-            if sequence.computed == len(sequence.page_table) * page_size:
+            if sequence.computed == capacity_tokens(len(sequence.page_table), page_size):
                 if not self.pool.num_free:
                     continue
                 sequence.page_table.append(self.pool.acquire(1))
@@ -407,6 +409,18 @@ class Scheduler:
                 chosen.append((sequence, min(sequence.remaining, self.max_num_batched_tokens)))
                 return
         self._admit(chosen, self.max_num_batched_tokens, now_seconds, forced=True)
+
+    def _check_idle(self) -> None:
+        """Raise unless there is a reason that nothing runs: no work, or readers that are behind."""
+        ready = [s for s in self._running if not s.paused]
+        if not self._running:
+            ready = [s for s in self._waiting if not s.paused]
+        if ready:
+            raise InvariantError(
+                f"nothing is planned, nothing is in flight, and sequence {ready[0].sequence_id} "
+                f"is {ready[0].phase.value} with {ready[0].remaining} tokens to compute; "
+                f"{self.pool.num_free} pages are free"
+            )
 
     def _launch(self, sequence: SequenceState, count: int, step: int) -> WorkItem:
         """The work item for `count` tokens, with the sequence's books moved past it."""
