@@ -1,7 +1,7 @@
 """The `aioserve` command: one file per verb, loaded when its verb is used.
 
 This module knows the verbs' names and turns errors into exit codes. It must stay cheap: help and
-usage errors import neither torch nor numpy.
+usage errors import no torch.
 
 Exit codes: 0 done; 1 the engine failed; 2 the command line, the prompt or the model name is wrong;
 130 interrupted (Ctrl-C); 141 the reader of stdout went away.
@@ -59,14 +59,24 @@ def _run(arguments: list[str] | None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more on exit; that must not fail a second time.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return EXIT_BROKEN_PIPE
     except (InvalidRequestError, ConfigError, ModelNotFoundError) as error:
         return _report(error, EXIT_USAGE)
     except AioserveError as error:
         return _report(error, EXIT_FAILED)
+    except OSError as error:  # a file that can't be read or written, a full disk
+        _give_up_stdout()
+        return _report(error, EXIT_FAILED)
     return 0
+
+
+def _give_up_stdout() -> None:
+    """Python flushes stdout once more on exit; what failed once must not fail a second time."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stdin_prompt_last(arguments: list[str]) -> list[str]:
@@ -76,6 +86,6 @@ def _stdin_prompt_last(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _report(error: AioserveError, code: int) -> int:
+def _report(error: Exception, code: int) -> int:
     print(f"aioserve: {error}", file=sys.stderr)
     return code

@@ -121,9 +121,13 @@ async def _run(
         for prompt in queue:
             timings.append(await _answer(engine, prompt, output_len))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(prompts))):
-            group.create_task(worker())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(prompts))):
+                group.create_task(worker())
+    except BaseExceptionGroup as failures:
+        # The first failure cancelled the other workers; it alone is worth telling.
+        raise failures.exceptions[0] from failures
     return timings
 
 

@@ -67,6 +67,8 @@ class BenchOptions:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(f"concurrency must be at least 1, got {self.concurrency}")
+        if self.json not in (None, "-") and not Path(self.json).parent.is_dir():
+            raise ConfigError(f"json: there is no directory for {self.json}")
         if not 0 <= self.shared_prefix_len <= self.input_len:
             raise ConfigError(
                 f"shared_prefix_len must be in [0, input_len={self.input_len}], "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aioserve.cli._engine import open_engine, sampling_params, summary_line
 from aioserve.cli._prompt import LinePrompt
-from aioserve.errors import AioserveError
+from aioserve.errors import AioserveError, InvalidRequestError
 from aioserve.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def chat(
 async def _chat(model: str, system: str | None, given: dict[str, Any]) -> None:
     with LinePrompt() as prompt:
         async with open_engine(model) as engine:
+            if not engine.has_chat_template:
+                raise InvalidRequestError(f"{model} has no chat template; use `aioserve run`")
             conversation = _Conversation(engine, system, given)
             with _Interrupts() as interrupts:
                 while (line := await interrupts.stoppable(prompt.read("> "))) is not None:

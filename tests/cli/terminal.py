@@ -17,7 +17,7 @@ CTRL_D = "\x04"
 class Terminal:
     """`aioserve` with its stdin, stdout and stderr on one terminal; use as a context manager."""
 
-    def __init__(self, *arguments: str, term: str = "dumb", timeout_seconds: float = 40.0) -> None:
+    def __init__(self, *arguments: str, term: str = "dumb", timeout_seconds: float = 55.0) -> None:
         self._deadline = time.monotonic() + timeout_seconds
         self._master, slave = pty.openpty()
         self._process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from tests.cli.command import Run
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
@@ -24,7 +25,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
         chat.send(CTRL_C)
         chat.expect(r"\[stopped\]\s+> ")
         chat.send("/help\n")
-        chat.expect("/reset")
+        chat.expect(r"/exit.*\s+> ")  # a Ctrl-D before the prompt is shown would be lost
         chat.send(CTRL_D)
         assert chat.exit_code() == 0
         assert "Traceback" not in chat.seen
@@ -65,3 +66,9 @@ def test_questions_may_come_through_a_pipe(aioserve: Run) -> None:
     done = aioserve("chat", "--max-tokens", 6, stdin=questions)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(COUNTS, done.stderr)) == 2
+
+
+def test_a_model_without_a_chat_template_is_refused(aioserve_here: Run, tiny_model: Path) -> None:
+    done = aioserve_here("chat", "--model", tiny_model)
+    assert done.returncode == 2
+    assert "chat template" in done.stderr

@@ -27,9 +27,9 @@ def test_the_answer_goes_to_stdout_and_the_counts_to_stderr(aioserve: Run) -> No
     assert 1 <= int(counts.group(1)) <= 12
 
 
-def test_a_prompt_of_one_hyphen_is_read_from_stdin(aioserve: Run) -> None:
+def test_a_prompt_of_one_hyphen_is_read_from_stdin(aioserve: Run, aioserve_here: Run) -> None:
     options = ("--raw", "--temperature", 0, "--max-tokens", 8)
-    given = aioserve("run", "def fibonacci(n):", *options)
+    given = aioserve_here("run", "def fibonacci(n):", *options)
     piped = aioserve("run", "-", *options, stdin="def fibonacci(n):")
     assert piped.returncode == 0, piped.stderr
     assert piped.stdout == given.stdout
@@ -62,6 +62,8 @@ def test_a_stop_string_ends_the_answer(aioserve_here: Run) -> None:
         (["run", "hello", "--raw", "--system", "be brief"], 2, "--system"),
         (["run", "x = 1\n" * 20_000, "--raw"], 2, "max_model_len"),
         (["bench", "throughput", "--model", "random:9t"], 2, "random:9t"),
+        (["bench", "latency", "--json", "/no/such/directory/x"], 2, "/no/such/directory"),
+        (["bench", "latency", "--policy", "no-such", "--model", "pyhelp"], 2, "no-such"),
         (["bench", "latency", "--input-len", "4", "--shared-prefix-len", "5"], 2, "input_len=4"),
     ],
 )
@@ -107,6 +109,14 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     process.stderr.close()
     assert process.wait(50) == 141, errors
     assert not errors
+
+
+def test_a_full_disk_is_one_line(tiny_model: Path) -> None:
+    command = [sys.executable, "-m", "aioserve", "run", "x", "--model", str(tiny_model)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=50)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["aioserve: [Errno 28] No space left on device"]
 
 
 def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path) -> None:

@@ -47,7 +47,7 @@ async def test_encoding_a_long_prompt_does_not_block_the_loop() -> None:
         async with Ticker() as ticker:
             with pytest.raises(PromptTooLongError):
                 await engine.generate(text)
-    assert ticker.worst_seconds < blocking_seconds / 4
+    assert ticker.worst_seconds < blocking_seconds / 2
 
 
 @pytest.mark.asyncio
@@ -70,4 +70,4 @@ async def test_a_long_prefill_does_not_block_the_loop() -> None:
         async with Ticker() as ticker:
             await asyncio.gather(*(engine.generate(prompt, params) for _ in range(8)))
         serving_seconds = time.perf_counter() - started
-    assert ticker.worst_seconds < serving_seconds / 4
+    assert ticker.worst_seconds < serving_seconds / 2
