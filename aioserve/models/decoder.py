@@ -51,8 +51,9 @@ class DecoderLayer:
 
 @dataclass(slots=True, frozen=True)
 class DecoderWeights:
-    embedding: torch.Tensor
-    """[vocab, hidden]"""
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    """Token ids int64 [T] -> rows of the embedding [T, hidden], in memory of their own."""
+    dtype: torch.dtype
     positions: torch.Tensor | None
     """[max_position_embeddings, hidden] where positions are learned."""
     layers: tuple[DecoderLayer, ...]
@@ -71,7 +72,7 @@ class Decoder:
         self, config: DecoderConfig, weights: DecoderWeights, ops: OpSet, max_model_len: int
     ) -> None:
         self.config = config
-        self.dtype = weights.embedding.dtype
+        self.dtype = weights.dtype
         self.ops = ops
         self.max_model_len = max_model_len
         self._weights = weights
@@ -127,7 +128,7 @@ class Decoder:
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _embed(self, token_ids: torch.Tensor, attention: AttentionBatch) -> torch.Tensor:
-        hidden = functional.embedding(token_ids, self._weights.embedding)
+        hidden = self._weights.embed(token_ids)
         if self._embedding_scale != 1.0:
             hidden.mul_(self._embedding_scale)
         if self._weights.positions is not None:

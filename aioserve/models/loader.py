@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 from aioserve.errors import ConfigError, ModelNotFoundError
 from aioserve.models.checkpoint import Checkpoint
@@ -30,6 +31,10 @@ __all__ = ["Progress", "load_model"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total) after each tensor."""
+
+TWO_COPIES_BYTES = 64 << 20
+"""An embedding that is the output layer too is kept once, packed, if it is larger than this. Rows
+of packed weights are slower to read, which shows in small models."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -104,12 +109,17 @@ class _Reader:
 
     def weights(self, layout: ModelLayout, tied: bool) -> DecoderWeights:
         embedding = self._copy(layout.embedding)
+        head, shared = self._head(layout.head, embedding, tied)
+        packed_alone = shared and embedding.nbytes > TWO_COPIES_BYTES
+        embed = head.rows if packed_alone else _lookup(embedding)
+        del embedding
         return DecoderWeights(
-            embedding=embedding,
+            embed=embed,
+            dtype=self._dtype,
             positions=None if layout.positions is None else self._copy(layout.positions),
             layers=tuple(self._layer(layer) for layer in layout.layers),
             final_norm=self._norm(layout.final_norm),
-            head=self._head(layout.head, embedding, tied),
+            head=head,
         )
 
     def _layer(self, layout: LayerLayout) -> DecoderLayer:
@@ -126,14 +136,15 @@ class _Reader:
             mlp_post_norm=self._optional_norm(layout.mlp_post_norm),
         )
 
-    def _head(self, head: Tensor, embedding: torch.Tensor, tied: bool) -> PackedLinear:
+    def _head(self, head: Tensor, embedding: torch.Tensor, tied: bool) -> tuple[PackedLinear, bool]:
+        """The output layer, and whether it is the embedding."""
         weight = embedding
         if head in self._checkpoint:
             # Some files store the tied head once more. Where it differs from the embedding the
             # file is right and config.json isn't; transformers decides the same.
             own = self._copy(head)
             weight = embedding if tied and torch.equal(own, embedding) else own
-        return pack_linear(weight, out_dtype=torch.float32)
+        return pack_linear(weight, out_dtype=torch.float32), weight is embedding
 
     def _linear(self, layout: LinearLayout) -> PackedLinear:
         weight = self._stack(layout.weights, layout.transposed)
@@ -169,3 +180,8 @@ class _Reader:
             if self._progress is not None:
                 self._progress(self._done_bytes, self._checkpoint.total_bytes)
         return stacked
+
+
+def _lookup(table: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Rows of a table [vocab, hidden] by token id."""
+    return lambda token_ids: functional.embedding(token_ids, table)

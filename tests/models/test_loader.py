@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aioserve.errors import ConfigError, ModelNotFoundError, WeightsError
+from aioserve.models import loader
 from aioserve.models.loader import load_model
 from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE, write
@@ -138,6 +139,14 @@ def test_a_tied_head_may_be_stored_again(qwen3):
     # One that differs is the model's own, whatever config.json says.
     rewrite(qwen3, lambda t: t.update({"lm_head.weight": 2 * t[embedding]}))
     torch.testing.assert_close(logits_of(qwen3), 2 * expected)
+
+
+def test_a_large_tied_embedding_is_kept_once_and_computes_the_same(qwen3, monkeypatch):
+    kept_twice = logits_of(qwen3)
+    monkeypatch.setattr(loader, "TWO_COPIES_BYTES", 0)
+    model = load_model(qwen3)
+    assert model._weights.embed == model._weights.head.rows
+    assert torch.equal(PagedRun(model).step({"a": PROMPT})["a"], kept_twice)
 
 
 def test_buffers_of_old_checkpoints_are_ignored(tmp_path):
