@@ -22,6 +22,7 @@ constexpr bool kDot = false;
 Vec dot_bf16(Vec a, Vec b, Vec c);
 Vec load_pairs(const bf16* p, int64_t left);
 void interleave(const bf16* even, const bf16* odd, int64_t size, float* out);
+Vec store_rounded(Vec x, bf16* to);
 #endif
 
 constexpr float kLog2e = 1.442695041f;
@@ -210,12 +211,19 @@ static void pack_keys(const T* const* rows, const Shape<T>& shape, int64_t colum
     for (int64_t column = 0; column < columns; column += Vec::kWidth) {
         for (int64_t i = 0; i < shape.depth; i += Vec::kWidth) {
             Vec square[Vec::kWidth];
+            if ((i + Vec::kWidth) * (kDot<T> ? 2 : 1) <= shape.dim) {
+                for (int j = 0; j < Vec::kWidth; ++j)
+                    square[j] = load_elements(rows[column + j], i, INT64_MAX);
+                Vec::transpose(square);
+                for (int j = 0; j < Vec::kWidth; ++j)
+                    square[j].store(packed + (i + j) * kKeyBlock + column);
+                continue;
+            }
             for (int j = 0; j < Vec::kWidth; ++j)
                 square[j] = load_elements(rows[column + j], i, shape.dim);
             Vec::transpose(square);
-            const int64_t left = shape.depth - i;
-            const int count = left < Vec::kWidth ? static_cast<int>(left) : Vec::kWidth;
-            for (int j = 0; j < count; ++j) square[j].store(packed + (i + j) * kKeyBlock + column);
+            for (int j = 0; i + j < shape.depth; ++j)
+                square[j].store(packed + (i + j) * kKeyBlock + column);
         }
     }
 }
@@ -280,9 +288,7 @@ static inline float weigh(const AttentionArgs& args, float* scores, int64_t colu
         const Vec weight = exp2(s[i] - subtract);
         if constexpr (kDot<T>) {
             // The sum takes the weights as they are multiplied, so that they still add up to one.
-            bf16* to = reinterpret_cast<bf16*>(scores) + i * Vec::kWidth;
-            weight.store(to);
-            sum = sum + Vec::load(to);
+            sum = sum + store_rounded(weight, reinterpret_cast<bf16*>(scores) + i * Vec::kWidth);
         } else {
             weight.store(scores + i * Vec::kWidth);
             sum = sum + weight;

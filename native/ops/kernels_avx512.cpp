@@ -1,5 +1,6 @@
 #if defined(__x86_64__)
 // GCC 12 takes the undefined registers in its own header for ours.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 

@@ -3,6 +3,7 @@
 
 #if defined(__x86_64__)
 // GCC 12 takes the undefined registers in its own header for ours.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
@@ -39,6 +40,13 @@ static inline void interleave(const bf16* even, const bf16* odd, int64_t size, f
         _mm512_storeu_si512(out + i, _mm512_permutex2var_epi16(a, low, b));
         if (size - i > 16) _mm512_storeu_si512(out + i + 16, _mm512_permutex2var_epi16(a, high, b));
     }
+}
+
+// Stores x as bfloat16 and returns what was stored; weights too small for a normal number become 0.
+static inline Vec store_rounded(Vec x, bf16* to) {
+    const __m256i halves = (__m256i)_mm512_cvtneps_pbh(x.v);
+    _mm256_storeu_si256((__m256i*)to, halves);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
 }
 
 #include "ops/kernels.inl"

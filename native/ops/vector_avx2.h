@@ -71,7 +71,7 @@ struct Vec {
     }
     float front() const { return _mm256_cvtss_f32(v); }
 
-    static void transpose(Vec (&rows)[8]) {
+    [[gnu::always_inline]] static inline void transpose(Vec (&rows)[8]) {
         __m256 a[8], b[8];
         for (int i = 0; i < 4; ++i) {
             a[2 * i] = _mm256_unpacklo_ps(rows[2 * i].v, rows[2 * i + 1].v);

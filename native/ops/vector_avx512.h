@@ -57,7 +57,7 @@ struct Vec {
     float largest() const { return _mm512_reduce_max_ps(v); }
     float front() const { return _mm512_cvtss_f32(v); }
 
-    static void transpose(Vec (&rows)[16]) {
+    [[gnu::always_inline]] static inline void transpose(Vec (&rows)[16]) {
         __m512 a[16], b[16];
         for (int i = 0; i < 8; ++i) {
             a[2 * i] = _mm512_unpacklo_ps(rows[2 * i].v, rows[2 * i + 1].v);

@@ -40,6 +40,12 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
+def history(context: int, heads: int, dim: int, dtype: torch.dtype, *, seed: int) -> Tensor:
+    """Random `[context, heads, dim]` whose rows don't depend on `context`."""
+    # torch draws the last block of 16 anew where the size is no multiple of 16.
+    return random(-(-context // 16) * 16, heads, dim, dtype=dtype, seed=seed)[:context]
+
+
 def lay_out(
     sequences: Sequence[tuple[int, int, int]],
     heads: Heads,
@@ -68,10 +74,10 @@ def lay_out(
         at = torch.arange(context)
         pages, offsets = table[row, at // page_size].long(), at % page_size
         for which in (0, 1):
-            values = random(context, heads.kv, heads.dim, dtype=dtype, seed=3 * name + which)
+            values = history(context, heads.kv, heads.dim, dtype, seed=3 * name + which)
             cache.storage[0, which][pages, :, offsets] = values
         rows = slice(context - tokens, context)
-        queries.append(random(context, heads.q, heads.dim, dtype=dtype, seed=3 * name + 2)[rows])
+        queries.append(history(context, heads.q, heads.dim, dtype, seed=3 * name + 2)[rows])
         slots.append((pages * page_size + offsets)[rows])
         positions.append(at[rows].int())
         starts.append(starts[-1] + tokens)

@@ -1,0 +1,134 @@
+"""Native ops against torch: microseconds per call, and how many times faster.
+
+    python benchmarks/ops.py [--threads 2] [--repeats 30]
+
+Attention is compared with `scaled_dot_product_attention` over keys already gathered into dense
+tensors (which an engine with pages would have to do first); the other ops with
+`aioserve.ops.reference`. Each number is the minimum of the repeats, taken in turns so that a busy
+machine troubles both sides alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from aioserve import _native
+from aioserve.ops import AttentionBatch, KVCache, native, reference
+
+PAGE_SIZE = 16
+ATTENTION = [  # name, sequences, query tokens, context, query heads, KV heads, head size
+    ("decode 32 x 256", 32, 1, 256, 8, 4, 64),
+    ("decode 1 x 2048", 1, 1, 2048, 8, 4, 64),
+    ("decode 32 x 256", 32, 1, 256, 16, 8, 128),
+    ("decode 1 x 2048", 1, 1, 2048, 16, 8, 128),
+    ("prefill 2048", 1, 2048, 2048, 8, 4, 64),
+    ("prefill 2048", 1, 2048, 2048, 16, 8, 128),
+]
+
+
+def best_microseconds(repeats: int, *calls: Callable[[], object]) -> list[float]:
+    best = [float("inf")] * len(calls)
+    for _ in range(repeats + 2):
+        for index, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            best[index] = min(best[index], time.perf_counter() - start)
+    return [1e6 * seconds for seconds in best]
+
+
+def batch_of(sequences: int, tokens: int, context: int) -> AttentionBatch:
+    """Equal sequences whose pages are scattered over the cache."""
+    pages = -(-context // PAGE_SIZE)
+    table = torch.randperm(sequences * pages).int().view(sequences, pages)
+    positions = torch.arange(context - tokens, context)
+    slots = table[:, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
+    return AttentionBatch(
+        query_start=torch.arange(0, (sequences + 1) * tokens, tokens, dtype=torch.int32),
+        context_lens=torch.full((sequences,), context, dtype=torch.int32),
+        page_table=table,
+        token_slots=slots.flatten(),
+        positions=positions.int().repeat(sequences),
+        max_query=tokens,
+        max_context=context,
+    )
+
+
+def report(name: str, dtype: torch.dtype, ours: float, theirs: float) -> None:
+    print(f"{name:<40} {str(dtype)[6:]:<9} {ours:>10.1f} {theirs:>10.1f} {theirs / ours:>7.2f}x")
+
+
+def attention(dtype: torch.dtype, repeats: int) -> None:
+    for name, sequences, tokens, context, q_heads, kv_heads, dim in ATTENTION:
+        batch = batch_of(sequences, tokens, context)
+        cache = KVCache.allocate(1, batch.page_table.numel(), PAGE_SIZE, kv_heads, dim, dtype)
+        cache.storage.normal_()
+        k_pages, v_pages = cache.layer(0)
+        q = torch.randn(sequences * tokens, q_heads, dim).to(dtype)
+        dense_q = q.view(sequences, tokens, q_heads, dim).transpose(1, 2)
+        keys = torch.randn(sequences, kv_heads, context, dim).to(dtype)
+        values = torch.randn_like(keys)
+        ours, theirs = best_microseconds(
+            min(repeats, 5) if tokens > 1 else repeats,
+            partial(native.paged_attention, q, k_pages, v_pages, batch, scale=dim**-0.5),
+            partial(
+                scaled_dot_product_attention,
+                dense_q,
+                keys,
+                values,
+                is_causal=tokens > 1,
+                enable_gqa=True,
+            ),
+        )
+        report(f"attention {name}, {q_heads}/{kv_heads} x {dim}", dtype, ours, theirs)
+
+
+def small_ops(dtype: torch.dtype, tokens: int, repeats: int) -> None:
+    batch = batch_of(tokens, 1, 256)
+    pages = KVCache.allocate(1, batch.page_table.numel(), PAGE_SIZE, 4, 64, dtype).layer(0)
+    x, residual = torch.randn(tokens, 512).to(dtype), torch.randn(tokens, 512).to(dtype)
+    weight, head_weight = torch.ones(512).to(dtype), torch.ones(64).to(dtype)
+    q, k, v = torch.randn(tokens, 16, 64).to(dtype).split([8, 4, 4], dim=1)
+    gate_up = torch.randn(tokens, 3072).to(dtype)
+    table = torch.rand(256, 32)
+    norms = {"q_norm": head_weight, "k_norm": head_weight, "eps": 1e-6}
+    cases: dict[str, tuple[object, ...]] = {
+        "rms_norm": (x, weight, 1e-6),
+        "add_rms_norm": (x, residual, weight, 1e-6),
+        "silu_mul": (gate_up,),
+        "gelu_tanh_mul": (gate_up,),
+        "rotary_kv_write": (q, k, v, table, table, batch, *pages),
+    }
+    for name, arguments in cases.items():
+        options = norms if name == "rotary_kv_write" else {}
+        ours, theirs = best_microseconds(
+            10 * repeats,
+            partial(getattr(native, name), *arguments, **options),
+            partial(getattr(reference, name), *arguments, **options),
+        )
+        report(f"{name}, {tokens} tokens", dtype, ours, theirs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=_native.cpu_info()["threads"])
+    parser.add_argument("--repeats", type=int, default=30)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    _native.set_num_threads(arguments.threads)
+    print(_native.cpu_info())
+    print(f"{'':<40} {'':<9} {'native us':>10} {'torch us':>10} {'ratio':>8}")
+    with torch.inference_mode():
+        for dtype in (torch.float32, torch.bfloat16):
+            attention(dtype, arguments.repeats)
+            for tokens in (1, 32):
+                small_ops(dtype, tokens, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()
