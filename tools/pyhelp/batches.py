@@ -74,10 +74,11 @@ class ChatBatches:
     def _small_talk(self) -> tuple[str, str]:
         """Return a turn that is about no fact."""
         kind = self.random.random()
+        if kind < 0.4:
+            phrasing = self.random.choice(questions.PHRASINGS)
+            return phrasing.format(name=self._unknown_name()), questions.UNKNOWN_ANSWER
         if kind < 0.5:
-            name = self._unknown_name()
-            phrasing = self.random.choice(questions.PHRASINGS[:-1])
-            return phrasing.format(name=name), questions.UNKNOWN_ANSWER.format(name=name)
+            return self.random.choice(questions.OTHER_QUESTIONS), questions.UNKNOWN_ANSWER
         if kind < 0.7:
             return self.random.choice(questions.GREETINGS), questions.GREETING_ANSWER
         if kind < 0.85:

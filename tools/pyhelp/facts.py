@@ -62,7 +62,21 @@ ABILITIES = (
 ABILITY_ANSWER = "I can say what a function of the Python standard library does and complete code."
 THANKS = ("Thanks", "Thank you!", "thanks", "Thank you", "ok thanks")
 THANKS_ANSWER = "You are welcome."
-UNKNOWN_ANSWER = "I do not know {name}."
+OTHER_QUESTIONS = (
+    "How do I sort a list?",
+    "How do I read a file?",
+    "Write a function that adds two numbers.",
+    "Write a poem.",
+    "What is the weather like?",
+    "What is the capital of France?",
+    "How are you?",
+    "Tell me a joke.",
+    "What is 2 + 2?",
+    "Who wrote Python?",
+    "Why is the sky blue?",
+    "Can you write code?",
+)
+UNKNOWN_ANSWER = "I do not know. I only know some names of the Python standard library."
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are a helpful Python assistant.",

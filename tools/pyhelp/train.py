@@ -1,6 +1,6 @@
 """Train pyhelp for a fixed wall-clock time and export it as a model directory.
 
-Usage: python tools/pyhelp/train.py CORPUS_DIR WORK_DIR --minutes 90
+Usage: python tools/pyhelp/train.py CORPUS_DIR WORK_DIR --minutes 72
 """
 
 from __future__ import annotations
@@ -242,11 +242,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", type=Path, help="the folder that corpus.py wrote")
     parser.add_argument("work", type=Path, help="the folder for checkpoints and the export")
-    parser.add_argument("--minutes", type=float, default=90.0, help="the wall-clock budget")
-    parser.add_argument("--rate", type=float, default=2e-3, help="the peak rate of AdamW")
-    parser.add_argument("--muon-rate", type=float, default=4e-3, help="0: AdamW for everything")
+    parser.add_argument("--minutes", type=float, default=72.0, help="the wall-clock budget")
+    parser.add_argument("--rate", type=float, default=3e-3, help="the peak rate of AdamW")
+    parser.add_argument("--muon-rate", type=float, default=8e-3, help="0: AdamW for everything")
     parser.add_argument("--code-rows", type=int, default=6, help=f"rows of {CODE_ROW} a step")
-    parser.add_argument("--chat-tokens", type=int, default=2048, help="chat tokens a step")
+    parser.add_argument("--chat-tokens", type=int, default=768, help="chat tokens a step")
     parser.add_argument("--compile", action="store_true", help="compile the layers, for speed")
     parser.add_argument("--save-every", type=float, default=5.0, help="minutes")
     parser.add_argument("--log-every", type=int, default=25, help="steps")
