@@ -33,6 +33,7 @@ from aioserve.errors import (
 from aioserve.execution.runner import LoadedModel
 from aioserve.request import FinishReason, SamplingParams
 from aioserve.text.assembler import TextAssembler
+from aioserve.text.chat import validate_messages
 
 __all__ = ["Intake", "Message", "Prompt"]
 
@@ -41,6 +42,9 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
+MAX_CHARS_PER_TOKEN = 128
+"""A text of more characters than this times the model's context is refused unread: no vocabulary
+has tokens that long on average."""
 ENCODER_THREADS = 2
 MAX_REQUEST_ID_CHARS = 256
 SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -144,17 +148,34 @@ class Intake:
         if len(prompt) == 0:
             raise InvalidPromptError(f"prompt must not be empty, got {prompt!r}")
         if isinstance(prompt, str):
+            self._check_chars(len(prompt))
             return prompt
         if isinstance(prompt[0], Mapping):
             if self._model.chat_template is None:
                 raise InvalidPromptError(
                     f"prompt is a list of messages, but {self._model.name} has no chat template"
                 )
-            return prompt  # pyright: ignore[reportReturnType]
+            messages = validate_messages(prompt)
+            self._check_chars(sum(len(message["content"]) for message in messages))
+            return messages
         return self._checked_ids(prompt)
+
+    def _check_chars(self, chars: int) -> None:
+        limit = self._model.limits.max_model_len
+        if chars > limit * MAX_CHARS_PER_TOKEN:
+            raise PromptTooLongError(
+                f"prompt has {chars} characters, which can't be fewer than max_model_len = {limit} "
+                f"tokens; {limit * MAX_CHARS_PER_TOKEN} are read at most"
+            )
 
     def _checked_ids(self, ids: Any) -> npt.NDArray[np.int32]:
         vocab_size = self._model.limits.vocab_size
+        limit = self._model.limits.max_model_len
+        if len(ids) >= limit:
+            raise PromptTooLongError(
+                f"prompt has {len(ids)} tokens; max_model_len is {limit}, and at least one "
+                "token must be left for the answer"
+            )
         try:
             array = np.asarray(ids)
         except (ValueError, OverflowError) as error:
@@ -170,12 +191,6 @@ class Intake:
             raise InvalidPromptError(
                 f"token ids of the prompt must be in [0, {vocab_size}), "
                 f"got {array[index]} at index {index}"
-            )
-        limit = self._model.limits.max_model_len
-        if len(array) >= limit:
-            raise PromptTooLongError(
-                f"prompt has {len(array)} tokens; max_model_len is {limit}, and at least one "
-                "token must be left for the answer"
             )
         return array.astype(np.int32)
 

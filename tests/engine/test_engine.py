@@ -113,6 +113,7 @@ async def test_the_host_process_is_left_as_it_was():
         ([2**70], InvalidPromptError, "flat sequence of ints"),
         (["a"], InvalidPromptError, "a sequence of str"),
         ([{"role": "user", "content": "hi"}], InvalidPromptError, "no chat template"),
+        ("x" * 32_769, PromptTooLongError, "has 32769 characters"),
         ([1] * 256, PromptTooLongError, "has 256 tokens; max_model_len is 256"),
     ],
 )
