@@ -115,7 +115,7 @@ def small_ops(dtype: torch.dtype, tokens: int, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Native ops against torch.")
     parser.add_argument("--threads", type=int, default=_native.cpu_info()["threads"])
     parser.add_argument("--repeats", type=int, default=30)
     arguments = parser.parse_args()

@@ -36,12 +36,12 @@ static inline Vec tanh(Vec x) {
     return Vec::copy_sign(e / (e + Vec::set(2.0f)), x);
 }
 
-// x / (1 + exp(-x)).
-static inline Vec silu(Vec x) {
-    // Below -87 the exponential leaves float32; the quotient is nothing there either way.
+// 1 + exp(-x), the divisor of a sigmoid gate.
+static inline Vec one_plus_exp_minus(Vec x) {
+    // Below -87 the exponential leaves float32; a quotient is nothing there either way.
     const Vec y = Vec::max(Vec::set(-87.0f), x);
     const Vec log2e = Vec::set(-1.442695041f);
     const Vec n = Vec::round(y * log2e);
     const Vec r = Vec::fma(y, Vec::set(-1.92596299e-8f), Vec::fma(y, log2e, Vec::zero() - n));
-    return x / (Vec::set(1.0f) + exp2_split(n, r));
+    return Vec::set(1.0f) + exp2_split(n, r);
 }

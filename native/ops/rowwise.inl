@@ -143,16 +143,15 @@ static void gated(const GatedArgs& args, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < size; i += Vec::kWidth) {
             const int64_t left = size - i;
             const Vec x = load_some(gate + i, left);
-            Vec y;
+            Vec y = x;
             if constexpr (Gelu) {
-                // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+                // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3):
+                // the sum would cancel for negative x.
                 const Vec cube = Vec::fma(Vec::set(0.044715f) * x * x, x, x);
-                const Vec one = Vec::set(1.0f);
-                y = Vec::set(0.5f) * x * (one + tanh(Vec::set(0.7978845608f) * cube));
-            } else {
-                y = silu(x);
+                y = Vec::set(1.595769122f) * cube;
             }
-            store_some(y * load_some(up + i, left), out + i, left);
+            const Vec gated = x / one_plus_exp_minus(y);
+            store_some(gated * load_some(up + i, left), out + i, left);
         }
     }
 }

@@ -102,12 +102,14 @@ def test_any_batch_agrees_with_the_reference(
     check(lay_out(batch, heads, page_size=page_size, dtype=dtype), window)
 
 
-@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (300, 4.0)])
+# One and three rows per decode: tiles of every height take part.
+@pytest.mark.parametrize(
+    ("heads", "window", "soft_cap"), [(Heads(2, 2, 24), 0, 0.0), (Heads(3, 1, 24), 300, 4.0)]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_is_the_same_to_the_last_bit_in_any_chunk_batch_and_page_size(
-    isa: str, dtype: torch.dtype, window: int, soft_cap: float
+    isa: str, dtype: torch.dtype, heads: Heads, window: int, soft_cap: float
 ) -> None:
-    heads = Heads(3, 1, 24)
     context = 1100
     options = {"window": window, "soft_cap": soft_cap}
     whole = attend(lay_out([(7, context, context)], heads, dtype=dtype), **options)
