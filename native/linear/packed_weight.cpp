@@ -82,6 +82,18 @@ void PackedWeight::pack_panel(const Matrix& weight, int64_t panel) {
     const int64_t first = panel * kPanelColumns;
     const int64_t columns = std::min<int64_t>(kPanelColumns, out_features_ - first);
     const int per_step = kStepBytes / element_bytes_;
+    if (weight.column_bytes == element_bytes_ && in_features_ % per_step == 0) {
+        for (int64_t begin = 0; begin < steps_; begin += 32) {  // few lines of `out` at a time
+            const int64_t end = std::min<int64_t>(begin + 32, steps_);
+            for (int64_t column = 0; column < columns; ++column) {
+                const char* from = weight.data + (first + column) * weight.row_bytes;
+                char* to = out + column * kStepBytes;
+                for (int64_t step = begin; step < end; ++step)
+                    std::memcpy(to + step * kStepPanelBytes, from + step * kStepBytes, kStepBytes);
+            }
+        }
+        return;
+    }
     for (int64_t begin = 0; begin < in_features_; begin += 64) {  // few lines of `out` at a time
         const int64_t end = std::min<int64_t>(begin + 64, in_features_);
         for (int64_t column = 0; column < columns; ++column) {
