@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,25 +13,8 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops.linear import PackedLinear, pack_linear
 
-ISAS = _native.cpu_info()["isas_supported"]
 DTYPES = [torch.float32, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _native.cpu_info()["isa"]
-    _native.set_isa(request.param)
-    yield request.param
-    _native.set_isa(before)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """The test may call `set_num_threads`."""
-    before = _native.cpu_info()["threads"]
-    yield
-    _native.set_num_threads(before)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
