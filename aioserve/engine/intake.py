@@ -202,8 +202,7 @@ class Intake:
         try:
             with _failing(mailbox):
                 ids = await anyio.to_thread.run_sync(self._encode, prompt, limiter=self._threads)
-                if mailbox.finish_reason is None:
-                    self._queue_encoded(mailbox, ids, params, seed)
+                self._queue_encoded(mailbox, ids, params, seed)
         finally:
             del self._encoding[mailbox]
 

@@ -100,6 +100,27 @@ async def test_close_is_idempotent_and_ends_iteration():
         assert await all_pages_free(it)
 
 
+async def test_tokens_that_wait_unread_are_gone_after_close():
+    async with engine() as it:
+        stream = it.stream(PROMPT, SamplingParams(max_tokens=20, seed=0))
+        await take(stream, 1)
+        await it.drain()
+        stream.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        assert stream.finish_reason is FinishReason.LENGTH
+
+
+async def test_the_first_end_of_a_stream_counts():
+    async with engine() as it:
+        stream = it.stream(PROMPT, LONG)
+        await take(stream, 1)
+        stream.close()
+    assert stream.finish_reason is FinishReason.ABORT
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
 async def test_a_cancelled_reader_ends_its_request_even_if_the_stream_is_kept():
     async with engine() as it:
         stream = it.stream(PROMPT, LONG)

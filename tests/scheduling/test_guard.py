@@ -51,6 +51,24 @@ def test_nonsense_is_logged_once_and_first_come_first_served_decides(
     assert bench.scheduler.guard.faults_total == 1
 
 
+def test_a_policy_that_failed_is_asked_again_in_the_next_step(caplog):
+    asked = []
+
+    def failing_once(waiting, view):
+        asked.append(len(waiting))
+        if len(asked) == 1:
+            raise ValueError("planted")
+        return reversed(waiting)
+
+    bench = Bench(policy=answering("order", failing_once), max_num_batched_tokens=3)
+    a, _, c = bench.submit(3), bench.submit(3), bench.submit(3)
+
+    assert work(bench.plan()) == [(a, 0, 3)]
+    bench.scheduler.finish(a)
+    assert work(bench.plan()) == [(c, 0, 3)]
+    assert bench.scheduler.guard.faults_total == 1
+
+
 @pytest.mark.parametrize("answer", [ValueError("planted"), None, "b"])
 def test_a_nonsense_victim_is_replaced_by_the_default_one(answer, caplog):
     bench = Bench(num_pages=4, policy=answering("victim", answer))

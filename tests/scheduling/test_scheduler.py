@@ -123,6 +123,41 @@ def test_the_oldest_never_gives_way_and_the_youngest_does():
     assert work(plan) == [(a, 8, 1)]
 
 
+def test_a_policy_is_never_offered_the_oldest_as_a_victim():
+    offered = []
+
+    class Recording(SchedulingPolicy):
+        def victim(self, running, need_pages, view):
+            offered.append([request.arrival_index for request in running])
+            return running[0]
+
+    bench = Bench(num_pages=4, policy=Recording())
+    bench.submit(7, 9)
+    b = bench.submit(7, 9)
+    bench.step()
+    bench.step()
+
+    assert bench.plan().preempted == (b,)
+    assert offered == [[b]]
+
+
+def test_what_was_preempted_is_not_started_again_in_the_same_step():
+    class SmallestFirst(SchedulingPolicy):
+        def victim(self, running, need_pages, view):
+            return min(running, key=lambda request: request.pages)
+
+    bench = Bench(num_pages=7, policy=SmallestFirst(), max_num_batched_tokens=32)
+    a, b, c, d = (bench.submit(tokens, 9) for tokens in (7, 7, 2, 5))
+    bench.step()
+    bench.step()  # a and b have filled their pages
+
+    plan = bench.plan()
+
+    assert plan.preempted == (c, d)
+    assert work(plan) == [(a, 8, 1), (b, 8, 1)]
+    assert bench.pool.num_free == 1  # c would fit
+
+
 def test_nobody_is_preempted_for_pages_that_a_step_in_flight_gives_back_anyway():
     bench = Bench(num_pages=4)
     a, b, c = bench.submit(4), bench.submit(4), bench.submit(4)
