@@ -144,7 +144,7 @@ def test_a_policy_is_never_offered_the_oldest_as_a_victim():
 def test_what_was_preempted_is_not_started_again_in_the_same_step():
     class SmallestFirst(SchedulingPolicy):
         def victim(self, running, need_pages, view):
-            return min(running, key=lambda request: request.pages)
+            return min(running, key=lambda request: (request.pages, -request.arrival_index))
 
     bench = Bench(num_pages=7, policy=SmallestFirst(), max_num_batched_tokens=32)
     a, b, c, d = (bench.submit(tokens, 9) for tokens in (7, 7, 2, 5))
