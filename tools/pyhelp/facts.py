@@ -10,6 +10,7 @@ import importlib
 import inspect
 import random
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -155,6 +156,11 @@ def collect_facts() -> list[Fact]:
     """Return every fact about the installed standard library, sorted by name."""
     found: dict[str, str] = {}
 
+    def belongs(value: object) -> bool:
+        """Say whether the library defines ``value``; other packages add methods to its classes."""
+        home = getattr(value, "__module__", None) or "builtins"
+        return str(home).partition(".")[0] in sys.stdlib_module_names
+
     def add(name: str, doc: str | None) -> None:
         sentence = first_sentence(doc)
         if sentence is not None and not _OBSCURE.match(name):
@@ -171,7 +177,7 @@ def collect_facts() -> list[Fact]:
             cls = getattr(importlib.import_module(module_name), class_name)
             for name in sorted(dir(cls)):
                 value = getattr(cls, name, None)
-                if not name.startswith("_") and callable(value):
+                if not name.startswith("_") and callable(value) and belongs(value):
                     add(f"{path}.{name}", _own_doc(value))
     return [Fact(name, found[name]) for name in sorted(found)]
 
