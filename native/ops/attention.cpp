@@ -119,8 +119,12 @@ void paged_attention(const AttentionRequest& request) {
     }
     const int64_t threads = num_threads();
     const int64_t count = static_cast<int64_t>(units.size());
+    // Units start in order, so that a thread's next is about as many on as there are threads.
+    const auto attend = [&](int64_t i, int64_t stride) {
+        kernel.attention(request.args, units[i], i + stride < count ? &units[i + stride] : nullptr);
+    };
     if (threads == 1 || work < kParallelThreshold) {
-        for (const AttentionUnit& unit : units) kernel.attention(request.args, unit);
+        for (int64_t i = 0; i < count; ++i) attend(i, 1);
         return;
     }
     if (count < 2 * threads && splits > 1) return run_splits(request, units);
@@ -130,7 +134,7 @@ void paged_attention(const AttentionRequest& request) {
                          return (a.end_key - a.first_key) * a.tokens >
                                 (b.end_key - b.first_key) * b.tokens;
                      });
-    parallel_for(count, [&](int64_t i) { kernel.attention(request.args, units[i]); });
+    parallel_for(count, [&](int64_t i) { attend(i, threads); });
 }
 
 }  // namespace aioserve::ops

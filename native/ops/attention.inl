@@ -176,26 +176,31 @@ static void pack_queries(const AttentionArgs& args, const AttentionUnit& unit, c
     }
 }
 
-// Where the keys and values of one block lie. Positions outside [begin, end) read as zeros, so that
-// whatever their pages hold is never seen.
+// The keys of a unit in one block, and where they and their values lie. Positions outside
+// [begin, end) read as zeros, so that whatever their pages hold is never seen.
 template <class T>
-struct BlockRows {
+struct Block {
+    int64_t base, begin, end;
     const T* k[kKeyBlock];
     const T* v[kKeyBlock];
 
-    BlockRows(const AttentionArgs& args, const AttentionUnit& unit, int64_t base, int64_t begin,
-              int64_t end) {
+    // The block with position `at`.
+    void locate(const AttentionArgs& args, const AttentionUnit& unit, int64_t at) {
+        base = at / kKeyBlock * kKeyBlock;
+        begin = unit.first_key > base ? unit.first_key : base;
+        end = unit.end_key < base + kKeyBlock ? unit.end_key : base + kKeyBlock;
         const T* zeros = reinterpret_cast<const T*>(kZeros);
-        for (int64_t i = 0; i < kKeyBlock; ++i) k[i] = v[i] = zeros;
+        for (int64_t i = 0; i < begin - base; ++i) k[i] = v[i] = zeros;
+        for (int64_t i = end - base; i < kKeyBlock; ++i) k[i] = v[i] = zeros;
         for (int64_t position = begin; position < end;) {
             const int64_t page = position / args.page_size, first = position % args.page_size;
             const int64_t left = args.page_size - first;
             const int64_t count = left < end - position ? left : end - position;
-            const int64_t at =
+            const int64_t row =
                 ((unit.pages[page] * args.kv_heads + unit.kv_head) * args.page_size + first) *
                 args.head_dim;
-            const T* k_row = static_cast<const T*>(args.k_pages) + at;
-            const T* v_row = static_cast<const T*>(args.v_pages) + at;
+            const T* k_row = static_cast<const T*>(args.k_pages) + row;
+            const T* v_row = static_cast<const T*>(args.v_pages) + row;
             for (int64_t i = 0; i < count; ++i) {
                 k[position - base + i] = k_row + i * args.head_dim;
                 v[position - base + i] = v_row + i * args.head_dim;
@@ -203,13 +208,26 @@ struct BlockRows {
             position += count;
         }
     }
+
+    // Ask for the cache lines `at` bytes into some rows. A page ends before the hardware has seen a
+    // stream in it. Into the second level, since the first can wait for few lines at a time.
+    void fetch(int64_t row, int64_t count, int64_t at) const {
+        for (int64_t i = row; i < row + count; ++i) {
+            __builtin_prefetch(reinterpret_cast<const char*>(k[i]) + at, 0, 2);
+            __builtin_prefetch(reinterpret_cast<const char*>(v[i]) + at, 0, 2);
+        }
+    }
 };
 
-// Keys to `packed[depth][kKeyBlock]`; `columns` of them, in whole vectors.
+// Keys to `packed[depth][kKeyBlock]`; `columns` of them, in whole vectors. Meanwhile the block
+// `after` is fetched, unless null: a few lines at a time, since a burst would stall this one.
 template <class T>
-static void pack_keys(const T* const* rows, const Shape<T>& shape, int64_t columns, float* packed) {
+static void pack_keys(const T* const* rows, const Shape<T>& shape, int64_t columns, float* packed,
+                      const Block<T>* after) {
+    constexpr int64_t kBytes = kDot<T> ? sizeof(float) : sizeof(T);
     for (int64_t column = 0; column < columns; column += Vec::kWidth) {
         for (int64_t i = 0; i < shape.depth; i += Vec::kWidth) {
+            if (after && i * kBytes % 64 == 0) after->fetch(column, Vec::kWidth, i * kBytes);
             Vec square[Vec::kWidth];
             if ((i + Vec::kWidth) * (kDot<T> ? 2 : 1) <= shape.dim) {
                 for (int j = 0; j < Vec::kWidth; ++j)
@@ -299,10 +317,12 @@ static inline float weigh(const AttentionArgs& args, float* scores, int64_t colu
     return factor;
 }
 
-// The keys of one split (counted over the whole sequence) against all rows of the unit.
+// The keys of one split (counted over the whole sequence) against all rows of the unit. A decode
+// does so little with each key that it waits for memory: each block asks for the one after, which
+// may be the first of the `next` unit.
 template <class T>
-static void attend(const AttentionArgs& args, const AttentionUnit& unit, int64_t split,
-                   const Shape<T>& shape, float* memory, float* work) {
+static void attend(const AttentionArgs& args, const AttentionUnit& unit, const AttentionUnit* next,
+                   int64_t split, const Shape<T>& shape, float* memory, float* work) {
     const int64_t rows = shape.rows;
     float* q = work;
     float* scores = q + rows * shape.q_stride;
@@ -317,15 +337,17 @@ static void attend(const AttentionArgs& args, const AttentionUnit& unit, int64_t
     for (int64_t i = 0; i < rows * Vec::kWidth; ++i) sums[i] = 0;
     for (int64_t i = 0; i < rows * shape.padded_dim; ++i) partial.out[i] = 0;
 
-    int64_t first = split * kSplitKeys, last = first + kSplitKeys;
-    if (first < unit.first_key) first = unit.first_key;
-    if (last > unit.end_key) last = unit.end_key;
-    for (int64_t base = first / kKeyBlock * kKeyBlock; base < last; base += kKeyBlock) {
-        const int64_t begin = first > base ? first : base;
-        const int64_t end = last < base + kKeyBlock ? last : base + kKeyBlock;
-        const int64_t columns = round_up(end - base, Vec::kWidth);
-        const BlockRows<T> block(args, unit, base, begin, end);
-        pack_keys(block.k, shape, columns, keys);
+    const int64_t first = split * kSplitKeys, last = first + kSplitKeys;
+    Block<T> blocks[2];
+    Block<T>* block = &blocks[0];
+    Block<T>* ahead = &blocks[1];
+    block->locate(args, unit, first > unit.first_key ? first : unit.first_key);
+    while (true) {
+        const int64_t base = block->base, after = base + kKeyBlock;
+        const AttentionUnit* coming = after < unit.end_key ? &unit : next;
+        if (coming) ahead->locate(args, *coming, coming == &unit ? after : next->first_key);
+        const int64_t columns = round_up(block->end - base, Vec::kWidth);
+        pack_keys(block->k, shape, columns, keys, coming ? ahead : nullptr);
         const Product score{q, shape.q_stride, shape.depth, scores, kKeyBlock, nullptr};
         multiply<kDot<T>>(score, Dense{keys, kKeyBlock}, rows, columns);
         for (int64_t row = 0; row < rows; ++row) {
@@ -335,11 +357,15 @@ static void attend(const AttentionArgs& args, const AttentionUnit& unit, int64_t
                                     oldest > 0 ? oldest : 0, position + 1, partial.maximum[row],
                                     sums + row * Vec::kWidth);
         }
-        const int64_t depth = kDot<T> ? (end - base + 1) / 2 : end - base;
+        const int64_t depth = kDot<T> ? (block->end - base + 1) / 2 : block->end - base;
         const float* value_rows[kKeyBlock];
-        pack_values(block.v, shape, depth, values, value_rows);
+        pack_values(block->v, shape, depth, values, value_rows);
         const Product mix{scores, kKeyBlock, depth, partial.out, shape.padded_dim, factors};
         multiply<kDot<T>>(mix, Scattered{value_rows}, rows, shape.padded_dim);
+        if (after >= last || after >= unit.end_key) break;
+        Block<T>* done = block;
+        block = ahead;
+        ahead = done;
     }
     for (int64_t row = 0; row < rows; ++row)
         partial.sum[row] = Vec::load(sums + row * Vec::kWidth).sum();
@@ -380,17 +406,18 @@ static void finish(const AttentionArgs& args, const AttentionUnit& unit, const S
 }
 
 template <class T>
-static void attention(const AttentionArgs& args, const AttentionUnit& unit) {
+static void attention(const AttentionArgs& args, const AttentionUnit& unit,
+                      const AttentionUnit* next) {
     const Shape<T> shape(unit.tokens * args.group, args.head_dim);
     float* first = scratch(2 * shape.partial() + shape.work());
-    float* next = first + shape.partial();
-    float* work = next + shape.partial();
+    float* later = first + shape.partial();
+    float* work = later + shape.partial();
     const int64_t split = unit.first_split(), splits = unit.num_splits();
     const Partial total(first, shape.rows);
-    attend(args, unit, split, shape, first, work);
+    attend(args, unit, next, split, shape, first, work);
     for (int64_t i = 1; i < splits; ++i) {
-        attend(args, unit, split + i, shape, next, work);
-        merge(shape, total, Partial(next, shape.rows));
+        attend(args, unit, next, split + i, shape, later, work);
+        merge(shape, total, Partial(later, shape.rows));
     }
     finish(args, unit, shape, total);
 }
@@ -399,7 +426,8 @@ template <class T>
 static void attention_split(const AttentionArgs& args, const AttentionUnit& unit, int64_t split,
                             float* partial) {
     const Shape<T> shape(unit.tokens * args.group, args.head_dim);
-    attend(args, unit, unit.first_split() + split, shape, partial, scratch(shape.work()));
+    attend<T>(args, unit, nullptr, unit.first_split() + split, shape, partial,
+              scratch(shape.work()));
 }
 
 template <class T>

@@ -99,8 +99,9 @@ struct Kernels {
     void (*rotary_kv_write)(const RotaryArgs&, int64_t begin, int64_t end);
     void (*silu_mul)(const GatedArgs&, int64_t begin, int64_t end);
     void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
-    // All splits of a unit, merged and written to `out`.
-    void (*attention)(const AttentionArgs&, const AttentionUnit&);
+    // All splits of a unit, merged and written to `out`. `next`, unless null, is what this thread
+    // probably does next: its first keys are fetched on the way.
+    void (*attention)(const AttentionArgs&, const AttentionUnit&, const AttentionUnit* next);
     // One split of a unit (counted from its first), left in `partial`; then the merge of all.
     void (*attention_split)(const AttentionArgs&, const AttentionUnit&, int64_t split,
                             float* partial);
