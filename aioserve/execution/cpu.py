@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Sequence
 
 import torch
@@ -43,7 +42,6 @@ class CpuRunner:
 
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepOutcome:
-        began = time.perf_counter()
         batch = build_batch(plan, self._page_size, self._last_tokens)
         logits = self._model.forward(batch, self._cache)
         token_ids = [PENDING_TOKEN] * len(plan.items)
@@ -62,4 +60,4 @@ class CpuRunner:
             for index, token_id in zip(sampled, result.token_ids.tolist(), strict=True):
                 token_ids[index] = token_id
             row_errors = {sampled[row]: why for row, why in result.row_errors.items()}
-        return StepOutcome(plan.step, tuple(token_ids), row_errors, time.perf_counter() - began)
+        return StepOutcome(plan.step, tuple(token_ids), row_errors)

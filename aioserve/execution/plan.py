@@ -34,7 +34,7 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False):
     """How often the sequence had been preempted when this was planned: a result of an earlier
     epoch is dropped."""
     slot: int
-    """Row of the sequence in the page-table array and in the runner's last-token buffer."""
+    """Row of the sequence in the runner's last-token buffer."""
     start: int
     count: int
     token_ids: Sequence[int] | npt.NDArray[np.int32]
@@ -68,4 +68,3 @@ class StepOutcome(msgspec.Struct, frozen=True, gc=False):
     """One id per item, in the plan's order; `PENDING_TOKEN` where the item doesn't sample."""
     row_errors: dict[int, str] = {}
     """Index of an item -> why its logits could not be sampled (for example NaN)."""
-    duration_seconds: float = 0.0

@@ -69,7 +69,10 @@ class StepThread(Generic[Result]):
         self.wake_delays_seconds.append(time.monotonic() - ended)
         if future.done():
             return
-        if isinstance(result, BaseException):
+        if isinstance(result, StopIteration | asyncio.CancelledError):
+            # Futures refuse the one, and awaiting the other would look like a cancellation.
+            future.set_exception(RuntimeError(f"the call raised {result!r}"))
+        elif isinstance(result, BaseException):
             future.set_exception(result)
         else:
             future.set_result(result)

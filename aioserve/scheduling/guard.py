@@ -6,7 +6,10 @@ first served answers for the rest of the step.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import operator
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -19,6 +22,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FALLBACK = SchedulingPolicy()
+END = object()
 
 
 class PolicyGuard:
@@ -40,18 +44,21 @@ class PolicyGuard:
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         """Waiting requests to start, one by one: each is in `waiting`, none comes twice."""
+        # A tuple: what the policy does with it can't change what is checked.
+        waiting = tuple(waiting)
         offered = {id(request) for request in waiting}
         answer = self._ask("order", lambda: iter(self.policy.order(waiting, view)))
         while answer is not None:
             try:
-                request = next(answer, None)
+                request = next(answer, END)
             except Exception as error:
-                self._fault("order", f"raised {error!r}", error)
+                self._fault("order", f"raised {_shown(error)}", error)
                 break
-            if request is None:
+            if request is END:
                 return
-            if id(request) not in offered:
-                self._fault("order", f"named {request!r}, which doesn't wait or came before")
+            if not isinstance(request, RequestView) or id(request) not in offered:
+                what = f"named {_shown(request)}, which doesn't wait or came before"
+                self._fault("order", what)
                 break
             offered.remove(id(request))
             yield request
@@ -65,13 +72,16 @@ class PolicyGuard:
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         answer = self._ask("chunk", lambda: self.policy.chunk(request, budget_tokens, view))
-        if isinstance(answer, int) and 0 <= answer <= budget_tokens:
-            return int(answer)
+        with contextlib.suppress(TypeError):
+            tokens = operator.index(answer)  # pyright: ignore[reportArgumentType]
+            if 0 <= tokens <= budget_tokens:
+                return tokens
         return self._nonsense("chunk", answer, f"an int in [0, {budget_tokens}]", budget_tokens)
 
     def victim(
         self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
     ) -> RequestView:
+        running = tuple(running)
         answer = self._ask("victim", lambda: self.policy.victim(running, need_pages, view))
         for request in running:
             if request is answer:
@@ -80,13 +90,20 @@ class PolicyGuard:
         return self._nonsense("victim", answer, "one of the running requests", fallback)
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
-        self._ask("arrived", lambda: self.policy.arrived(requests))
+        self._tell("arrived", lambda: self.policy.arrived(requests))
 
     def step_finished(self, step: int, tokens: int) -> None:
-        self._ask("step_finished", lambda: self.policy.step_finished(step, tokens))
+        self._tell("step_finished", lambda: self.policy.step_finished(step, tokens))
 
     def finished(self, requests: Sequence[RequestView]) -> None:
-        self._ask("finished", lambda: self.policy.finished(requests))
+        self._tell("finished", lambda: self.policy.finished(requests))
+
+    def _tell(self, notification: str, call: Callable[[], None]) -> None:
+        """Also after a fault: a policy that keeps books must hear of every request's end."""
+        try:
+            call()
+        except Exception as error:
+            self._fault(notification, f"raised {_shown(error)}", error)
 
     def _ask(self, question: str, call: Callable[[], T]) -> T | None:
         if self._failed:
@@ -94,15 +111,17 @@ class PolicyGuard:
         try:
             return call()
         except Exception as error:
-            self._fault(question, f"raised {error!r}", error)
+            self._fault(question, f"raised {_shown(error)}", error)
             return None
 
     def _nonsense(self, question: str, answer: object, wanted: str, fallback: T) -> T:
         if not self._failed:
-            self._fault(question, f"answered {answer!r}, not {wanted}")
+            self._fault(question, f"answered {_shown(answer)}, not {wanted}")
         return fallback
 
     def _fault(self, question: str, what: str, error: Exception | None = None) -> None:
+        if self._failed:
+            return
         self._failed = True
         self.faults_total += 1
         logger.error(
@@ -112,3 +131,11 @@ class PolicyGuard:
             what,
             exc_info=error,
         )
+
+
+def _shown(value: object) -> str:
+    """`repr`, bounded, of an object that may break in it."""
+    try:
+        return reprlib.repr(value)
+    except Exception:
+        return f"a {type(value).__name__} that can't be shown"

@@ -11,7 +11,8 @@ A sequence that is being sampled then has one *pending* token, whose id only the
 Memory: all pages of a prompt are taken when it is admitted, so a prefill never waits half-done for
 pages; decoding sequences take one page at a time. When those run out, younger sequences give
 theirs back. The oldest running sequence is never preempted for another and fits alone, so it always
-gets to its end, and so does everyone in turn.
+gets to its end, and so does everyone in turn. One whose reader is behind doesn't run: it may be
+preempted for anyone, and loses time but no token.
 """
 
 from __future__ import annotations
@@ -173,9 +174,7 @@ class Scheduler:
     def plan(self, now_seconds: float) -> StepPlan | None:
         """What to compute next; None when nothing can be computed now."""
         self.guard.begin_step()
-        if self._arrived:
-            self.guard.arrived(tuple(self._arrived))
-            self._arrived.clear()
+        self._announce_arrivals()
         step = self.launched + 1
         budget = self.max_num_batched_tokens
         chosen: list[tuple[SequenceState, int]] = []
@@ -185,9 +184,10 @@ class Scheduler:
         budget -= len(decodes)
         budget = self._continue_prefills(chosen, budget, now_seconds)
         if not preempted and self._waiting and budget > 0:
-            self._admit(chosen, budget, now_seconds, forced=False)
+            if self._admit(chosen, budget, now_seconds, forced=False):
+                preempted = self._displace_a_paused_one()
         if not chosen and self.launched == self.pool.done_step:
-            self._force_progress(chosen, now_seconds)
+            preempted += self._force_progress(chosen, now_seconds)
             if not chosen:
                 self._check_idle()
         if not chosen:
@@ -242,6 +242,7 @@ class Scheduler:
                 ended.append(sequence)
                 progress.append(Progress(item.sequence_id, None, FinishReason.ERROR, error))
         self._end(ended)
+        self.guard.step_finished(plan.step, plan.num_tokens)
         return progress
 
     def sanity_check(self) -> None:
@@ -280,7 +281,7 @@ class Scheduler:
         """
         ready = [s for s in self._running if not s.paused and s.remaining == 1 and not s.exhausted]
         page_size = self.pool.page_size
-        growing = [s for s in ready if s.computed == capacity_tokens(len(s.page_table), page_size)]
+        growing = [s for s in ready[:budget] if s.computed == capacity_tokens(len(s.page_table), page_size)]
         preempted: list[SequenceState] = []
         if len(growing) > self.pool.num_free:
             preempted = self._make_room(growing, now_seconds)
@@ -302,25 +303,37 @@ class Scheduler:
         preempted: list[SequenceState] = []
         while True:
             growing = [s for s in growing if s.phase is Phase.RUNNING]
-            short = len(growing) - self.pool.num_free - self.pool.num_fenced
+            ending = sum(len(s.page_table) for s in self._running if s.exhausted)
+            short = len(growing) - self.pool.num_free - self.pool.num_fenced - ending
             if short <= 0:
                 return preempted
             oldest = growing[0].sequence_id
             candidates = [
                 s.view
                 for s in self._running
-                if (s.sequence_id > oldest or s.paused) and len(s.page_table)
+                if (s.sequence_id > oldest or s.paused) and not s.exhausted
             ]
             if not candidates:
                 return preempted
             chosen = self.guard.victim(candidates, short, self._view(now_seconds))
-            victim = chosen._state
-            self._running.remove(victim)
-            self._give_back(victim)
-            victim.restart()
-            insort(self._waiting, victim, key=by_arrival)
-            self.counters.preemptions += 1
-            preempted.append(victim)
+            self._preempt(chosen._state)
+            preempted.append(chosen._state)
+
+    def _preempt(self, victim: SequenceState) -> None:
+        self._running.remove(victim)
+        self._give_back(victim)
+        victim.restart()
+        insort(self._waiting, victim, key=by_arrival)
+        self.counters.preemptions += 1
+
+    def _displace_a_paused_one(self) -> list[SequenceState]:
+        """Others wait for room: the youngest sequence whose reader is behind makes some, so that a
+        slow reader holds up nobody but itself."""
+        for sequence in reversed(self._running):
+            if sequence.paused and not sequence.exhausted:
+                self._preempt(sequence)
+                return [sequence]
+        return []
 
     def _continue_prefills(
         self, chosen: list[tuple[SequenceState, int]], budget: int, now_seconds: float
@@ -346,15 +359,19 @@ class Scheduler:
         now_seconds: float,
         *,
         forced: bool,
-    ) -> None:
-        """Start waiting sequences in the policy's order while slots, budget and pages last."""
+    ) -> bool:
+        """Start waiting sequences in the policy's order while slots, budget and pages last.
+
+        Returns whether nothing was started for want of room.
+        """
         if not self._may_admit_one():
-            return
+            return any(not s.paused for s in self._waiting)
+        blocked = False
         view = self._view(now_seconds)
         waiting = [s.view for s in self._waiting if not s.paused]
         started: list[SequenceState] = []
         refused: list[SequenceState] = []
-        reserved = self._reserve.total(self._running)
+        reserved = self._reserve.total(s for s in self._running if not s.paused)
         order = iter(waiting) if forced else self.guard.order(waiting, view)
         for request in order:
             sequence = request._state
@@ -362,6 +379,7 @@ class Scheduler:
             ahead = self._reserve.pages_ahead(sequence)
             idle = not self._running and not started and not self.pool.num_fenced
             if need + (0 if idle else ahead + reserved) > self.pool.num_free:
+                blocked = not started
                 break
             verdict = Verdict.NOW if forced else self.guard.admit(request, view)
             if verdict is Verdict.NEVER:
@@ -393,6 +411,7 @@ class Scheduler:
                 Progress(s.sequence_id, None, FinishReason.ERROR, rejected=True) for s in refused
             ]
             self._end(refused)
+        return blocked
 
     def _may_admit_one(self) -> bool:
         return (
@@ -401,20 +420,26 @@ class Scheduler:
             and self.pool.num_free > 0
         )
 
-    def _force_progress(self, chosen: list[tuple[SequenceState, int]], now_seconds: float) -> None:
-        """Nothing is in flight and the policy starts nothing: go on with the oldest sequence, so
-        that an engine with work never stands still."""
+    def _force_progress(
+        self, chosen: list[tuple[SequenceState, int]], now_seconds: float
+    ) -> list[SequenceState]:
+        """Nothing is in flight and nothing was chosen: go on with the oldest sequence, whatever the
+        policy says, so that an engine with work never stands still. Returns the preempted."""
         for sequence in self._running:
             if not sequence.paused and sequence.remaining > 1:
                 chosen.append((sequence, min(sequence.remaining, self.max_num_batched_tokens)))
-                return
-        self._admit(chosen, self.max_num_batched_tokens, now_seconds, forced=True)
+                return []
+        preempted: list[SequenceState] = []
+        while self._admit(chosen, self.max_num_batched_tokens, now_seconds, forced=True):
+            displaced = self._displace_a_paused_one()
+            if not displaced:
+                break
+            preempted += displaced
+        return preempted
 
     def _check_idle(self) -> None:
         """Raise unless there is a reason that nothing runs: no work, or readers that are behind."""
-        ready = [s for s in self._running if not s.paused]
-        if not self._running:
-            ready = [s for s in self._waiting if not s.paused]
+        ready = [s for s in (*self._running, *self._waiting) if not s.paused]
         if ready:
             raise InvariantError(
                 f"nothing is planned, nothing is in flight, and sequence {ready[0].sequence_id} "
@@ -454,7 +479,13 @@ class Scheduler:
         self._slots.complete(plan.step)
         self.counters.steps += 1
 
+    def _announce_arrivals(self) -> None:
+        if self._arrived:
+            arrived, self._arrived = tuple(self._arrived), []
+            self.guard.arrived(arrived)
+
     def _end(self, sequences: list[SequenceState]) -> None:
+        self._announce_arrivals()
         for sequence in sequences:
             del self._sequences[sequence.sequence_id]
             if sequence.phase is Phase.RUNNING:
