@@ -7,12 +7,17 @@ from typing import Literal, get_args
 import msgspec
 
 from aioserve.errors import ConfigError
+from aioserve.request import MAX_SEED
 
 __all__ = ["DType", "Device", "EngineConfig"]
 
 Device = Literal["auto", "cpu"]
 DType = Literal["auto", "float32", "bfloat16"]
 
+MAX_SEQS = 65_536
+MAX_BATCHED_TOKENS = 1 << 20
+MAX_COUNT = 2**31 - 1
+MAX_SECONDS = 7 * 24 * 3600.0
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -61,30 +66,30 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             _check_int("num_pages", self.num_pages, 1)
         if self.max_model_len is not None:
             _check_int("max_model_len", self.max_model_len, 2)
-        _check_int("max_num_seqs", self.max_num_seqs, 1)
-        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _check_int("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
+        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_BATCHED_TOKENS)
         _check_int("max_waiting", self.max_waiting, 1)
         _check_int("max_buffered_tokens", self.max_buffered_tokens, 1)
         _check_int("output_reserve_tokens", self.output_reserve_tokens, 0)
-        _check_int("seed", self.seed, 0)
+        _check_int("seed", self.seed, 0, MAX_SEED)
         if not isinstance(self.overlap, bool):
             raise ConfigError(f"overlap must be a bool, got {self.overlap!r}")
-        if not 0 < self.memory_utilization <= 1:
-            raise ConfigError(
-                f"memory_utilization must be in (0, 1], got {self.memory_utilization}"
-            )
-        if not self.stall_timeout_seconds > 0:
-            raise ConfigError(
-                f"stall_timeout_seconds must be above 0, got {self.stall_timeout_seconds}"
-            )
+        _check_number("memory_utilization", self.memory_utilization, 1.0)
+        _check_number("stall_timeout_seconds", self.stall_timeout_seconds, MAX_SECONDS)
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices or isinstance(value, bool):
+    if value not in choices or not isinstance(value, type(choices[0])) or isinstance(value, bool):
         listed = ", ".join(repr(choice) for choice in choices)
         raise ConfigError(f"{name} must be one of {listed}, got {value!r}")
 
 
-def _check_int(name: str, value: object, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ConfigError(f"{name} must be an int of at least {low}, got {value!r}")
+def _check_int(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"{name} must be an int in [{low}, {high}], got {value!r}")
+
+
+def _check_number(name: str, value: object, high: float) -> None:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    if not 0 < number <= high:
+        raise ConfigError(f"{name} must be a number above 0 and at most {high:g}, got {value!r}")

@@ -23,7 +23,7 @@ __all__ = ["BrokenPlugin", "PluginRegistry", "PolicyInfo", "PolicySpec", "hookim
 logger = logging.getLogger(__name__)
 
 GROUP = "aioserve"
-BUILT_IN = "given to the engine"
+GIVEN = "given to the engine"
 
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
@@ -74,15 +74,19 @@ class PluginRegistry:
         self.policies: dict[str, PolicyInfo] = {}
         self.broken: list[BrokenPlugin] = []
         for plugin in plugins:
-            self._add(plugin, BUILT_IN, "")
-        for entry_point in sorted(entry_points(group=GROUP), key=lambda found: found.name):
-            distribution, version = _origin(entry_point)
             try:
-                self._add(entry_point.load(), distribution, version)
+                self._add(_specs_of(plugin), GIVEN, "")
+            except PluginError:
+                raise
             except Exception as error:
-                broken = BrokenPlugin(entry_point.name, distribution, version, error)
-                self.broken.append(broken)
-                logger.warning("plugin left out: %s", broken)
+                raise PluginError(f"plugin {plugin!r} {GIVEN} is broken: {error!r}") from error
+        # A policy belongs to the entry point of its name before it belongs to any other.
+        points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+        loaded = [(point, self._load(point)) for point in points]
+        for own_name in (True, False):
+            for point, specs in loaded:
+                if any(spec.name == point.name for spec in specs) is own_name:
+                    self._try_adding(point, specs)
 
     def policy(self, name: str) -> SchedulingPolicy:
         """A new policy object of that name.
@@ -105,22 +109,55 @@ class PluginRegistry:
             ) from error
         return check_policy_object(policy)
 
-    def _add(self, plugin: object, distribution: str, version: str) -> None:
-        manager = pluggy.PluginManager(GROUP)
-        manager.add_hookspecs(HookSpecs)
-        manager.register(plugin)
-        for specs in manager.hook.aioserve_scheduling_policies():
-            for spec in specs:
-                if not isinstance(spec, PolicySpec):
-                    raise PluginError(
-                        f"aioserve_scheduling_policies must give PolicySpec objects, got {spec!r}"
-                    )
-                if spec.name in self.policies:
-                    other = self.policies[spec.name]
-                    raise PluginError(
-                        f"policy {spec.name!r} is offered by {other.distribution} too"
-                    )
-                self.policies[spec.name] = PolicyInfo(spec, distribution, version)
+    def _load(self, point: EntryPoint) -> list[PolicySpec]:
+        try:
+            return _specs_of(point.load())
+        except Exception as error:
+            self._leave_out(point, error)
+            return []
+
+    def _try_adding(self, point: EntryPoint, specs: list[PolicySpec]) -> None:
+        try:
+            self._add(specs, *_origin(point))
+        except PluginError as error:
+            self._leave_out(point, error)
+
+    def _leave_out(self, point: EntryPoint, error: Exception) -> None:
+        broken = BrokenPlugin(point.name, *_origin(point), error)
+        self.broken.append(broken)
+        logger.warning("plugin left out: %s", broken)
+
+    def _add(self, specs: list[PolicySpec], distribution: str, version: str) -> None:
+        """All of a plugin's policies, or none."""
+        for spec in specs:
+            if spec.name in self.policies:
+                other = self.policies[spec.name].distribution
+                raise PluginError(f"policy {spec.name!r} is offered by {other} too")
+        for spec in specs:
+            self.policies[spec.name] = PolicyInfo(spec, distribution, version)
+
+
+def _specs_of(plugin: object) -> list[PolicySpec]:
+    """What a plugin's hooks offer."""
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(HookSpecs)
+    manager.register(plugin)
+    manager.check_pending()
+    if not manager.get_hookcallers(plugin):
+        raise PluginError(f"plugin {plugin!r} has no hook marked @aioserve.hookimpl")
+    specs = []
+    for offered in manager.hook.aioserve_scheduling_policies():
+        if not isinstance(offered, list | tuple):
+            raise PluginError(
+                f"aioserve_scheduling_policies must give a list of PolicySpec, got {offered!r}"
+            )
+        for spec in offered:
+            if not isinstance(spec, PolicySpec):
+                raise PluginError(
+                    f"aioserve_scheduling_policies must give PolicySpec objects, got {spec!r}"
+                )
+            specs.append(spec)
+    return specs
 
 
 def check_policy_object(policy: object) -> SchedulingPolicy:

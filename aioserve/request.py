@@ -7,7 +7,7 @@ anywhere in the package.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -78,9 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, None)
         _check_float("temperature", self.temperature, 0.0, 100.0)
-        _check_float("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0:
-            raise InvalidSamplingError("top_p must be above 0 and at most 1, got 0")
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_below=True)
         _check_int("top_k", self.top_k, 0, None)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, MAX_SEED)
@@ -147,7 +145,13 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 def _as_tuple(name: str, value: Any, kind: type, most: int) -> tuple[Any, ...]:
-    items = (value,) if isinstance(value, kind) else tuple(value)
+    if value is None:
+        return ()
+    if isinstance(value, kind):
+        value = (value,)
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidSamplingError(f"{name} must be a sequence of {kind.__name__}, got {value!r}")
+    items = tuple(value)
     if len(items) > most:
         raise InvalidSamplingError(f"{name} may have at most {most} entries, got {len(items)}")
     for item in items:
@@ -166,8 +170,11 @@ def _check_int(name: str, value: object, low: int, high: int | None) -> None:
         raise InvalidSamplingError(f"{name} must be {limit}, got {value}")
 
 
-def _check_float(name: str, value: object, low: float, high: float) -> None:
+def _check_float(
+    name: str, value: object, low: float, high: float, *, open_below: bool = False
+) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
         raise InvalidSamplingError(f"{name} must be a number, got {value!r}")
-    if not low <= value <= high:
-        raise InvalidSamplingError(f"{name} must be in [{low:g}, {high:g}], got {value:g}")
+    if not low <= value <= high or (open_below and value == low):
+        bracket = "(" if open_below else "["
+        raise InvalidSamplingError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value:g}")

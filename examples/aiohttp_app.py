@@ -23,9 +23,10 @@ async def engine_context(app: web.Application) -> AsyncIterator[None]:
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
-    prompt = await request.text()
+    prompt = (await request.read()).decode(errors="replace")
     try:
         stream = request.app[ENGINE].stream(prompt, PARAMS)
+        await stream.started()  # a prompt that is too long shows here, while 400 can still be said
     except InvalidRequestError as error:
         raise web.HTTPBadRequest(text=str(error)) from error
     except QueueFullError as error:

@@ -27,9 +27,10 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 async def complete(request: Request) -> Response:
-    prompt = (await request.body()).decode()
+    prompt = (await request.body()).decode(errors="replace")
     try:
         stream = request.app.state.engine.stream(prompt, PARAMS)
+        await stream.started()  # a prompt that is too long shows here, while 400 can still be said
     except InvalidRequestError as error:
         return PlainTextResponse(str(error), status_code=400)
     except QueueFullError as error:

@@ -95,6 +95,35 @@ def test_two_plugins_may_not_offer_one_name(installed):
     assert "offered by some-dist too" in str(registry.broken[0])
 
 
+def test_a_policy_belongs_to_the_entry_point_of_its_name(installed):
+    installed += [entry_point("a", lambda: LifoPlugin()), entry_point("lifo", LifoPlugin)]
+    registry = PluginRegistry()
+    assert [plugin.name for plugin in registry.broken] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        (object(), "has no hook marked"),
+        (SimpleNamespace(), "has no hook marked"),
+    ],
+)
+def test_an_object_without_hooks_is_refused(plugin, message):
+    with pytest.raises(PluginError, match=message):
+        PluginRegistry([plugin])
+
+
+def test_a_given_plugin_whose_hook_raises_is_an_error_with_its_cause():
+    class Plugin:
+        @hookimpl
+        def aioserve_scheduling_policies(self):
+            raise KeyError("planted")
+
+    with pytest.raises(PluginError, match="is broken: KeyError") as caught:
+        PluginRegistry([Plugin()])
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
 def test_a_hook_that_gives_something_else_breaks_its_plugin(installed):
     class Plugin:
         @hookimpl

@@ -8,8 +8,9 @@ With overlap, the step before is still running while the next is planned and lau
 device never waits for the host; without, each step is awaited right after its launch. The loop
 sleeps on one event when there is nothing to do. It holds mailboxes, never streams.
 
-Everything that changes the scheduler happens inside this task. What others want of it (a new
-request, a reader that left, perhaps from within the garbage collector) waits in the inbox.
+Between two awaits of this task the scheduler is its own. What may come at any moment (a new
+request, a reader that left, perhaps from within the garbage collector) waits in the inbox; pauses
+and the end of the engine come from other tasks of the loop, never in the middle of a plan.
 """
 
 from __future__ import annotations
@@ -91,13 +92,16 @@ class CoreLoop:
         self._left: deque[Mailbox] = deque()
         self._requests: dict[int, LiveRequest] = {}
         self._sequence_of: dict[Mailbox, int] = {}
-        self._live_ids: set[str] = set()
+        self._live: dict[str, Mailbox] = {}
         self._in_flight: deque[tuple[StepPlan, Awaitable[StepOutcome]]] = deque()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
+        self._ended = False
         self._progress_seconds = self._loop.time()
+        self._asleep = False
+        """Nothing can be computed until a request comes or a reader catches up."""
 
     # -- from outside
 
@@ -108,7 +112,7 @@ class CoreLoop:
 
     def is_live(self, request_id: str) -> bool:
         """Whether a request of that id is queued or running."""
-        return request_id in self._live_ids
+        return request_id in self._live
 
     @property
     def in_flight(self) -> tuple[StepPlan, ...]:
@@ -117,15 +121,20 @@ class CoreLoop:
 
     @property
     def step_age_seconds(self) -> float:
-        return 0.0 if self._idle.is_set() else self._loop.time() - self._progress_seconds
+        waits = self._idle.is_set() or self._asleep
+        return 0.0 if waits else self._loop.time() - self._progress_seconds
 
     def submit(self, submission: Submission) -> None:
         """Queue a request; it enters the scheduler before the next step is planned."""
+        mailbox = submission.mailbox
+        if self._ended:
+            mailbox.finish(FinishReason.ERROR, EngineError("the engine has stopped; see its log"))
+            return
         if self._idle.is_set():
             self._idle.clear()
             self._progress_seconds = self._loop.time()
         self._inbox.append(submission)
-        self._live_ids.add(submission.mailbox.request_id)
+        self._live[mailbox.request_id] = mailbox
         self._wake.set()
 
     async def wait_idle(self) -> None:
@@ -136,6 +145,7 @@ class CoreLoop:
         """End every request with `error`; how many there were."""
         for request in self._requests.values():
             self.scheduler.finish(request.sequence_id)
+        self._wake.set()
         return self._end_all(FinishReason.ABORT, error)
 
     def stop(self) -> None:
@@ -149,7 +159,8 @@ class CoreLoop:
         """Serve until `stop`. A bug here ends every request with an error, and the loop."""
         try:
             await self._serve()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            self.failure = error
             self._end_all(FinishReason.ERROR, EngineError("the engine's task was cancelled"))
             raise
         except BaseException as error:
@@ -158,7 +169,7 @@ class CoreLoop:
             failed = _caused(EngineError("the engine failed; see its log"), error)
             self._end_all(FinishReason.ERROR, failed)
         finally:
-            self._stopping = True
+            self._ended = True
             self._idle.set()
 
     async def _serve(self) -> None:
@@ -176,7 +187,10 @@ class CoreLoop:
                     return
                 if not self._requests and not self._inbox:
                     self._idle.set()
+                self._asleep = True
                 await self._wake.wait()
+                self._asleep = False
+                self._progress_seconds = self._loop.time()
             self._wake.clear()
 
     def _drain_inbox(self) -> None:
@@ -190,7 +204,7 @@ class CoreLoop:
             entry = self._inbox[0]
             if entry.mailbox.finish_reason is not None:
                 self._inbox.popleft()
-                self._live_ids.remove(entry.mailbox.request_id)
+                self._free_id(entry.mailbox)
                 continue
             sequence_id = self.scheduler.submit(
                 entry.mailbox.request_id,
@@ -272,31 +286,36 @@ class CoreLoop:
 
     def _end(
         self, request: LiveRequest, reason: FinishReason, error: BaseException | None = None
-    ) -> None:
+    ) -> bool:
         self._forget(request)
-        request.mailbox.finish(reason, error)
+        return request.mailbox.finish(reason, error)
 
     def _forget(self, request: LiveRequest) -> None:
         del self._requests[request.sequence_id]
         del self._sequence_of[request.mailbox]
-        self._live_ids.remove(request.mailbox.request_id)
+        self._free_id(request.mailbox)
         if request.stall_timer is not None:
             request.stall_timer.cancel()
 
     def _end_all(self, reason: FinishReason, error: AioserveError) -> int:
-        requests = list(self._requests.values())
-        for request in requests:
-            self._end(request, reason, error)
-        queued = len(self._inbox)
+        ended = 0
+        for request in list(self._requests.values()):
+            ended += self._end(request, reason, _copied(error))
         while self._inbox:
             mailbox = self._inbox.popleft().mailbox
-            self._live_ids.remove(mailbox.request_id)
-            mailbox.finish(reason, error)
-        return len(requests) + queued
+            self._free_id(mailbox)
+            ended += mailbox.finish(reason, _copied(error))
+        return ended
+
+    def _free_id(self, mailbox: Mailbox) -> None:
+        # The id may be another request's by now.
+        if self._live.get(mailbox.request_id) is mailbox:
+            del self._live[mailbox.request_id]
 
     # -- readers
 
     def _reader_left(self, mailbox: Mailbox) -> None:
+        self._free_id(mailbox)
         self._left.append(mailbox)
         self._wake.set()
 
@@ -338,3 +357,10 @@ class CoreLoop:
 def _caused(error: AioserveError, cause: BaseException) -> AioserveError:
     error.__cause__ = cause
     return error
+
+
+def _copied(error: AioserveError) -> AioserveError:
+    """One exception object for each reader: raising it ties it to that reader's frames."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

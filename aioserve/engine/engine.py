@@ -5,7 +5,9 @@ Nothing here or below installs a signal handler, keeps a global or starts a proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import importlib
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -99,12 +101,18 @@ class Engine:
     async def __aenter__(self) -> Engine:
         if self._state != "new":
             raise EngineClosedError("an engine can be entered once; make another")
-        policy = self._policy
-        if isinstance(policy, str):
-            policy = PluginRegistry(self._plugins).policy(policy)
         self._state = "loading"
         try:
-            self._live = LiveEngine(self.config, policy, await self._load())
+            policy = self._policy
+            if isinstance(policy, str) or self._plugins:
+                registry = await asyncio.to_thread(PluginRegistry, self._plugins)
+                policy = registry.policy(policy) if isinstance(policy, str) else policy
+            model = await self._load()
+            try:
+                self._live = LiveEngine(self.config, policy, model)
+            except BaseException:
+                await _finish(model.runner.aclose())
+                raise
         except BaseException:
             self._state = "closed"
             raise
@@ -119,18 +127,14 @@ class Engine:
     ) -> None:
         self._state = "closed"
         if self._live is not None:
-            # Also under cancellation: a step thread must not outlive its engine. It takes as long
-            # as the steps in flight.
-            with anyio.CancelScope(shield=True):
-                await self._live.aclose()
+            await _finish(self._live.aclose())
 
     async def _load(self) -> LoadedModel:
         num_slots = SLOTS_PER_SEQUENCE * self.config.max_num_seqs
         if isinstance(self._source, str | Path):
-            # Here and not above: this imports torch.
-            from aioserve.execution.loading import load
-
-            return await load(
+            # Off the loop, and not above: this imports torch, which takes a second or more.
+            loading = await asyncio.to_thread(importlib.import_module, "aioserve.execution.loading")
+            return await loading.load(
                 str(self._source), self.config, num_slots=num_slots, progress=self._progress
             )
         return await self._source.load(self.config, num_slots=num_slots)
@@ -141,7 +145,10 @@ class Engine:
         Those that haven't after `deadline_seconds` are ended with `EngineClosedError`; how many is
         the result. None waits as long as it takes.
         """
-        live = self._usable()
+        live = self._entered()
+        if self._state != "draining":
+            live = self._usable()
+        live.check()
         self._state = "draining"
         with anyio.move_on_after(deadline_seconds):
             await live.wait_idle()
@@ -232,3 +239,20 @@ class Engine:
             raise EngineClosedError(f"the engine is {self._state} and takes no requests")
         live.check()
         return live
+
+
+async def _finish(closing: Coroutine[Any, Any, None]) -> None:
+    """Run `closing` to its end although the caller is cancelled meanwhile, by a task's `cancel`,
+    by a timeout or by an anyio scope: a step thread must not outlive its engine. It takes as long
+    as the steps in flight."""
+    task = asyncio.ensure_future(closing)
+    cancelled = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError as error:
+                cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

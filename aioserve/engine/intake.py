@@ -66,7 +66,8 @@ class Intake:
     @property
     def num_waiting(self) -> int:
         """Requests that haven't started, wherever they wait."""
-        return len(self._encoding) + self._core.num_waiting
+        encoding = sum(mailbox.finish_reason is None for mailbox in self._encoding)
+        return encoding + self._core.num_waiting
 
     def submit(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None
@@ -94,16 +95,20 @@ class Intake:
                 self._queue_encoded(mailbox, self._encode(text_or_ids), params, seed)
         else:
             # A task, so that it runs in the caller's context.
-            self._encoding[mailbox] = self._loop.create_task(
+            task = self._loop.create_task(
                 self._encode_in_thread(mailbox, text_or_ids, params, seed)
             )
+            self._encoding[mailbox] = task
+            # Not in the task: one that is cancelled before it starts runs none of its code.
+            task.add_done_callback(lambda task: self._encoded(mailbox, task))
         return mailbox
 
     def abort_all(self, error: AioserveError) -> int:
         """End every request that is being encoded with `error`; how many there were."""
-        for mailbox in self._encoding:
-            mailbox.finish(FinishReason.ABORT, error)
-        return len(self._encoding)
+        return sum(
+            mailbox.finish(FinishReason.ABORT, type(error)(*error.args))
+            for mailbox in self._encoding
+        )
 
     async def wait_idle(self) -> None:
         """Until no prompt is being encoded."""
@@ -140,8 +145,8 @@ class Intake:
 
     def _checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
         """Token ids as an int32 array; text and messages as they are, not empty."""
-        sequence = isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes)
-        if not sequence:
+        listed = isinstance(prompt, Sequence) or (isinstance(prompt, np.ndarray) and prompt.ndim)
+        if not listed or isinstance(prompt, bytes | bytearray | memoryview):
             raise InvalidPromptError(
                 f"prompt must be a str, token ids or messages, got {type(prompt).__name__}"
             )
@@ -199,12 +204,19 @@ class Intake:
     async def _encode_in_thread(
         self, mailbox: Mailbox, prompt: Any, params: SamplingParams, seed: int
     ) -> None:
-        try:
-            with _failing(mailbox):
-                ids = await anyio.to_thread.run_sync(self._encode, prompt, limiter=self._threads)
+        def encode_if_wanted() -> list[int]:
+            return [] if mailbox.finish_reason is not None else self._encode(prompt)
+
+        with _failing(mailbox):
+            ids = await anyio.to_thread.run_sync(encode_if_wanted, limiter=self._threads)
+            if mailbox.finish_reason is None:
                 self._queue_encoded(mailbox, ids, params, seed)
-        finally:
-            del self._encoding[mailbox]
+
+    def _encoded(self, mailbox: Mailbox, task: asyncio.Task[None]) -> None:
+        del self._encoding[mailbox]
+        if task.cancelled():
+            error = RequestFailedError("the task that encoded the prompt was cancelled")
+            mailbox.finish(FinishReason.ERROR, error)
 
     def _encode(self, prompt: Any) -> list[int]:
         tokenizer, template = self._model.tokenizer, self._model.chat_template

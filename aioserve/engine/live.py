@@ -11,9 +11,10 @@ from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.intake import Intake
 from aioserve.engine.stats import EngineStats
-from aioserve.errors import EngineClosedError, WrongLoopError
+from aioserve.errors import ConfigError, EngineClosedError, WrongLoopError
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.page_pool import PagePool
+from aioserve.kv.pages import capacity_tokens
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
@@ -28,6 +29,12 @@ class LiveEngine:
         self.config = config
         self.model = model
         self.loop = asyncio.get_running_loop()
+        holds = capacity_tokens(model.limits.num_pages, config.page_size)
+        if model.limits.max_model_len > holds:
+            raise ConfigError(
+                f"max_model_len of {model.name} is {model.limits.max_model_len}, but "
+                f"{model.limits.num_pages} pages of {config.page_size} tokens hold {holds}"
+            )
         self.scheduler = Scheduler(
             PagePool(model.limits.num_pages, config.page_size),
             policy,

@@ -100,10 +100,10 @@ class Mailbox:
             self.paused = True
             self._owner.pause(self)
 
-    def finish(self, reason: FinishReason, error: BaseException | None = None) -> None:
-        """The one end of the stream; a second one is ignored."""
+    def finish(self, reason: FinishReason, error: BaseException | None = None) -> bool:
+        """The one end of the stream; a second one is ignored. Returns whether it was the first."""
         if self.finish_reason is not None:
-            return
+            return False
         self.finish_reason = reason
         self.error = error
         self.timings = Timings(
@@ -112,6 +112,7 @@ class Mailbox:
             self.completion_tokens,
         )
         self._wake()
+        return True
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -126,17 +127,12 @@ class Mailbox:
             self.finish(FinishReason.ABORT)
             self._owner.abort(self)
 
-    async def take(self) -> Token | None:
-        """The next token, or None at the end; raises the request's error, once.
+    async def wait(self) -> None:
+        """Until a token or the end is there; raises the request's error, once.
 
         Raises `RuntimeError` if another task is already waiting: a stream has one reader.
         """
-        while not self._tokens:
-            if self.finish_reason is not None:
-                error, self.error = self.error, None
-                if error is not None:
-                    raise error
-                return None
+        while not self._tokens and self.finish_reason is None:
             if self._reader is not None:
                 raise RuntimeError(f"another task is already reading request {self.request_id!r}")
             self._reader = self.loop.create_future()
@@ -144,6 +140,15 @@ class Mailbox:
                 await self._reader
             finally:
                 self._reader = None
+        if not self._tokens and self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    async def take(self) -> Token | None:
+        """The next token, or None at the end; otherwise as `wait`."""
+        await self.wait()
+        if not self._tokens:
+            return None
         token = self._tokens.popleft()
         if self.paused and 2 * len(self._tokens) <= self.capacity:
             self.paused = False

@@ -53,29 +53,52 @@ class TokenStream:
     def __aiter__(self) -> TokenStream:
         return self
 
+    async def started(self) -> None:
+        """Wait until the first token is there, or the end. Raises what ended the request, if that
+        was an error: for those who must know before they begin to answer, such as a web handler
+        that can still say 400."""
+        self._check_loop()
+        try:
+            await self._mailbox.wait()
+        except asyncio.CancelledError:
+            self._mailbox.abort()
+            raise
+
     async def __anext__(self) -> Token:
         """The next token. Raises what ended the request, if that was an error."""
-        mailbox = self._mailbox
-        if asyncio.get_running_loop() is not mailbox.loop:
-            raise WrongLoopError(
-                f"request {mailbox.request_id!r} belongs to another event loop than this one"
-            )
+        self._check_loop()
         try:
-            token = await mailbox.take()
+            token = await self._mailbox.take()
         except asyncio.CancelledError:
-            mailbox.abort()
+            self._mailbox.abort()
             raise
         if token is None:
             raise StopAsyncIteration
         return token
 
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._mailbox.loop:
+            raise WrongLoopError(
+                f"request {self.request_id!r} belongs to another event loop than this one"
+            )
+
     def close(self) -> None:
-        """End the request if it hasn't ended. Awaits nothing; call it as often as you like."""
-        self._mailbox.abort()
+        """End the request if it hasn't ended. Awaits nothing; call it as often as you like, from
+        any thread."""
+        mailbox = self._mailbox
+        try:
+            on_loop = asyncio.get_running_loop() is mailbox.loop
+        except RuntimeError:
+            on_loop = False
+        if on_loop:
+            mailbox.abort()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to free
+                mailbox.loop.call_soon_threadsafe(mailbox.abort)
 
     async def aclose(self) -> None:
         """The same as `close()`, for `contextlib.aclosing`."""
-        self._mailbox.abort()
+        self.close()
 
     async def __aenter__(self) -> TokenStream:
         return self
@@ -86,22 +109,13 @@ class TokenStream:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._mailbox.abort()
+        self.close()
 
     def __del__(self) -> None:
+        # The collector may run on any thread, and after a constructor that failed.
         mailbox = getattr(self, "_mailbox", None)
-        if mailbox is None or mailbox.finish_reason is not None:
-            return
-        # The collector may run on any thread.
-        try:
-            on_loop = asyncio.get_running_loop() is mailbox.loop
-        except RuntimeError:
-            on_loop = False
-        if on_loop:
-            mailbox.abort()
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to free
-                mailbox.loop.call_soon_threadsafe(mailbox.abort)
+        if mailbox is not None and mailbox.finish_reason is None:
+            self.close()
 
     def __repr__(self) -> str:
         state = self.finish_reason or "open"

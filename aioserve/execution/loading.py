@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import torch
 
+from aioserve import _native
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.cpu import CpuRunner
@@ -23,6 +25,8 @@ from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["load"]
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -51,7 +55,12 @@ class _Loader:
     async def load(self) -> LoadedModel:
         decoder, tokenizer, template = await asyncio.to_thread(self._read)
         max_model_len, num_pages = self._size(decoder)
-        cache = decoder.new_cache(num_pages, self.config.page_size)
+        try:
+            cache = decoder.new_cache(num_pages, self.config.page_size)
+        except (MemoryError, OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"num_pages={num_pages} pages of KV cache can't be reserved: {error}"
+            ) from error
         runner = CpuRunner(
             decoder,
             cache,
@@ -80,6 +89,10 @@ class _Loader:
         )
 
     def _read(self) -> tuple[Decoder, Tokenizer, ChatTemplate | None]:
+        try:
+            _native.cpu_info()  # reads AIOSERVE_ISA and AIOSERVE_NUM_THREADS
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         path = resolve(self.model)
         tokenizer = Tokenizer.from_directory(path)
         template = ChatTemplate.from_directory(path)
@@ -90,6 +103,13 @@ class _Loader:
             progress=self.progress,
             max_model_len=self.config.max_model_len,
         )
+        for setting in decoder.config.generation.unsupported:
+            logger.warning(
+                "%s: generation_config.json asks for %s, which aioserve can't apply: answers will "
+                "differ from what the model's makers meant",
+                path,
+                setting,
+            )
         return decoder, tokenizer, template
 
     def _size(self, decoder: Decoder) -> tuple[int, int]:

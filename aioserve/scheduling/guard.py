@@ -52,12 +52,12 @@ class PolicyGuard:
             try:
                 request = next(answer, END)
             except Exception as error:
-                self._fault("order", f"raised {_shown(error)}", error)
+                self._fault("order", f"raised {reprlib.repr(error)}", error)
                 break
             if request is END:
                 return
             if not isinstance(request, RequestView) or id(request) not in offered:
-                what = f"named {_shown(request)}, which doesn't wait or came before"
+                what = f"named {reprlib.repr(request)}, which doesn't wait or came before"
                 self._fault("order", what)
                 break
             offered.remove(id(request))
@@ -103,7 +103,7 @@ class PolicyGuard:
         try:
             call()
         except Exception as error:
-            self._fault(notification, f"raised {_shown(error)}", error)
+            self._fault(notification, f"raised {reprlib.repr(error)}", error)
 
     def _ask(self, question: str, call: Callable[[], T]) -> T | None:
         if self._failed:
@@ -111,12 +111,12 @@ class PolicyGuard:
         try:
             return call()
         except Exception as error:
-            self._fault(question, f"raised {_shown(error)}", error)
+            self._fault(question, f"raised {reprlib.repr(error)}", error)
             return None
 
     def _nonsense(self, question: str, answer: object, wanted: str, fallback: T) -> T:
         if not self._failed:
-            self._fault(question, f"answered {_shown(answer)}, not {wanted}")
+            self._fault(question, f"answered {reprlib.repr(answer)}, not {wanted}")
         return fallback
 
     def _fault(self, question: str, what: str, error: Exception | None = None) -> None:
@@ -131,11 +131,3 @@ class PolicyGuard:
             what,
             exc_info=error,
         )
-
-
-def _shown(value: object) -> str:
-    """`repr`, bounded, of an object that may break in it."""
-    try:
-        return reprlib.repr(value)
-    except Exception:
-        return f"a {type(value).__name__} that can't be shown"

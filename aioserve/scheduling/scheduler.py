@@ -183,9 +183,9 @@ class Scheduler:
         chosen += [(sequence, 1) for sequence in decodes]
         budget -= len(decodes)
         budget = self._continue_prefills(chosen, budget, now_seconds)
-        if not preempted and self._waiting and budget > 0:
-            if self._admit(chosen, budget, now_seconds, forced=False):
-                preempted = self._displace_a_paused_one()
+        may_admit = not preempted and self._waiting and budget > 0
+        if may_admit and self._admit(chosen, budget, now_seconds, forced=False):
+            preempted = self._displace_a_paused_one()
         if not chosen and self.launched == self.pool.done_step:
             preempted += self._force_progress(chosen, now_seconds)
             if not chosen:
@@ -281,7 +281,9 @@ class Scheduler:
         """
         ready = [s for s in self._running if not s.paused and s.remaining == 1 and not s.exhausted]
         page_size = self.pool.page_size
-        growing = [s for s in ready[:budget] if s.computed == capacity_tokens(len(s.page_table), page_size)]
+        growing = [
+            s for s in ready[:budget] if s.computed == capacity_tokens(len(s.page_table), page_size)
+        ]
         preempted: list[SequenceState] = []
         if len(growing) > self.pool.num_free:
             preempted = self._make_room(growing, now_seconds)

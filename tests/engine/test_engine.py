@@ -86,8 +86,9 @@ async def test_the_host_process_is_left_as_it_was():
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     threads = set(threading.enumerate())
     tasks = asyncio.all_tasks()
-    async with Engine(slow_model()) as engine:
+    async with Engine("pyhelp", num_pages=64) as engine:
         await engine.generate(PROMPT, SHORT)
+        assert [t for t in threading.enumerate() if t.name == "aioserve-pyhelp"]
     assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
     assert {t for t in threading.enumerate() if t.name.startswith("aioserve")} <= threads
     assert asyncio.all_tasks() == tasks
@@ -114,6 +115,8 @@ async def test_the_host_process_is_left_as_it_was():
         (["a"], InvalidPromptError, "a sequence of str"),
         ([{"role": "user", "content": "hi"}], InvalidPromptError, "no chat template"),
         ("x" * 32_769, PromptTooLongError, "has 32769 characters"),
+        (np.array(5), InvalidPromptError, "got ndarray"),
+        (bytearray(b"ab"), InvalidPromptError, "got bytearray"),
         ([1] * 256, PromptTooLongError, "has 256 tokens; max_model_len is 256"),
     ],
 )
@@ -143,8 +146,8 @@ async def test_a_text_too_long_for_the_model_fails_at_the_first_read(length):
         ({"temperature": -0.1}, r"temperature must be in \[0, 100\], got -0.1"),
         ({"temperature": float("nan")}, "temperature must be a number"),
         ({"temperature": True}, "temperature must be a number"),
-        ({"top_p": 0}, "top_p must be above 0"),
-        ({"top_p": 1.1}, r"top_p must be in \[0, 1\], got 1.1"),
+        ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
+        ({"top_p": 1.1}, r"top_p must be in \(0, 1\], got 1.1"),
         ({"top_k": -1}, "top_k must be at least 0, got -1"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"max_tokens": 2.5}, "max_tokens must be an int"),
@@ -152,6 +155,7 @@ async def test_a_text_too_long_for_the_model_fails_at_the_first_read(length):
         ({"seed": 2**64}, "seed must be in"),
         ({"stop": ("",)}, "1 to 256 characters, got one of 0"),
         ({"stop": ("x",) * 17}, "stop may have at most 16 entries, got 17"),
+        ({"stop": 5}, "stop must be a sequence of str, got 5"),
         ({"stop": (1,)}, "stop must hold values of type str"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids must be at least 0"),
         ({"ignore_eos": 1}, "ignore_eos must be a bool"),
@@ -185,15 +189,19 @@ async def test_what_only_the_model_can_tell_about_parameters_is_checked_at_once(
     [
         ({"page_size": 3}, "page_size must be one of 1, 2, 4"),
         ({"page_size": True}, "page_size must be one of"),
-        ({"num_pages": 0}, "num_pages must be an int of at least 1"),
-        ({"memory_utilization": 0}, r"memory_utilization must be in \(0, 1\]"),
+        ({"num_pages": 0}, r"num_pages must be an int in \[1, "),
+        ({"memory_utilization": 0}, "memory_utilization must be a number above 0 and at most 1"),
+        ({"memory_utilization": "1"}, "memory_utilization must be a number"),
+        ({"page_size": 16.0}, "page_size must be one of"),
+        ({"max_num_seqs": 10**9}, r"max_num_seqs must be an int in \[1, 65536\]"),
+        ({"seed": 2**64}, "seed must be an int"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens"),
         ({"max_model_len": 1}, "max_model_len"),
         ({"device": "cuda"}, "device must be one of 'auto', 'cpu', got 'cuda'"),
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"overlap": 1}, "overlap must be a bool"),
-        ({"stall_timeout_seconds": 0}, "stall_timeout_seconds must be above 0"),
+        ({"stall_timeout_seconds": 0}, "stall_timeout_seconds must be a number above 0"),
         ({"policy": 7}, "policy must be a name or a SchedulingPolicy"),
     ],
 )
@@ -444,6 +452,102 @@ async def test_a_cancelled_host_task_still_closes_the_engine():
         await task
     assert engine.stats().pages_free == engine.stats().pages_total
     assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("aioserve")]
+
+
+@pytest.mark.asyncio
+async def test_an_engine_is_closed_to_the_end_although_its_host_is_cancelled_while_closing():
+    engine = Engine(slow_model(step_seconds=lambda plan: 0.05))
+    closing = asyncio.Event()
+
+    async def host() -> None:
+        async with engine:
+            stream = engine.stream(PROMPT, LONG)
+            await anext(stream)
+            closing.set()
+
+    task = asyncio.create_task(host())
+    await closing.wait()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("aioserve")]
+    assert engine.stats().pages_free == engine.stats().pages_total
+
+
+@pytest.mark.asyncio
+async def test_a_core_task_that_is_cancelled_leaves_no_request_waiting():
+    async with Engine(slow_model()) as engine:
+        stream = engine.stream(PROMPT, LONG)
+        await anext(stream)
+        for task in asyncio.all_tasks():
+            if task.get_name().startswith("aioserve"):
+                task.cancel()
+        with pytest.raises(EngineError, match="cancelled"):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineClosedError, match="the engine failed"):
+            engine.stream(PROMPT)
+
+
+@pytest.mark.asyncio
+async def test_an_encoding_task_that_is_cancelled_fails_its_request_alone():
+    async with Engine(slow_model(max_model_len=4000)) as engine:
+        before = asyncio.all_tasks()
+        stream = engine.stream("long" * 500, SHORT)
+        (encoding,) = asyncio.all_tasks() - before
+        encoding.cancel()
+        with pytest.raises(RequestFailedError, match="was cancelled"):
+            await anext(stream)
+        assert engine.stats().num_waiting == 0
+        assert len((await engine.generate(PROMPT, SHORT)).token_ids) == 10
+
+
+@pytest.mark.asyncio
+async def test_drain_may_be_called_again_with_a_shorter_deadline():
+    async with Engine(slow_model(step_seconds=lambda plan: 0.01)) as engine:
+        streams = [engine.stream(PROMPT, LONG) for _ in range(2)]
+        patient = asyncio.create_task(engine.drain(30))
+        await asyncio.sleep(0.02)
+        streams[0].close()
+        assert await engine.drain(0) == 1
+        assert await patient == 0
+
+
+@pytest.mark.asyncio
+async def test_health_ignores_readers_that_are_behind():
+    async with Engine(slow_model(), max_buffered_tokens=2) as engine:
+        stream = engine.stream(PROMPT, LONG)
+        await asyncio.sleep(0.1)
+        assert engine.stats().num_running == 1
+        assert engine.stats().step_age_seconds == 0
+        assert await engine.drain(0) == 1
+        assert stream.finish_reason == "abort"
+        await engine.drain()
+        assert engine.stats().step_age_seconds == 0
+
+
+@pytest.mark.asyncio
+async def test_each_reader_gets_an_error_object_of_its_own():
+    async with Engine(slow_model()) as engine:
+        streams = [engine.stream(PROMPT, LONG) for _ in range(2)]
+        for stream in streams:
+            await anext(stream)
+    errors = []
+    for stream in streams:
+        with pytest.raises(EngineClosedError) as caught:
+            async for _ in stream:
+                pass
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+
+
+@pytest.mark.asyncio
+async def test_a_request_id_is_free_as_soon_as_its_reader_has_left():
+    async with Engine(slow_model()) as engine:
+        for _ in range(3):
+            async with engine.stream(PROMPT, LONG, request_id="again") as stream:
+                await anext(stream)
 
 
 @pytest.mark.asyncio

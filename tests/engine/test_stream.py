@@ -13,6 +13,7 @@ from aioserve import (
     Engine,
     EngineClosedError,
     FinishReason,
+    PromptTooLongError,
     SamplingParams,
     StreamStalledError,
     TokenStream,
@@ -60,6 +61,22 @@ async def test_tokens_come_in_order_and_then_exactly_one_end():
         for _ in range(2):
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
+
+
+async def test_started_waits_for_the_first_token_and_takes_none():
+    async with engine() as it:
+        stream = it.stream(PROMPT, SamplingParams(max_tokens=20, seed=0))
+        await stream.started()
+        await stream.started()
+        assert stream.timings.first_token_seconds is not None
+        assert [token.id async for token in stream] == expected_tokens(PROMPT, 20)
+        await stream.started()
+
+
+async def test_started_raises_what_only_encoding_shows():
+    async with engine() as it:
+        with pytest.raises(PromptTooLongError):
+            await it.stream("x" * 3000).started()
 
 
 async def test_break_frees_the_pages_within_a_step():
@@ -145,7 +162,11 @@ async def test_an_anyio_scope_that_times_out_ends_the_request():
 
 async def test_a_stream_that_is_dropped_unread_is_collected():
     async with engine() as it:
-        it.stream(PROMPT, LONG)
+        cycle: list[object] = [it.stream(PROMPT, LONG)]
+        cycle.append(cycle)
+        await asyncio.sleep(0.01)
+        assert it.stats().pages_held_by_requests
+        del cycle
         gc.collect()
         assert await all_pages_free(it)
 
@@ -197,6 +218,31 @@ async def test_a_reader_that_is_slow_but_reads_is_left_alone():
             await anext(stream)
             await asyncio.sleep(0.04)
         assert [token.id async for token in stream] == expected_tokens(PROMPT, 20)[10:]
+
+
+@pytest.mark.parametrize("scarce", [{"max_num_seqs": 1}, {"num_pages": 17, "max_model_len": 256}])
+async def test_a_reader_that_is_behind_holds_up_nobody_else(scarce):
+    async with engine(max_buffered_tokens=8, **scarce) as it:
+        slow = it.stream(PROMPT, SamplingParams(max_tokens=60, seed=0))
+        await anext(slow)
+        for length in (5, 200):
+            prompt = [7] * length
+            answer = await it.generate(prompt, SamplingParams(max_tokens=50, seed=0))
+            assert list(answer.token_ids) == expected_tokens(prompt, 50)
+        assert [token.id async for token in slow] == expected_tokens(PROMPT, 60)[1:]
+
+
+async def test_a_stream_closed_on_another_thread_wakes_its_reader():
+    async with engine(max_buffered_tokens=1) as it:
+        running = it.stream(PROMPT, LONG)
+        waiting = it.stream(PROMPT, LONG)
+        reader = asyncio.create_task(take(waiting, 200))
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(waiting.close)
+        with pytest.raises((StopAsyncIteration, RuntimeError)):
+            await reader
+        running.close()
+        assert await all_pages_free(it)
 
 
 async def test_two_readers_of_one_stream_are_refused():

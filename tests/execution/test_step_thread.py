@@ -48,12 +48,27 @@ async def test_the_loop_stays_free_while_a_call_runs():
 
 @pytest.mark.asyncio
 async def test_an_awaiter_that_was_cancelled_is_not_missed():
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: reported.append(what))
     thread: StepThread[None] = StepThread("test")
     waiting = asyncio.ensure_future(thread.submit(lambda: time.sleep(0.05)))
     waiting.cancel()
     await thread.aclose()
     await asyncio.sleep(0)
     assert waiting.cancelled()
+    assert reported == []
+
+
+@pytest.mark.parametrize("error", [StopIteration(3), asyncio.CancelledError()])
+@pytest.mark.asyncio
+async def test_errors_that_futures_refuse_arrive_all_the_same(error):
+    def call() -> None:
+        raise error
+
+    thread: StepThread[None] = StepThread("test")
+    with pytest.raises(RuntimeError, match="the call raised"):
+        await thread.submit(call)
+    await thread.aclose()
 
 
 def test_a_loop_that_is_gone_does_not_break_the_thread():

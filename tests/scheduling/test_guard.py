@@ -23,6 +23,7 @@ NONSENSE = [
     ("order", ValueError("planted"), "raised ValueError"),
     ("order", None, "raised TypeError"),
     ("order", [1, 2], "named 1, which doesn't wait"),
+    ("order", [None], "named None, which doesn't wait"),
     ("order", lambda waiting, view: [waiting[0], waiting[0]], "came before"),
     ("admit", ValueError("planted"), "raised ValueError"),
     ("admit", True, "answered True, not a Verdict"),
@@ -79,6 +80,52 @@ def test_a_nonsense_victim_is_replaced_by_the_default_one(answer, caplog):
 
     assert bench.plan().preempted == (b,)
     assert "victim" in caplog.text
+
+
+def test_a_policy_cannot_change_what_its_answers_are_checked_against(caplog):
+    class Grabbing(SchedulingPolicy):
+        def order(self, waiting, view):
+            waiting.append(waiting[0])  # pyright: ignore[reportAttributeAccessIssue]
+
+        def victim(self, running, need_pages, view):
+            return running.pop()  # pyright: ignore[reportAttributeAccessIssue]
+
+    bench = Bench(num_pages=4, policy=Grabbing())
+    a, b = bench.submit(7, 9), bench.submit(7, 9)
+    assert work(bench.plan()) == [(a, 0, 7), (b, 0, 7)]
+    bench = Bench(num_pages=4, policy=Grabbing())
+    bench.submit(7, 9)
+    b = bench.submit(7, 9)
+    bench.step()
+    bench.step()
+    assert bench.plan().preempted == (b,)
+
+
+def test_an_answer_that_cannot_even_be_shown_is_nonsense_like_any_other(caplog):
+    class Unshowable:
+        def __repr__(self):
+            raise ValueError("planted")
+
+    bench = Bench(policy=answering("chunk", Unshowable()))
+    a = bench.submit(3)
+    assert work(bench.plan()) == [(a, 0, 3)]
+    assert "answered <Unshowable instance" in caplog.text
+
+
+def test_a_policy_that_failed_still_hears_of_every_end():
+    ended = []
+
+    class Bookkeeping(SchedulingPolicy):
+        def order(self, waiting, view):
+            raise ValueError("planted")
+
+        def finished(self, requests):
+            ended.extend(request.arrival_index for request in requests)
+
+    bench = Bench(policy=Bookkeeping())
+    a = bench.submit(3, max_tokens=1)
+    bench.step()
+    assert ended == [a]
 
 
 @pytest.mark.parametrize("notification", ["step_finished", "finished"])
