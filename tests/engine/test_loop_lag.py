@@ -7,6 +7,8 @@ each test compares its lateness with how long the work takes when it does block 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -71,3 +73,31 @@ async def test_a_long_prefill_does_not_block_the_loop() -> None:
             await asyncio.gather(*(engine.generate(prompt, params) for _ in range(8)))
         serving_seconds = time.perf_counter() - started
     assert ticker.worst_seconds < serving_seconds / 2
+
+
+IMPORTS = """
+import asyncio, sys, threading
+
+class Watch:
+    threads = {}
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "aioserve_plugins"):
+            self.threads.setdefault(name, threading.current_thread() is threading.main_thread())
+
+sys.meta_path.insert(0, Watch())
+from aioserve import Engine
+
+async def main():
+    async with Engine("pyhelp", num_pages=8):
+        pass
+
+asyncio.run(main())
+print(sorted(Watch.threads.items()))
+"""
+
+
+def test_torch_and_plugins_are_imported_off_the_loop() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert done.stdout.strip() == "[('aioserve_plugins', False), ('torch', False)]"
