@@ -83,7 +83,7 @@ class CoreLoop:
         self.scheduler = scheduler
         self.runner = runner
         self.failure: BaseException | None = None
-        """What ended the loop, if a bug did."""
+        """What ended the loop before `stop` was called: a bug, or a cancelled task."""
         self.owner = MailboxOwner(self._reader_left, self._pause, self._resume)
         self._loop = asyncio.get_running_loop()
         self._stall_timeout_seconds = stall_timeout_seconds

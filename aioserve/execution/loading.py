@@ -75,7 +75,6 @@ class _Loader:
                 vocab_size=decoder.config.vocab_size,
                 max_model_len=max_model_len,
                 num_pages=num_pages,
-                num_slots=self.num_slots,
                 eos_token_ids=frozenset(decoder.config.eos_token_ids),
             ),
             defaults=_defaults(decoder.config.generation),

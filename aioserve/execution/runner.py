@@ -43,7 +43,6 @@ class ModelLimits(msgspec.Struct, frozen=True):
     max_model_len: int
     """Prompt and answer together, in tokens; fits the KV cache."""
     num_pages: int
-    num_slots: int
     eos_token_ids: frozenset[int]
 
 

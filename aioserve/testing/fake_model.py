@@ -157,7 +157,6 @@ class FakeModel:
                     config.max_model_len or self.max_model_len, num_pages * config.page_size
                 ),
                 num_pages=num_pages,
-                num_slots=num_slots,
                 eos_token_ids=self.eos_token_ids,
             ),
             defaults=SamplingParams(temperature=0.0),
