@@ -7,6 +7,7 @@ scheduler builds the one and consumes the other, so both run unchanged in a simu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 import msgspec
 import numpy as np
@@ -14,11 +15,32 @@ import numpy.typing as npt
 
 from aioserve.request import SamplingParams
 
-__all__ = ["PENDING_TOKEN", "StepOutcome", "StepPlan", "WorkItem"]
+__all__ = ["PENDING_TOKEN", "CopyKind", "PageCopy", "StepOutcome", "StepPlan", "WorkItem"]
 
 PENDING_TOKEN = -1
 """Stands for the token that the previous step samples for the same slot. It never leaves the core:
 the runner replaces it on the device before the forward pass."""
+
+
+class CopyKind(Enum):
+    """Between which storages a page is copied."""
+
+    DEVICE = "device"
+    """Within the device: a shared page before it is written, or the valid part of a cached one."""
+    TO_HOST = "to host"
+    FROM_HOST = "from host"
+
+
+class PageCopy(msgspec.Struct, frozen=True, gc=False):
+    """The KV of the first `num_tokens` tokens of page `source` goes to page `target`, all layers.
+
+    Pages on the host have numbers of their own.
+    """
+
+    kind: CopyKind
+    source: int
+    target: int
+    num_tokens: int
 
 
 class WorkItem(msgspec.Struct, frozen=True, gc=False):
@@ -27,6 +49,9 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False):
     The KV of positions `[0, start)` is in the sequence's pages already; this item computes
     `[start, start + count)`. With `sampling` set, the item reaches the last known token and the
     step samples the token at position `start + count`.
+
+    An item of `count` 0 is a fork: it computes nothing and samples from the same last row as the
+    item before it, with its own parameters, seed and slot. Its pages are that item's.
     """
 
     sequence_id: int
@@ -53,6 +78,9 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     items: tuple[WorkItem, ...]
     preempted: tuple[int, ...] = ()
     """Ids of the sequences that gave their pages back while this step was planned."""
+    copies: tuple[PageCopy, ...] = ()
+    """Done one after the other, in this order, before anything of `items` is written: a page may
+    be the target of one copy and the source of a later one."""
 
     @property
     def num_tokens(self) -> int:
