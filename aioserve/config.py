@@ -9,10 +9,12 @@ import msgspec
 from aioserve.errors import ConfigError
 from aioserve.request import MAX_SEED
 
-__all__ = ["DType", "Device", "EngineConfig"]
+__all__ = ["DType", "Device", "EngineConfig", "Eviction", "Preemption"]
 
 Device = Literal["auto", "cpu"]
 DType = Literal["auto", "float32", "bfloat16"]
+Eviction = Literal["lru", "lfu", "fifo", "slru"]
+Preemption = Literal["auto", "recompute", "swap"]
 
 MAX_SEQS = 65_536
 MAX_BATCHED_TOKENS = 1 << 20
@@ -37,6 +39,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the memory that is left after loading the weights that the KV cache may take. Pages
     are touched only when used, and the least recently freed last, so what isn't needed isn't
     resident."""
+    prefix_caching: bool = True
+    """Keep the KV of what was computed, and start requests from the longest prefix of them that
+    is there."""
+    partial_page_reuse: bool = True
+    """Copy the valid part of a cached page where a prompt ends or goes on differently inside it,
+    instead of computing that part again."""
+    eviction: Eviction = "lru"
+    """Which cached pages go first when memory is needed: least recently used, least frequently
+    used, first in first out, or segmented LRU (what was used once goes before what was used
+    again)."""
+    num_host_pages: int = 0
+    """Pages of a second pool in the host's memory, where evicted cached pages and swapped-out
+    requests go. 0: none."""
+    preemption: Preemption = "auto"
+    """What happens to a running request whose pages are needed: "recompute" gives them back and
+    computes them again, "swap" copies them to the host pool and back, "auto" swaps long contexts
+    if there is a host pool."""
     max_num_seqs: int = 256
     """Sequences that one step may hold."""
     max_num_batched_tokens: int = 2048
@@ -72,8 +91,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_int("max_buffered_tokens", self.max_buffered_tokens, 1)
         _check_int("output_reserve_tokens", self.output_reserve_tokens, 0)
         _check_int("seed", self.seed, 0, MAX_SEED)
-        if not isinstance(self.overlap, bool):
-            raise ConfigError(f"overlap must be a bool, got {self.overlap!r}")
+        _check_choice("eviction", self.eviction, get_args(Eviction))
+        _check_choice("preemption", self.preemption, get_args(Preemption))
+        _check_int("num_host_pages", self.num_host_pages, 0)
+        if self.preemption == "swap" and self.num_host_pages == 0:
+            raise ConfigError('preemption="swap" needs num_host_pages of at least 1, got 0')
+        for name in ("overlap", "prefix_caching", "partial_page_reuse"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name} must be a bool, got {value!r}")
         _check_number("memory_utilization", self.memory_utilization, 1.0)
         _check_number("stall_timeout_seconds", self.stall_timeout_seconds, MAX_SECONDS)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from aioserve.config import Device, DType, EngineConfig
+from aioserve.config import Device, DType, EngineConfig, Eviction, Preemption
 from aioserve.engine.intake import Prompt
 from aioserve.engine.live import LiveEngine
 from aioserve.engine.stats import EngineStats
@@ -61,6 +61,11 @@ class Engine:
         page_size: int = 16,
         num_pages: int | None = None,
         memory_utilization: float = 0.9,
+        prefix_caching: bool = True,
+        partial_page_reuse: bool = True,
+        eviction: Eviction = "lru",
+        num_host_pages: int = 0,
+        preemption: Preemption = "auto",
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
@@ -77,6 +82,11 @@ class Engine:
             page_size=page_size,
             num_pages=num_pages,
             memory_utilization=memory_utilization,
+            prefix_caching=prefix_caching,
+            partial_page_reuse=partial_page_reuse,
+            eviction=eviction,
+            num_host_pages=num_host_pages,
+            preemption=preemption,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
