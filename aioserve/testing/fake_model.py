@@ -1,42 +1,25 @@
-"""A model without weights that notices every wrong page.
+"""A model without weights for `Engine(model=...)`: whole engines in tests, without a device.
 
-Its next token is a hash of all the KV that its pages hold for the sequence, read through the page
-table of the step. A page that was given away too early, written twice, or mixed up between
-sequences therefore changes the tokens, and `expected_tokens` says what they should have been.
+It computes on a `FakeDevice`, so a page that was given away too early, written twice or mixed up
+between sequences changes the tokens; `expected_tokens` says what they should have been.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
-import numpy as np
-import numpy.typing as npt
 import tokenizers
 
 from aioserve.config import EngineConfig
-from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan, WorkItem
+from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.request import SamplingParams
+from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["FakeDevice", "FakeModel", "FakeRunner", "byte_tokenizer", "expected_tokens"]
-
-VOCAB_SIZE = 256
-"""One token per byte."""
-
-MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
-SHIFT = np.uint64(32)
-
-
-def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> list[int]:
-    """The `count` tokens that follow `prompt_ids`, computed without pages."""
-    ids = list(prompt_ids)
-    for _ in range(count):
-        positions = np.arange(len(ids), dtype=np.uint64)
-        ids.append(_next_token(_entries(np.array(ids, np.uint64), positions), seed))
-    return ids[len(prompt_ids) :]
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -48,40 +31,6 @@ def byte_tokenizer() -> Tokenizer:
     )
     backend.decoder = tokenizers.decoders.ByteLevel()
     return Tokenizer(backend, source="byte tokenizer")
-
-
-class FakeDevice:
-    """Pages and last tokens of the fake model, and one step at a time. Synchronous."""
-
-    def __init__(self, num_pages: int, page_size: int, num_slots: int) -> None:
-        self._kv = np.zeros((num_pages, page_size), np.uint64)
-        self._last_tokens = np.zeros(num_slots, np.int64)
-        self._page_size = page_size
-
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        """Write the KV of every item, then sample from what the pages hold."""
-        for item in plan.items:
-            self._write(item)
-        return StepOutcome(plan.step, tuple(self._sample(item) for item in plan.items))
-
-    def _write(self, item: WorkItem) -> None:
-        ids = np.array(item.token_ids, np.int64)
-        if len(ids) != item.count:
-            raise ValueError(f"item of {item.count} tokens brings {len(ids)} ids")
-        ids[ids == PENDING_TOKEN] = self._last_tokens[item.slot]
-        positions = np.arange(item.start, item.start + item.count)
-        pages = item.page_ids[positions // self._page_size]
-        entries = _entries(ids.astype(np.uint64), positions.astype(np.uint64))
-        self._kv[pages, positions % self._page_size] = entries
-
-    def _sample(self, item: WorkItem) -> int:
-        if item.sampling is None:
-            return PENDING_TOKEN
-        end = item.start + item.count
-        pages = item.page_ids[: -(-end // self._page_size)]
-        token_id = _next_token(self._kv[pages].reshape(-1)[:end], item.seed)
-        self._last_tokens[item.slot] = token_id
-        return token_id
 
 
 class FakeRunner:
@@ -147,7 +96,7 @@ class FakeModel:
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         """As an engine calls it; the engine's `num_pages` and `max_model_len` take precedence."""
         num_pages = config.num_pages or self.num_pages
-        device = FakeDevice(num_pages, config.page_size, num_slots)
+        device = FakeDevice(num_pages, config.page_size, num_slots, config.num_host_pages)
         return LoadedModel(
             name="fake",
             runner=FakeRunner(device, self),
@@ -164,26 +113,6 @@ class FakeModel:
             chat_template=None,
             description={"architecture": "fake"},
         )
-
-
-def _entries(
-    ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
-    """What the KV of each token holds: it depends on the token and its position."""
-    return _scatter(ids * np.uint64(0x100000001B3) + positions + np.uint64(1))
-
-
-def _next_token(entries: npt.NDArray[np.uint64], seed: int) -> int:
-    """Depends on every entry and on their order."""
-    weights = np.arange(1, 2 * len(entries), 2, dtype=np.uint64)
-    mixed = _scatter(np.atleast_1d((entries * weights).sum(dtype=np.uint64) ^ np.uint64(seed)))
-    return int(mixed[0] % np.uint64(VOCAB_SIZE))
-
-
-def _scatter(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    values = (values ^ (values >> SHIFT)) * MULTIPLIER
-    values = (values ^ (values >> SHIFT)) * MULTIPLIER
-    return values ^ (values >> SHIFT)
 
 
 def _byte_char(byte: int) -> str:

@@ -1,0 +1,216 @@
+"""A device that computes no model and notices every wrong page.
+
+What it keeps for a token, in the place of keys and values, depends on that token and on the entry
+of the token before, which is read from its page. Two prefixes therefore have equal entries exactly
+if they are equal, so that pages may be shared, and a wrong page spoils all that is computed over
+it. The next token is a hash of all entries of the sequence, read through the page table of the
+step. `expected_tokens` says what the tokens should have been.
+
+    entry[p]   = entry[p - 1] + scatter(token[p], p)      modulo 2**63
+    next token = scatter(sum of entry[p] * (2 p + 1), seed)
+
+Junk has bit 63 set, which no valid entry has, and what is computed from junk is junk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.execution.plan import (
+    PENDING_TOKEN,
+    CopyKind,
+    PageCopy,
+    StepOutcome,
+    StepPlan,
+    WorkItem,
+)
+from aioserve.kv.pages import pages_for
+
+__all__ = ["VOCAB_SIZE", "FakeDevice", "expected_tokens"]
+
+VOCAB_SIZE = 256
+"""One token per byte."""
+
+JUNK = 0xDEAD_DEAD_DEAD_DEAD
+JUNK_BIT = 1 << 63
+MULTIPLIER = 0xD6E8FEB86659FD93
+TOKEN_STRIDE = 0x100000001B3
+BITS_64 = (1 << 64) - 1
+BITS_63 = (1 << 63) - 1
+FIRST_WEIGHTS = 4096
+
+
+def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> list[int]:
+    """The `count` tokens that follow `prompt_ids` on a `FakeDevice`, computed without pages."""
+    entries = _entries(np.array(prompt_ids, np.int64), 0, 0)
+    position = len(entries)
+    total = int((entries * _weights(position)).sum(dtype=np.uint64))
+    entry = int(entries[-1])
+    tokens = []
+    for _ in range(count):
+        token_id = _token(total, seed)
+        tokens.append(token_id)
+        entry = (entry + _scatter(token_id * TOKEN_STRIDE + position + 1)) & BITS_63
+        total = (total + entry * (2 * position + 1)) & BITS_64
+        position += 1
+    return tokens
+
+
+class FakeDevice:
+    """Pages, host pages and last tokens. Synchronous: one step at a time.
+
+    A plan that no runner could compute raises ValueError: ids or page tables too short, pages or
+    slots outside the device, one page written by two items, a fork that follows nothing.
+    """
+
+    def __init__(
+        self, num_pages: int, page_size: int, num_slots: int, num_host_pages: int = 0
+    ) -> None:
+        self._page_size = page_size
+        self._kv = np.full((num_pages, page_size), JUNK, np.uint64)
+        self._host_kv = np.full((num_host_pages, page_size), JUNK, np.uint64)
+        self._entries = self._kv.reshape(-1)
+        self._last_tokens = [PENDING_TOKEN] * num_slots
+        self._weights = _weights(FIRST_WEIGHTS)
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Do the copies in order, write the KV of every item, then sample from what the pages
+        hold: an item may read what an earlier item of the same step writes."""
+        self._check(plan)
+        for copy in plan.copies:
+            self._copy(copy)
+        for item in plan.items:
+            if item.count == 1:
+                self._write_one(item)
+            elif item.count:
+                self._write(item)
+        return StepOutcome(plan.step, tuple([self._sample(item) for item in plan.items]))
+
+    def execute_in_part(self, plan: StepPlan, parts: int) -> None:
+        """Do the first `parts` of the copies and writes of a step, as if it failed then."""
+        copies, items = plan.copies[:parts], plan.items[: max(0, parts - len(plan.copies))]
+        self.execute(msgspec.structs.replace(plan, copies=copies, items=items))
+
+    def scribble(
+        self, page_ids: npt.NDArray[np.int32], host_page_ids: npt.NDArray[np.int32] | None = None
+    ) -> None:
+        """Fill pages with junk: those that nobody may read before they are written again."""
+        self._kv[page_ids] = JUNK
+        if host_page_ids is not None:
+            self._host_kv[host_page_ids] = JUNK
+
+    def _check(self, plan: StepPlan) -> None:
+        num_pages, page_size = self._kv.shape
+        writers: dict[int, int] = {}
+        before: WorkItem | None = None
+        for item in plan.items:
+            end = item.start + item.count
+            used = item.page_ids[: pages_for(end, page_size)]
+            what = f"step {plan.step}: item of sequence {item.sequence_id}"
+            if item.start < 0 or len(item.token_ids) != item.count:
+                raise ValueError(
+                    f"{what} computes {item.count} tokens from {item.start} and brings "
+                    f"{len(item.token_ids)} ids"
+                )
+            if len(used) * page_size < end:
+                raise ValueError(f"{what} ends at {end} and has {len(used)} pages of {page_size}")
+            if used.min() < 0 or used.max() >= num_pages:
+                raise ValueError(f"{what} names pages {used.tolist()} of {num_pages}")
+            if not 0 <= item.slot < len(self._last_tokens):
+                raise ValueError(f"{what} has slot {item.slot} of {len(self._last_tokens)}")
+            if item.count == 0:
+                parent = None if before is None else before.start + before.count
+                if item.sampling is None or item.start != parent:
+                    raise ValueError(
+                        f"{what} is a fork at {item.start} that samples: "
+                        f"{item.sampling is not None}; the item before it ends at {parent}"
+                    )
+                continue
+            before = item
+            for page in used[item.start // page_size :].tolist():
+                other = writers.setdefault(page, item.sequence_id)
+                if other != item.sequence_id:
+                    raise ValueError(f"{what} writes page {page}, as does sequence {other}")
+
+    def _copy(self, copy: PageCopy) -> None:
+        device, host = self._kv, self._host_kv
+        source = host if copy.kind is CopyKind.FROM_HOST else device
+        target = host if copy.kind is CopyKind.TO_HOST else device
+        count = copy.num_tokens
+        if not (
+            0 <= copy.source < len(source)
+            and 0 <= copy.target < len(target)
+            and 0 < count <= self._page_size
+        ):
+            raise ValueError(
+                f"{copy}: {len(device)} pages of {self._page_size} tokens, {len(host)} on the host"
+            )
+        target[copy.target, :count] = source[copy.source, :count]
+        target[copy.target, count:] = JUNK
+
+    def _write(self, item: WorkItem) -> None:
+        ids = np.array(item.token_ids, np.int64)
+        if ids[-1] == PENDING_TOKEN:
+            ids[-1] = self._last_tokens[item.slot]
+        positions = np.arange(item.start, item.start + item.count)
+        pages = item.page_ids[positions // self._page_size]
+        entries = _entries(ids, item.start, self._entry_before(item))
+        self._kv[pages, positions % self._page_size] = entries
+
+    def _write_one(self, item: WorkItem) -> None:
+        token_id, start, page_size = int(item.token_ids[0]), item.start, self._page_size
+        if token_id == PENDING_TOKEN:
+            token_id = self._last_tokens[item.slot]
+        before = self._entry_before(item)
+        entry = (before + _scatter(token_id * TOKEN_STRIDE + start + 1)) & BITS_63
+        page = int(item.page_ids[start // page_size])
+        self._entries[page * page_size + start % page_size] = entry | (before & JUNK_BIT)
+
+    def _entry_before(self, item: WorkItem) -> int:
+        """The entry of the token before the item's first, from the page that holds it."""
+        if item.start == 0:
+            return 0
+        index, offset = divmod(item.start - 1, self._page_size)
+        return self._entries.item(int(item.page_ids[index]) * self._page_size + offset)
+
+    def _sample(self, item: WorkItem) -> int:
+        if item.sampling is None:
+            return PENDING_TOKEN
+        end = item.start + item.count
+        if end > len(self._weights):
+            self._weights = _weights(2 * end)
+        entries = self._kv[item.page_ids[: pages_for(end, self._page_size)]].reshape(-1)[:end]
+        token_id = _token(int(np.dot(entries, self._weights[:end])), item.seed)
+        self._last_tokens[item.slot] = token_id
+        return token_id
+
+
+def _entries(ids: npt.NDArray[np.int64], start: int, before: int) -> npt.NDArray[np.uint64]:
+    """Entries of the tokens `ids` from position `start`, after an entry `before`."""
+    count = len(ids)
+    numbers = np.arange(start + 1, start + 1 + count, dtype=np.uint64)
+    values = ids.astype(np.uint64) * np.uint64(TOKEN_STRIDE) + numbers
+    for _ in range(2):
+        values = (values ^ (values >> np.uint64(32))) * np.uint64(MULTIPLIER)
+    values ^= values >> np.uint64(32)
+    entries = np.cumsum(values, dtype=np.uint64) + np.full(1, before, np.uint64)
+    return (entries & np.uint64(BITS_63)) | np.uint64(before & JUNK_BIT)
+
+
+def _token(total: int, seed: int) -> int:
+    return _scatter(total ^ seed) % VOCAB_SIZE
+
+
+def _scatter(value: int) -> int:
+    value &= BITS_64
+    value = ((value ^ (value >> 32)) * MULTIPLIER) & BITS_64
+    value = ((value ^ (value >> 32)) * MULTIPLIER) & BITS_64
+    return value ^ (value >> 32)
+
+
+def _weights(count: int) -> npt.NDArray[np.uint64]:
+    return np.arange(1, 2 * count, 2, dtype=np.uint64)
