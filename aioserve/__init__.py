@@ -37,7 +37,15 @@ from aioserve.errors import (
     WrongLoopError,
 )
 from aioserve.plugins import PolicySpec, hookimpl
-from aioserve.request import Completion, FinishReason, SamplingParams, Timings, Token, Usage
+from aioserve.request import (
+    Completion,
+    FinishReason,
+    Sample,
+    SamplingParams,
+    Timings,
+    Token,
+    Usage,
+)
 from aioserve.scheduling.policy import RequestView, SchedulerView, SchedulingPolicy, Verdict
 
 __version__ = "0.1.0"
@@ -65,6 +73,7 @@ __all__ = [
     "RequestFailedError",
     "RequestRejectedError",
     "RequestView",
+    "Sample",
     "SamplingParams",
     "SchedulerView",
     "SchedulingPolicy",

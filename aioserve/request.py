@@ -18,6 +18,7 @@ from aioserve.errors import InvalidSamplingError
 __all__ = [
     "Completion",
     "FinishReason",
+    "Sample",
     "SamplingParams",
     "Timings",
     "Token",
@@ -66,6 +67,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Ids that end the answer like the model's own end-of-sequence ids. Kept as a tuple."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence ids (and past them alone)."""
+    n: int = 1
+    """Answers to draw for the prompt, which is computed and kept once for all of them; at most the
+    engine's `max_num_seqs`. Answer `i` of a request with seed `s` is that of a request with seed
+    `(s + i) % 2**64` and n=1; at temperature 0 all are equal."""
 
     def __post_init__(self) -> None:
         set_field = msgspec.structs.force_setattr
@@ -82,6 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check_int("top_k", self.top_k, 0, None)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, MAX_SEED)
+        _check_int("n", self.n, 1, None)
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_CHARS:
                 raise InvalidSamplingError(
@@ -100,9 +106,11 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     id: int
     text: str
     """Text that became final with this token: empty while a character or a possible stop string is
-    incomplete, several characters when one completes. Joined over a stream it is the answer."""
+    incomplete, several characters when one completes. Joined over a sample it is the answer."""
     index: int
-    """Place in the answer, from 0."""
+    """Place in its answer, from 0."""
+    sample: int = 0
+    """Which of the request's `n` answers it belongs to, from 0."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +118,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
     prompt_tokens: int
     completion_tokens: int
+    """Of all samples together."""
 
     @property
     def total_tokens(self) -> int:
@@ -123,6 +132,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
     """Time to first token (TTFT); None when there was none."""
     total_seconds: float
     completion_tokens: int
+    """Of all samples together."""
 
     @property
     def seconds_per_output_token(self) -> float | None:
@@ -132,16 +142,35 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
         return (self.total_seconds - self.first_token_seconds) / (self.completion_tokens - 1)
 
 
-class Completion(msgspec.Struct, frozen=True):
-    """A whole answer."""
+class Sample(msgspec.Struct, frozen=True):
+    """One of a request's answers, whole."""
 
-    request_id: str
     text: str
     token_ids: tuple[int, ...]
     """Generated ids, the end-of-sequence id included where one ended the answer."""
     finish_reason: FinishReason
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """All that a request brought. `text`, `token_ids` and `finish_reason` are the first sample's,
+    which is the only one unless `SamplingParams.n` says otherwise."""
+
+    request_id: str
+    samples: tuple[Sample, ...]
     usage: Usage
     timings: Timings
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.samples[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.samples[0].finish_reason
 
 
 def _as_tuple(name: str, value: Any, kind: type, most: int) -> tuple[Any, ...]:

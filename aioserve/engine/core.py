@@ -53,20 +53,34 @@ class Submission(msgspec.Struct):
     seed: int
     end_ids: frozenset[int]
     max_length: int
-    assembler: TextAssembler
+    assemblers: tuple[TextAssembler, ...]
+    """One per sample."""
 
 
 class LiveRequest:
-    """A request that the scheduler knows."""
+    """A request that the scheduler knows, with the samples that go on."""
 
-    __slots__ = ("assembler", "mailbox", "num_delivered", "sequence_id", "stall_timer")
+    __slots__ = ("mailbox", "samples", "stall_timer")
 
-    def __init__(self, sequence_id: int, mailbox: Mailbox, assembler: TextAssembler) -> None:
-        self.sequence_id = sequence_id
+    def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
+        self.samples: list[LiveSample] = []
+        self.stall_timer: asyncio.TimerHandle | None = None
+
+
+class LiveSample:
+    """One of a request's answers: a sequence of the scheduler's, and its text."""
+
+    __slots__ = ("assembler", "index", "num_delivered", "request", "sequence_id")
+
+    def __init__(
+        self, request: LiveRequest, index: int, sequence_id: int, assembler: TextAssembler
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.sequence_id = sequence_id
         self.assembler = assembler
         self.num_delivered = 0
-        self.stall_timer: asyncio.TimerHandle | None = None
 
 
 class CoreLoop:
@@ -90,8 +104,8 @@ class CoreLoop:
         self._max_in_flight = 2 if overlap else 1
         self._inbox: deque[Submission] = deque()
         self._left: deque[Mailbox] = deque()
-        self._requests: dict[int, LiveRequest] = {}
-        self._sequence_of: dict[Mailbox, int] = {}
+        self._requests: dict[Mailbox, LiveRequest] = {}
+        self._samples: dict[int, LiveSample] = {}
         self._live: dict[str, Mailbox] = {}
         self._in_flight: deque[tuple[StepPlan, Awaitable[StepOutcome]]] = deque()
         self._wake = asyncio.Event()
@@ -143,8 +157,8 @@ class CoreLoop:
 
     def abort_all(self, error: AioserveError) -> int:
         """End every request with `error`; how many there were."""
-        for request in self._requests.values():
-            self.scheduler.finish(request.sequence_id)
+        for sequence_id in self._samples:
+            self.scheduler.finish(sequence_id)
         self._wake.set()
         return self._end_all(FinishReason.ABORT, error)
 
@@ -195,30 +209,38 @@ class CoreLoop:
 
     def _drain_inbox(self) -> None:
         while self._left:
-            mailbox = self._left.popleft()
-            sequence_id = self._sequence_of.get(mailbox)
-            if sequence_id is not None:
-                self._forget(self._requests[sequence_id])
-                self.scheduler.finish(sequence_id)
+            request = self._requests.get(self._left.popleft())
+            if request is not None:
+                self._drop(request)
         while self._inbox:
             entry = self._inbox[0]
             if entry.mailbox.finish_reason is not None:
                 self._inbox.popleft()
                 self._free_id(entry.mailbox)
                 continue
-            sequence_id = self.scheduler.submit(
+            self._register(entry)
+            # Only now: until a request is registered, the inbox is where a failing loop finds it.
+            self._inbox.popleft()
+
+    def _register(self, entry: Submission) -> None:
+        sequence_ids = tuple(
+            self.scheduler.submit(
                 entry.mailbox.request_id,
                 entry.prompt_ids,
                 entry.params,
-                seed=entry.seed,
+                seed=(entry.seed + index) % 2**64,
                 end_ids=entry.end_ids,
                 max_length=entry.max_length,
                 now_seconds=self._loop.time(),
             )
-            self._requests[sequence_id] = LiveRequest(sequence_id, entry.mailbox, entry.assembler)
-            self._sequence_of[entry.mailbox] = sequence_id
-            # Only now: until a request is registered, the inbox is where a failing loop finds it.
-            self._inbox.popleft()
+            for index in range(entry.params.n)
+        )
+        request = LiveRequest(entry.mailbox)
+        for index, sequence_id in enumerate(sequence_ids):
+            sample = LiveSample(request, index, sequence_id, entry.assemblers[index])
+            request.samples.append(sample)
+            self._samples[sequence_id] = sample
+        self._requests[entry.mailbox] = request
 
     def _launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
         try:
@@ -242,57 +264,71 @@ class CoreLoop:
 
     def _deliver(self, progress: list[Progress], step_error: BaseException | None = None) -> None:
         for entry in progress:
-            request = self._requests.get(entry.sequence_id)
-            if request is None:
+            # Unknown: its request ended, perhaps by what this very step brought another sample.
+            sample = self._samples.get(entry.sequence_id)
+            if sample is None:
                 continue
             if entry.rejected:
-                self._end(
-                    request,
-                    FinishReason.ERROR,
+                self._fail(
+                    sample.request,
                     RequestRejectedError(
                         f"the policy {self.scheduler.guard.name} refused request "
-                        f"{request.mailbox.request_id!r}"
+                        f"{sample.request.mailbox.request_id!r}"
                     ),
                 )
             elif step_error is not None:
                 error = StepError(f"the step of this request failed: {entry.error}")
-                self._end(request, FinishReason.ERROR, _caused(error, step_error))
+                self._fail(sample.request, _caused(error, step_error))
             elif entry.token_id is None:
-                self._end(request, FinishReason.ERROR, RequestFailedError(str(entry.error)))
+                self._fail(sample.request, RequestFailedError(str(entry.error)))
             else:
-                self._deliver_token(request, entry.token_id, entry.finish_reason)
+                self._deliver_token(sample, entry.token_id, entry.finish_reason)
 
     def _deliver_token(
-        self, request: LiveRequest, token_id: int, reason: FinishReason | None
+        self, sample: LiveSample, token_id: int, reason: FinishReason | None
     ) -> None:
         try:
-            text, stopped = request.assembler.push(token_id)
+            text, stopped = sample.assembler.push(token_id)
             if reason is not None and not stopped:
-                text += request.assembler.finish()
-                if request.assembler.matched_stop is not None:
+                text += sample.assembler.finish()
+                if sample.assembler.matched_stop is not None:
                     reason = FinishReason.STOP
         except Exception as error:
-            self.scheduler.finish(request.sequence_id)
             failed = RequestFailedError(f"token {token_id} can't be turned into text: {error}")
-            self._end(request, FinishReason.ERROR, _caused(failed, error))
+            self._fail(sample.request, _caused(failed, error))
             return
-        request.mailbox.put(Token(token_id, text, request.num_delivered))
-        request.num_delivered += 1
+        sample.request.mailbox.put(Token(token_id, text, sample.num_delivered, sample.index))
+        sample.num_delivered += 1
         if stopped:
-            self.scheduler.finish(request.sequence_id)
+            self.scheduler.finish(sample.sequence_id)
             reason = FinishReason.STOP
         if reason is not None:
-            self._end(request, reason)
+            self._end(sample, reason)
 
-    def _end(
-        self, request: LiveRequest, reason: FinishReason, error: BaseException | None = None
-    ) -> bool:
+    def _end(self, sample: LiveSample, reason: FinishReason) -> None:
+        """A sample came to its own end, and with the last one its request."""
+        request = sample.request
+        del self._samples[sample.sequence_id]
+        request.samples.remove(sample)
+        request.mailbox.finish_sample(sample.index, reason)
+        if not request.samples:
+            self._forget(request)
+
+    def _fail(self, request: LiveRequest, error: AioserveError) -> None:
+        """What goes wrong in one sample ends its request."""
+        self._drop(request)
+        request.mailbox.finish(FinishReason.ERROR, error)
+
+    def _drop(self, request: LiveRequest) -> None:
+        """Compute no more of a request."""
+        for sample in request.samples:
+            self.scheduler.finish(sample.sequence_id)
         self._forget(request)
-        return request.mailbox.finish(reason, error)
 
     def _forget(self, request: LiveRequest) -> None:
-        del self._requests[request.sequence_id]
-        del self._sequence_of[request.mailbox]
+        for sample in request.samples:
+            del self._samples[sample.sequence_id]
+        del self._requests[request.mailbox]
         self._free_id(request.mailbox)
         if request.stall_timer is not None:
             request.stall_timer.cancel()
@@ -300,7 +336,8 @@ class CoreLoop:
     def _end_all(self, reason: FinishReason, error: AioserveError) -> int:
         ended = 0
         for request in list(self._requests.values()):
-            ended += self._end(request, reason, _copied(error))
+            self._forget(request)
+            ended += request.mailbox.finish(reason, _copied(error))
         while self._inbox:
             mailbox = self._inbox.popleft().mailbox
             self._free_id(mailbox)
@@ -320,20 +357,21 @@ class CoreLoop:
         self._wake.set()
 
     def _pause(self, mailbox: Mailbox) -> None:
-        sequence_id = self._sequence_of.get(mailbox)
-        if sequence_id is None:
+        request = self._requests.get(mailbox)
+        if request is None:
             return
-        self.scheduler.pause(sequence_id)
-        self._watch_stall(self._requests[sequence_id], mailbox.taken)
+        for sample in request.samples:
+            self.scheduler.pause(sample.sequence_id)
+        self._watch_stall(request, mailbox.taken)
 
     def _resume(self, mailbox: Mailbox) -> None:
-        sequence_id = self._sequence_of.get(mailbox)
-        if sequence_id is None:
+        request = self._requests.get(mailbox)
+        if request is None:
             return
-        self.scheduler.resume(sequence_id)
-        timer = self._requests[sequence_id].stall_timer
-        if timer is not None:
-            timer.cancel()
+        for sample in request.samples:
+            self.scheduler.resume(sample.sequence_id)
+        if request.stall_timer is not None:
+            request.stall_timer.cancel()
         self._wake.set()
 
     def _watch_stall(self, request: LiveRequest, taken_before: int) -> None:

@@ -22,7 +22,7 @@ from aioserve.engine.stream import TokenStream
 from aioserve.errors import EngineClosedError
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.plugins import PluginRegistry, check_policy_object
-from aioserve.request import Completion, FinishReason, SamplingParams
+from aioserve.request import Completion, FinishReason, Sample, SamplingParams, Token
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import SLOTS_PER_SEQUENCE
 from aioserve.text.tokenizer import Tokenizer
@@ -195,15 +195,18 @@ class Engine:
     ) -> Completion:
         """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
         async with self.stream(prompt, params, request_id=request_id) as stream:
-            tokens = [token async for token in stream]
-        return Completion(
-            request_id=stream.request_id,
-            text="".join(token.text for token in tokens),
-            token_ids=tuple(token.id for token in tokens),
-            finish_reason=stream.finish_reason or FinishReason.ABORT,
-            usage=stream.usage,
-            timings=stream.timings,
+            tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
+            async for token in stream:
+                tokens[token.sample].append(token)
+        samples = tuple(
+            Sample(
+                text="".join(token.text for token in answer),
+                token_ids=tuple(token.id for token in answer),
+                finish_reason=reason or FinishReason.ABORT,
+            )
+            for answer, reason in zip(tokens, stream.finish_reasons, strict=True)
         )
+        return Completion(stream.request_id, samples, stream.usage, stream.timings)
 
     # -- what it knows
 

@@ -86,7 +86,7 @@ class Intake:
             seed = (self._config.seed + self._num_requests * SEED_STRIDE) % 2**64
         self._num_requests += 1
         mailbox = Mailbox(
-            request_id, self._loop, self._core.owner, self._config.max_buffered_tokens
+            request_id, self._loop, self._core.owner, self._config.max_buffered_tokens, params.n
         )
         if isinstance(text_or_ids, np.ndarray):
             self._queue(mailbox, text_or_ids, params, seed)
@@ -122,6 +122,10 @@ class Intake:
             return self._model.defaults
         if not isinstance(params, SamplingParams):
             raise InvalidSamplingError(f"params must be SamplingParams, got {params!r}")
+        if params.n > self._config.max_num_seqs:
+            raise InvalidSamplingError(
+                f"n must be at most max_num_seqs = {self._config.max_num_seqs}, got {params.n}"
+            )
         vocab_size = self._model.limits.vocab_size
         for token_id in params.stop_token_ids:
             if token_id >= vocab_size:
@@ -242,8 +246,8 @@ class Intake:
         end_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             end_ids |= limits.eos_token_ids
-        assembler = TextAssembler(self._model.tokenizer, params)
-        self._core.submit(Submission(mailbox, ids, params, seed, end_ids, max_length, assembler))
+        assemblers = tuple(TextAssembler(self._model.tokenizer, params) for _ in range(params.n))
+        self._core.submit(Submission(mailbox, ids, params, seed, end_ids, max_length, assemblers))
 
 
 @contextmanager

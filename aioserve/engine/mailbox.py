@@ -1,4 +1,4 @@
-"""What passes from the core loop to one reader: tokens, then exactly one end.
+"""What passes from the core loop to one reader: tokens of all samples, then exactly one end.
 
     core loop ── put, finish ──► Mailbox ── take ──► TokenStream ──► reader
                                     │
@@ -38,7 +38,7 @@ class MailboxOwner:
 class Mailbox:
     """Buffers tokens between steps and a reader that may be slow.
 
-    When `capacity` tokens wait, the owner is asked to pause the sequence, and to resume it when
+    When `capacity` tokens wait, the owner is asked to pause the request, and to resume it when
     the reader has taken half. A step or two may be in flight at that moment, so a little more than
     the capacity can wait.
     """
@@ -52,6 +52,7 @@ class Mailbox:
         "completion_tokens",
         "error",
         "finish_reason",
+        "finish_reasons",
         "loop",
         "paused",
         "prompt_tokens",
@@ -65,6 +66,7 @@ class Mailbox:
         loop: asyncio.AbstractEventLoop,
         owner: MailboxOwner,
         capacity: int,
+        num_samples: int,
     ) -> None:
         self.request_id = request_id
         self.loop = loop
@@ -73,6 +75,7 @@ class Mailbox:
         self.completion_tokens = 0
         self.paused = False
         self.finish_reason: FinishReason | None = None
+        self.finish_reasons: list[FinishReason | None] = [None] * num_samples
         self.error: BaseException | None = None
         self.timings = Timings(None, 0.0, 0)
         self._owner = owner
@@ -88,7 +91,7 @@ class Mailbox:
     # -- the core loop's side
 
     def put(self, token: Token) -> None:
-        """Deliver one token; after the end it is dropped."""
+        """Deliver one token; after the end of the request it is dropped."""
         if self.finish_reason is not None:
             return
         self.completion_tokens += 1
@@ -100,11 +103,22 @@ class Mailbox:
             self.paused = True
             self._owner.pause(self)
 
+    def finish_sample(self, sample: int, reason: FinishReason) -> None:
+        """One sample came to its own end; with the last one the stream ends as the first did."""
+        if self.finish_reason is not None:
+            return
+        self.finish_reasons[sample] = reason
+        ended = [reason for reason in self.finish_reasons if reason is not None]
+        if len(ended) == len(self.finish_reasons):
+            self.finish(ended[0])
+
     def finish(self, reason: FinishReason, error: BaseException | None = None) -> bool:
-        """The one end of the stream; a second one is ignored. Returns whether it was the first."""
+        """The one end of the stream and of the samples that go on; a second one is ignored.
+        Returns whether it was the first."""
         if self.finish_reason is not None:
             return False
         self.finish_reason = reason
+        self.finish_reasons = [ended or reason for ended in self.finish_reasons]
         self.error = error
         self.timings = Timings(
             self.timings.first_token_seconds,

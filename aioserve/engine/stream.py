@@ -16,6 +16,9 @@ __all__ = ["TokenStream"]
 class TokenStream:
     """The tokens of one request, in order. It owns the request: leaving the stream ends it.
 
+    The tokens of several samples (`SamplingParams.n`) come interleaved, as they are computed; those
+    of each sample are in order. What ends the request ends all of them.
+
     A class and not an async generator, because a generator that is dropped is only closed when the
     event loop gets round to it. Each of these ends the request and frees its memory within a step:
     the end of an `async with` block, `close()`, cancellation or a timeout of the task that is
@@ -37,8 +40,14 @@ class TokenStream:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the stream ended; None while it goes on."""
+        """Why the stream ended; None while any sample goes on. Where every sample came to its own
+        end, that of the first."""
         return self._mailbox.finish_reason
+
+    @property
+    def finish_reasons(self) -> tuple[FinishReason | None, ...]:
+        """Why each sample ended; None for those that go on."""
+        return tuple(self._mailbox.finish_reasons)
 
     @property
     def usage(self) -> Usage:

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 import aioserve.errors
-from aioserve import Completion, Engine, EngineStats, SamplingParams, Token, TokenStream
+from aioserve import (
+    Completion,
+    Engine,
+    EngineStats,
+    Sample,
+    SamplingParams,
+    Token,
+    TokenStream,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -57,6 +65,12 @@ def test_what_a_stream_offers_is_all_there() -> None:
 def test_the_fields_of_what_comes_back_are_all_there(kind: type) -> None:
     shown = section("engine.md", f"`{kind.__name__}`")
     assert set(re.findall(r"`(\w+)`", shown)) >= set(kind.__struct_fields__)
+
+
+def test_the_fields_of_a_sample_are_those_of_a_completion_too() -> None:
+    assert public(Completion) - set(Completion.__struct_fields__) == set(Sample.__struct_fields__)
+    shown = section("engine.md", "`Completion`")
+    assert set(re.findall(r"`(\w+)`", shown)) >= {"Sample", *Sample.__struct_fields__}
 
 
 def test_every_sampling_parameter_has_a_row() -> None:

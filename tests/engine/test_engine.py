@@ -159,6 +159,8 @@ async def test_a_text_too_long_for_the_model_fails_at_the_first_read(length):
         ({"stop": (1,)}, "stop must hold values of type str"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids must be at least 0"),
         ({"ignore_eos": 1}, "ignore_eos must be a bool"),
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"n": True}, "n must be an int, got True"),
     ],
 )
 def test_a_bad_sampling_parameter_is_refused_by_name(fields, message):

@@ -1,0 +1,276 @@
+"""Several samples of one prompt: whose tokens they are, and that they end as one request."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from aioserve import (
+    DuplicateRequestError,
+    Engine,
+    FinishReason,
+    InvalidSamplingError,
+    RequestFailedError,
+    RequestRejectedError,
+    Sample,
+    SamplingParams,
+    SchedulingPolicy,
+    StepError,
+    StreamStalledError,
+    Token,
+    TokenStream,
+    Verdict,
+)
+from aioserve.execution.plan import StepOutcome
+from aioserve.testing.fake_model import FakeModel, byte_tokenizer, expected_tokens
+from aioserve.text.assembler import TextAssembler
+
+pytestmark = pytest.mark.asyncio
+
+PROMPT = [1, 2, 3, 4, 5]
+FOUR = SamplingParams(max_tokens=20, seed=7, n=4)
+
+
+def engine(eos: frozenset[int] = frozenset(), disturb=lambda i, plan, outcome: outcome, **options):
+    model = FakeModel(
+        num_pages=256, eos_token_ids=eos, step_seconds=lambda plan: 0.001, disturb=disturb
+    )
+    return Engine(model, **options)
+
+
+def answer(sample: int, count: int = 20, seed: int = 7) -> list[int]:
+    return expected_tokens(PROMPT, count, (seed + sample) % 2**64)
+
+
+async def nothing_is_held(engine: Engine, within_steps: int = 3) -> bool:
+    before = engine.stats().steps_total
+    while engine.stats().pages_held_by_requests or engine.stats().pages_fenced:
+        if engine.stats().steps_total > before + within_steps:
+            return False
+        await asyncio.sleep(0.001)
+    return engine.stats().num_running == engine.stats().num_waiting == 0
+
+
+async def read(stream: TokenStream, samples: int) -> list[list[int]]:
+    """Ids by sample, each checked to come in order."""
+    return by_sample([token async for token in stream], samples)
+
+
+def by_sample(tokens: list[Token], samples: int) -> list[list[int]]:
+    ids: list[list[int]] = [[] for _ in range(samples)]
+    for token in tokens:
+        assert token.index == len(ids[token.sample])
+        ids[token.sample].append(token.id)
+    return ids
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("page_size", [1, 2, 16, 64])
+@pytest.mark.parametrize("chunk", [1, 7, 2048])
+@pytest.mark.parametrize("scarce", [False, True])
+async def test_sample_i_is_the_answer_of_the_seed_plus_i(overlap, page_size, chunk, scarce):
+    prompts = [[i + 1] * (1 + 13 * i % 50) for i in range(4)]
+    num_pages = -(-80 // page_size) if scarce else 4096 // page_size
+    model = FakeModel(num_pages=num_pages, max_model_len=80)
+    options = {"page_size": page_size, "max_num_batched_tokens": chunk, "overlap": overlap}
+    params = SamplingParams(max_tokens=20, seed=2**64 - 2, n=5)
+    async with Engine(model, output_reserve_tokens=0, **options) as it:
+        answers = await asyncio.gather(*(it.generate(prompt, params) for prompt in prompts))
+        assert await nothing_is_held(it)
+    for prompt, done in zip(prompts, answers, strict=True):
+        for index, sample in enumerate(done.samples):
+            seed = (2**64 - 2 + index) % 2**64
+            assert list(sample.token_ids) == expected_tokens(prompt, 20, seed)
+
+
+async def test_without_a_seed_each_sample_still_has_its_own():
+    async with engine() as it:
+        done = await it.generate(PROMPT, SamplingParams(max_tokens=20, n=4))
+    assert len({sample.token_ids for sample in done.samples}) == 4
+
+
+async def test_a_stream_interleaves_its_samples_and_keeps_each_in_order():
+    async with engine() as it:
+        stream = it.stream(PROMPT, FOUR)
+        first = [await anext(stream) for _ in range(8)]
+        assert {token.sample for token in first} == {0, 1, 2, 3}
+        tokens = first + [token async for token in stream]
+        assert by_sample(tokens, 4) == [answer(index) for index in range(4)]
+        assert (stream.usage.prompt_tokens, stream.usage.completion_tokens) == (5, 80)
+        assert stream.timings.completion_tokens == 80
+        assert stream.finish_reasons == (FinishReason.LENGTH,) * 4
+
+
+async def test_a_completion_holds_every_sample_and_shows_the_first():
+    async with engine() as it:
+        done = await it.generate(PROMPT, FOUR)
+    decode = byte_tokenizer().decode
+    assert done.samples == tuple(
+        Sample(decode(answer(i)), tuple(answer(i)), FinishReason.LENGTH) for i in range(4)
+    )
+    assert (done.text, done.token_ids) == (done.samples[0].text, done.samples[0].token_ids)
+    assert done.finish_reason is FinishReason.LENGTH
+    assert done.usage.completion_tokens == 80
+
+
+async def test_samples_end_one_by_one_and_the_request_with_the_last_of_them():
+    end = answer(0)[3]
+    lengths = [[*answer(index), end].index(end) + 1 for index in range(4)]
+    assert lengths[0] == 4
+    assert max(lengths) > 20
+    async with engine(eos=frozenset({end})) as it:
+        stream = it.stream(PROMPT, FOUR, request_id="one")
+        while stream.finish_reasons[0] is None:
+            assert stream.finish_reason is None
+            await anext(stream)
+        assert stream.finish_reasons[0] is FinishReason.STOP
+        assert stream.finish_reason is None
+        with pytest.raises(DuplicateRequestError):
+            it.stream(PROMPT, request_id="one")
+        assert [token async for token in stream][-1].index == 19
+        assert stream.finish_reason is FinishReason.STOP
+        expected = tuple("stop" if length <= 20 else "length" for length in lengths)
+        assert stream.finish_reasons == expected
+        assert stream.usage.completion_tokens == sum(min(length, 20) for length in lengths)
+
+
+async def test_a_stop_string_ends_its_own_sample_alone():
+    texts = [byte_tokenizer().decode(answer(index)) for index in range(4)]
+    stop = texts[2][8:11]
+    assert [stop in text for text in texts] == [False, False, True, False]
+    async with engine() as it:
+        params = SamplingParams(max_tokens=20, seed=7, n=4, stop=stop)
+        done = await it.generate(PROMPT, params)
+        assert await nothing_is_held(it)
+    texts[2] = texts[2][: texts[2].index(stop)]
+    assert [sample.text for sample in done.samples] == texts
+    assert [s.finish_reason for s in done.samples] == ["length", "length", "stop", "length"]
+
+
+async def test_leaving_the_stream_ends_every_sample_within_a_step():
+    async with engine() as it:
+        async with it.stream(PROMPT, SamplingParams(max_tokens=200, seed=0, n=4)) as stream:
+            await anext(stream)
+        assert await nothing_is_held(it)
+        assert stream.finish_reasons == (FinishReason.ABORT,) * 4
+        taken = stream.usage.completion_tokens
+        await asyncio.sleep(0.01)
+        assert stream.usage.completion_tokens == taken
+
+
+async def test_a_cancelled_reader_ends_every_sample():
+    async with engine() as it:
+        stream = it.stream(PROMPT, SamplingParams(max_tokens=200, seed=0, n=4))
+        reader = asyncio.create_task(read(stream, 4))
+        await asyncio.sleep(0.01)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert await nothing_is_held(it)
+
+
+async def test_a_stream_that_is_dropped_ends_every_sample():
+    async with engine() as it:
+        held = [it.stream(PROMPT, SamplingParams(max_tokens=200, seed=0, n=4))]
+        await anext(held[0])
+        held.clear()
+        gc.collect()
+        assert await nothing_is_held(it)
+
+
+async def test_a_request_left_after_some_of_its_samples_ended_says_so():
+    end = answer(0)[3]
+    async with engine(eos=frozenset({end})) as it:
+        async with it.stream(PROMPT, FOUR) as stream:
+            while stream.finish_reasons[0] is None:
+                await anext(stream)
+        assert stream.finish_reasons[0] is FinishReason.STOP
+        assert stream.finish_reasons[1:] == (FinishReason.ABORT,) * 3
+        assert stream.finish_reason is FinishReason.ABORT
+        assert await nothing_is_held(it)
+
+
+async def test_what_goes_wrong_in_one_sample_ends_its_request_and_no_other():
+    def disturb(index, plan, outcome):
+        bad = {
+            row: "the logits are NaN"
+            for row, item in enumerate(plan.items)
+            if item.sampling is not None and item.seed == 9 and item.start >= 10
+        }
+        return StepOutcome(outcome.step, outcome.token_ids, bad)
+
+    async with engine(disturb=disturb) as it:
+        stream = it.stream(PROMPT, FOUR)
+        other = it.stream(PROMPT, SamplingParams(max_tokens=20, seed=70, n=2))
+        with pytest.raises(RequestFailedError, match="NaN"):
+            await read(stream, 4)
+        assert stream.finish_reasons == (FinishReason.ERROR,) * 4
+        assert await read(other, 2) == [answer(0, seed=70), answer(1, seed=70)]
+        assert await nothing_is_held(it)
+
+
+async def test_text_that_cannot_be_made_in_one_sample_ends_its_request(monkeypatch):
+    push, bad = TextAssembler.push, answer(2)[6]
+
+    def breaking(self, token_id):
+        if token_id == bad:
+            raise ValueError("planted")
+        return push(self, token_id)
+
+    monkeypatch.setattr(TextAssembler, "push", breaking)
+    async with engine() as it:
+        with pytest.raises(RequestFailedError, match="can't be turned into text: planted"):
+            await it.generate(PROMPT, FOUR)
+        assert await nothing_is_held(it)
+
+
+async def test_a_failed_step_ends_the_samples_that_it_did_not_hold_too():
+    def disturb(index, plan, outcome):
+        if index == 8:
+            assert len({item.seed for item in plan.items}) < 4
+            raise OSError("planted")
+        return outcome
+
+    async with engine(disturb=disturb, max_num_batched_tokens=1) as it:
+        stream = it.stream(PROMPT, FOUR)
+        with pytest.raises(StepError, match="planted"):
+            await read(stream, 4)
+        assert stream.finish_reason is FinishReason.ERROR
+        assert await nothing_is_held(it)
+
+
+async def test_a_request_that_the_policy_refuses_fails_once():
+    class Refusing(SchedulingPolicy):
+        def admit(self, request, view):
+            return Verdict.NEVER
+
+    async with engine(policy=Refusing()) as it:
+        with pytest.raises(RequestRejectedError):
+            await it.generate(PROMPT, FOUR)
+        assert await nothing_is_held(it)
+
+
+async def test_a_slow_reader_pauses_all_its_samples_and_loses_nothing():
+    async with engine(max_buffered_tokens=8) as it:
+        slow = it.stream(PROMPT, FOUR)
+        await it.generate([9], SamplingParams(max_tokens=60, seed=0))
+        assert slow.usage.completion_tokens <= 8 + 3 * 4
+        assert await read(slow, 4) == [answer(index) for index in range(4)]
+
+
+async def test_a_reader_that_takes_nothing_ends_all_its_samples():
+    async with engine(max_buffered_tokens=4, stall_timeout_seconds=0.02) as it:
+        stream = it.stream(PROMPT, FOUR)
+        await asyncio.sleep(0.2)
+        assert await nothing_is_held(it)
+        with pytest.raises(StreamStalledError):
+            await read(stream, 4)
+
+
+async def test_more_samples_than_a_step_holds_are_refused_at_once():
+    async with engine(max_num_seqs=4) as it:
+        with pytest.raises(InvalidSamplingError, match="n must be at most max_num_seqs = 4, got 5"):
+            it.stream(PROMPT, SamplingParams(n=5))
+        assert len((await it.generate(PROMPT, FOUR)).samples) == 4
