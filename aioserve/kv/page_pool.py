@@ -131,6 +131,10 @@ class PagePool:
         self._native.ref_counts_into(counts)
         return counts
 
+    def num_unshared(self, pages: npt.NDArray[np.int32]) -> int:
+        """How many of `pages`, int32 `[n]`, have exactly one reference."""
+        return self._native.num_unshared(pages)
+
     def state(self, page: int) -> PageState:
         """Where `page` is."""
         return PageState(self._native.state(page))

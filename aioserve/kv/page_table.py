@@ -48,6 +48,13 @@ class PageTable:
         self._length = end
         self._view = self._read_only_view()
 
+    def with_last(self, page_id: npt.NDArray[np.int32]) -> PageTable:
+        """A new table with `page_id`, int32 `[1]`, in place of the last page."""
+        table = PageTable()
+        table.append(self._view[:-1])
+        table.append(page_id)
+        return table
+
     def _read_only_view(self) -> npt.NDArray[np.int32]:
         view = self._buffer[: self._length]
         view.flags.writeable = False

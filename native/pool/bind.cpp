@@ -59,6 +59,10 @@ void bind_pool(nb::module_& m) {
              })
         .def("complete", &PagePool::complete)
         .def("ref_count", &PagePool::ref_count)
+        .def("num_unshared",
+             [](const PagePool& pool, nb::handle pages) {
+                 return pool.num_unshared(Int32Buffer(pages, false).span());
+             })
         .def("state", [](const PagePool& pool, int64_t page) { return int(pool.state(page)); })
         .def("ref_counts_into",
              [](const PagePool& pool, nb::handle out) {

@@ -123,6 +123,12 @@ void PagePool::complete(Step step) {
     }
 }
 
+int64_t PagePool::num_unshared(std::span<const Page> pages) const {
+    return std::count_if(pages.begin(), pages.end(), [this](Page page) {
+        return counts_[checked(page, "num_unshared")] == 1;
+    });
+}
+
 void PagePool::sanity_check() const {
     std::ostringstream wrong;
     std::vector<int32_t> listed(counts_.size(), 0);

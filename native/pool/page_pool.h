@@ -53,6 +53,7 @@ class PagePool {
     int32_t ref_count(int64_t page) const { return counts_[checked(page, "ref_count")]; }
     PageState state(int64_t page) const { return states_[checked(page, "state")]; }
     std::span<const int32_t> ref_counts() const { return counts_; }
+    int64_t num_unshared(std::span<const Page> pages) const;  // those with exactly one reference
 
     // Recounts everything from the lists; throws with every term that is off.
     void sanity_check() const;

@@ -157,3 +157,13 @@ def test_an_empty_pool_and_empty_calls_are_fine() -> None:
     assert repr(pool) == (
         "PagePool(num_pages=0, page_size=1, free=0, fenced=0, held=0, done_step=-1)"
     )
+
+
+def test_unshared_pages_are_those_with_one_reference():
+    pool = PagePool(4, 16)
+    pages = pool.acquire(3)
+    pool.retain(pages[1:2])
+
+    assert pool.num_unshared(pages) == 2
+    with pytest.raises(InvariantError, match="page 9 is not of this pool"):
+        pool.num_unshared(np.array([9], np.int32))
