@@ -1,0 +1,303 @@
+"""An event loop on a virtual clock that runs ready callbacks in an order drawn from a seed.
+
+`simulate(main, seed=7)` is `asyncio.run(main())` on such a loop. A sleep takes no time, and each
+seed is another interleaving of the program's tasks, the same one every time.
+
+What stays in order, because asyncio's own code or usual idioms rest on it:
+
+- what became ready in one round of the loop runs before what becomes ready during that round;
+- the callbacks of one future run in the order in which they were added;
+- the methods of one object run in the order in which they were scheduled (two `call_soon` of
+  `queue.put_nowait`), from one thread also through `call_soon_threadsafe`;
+- a timer never runs before an earlier one that isn't due at the same moment.
+
+Everything else is shuffled. asyncio promises more (first in, first out, across all callbacks);
+a program that needs more than this list is what a `SimLoop` finds. Of the standard library only
+transports do, and this loop has no I/O: sockets and subprocesses raise NotImplementedError.
+
+The clock stands still while anything is ready and then jumps to the next timer. Where callbacks
+keep each other ready for `SPIN_ROUNDS` rounds the next timer fires anyway, as it would on a real
+clock: anyio does that while a cancelled task takes its time.
+
+Work for threads (`run_in_executor`, `asyncio.to_thread`, `anyio.to_thread`) is done in real
+threads, at the start of the next round, and the loop waits for it; executors are ignored. A thread
+that doesn't come back within `PATIENCE_SECONDS` of real time, perhaps since it waits for the loop,
+is no longer waited for until it calls; one that has called the loop before is given
+`SHORT_PATIENCE_SECONDS`. Threads that are started otherwise are not waited for at all.
+
+A seed repeats its run as far as the program doesn't depend on real time, on `id` and `hash` (the
+order of a set of tasks), or on when the garbage collector runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import random
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+__all__ = ["DeadlockError", "SimLoop", "SimulationError", "simulate"]
+
+T = TypeVar("T")
+
+SPIN_ROUNDS = 1_000
+PATIENCE_SECONDS = 1.0
+SHORT_PATIENCE_SECONDS = 0.02
+DEADLOCK_PATIENCE_SECONDS = 10.0
+MAX_ROUNDS = 1_000_000
+WORKER_OF_ANYIO = "AnyIO worker thread"
+
+
+class SimulationError(Exception):
+    """A simulated program didn't come to a clean end."""
+
+
+class DeadlockError(SimulationError):
+    """No callback is ready, no timer is set, and the program isn't done."""
+
+
+def simulate(
+    main: Callable[[], Coroutine[Any, Any, T]], *, seed: int = 0, max_rounds: int = MAX_ROUNDS
+) -> T:
+    """Run `main()` to its end on a new `SimLoop` and return its result.
+
+    Raises what it raises, with a note that says how to repeat the run; `DeadlockError` naming where
+    each task waits; `SimulationError` after `max_rounds` rounds of the loop, and for an exception
+    that nobody handled (in a callback, or in a task that nobody awaited).
+    """
+    loop = SimLoop(seed, max_rounds=max_rounds)
+    unhandled: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda loop, context: unhandled.append(context))
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            result = runner.run(main())
+        if unhandled:
+            first = unhandled[0]
+            raise SimulationError(
+                f"{len(unhandled)} errors that nobody handled; the first: {first['message']}: "
+                f"{first.get('exception')!r}"
+            ) from first.get("exception")
+    except BaseException as error:
+        name = getattr(main, "__qualname__", repr(main))
+        error.add_note(f"to repeat it: simulate({name}, seed={seed})")
+        raise
+    return result
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """The loop itself, for `asyncio.Runner(loop_factory=...)`; most tests want `simulate`."""
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _stopping: bool
+
+    def __init__(self, seed: int = 0, *, max_rounds: int = MAX_ROUNDS) -> None:
+        super().__init__()
+        self.seed = seed
+        self.rounds = 0
+        """Rounds of the loop so far."""
+        self._max_rounds = max_rounds
+        self._draw = random.Random(seed).random
+        self._now_seconds = 0.0
+        self._busy_rounds = 0
+        self._called_in = threading.Condition()
+        self._calls: deque[tuple[threading.Thread, asyncio.Handle]] = deque()
+        self._work: deque[threading.Thread] = deque()
+        self._at_work: set[threading.Thread] = set()
+        self._given_up: set[threading.Thread] = set()
+        self._have_called: set[threading.Thread] = set()
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now_seconds
+
+    def block(self, seconds: float) -> None:
+        """Let time pass as if the callback that calls this had held up the loop for so long."""
+        if seconds < 0:
+            raise ValueError(f"seconds must be at least 0, got {seconds}")
+        self._now_seconds += seconds
+
+    # -- one round
+
+    def _run_once(self) -> None:
+        self.rounds += 1
+        if self.rounds > self._max_rounds:
+            raise SimulationError(
+                f"not done after {self._max_rounds} rounds, at {self._now_seconds:g} s of virtual "
+                f"time; {self._where_tasks_wait()}"
+            )
+        self._wait_for_threads()
+        self._take_timers()
+        batch = deque(self._shuffled())
+        try:
+            while batch:
+                handle = batch.popleft()
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            # Some are left if one raised KeyboardInterrupt, say.
+            self._ready.extendleft(reversed(batch))
+
+    def _take_timers(self) -> None:
+        """Make due timers ready, after advancing the clock if nothing else is."""
+        timers = self._scheduled
+        self._busy_rounds = self._busy_rounds + 1 if self._ready else 0
+        while timers and timers[0].cancelled():
+            heapq.heappop(timers)._scheduled = False
+        if (not self._ready and not self._stopping) or self._busy_rounds > SPIN_ROUNDS:
+            self._busy_rounds = 0
+            if timers:
+                self._now_seconds = max(self._now_seconds, timers[0].when())
+            elif not self._ready:
+                self._wait_for_a_blocked_thread()
+        while timers and timers[0].when() <= self._now_seconds:
+            timer = heapq.heappop(timers)
+            timer._scheduled = False
+            self._ready.append(timer)
+
+    def _shuffled(self) -> list[asyncio.Handle]:
+        """Take all that is ready, in a new order that keeps the order of each owner's handles."""
+        batch = list(self._ready)
+        self._ready.clear()
+        if len(batch) < 2:
+            return batch
+        owners = [_owner(handle) for handle in batch]
+        draw = self._draw
+        order = sorted(range(len(batch)), key=lambda _: draw())
+        if len(set(owners)) == len(batch):
+            return [batch[index] for index in order]
+        queues: defaultdict[int, deque[asyncio.Handle]] = defaultdict(deque)
+        for handle, owner in zip(batch, owners, strict=True):
+            queues[owner].append(handle)
+        return [queues[owners[index]].popleft() for index in order]
+
+    # -- threads
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        """As asyncio's."""
+        if threading.get_ident() == self._thread_id:  # pyright: ignore[reportAttributeAccessIssue]
+            return self.call_soon(callback, *args, context=context)
+        self._check_closed()  # pyright: ignore[reportAttributeAccessIssue]
+        handle = asyncio.Handle(callback, args, self, context)
+        with self._called_in:
+            self._calls.append((threading.current_thread(), handle))
+            self._called_in.notify()
+        return handle
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Any:
+        """As asyncio's, in a thread of its own whatever the executor."""
+        self._check_closed()  # pyright: ignore[reportAttributeAccessIssue]
+        future: asyncio.Future[T] = self.create_future()
+
+        def work() -> None:
+            try:
+                result: T | BaseException = func(*args)
+            except BaseException as error:
+                settle, result = future.set_exception, error
+            else:
+                settle = future.set_result
+            if not self.is_closed():
+                thread = threading.current_thread()
+                self.call_soon_threadsafe(self._end_work, future, thread, settle, result)
+
+        name = f"simulated work {len(self._work)}"
+        self._work.append(threading.Thread(target=work, name=name, daemon=True))
+        return future
+
+    async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
+        """There is none."""
+
+    def _end_work(
+        self,
+        future: asyncio.Future[T],
+        thread: threading.Thread,
+        settle: Callable[[Any], None],
+        result: T | BaseException,
+    ) -> None:
+        self._at_work.discard(thread)
+        self._have_called.discard(thread)
+        if not future.cancelled():
+            settle(result)
+
+    def _wait_for_threads(self) -> None:
+        """Start threads one by one, and wait until each has done its work or called the loop."""
+        while self._work:
+            thread = self._work.popleft()
+            self._at_work.add(thread)
+            thread.start()
+            self._wait_until_called_by({thread}, PATIENCE_SECONDS)
+        at_work = set(self._threads_at_work()) - self._given_up
+        self._wait_until_called_by(at_work - self._have_called, PATIENCE_SECONDS)
+        self._wait_until_called_by(at_work & self._have_called, SHORT_PATIENCE_SECONDS)
+        if self._calls:
+            self._take_calls()
+
+    def _wait_until_called_by(self, threads: set[threading.Thread], seconds: float) -> None:
+        def all_called() -> bool:
+            return threads <= {thread for thread, _ in self._calls}
+
+        if threads:
+            with self._called_in:
+                if not self._called_in.wait_for(all_called, seconds):
+                    self._given_up |= threads
+
+    def _take_calls(self) -> None:
+        with self._called_in:
+            calls = list(self._calls)
+            self._calls.clear()
+        # Each thread's calls in their order, threads in the order in which they were started.
+        started = {thread: rank for rank, thread in enumerate(threading.enumerate())}
+        calls.sort(key=lambda call: started.get(call[0], -1))
+        self._ready.extend(handle for _, handle in calls)
+        callers = {thread for thread, _ in calls}
+        self._given_up -= callers
+        self._have_called |= callers
+
+    def _threads_at_work(self) -> Iterator[threading.Thread]:
+        yield from self._at_work
+        if threading.active_count() > 1:
+            for thread in threading.enumerate():
+                if thread.name == WORKER_OF_ANYIO and getattr(thread, "loop", None) is self:
+                    idle = thread in thread.idle_workers  # pyright: ignore[reportAttributeAccessIssue]
+                    if not idle and not thread.stopping:  # pyright: ignore[reportAttributeAccessIssue]
+                        yield thread
+
+    def _wait_for_a_blocked_thread(self) -> None:
+        """The last hope of a loop without anything to do."""
+        threads = list(self._threads_at_work())
+        with self._called_in:
+            if threads:
+                self._called_in.wait_for(lambda: self._calls, DEADLOCK_PATIENCE_SECONDS)
+        if self._calls:
+            self._take_calls()
+            return
+        waits = "".join(f"\n  thread {thread.name!r} doesn't return" for thread in threads)
+        raise DeadlockError(
+            f"nothing is ready and no timer is set, at {self._now_seconds:g} s of virtual time; "
+            f"{self._where_tasks_wait()}{waits}"
+        )
+
+    def _where_tasks_wait(self) -> str:
+        lines = []
+        for task in asyncio.all_tasks(self):
+            frames = task.get_stack(limit=1)
+            where = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else "its end"
+            lines.append(f"\n  task {task.get_name()!r} is at {where}")
+        return f"{len(lines)} tasks aren't done:" + "".join(sorted(lines))
+
+
+def _owner(handle: asyncio.Handle) -> int:
+    """Handles with one owner keep their order."""
+    args = handle._args
+    if args and isinstance(args[0], asyncio.Future):
+        return id(args[0])
+    return id(getattr(handle._callback, "__self__", handle))
