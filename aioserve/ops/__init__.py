@@ -33,6 +33,7 @@ class OpSet:
     paged_attention: Callable[..., Tensor]
     silu_mul: Callable[..., Tensor]
     gelu_tanh_mul: Callable[..., Tensor]
+    copy_pages: Callable[..., None]
 
 
 def select(name: str = "auto") -> OpSet:
@@ -66,4 +67,5 @@ def _collect(name: str, module: ModuleType) -> OpSet:
         paged_attention=module.paged_attention,
         silu_mul=module.silu_mul,
         gelu_tanh_mul=module.gelu_tanh_mul,
+        copy_pages=module.copy_pages,
     )

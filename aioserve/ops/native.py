@@ -14,16 +14,19 @@ Raises:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from aioserve import _native
+from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.types import AttentionBatch
 
 __all__ = [
     "add_rms_norm",
+    "copy_pages",
     "gelu_tanh_mul",
     "paged_attention",
     "rms_norm",
@@ -257,3 +260,24 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     return _gated(gate_up, True)
+
+
+def copy_pages(caches: Sequence[KVCache], copies: Tensor) -> None:
+    first = caches[0].storage
+    layers, two, _, heads, page_size, head_dim = first.shape
+    addresses = []
+    for index, cache in enumerate(caches):
+        num_pages = cache.num_pages
+        shape = (layers, two, num_pages, heads, page_size, head_dim)
+        address = _require(f"caches[{index}].storage", cache.storage, first.dtype, shape)
+        addresses.append((address, num_pages))
+    num_copies = copies.shape[0]
+    _native.copy_pages(
+        addresses,
+        layers * two,
+        heads,
+        page_size,
+        head_dim * first.dtype.itemsize,
+        _require("copies", copies, torch.int32, (num_copies, 5)),
+        num_copies,
+    )

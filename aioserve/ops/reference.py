@@ -6,14 +6,18 @@ are rounded once, to the dtype of the first argument. Written to be read, not to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.types import AttentionBatch
 
 __all__ = [
     "add_rms_norm",
+    "copy_pages",
     "gelu_tanh_mul",
     "paged_attention",
     "rms_norm",
@@ -169,3 +173,17 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """`gelu(gate) * up`, the tanh approximation, of `[T, 2 * I]`; returns `[T, I]`."""
     gate, up = _wide(gate_up).chunk(2, dim=-1)
     return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def copy_pages(caches: Sequence[KVCache], copies: Tensor) -> None:
+    """Copy keys and values of all layers from page to page, one copy after the other.
+
+    Args:
+        caches: alike in everything but their number of pages.
+        copies: int32 `[N, 5]` on the CPU, in rows (source cache, source page, target cache, target
+            page, tokens): an index of `caches`, a page of that one, twice, and how many tokens from
+            the start of the page on. What the target page holds beyond them stays.
+    """
+    for source_cache, source, target_cache, target, tokens in copies.tolist():
+        pages = caches[source_cache].storage[:, :, source]
+        caches[target_cache].storage[:, :, target, :, :tokens] = pages[:, :, :, :tokens]

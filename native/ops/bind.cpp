@@ -2,12 +2,14 @@
 // wrappers in `aioserve/ops/native.py` have checked. Such calls cost a tenth of array conversion.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "common/thread_pool.h"
 #include "ops/attention.h"
 #include "ops/dispatch.h"
+#include "ops/page_copy.h"
 #include "ops/rowwise.h"
 
 namespace nb = nanobind;
@@ -109,6 +111,21 @@ void bind_paged_attention(Address q, int64_t q_token_stride, int64_t q_head_stri
                      .page_table = at<int32_t>(page_table)});
 }
 
+void bind_copy_pages(const std::vector<std::pair<Address, int64_t>>& caches, int64_t planes,
+                     int64_t heads, int64_t page_size, int64_t row_bytes, Address copies,
+                     int64_t num_copies) {
+    std::vector<PageCache> pages;
+    for (const auto& [address, num_pages] : caches) pages.push_back({at<char>(address), num_pages});
+    copy_pages({.caches = pages.data(),
+                .num_caches = static_cast<int64_t>(pages.size()),
+                .planes = planes,
+                .heads = heads,
+                .page_size = page_size,
+                .row_bytes = row_bytes,
+                .copies = at<PageCopy>(copies),
+                .num_copies = num_copies});
+}
+
 nb::dict cpu_info() {
     nb::dict info;
     info["isa"] = used_isa();
@@ -127,6 +144,7 @@ void bind_ops(nb::module_& m) {
     m.def("gated", &bind_gated, ReleaseGil());
     m.def("rotary_kv_write", &bind_rotary_kv_write, ReleaseGil());
     m.def("paged_attention", &bind_paged_attention, ReleaseGil());
+    m.def("copy_pages", &bind_copy_pages, ReleaseGil());
     m.def("cpu_info", &cpu_info,
           "The instruction set and threads of the kernels, and what the machine grants: CPUs in the "
           "affinity mask (one per physical core) and in the cgroup's quota (None: unlimited).");
