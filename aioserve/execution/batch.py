@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from aioserve.execution.plan import StepPlan
+from aioserve.errors import InvariantError
+from aioserve.execution.plan import CopyKind, PageCopy, StepPlan
 from aioserve.kv.pages import pages_for, token_slots
 from aioserve.models.batch import ForwardBatch
 from aioserve.ops.types import AttentionBatch
 
-__all__ = ["build_batch"]
+__all__ = ["build_batch", "build_copies"]
+
+# Indices of the source's and the target's cache: 0 is the device's, 1 the host's.
+_CACHES = {CopyKind.DEVICE: (0, 0), CopyKind.TO_HOST: (0, 1), CopyKind.FROM_HOST: (1, 0)}
+
+
+def build_copies(copies: Sequence[PageCopy]) -> torch.Tensor:
+    """The rows that the op `copy_pages` takes, int32 `[N, 5]`, in the order of `copies`.
+
+    Cache 0 is the device's, 1 the host's.
+    """
+    rows: list[int] = []
+    for copy in copies:
+        source_cache, target_cache = _CACHES[copy.kind]
+        rows += (source_cache, copy.source, target_cache, copy.target, copy.num_tokens)
+    return torch.from_numpy(np.array(rows, np.int32).reshape(-1, 5))
 
 
 def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> ForwardBatch:
     """Concatenate the plan's items, T tokens of B sequences, in the plan's order.
 
-    `last_tokens`, int64 `[num_slots]`, holds the token that each slot sampled last: the input of
-    items whose token the host doesn't know yet.
+    Forks compute nothing and are no sequence of the batch: all that they add is a sampled row, the
+    last one of the item before them. `last_tokens`, int64 `[num_slots]`, holds the token that each
+    slot sampled last: the input of items whose token the host doesn't know yet.
+
+    Raises `InvariantError` for a fork that nothing comes before.
     """
+    counts = np.fromiter((item.count for item in plan.items), np.int64, len(plan.items))
+    ends = np.cumsum(counts)
+    sampled = np.fromiter((item.sampling is not None for item in plan.items), bool, len(counts))
     items = plan.items
+    if not counts.all():
+        if counts[0] == 0:
+            raise InvariantError(f"step {plan.step} begins with a fork, of nothing")
+        items = tuple(item for item in items if item.count)
+        counts = counts[counts > 0]
+
     size = len(items)
     starts = np.fromiter((item.start for item in items), np.int64, size)
-    counts = np.fromiter((item.count for item in items), np.int64, size)
     context_lens = starts + counts
     query_start = np.zeros(size + 1, np.int64)
     np.cumsum(counts, out=query_start[1:])
@@ -48,7 +77,6 @@ def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> Fo
     if len(pending):
         slots = np.fromiter((items[row].slot for row in rows[pending]), np.int64, len(pending))
         ids[torch.from_numpy(pending)] = last_tokens[torch.from_numpy(slots)]
-    sampled = np.fromiter((item.sampling is not None for item in items), bool, size)
     return ForwardBatch(
         token_ids=ids,
         attention=AttentionBatch(
@@ -60,5 +88,5 @@ def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> Fo
             max_query=int(counts.max()),
             max_context=max_context,
         ),
-        sample_rows=torch.from_numpy(query_start[1:][sampled] - 1),
+        sample_rows=torch.from_numpy(ends[sampled] - 1),
     )

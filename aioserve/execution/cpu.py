@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 
 import torch
 
-from aioserve.execution.batch import build_batch
+from aioserve.execution.batch import build_batch, build_copies
 from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
 from aioserve.execution.step_thread import StepThread
 from aioserve.models.decoder import Decoder
@@ -17,14 +17,23 @@ __all__ = ["CpuRunner"]
 
 
 class CpuRunner:
-    """Owns the model's KV storage. Made on the event loop that will await its steps."""
+    """Owns the model's KV storage. Made on the event loop that will await its steps.
+
+    `host_cache` is where pages are copied to and from "the host": here it is the same memory.
+    """
 
     def __init__(
-        self, model: Decoder, cache: KVCache, *, page_size: int, num_slots: int, name: str
+        self,
+        model: Decoder,
+        cache: KVCache,
+        *,
+        num_slots: int,
+        name: str,
+        host_cache: KVCache | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
-        self._page_size = page_size
+        self._caches = (cache,) if host_cache is None else (cache, host_cache)
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them. One writer and one reader, both on the step thread.
         self._last_tokens = torch.zeros(num_slots, dtype=torch.int64)
@@ -42,7 +51,11 @@ class CpuRunner:
 
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepOutcome:
-        batch = build_batch(plan, self._page_size, self._last_tokens)
+        if plan.copies:
+            self._model.ops.copy_pages(self._caches, build_copies(plan.copies))
+        if not plan.items:
+            return StepOutcome(plan.step, ())
+        batch = build_batch(plan, self._cache.page_size, self._last_tokens)
         logits = self._model.forward(batch, self._cache)
         token_ids = [PENDING_TOKEN] * len(plan.items)
         row_errors = {}

@@ -19,7 +19,7 @@ from aioserve.models.config import GenerationDefaults
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from aioserve.models.resolve import resolve
-from aioserve.ops.kv_cache import bytes_per_page
+from aioserve.ops.kv_cache import KVCache, bytes_per_page
 from aioserve.request import SamplingParams
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
@@ -55,16 +55,14 @@ class _Loader:
     async def load(self) -> LoadedModel:
         decoder, tokenizer, template = await asyncio.to_thread(self._read)
         max_model_len, num_pages = self._size(decoder)
-        try:
-            cache = decoder.new_cache(num_pages, self.config.page_size)
-        except (MemoryError, OSError, RuntimeError) as error:
-            raise ConfigError(
-                f"num_pages={num_pages} pages of KV cache can't be reserved: {error}"
-            ) from error
+        cache = self._reserve(decoder, "num_pages", num_pages)
+        host_cache = None
+        if self.config.num_host_pages:
+            host_cache = self._reserve(decoder, "num_host_pages", self.config.num_host_pages)
         runner = CpuRunner(
             decoder,
             cache,
-            page_size=self.config.page_size,
+            host_cache=host_cache,
             num_slots=self.num_slots,
             name=self.model.rsplit("/", 1)[-1],
         )
@@ -84,6 +82,7 @@ class _Loader:
                 "architecture": decoder.config.architecture,
                 "dtype": str(decoder.dtype).removeprefix("torch."),
                 "kv_cache_bytes": cache.storage.nbytes,
+                "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
             },
         )
 
@@ -111,6 +110,14 @@ class _Loader:
             )
         return decoder, tokenizer, template
 
+    def _reserve(self, decoder: Decoder, option: str, num_pages: int) -> KVCache:
+        try:
+            return decoder.new_cache(num_pages, self.config.page_size)
+        except (MemoryError, OSError, OverflowError, RuntimeError) as error:
+            raise ConfigError(
+                f"{option}={num_pages} pages of KV cache can't be reserved: {error}"
+            ) from error
+
     def _size(self, decoder: Decoder) -> tuple[int, int]:
         """`max_model_len` and the number of pages that go together."""
         config, model = self.config, decoder.config
@@ -126,12 +133,15 @@ class _Loader:
             page_bytes = bytes_per_page(
                 model.num_layers, page_size, model.num_kv_heads, model.head_dim, decoder.dtype
             )
+            # Host pages are memory of this machine as well.
             budget = int(available_memory_bytes() * config.memory_utilization)
+            budget -= config.num_host_pages * page_bytes
             usable = config.max_num_seqs * pages_for(wanted_len, page_size)
             num_pages = min(usable, budget // page_bytes)
             if num_pages < 1:
                 raise ConfigError(
-                    f"memory_utilization={config.memory_utilization} leaves {budget} bytes for "
+                    f"memory_utilization={config.memory_utilization} and "
+                    f"num_host_pages={config.num_host_pages} leave {max(budget, 0)} bytes for "
                     f"the KV cache, and one page takes {page_bytes}"
                 )
         holds = capacity_tokens(num_pages, page_size)

@@ -1,0 +1,180 @@
+"""The runner of the CPU: copies, then one forward pass, then a token for each item that samples."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from aioserve.execution.cpu import CpuRunner
+from aioserve.execution.plan import (
+    PENDING_TOKEN,
+    CopyKind,
+    PageCopy,
+    StepOutcome,
+    StepPlan,
+    WorkItem,
+)
+from aioserve.models.batch import ForwardBatch
+from aioserve.ops import KVCache, select
+from aioserve.request import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=1.0)
+VOCAB_SIZE = 50
+PAGES = np.arange(4, dtype=np.int32)
+
+
+class LogitsByToken:
+    """A model whose logits depend on the last token alone: token t makes t + 1 the most likely.
+
+    Remembers the batches, and what the KV cache held when each came.
+    """
+
+    ops = select("native")
+
+    def __init__(self) -> None:
+        self.batches: list[ForwardBatch] = []
+        self.storages: list[torch.Tensor] = []
+
+    def forward(self, batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
+        self.batches.append(batch)
+        self.storages.append(kv.storage.clone())
+        token_ids = batch.token_ids[batch.sample_rows]
+        logits = torch.zeros(len(token_ids), VOCAB_SIZE)
+        logits[torch.arange(len(token_ids)), (token_ids + 1) % VOCAB_SIZE] = 3.0
+        logits[token_ids == VOCAB_SIZE - 1] = float("nan")
+        return logits
+
+
+def cache(num_pages: int, start: int = 0) -> KVCache:
+    allocated = KVCache.allocate(2, num_pages, 4, 1, 2, torch.float32)
+    numbers = torch.arange(start, start + allocated.storage.numel())
+    allocated.storage.copy_(numbers.view_as(allocated.storage))
+    return allocated
+
+
+async def run(
+    *plans: StepPlan, model: LogitsByToken | None = None, **caches: KVCache
+) -> list[StepOutcome]:
+    runner = CpuRunner(
+        cast(Any, model or LogitsByToken()),
+        caches.get("device", cache(8)),
+        host_cache=caches.get("host"),
+        num_slots=16,
+        name="test",
+    )
+    try:
+        handles = [runner.launch(plan) for plan in plans]
+        return [await handle for handle in handles]
+    finally:
+        await runner.aclose()
+
+
+def item(
+    slot: int,
+    start: int,
+    ids: list[int],
+    sampling: SamplingParams | None = GREEDY,
+    seed: int = 0,
+) -> WorkItem:
+    return WorkItem(slot, 0, slot, start, len(ids), ids, PAGES, sampling, seed)
+
+
+@pytest.mark.asyncio
+async def test_a_fork_samples_from_the_row_of_its_parent_and_goes_on_in_its_own_slot():
+    decodes = [item(0, 3, [20]), item(1, 3, [], GREEDY), item(2, 5, [30]), item(5, 5, [], GREEDY)]
+    chunks = [item(3, 0, [6, 7, 8], None), item(4, 0, [40, 41]), item(6, 2, [], GREEDY)]
+    then = [item(slot, 6, [PENDING_TOKEN]) for slot in (5, 1, 6, 4, 0, 2)]
+
+    first, second = await run(StepPlan(1, (*decodes, *chunks)), StepPlan(2, tuple(then)))
+
+    assert first.token_ids == (21, 21, 31, 31, PENDING_TOKEN, 42, 42)
+    assert second.token_ids == (32, 22, 43, 43, 22, 32)
+
+
+@pytest.mark.asyncio
+async def test_forks_are_no_sequences_of_the_batch():
+    model = LogitsByToken()
+    plan = StepPlan(1, (item(0, 3, [20]), item(1, 4, []), item(2, 4, []), item(3, 7, [5])))
+    await run(plan, model=model)
+    (batch,) = model.batches
+    assert batch.attention.query_start.tolist() == [0, 1, 2]
+    assert batch.token_ids.tolist() == [20, 5]
+    assert batch.sample_rows.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.asyncio
+async def test_each_fork_draws_what_a_request_of_its_seed_draws_alone():
+    """Equal logits, seeds `s + i`: sample i is the same as that of a request with that seed."""
+    seed = 2**64 - 4
+    seeds = [(seed + i) % 2**64 for i in range(8)]
+    parent = item(0, 3, [20], WARM, seeds[0])
+    forks = [item(i, 4, [], WARM, seeds[i]) for i in range(1, 8)]
+    alone = [StepPlan(i, (item(i, 3, [20], WARM, seeds[i]),)) for i in range(8)]
+
+    together, *separate = await run(StepPlan(1, (parent, *forks)), *alone)
+
+    assert together.token_ids == tuple(outcome.token_ids[0] for outcome in separate)
+    assert len(set(together.token_ids)) > 3
+
+
+@pytest.mark.asyncio
+async def test_a_fork_obeys_its_own_parameters():
+    forks = [item(1, 4, [], WARM, 5), item(2, 4, [], GREEDY, 5)]
+    draws = [(await run(StepPlan(1, (item(0, 3, [20]), *forks))))[0] for _ in range(2)]
+    assert draws[0] == draws[1]
+    assert draws[0].token_ids[0] == draws[0].token_ids[2] == 21
+    assert draws[0].token_ids[1] != 21
+
+
+@pytest.mark.asyncio
+async def test_a_row_that_cannot_be_sampled_fails_its_forks_and_nobody_else():
+    bad = [item(0, 3, [VOCAB_SIZE - 1]), item(1, 4, [])]
+    (outcome,) = await run(StepPlan(1, (item(2, 3, [9]), *bad, item(3, 3, [10]))))
+    assert sorted(outcome.row_errors) == [1, 2]
+    assert (outcome.token_ids[0], outcome.token_ids[3]) == (10, 11)
+
+
+@pytest.mark.asyncio
+async def test_copies_are_done_in_order_before_the_forward_pass():
+    """A page goes to the host, its place is taken by another, whose old place gets it back."""
+    device, host, model = cache(8), cache(3, start=10_000), LogitsByToken()
+    before, on_host = device.storage.clone(), host.storage.clone()
+    copies = (
+        PageCopy(CopyKind.TO_HOST, 1, 2, 4),
+        PageCopy(CopyKind.DEVICE, 6, 1, 4),
+        PageCopy(CopyKind.FROM_HOST, 2, 6, 4),
+        PageCopy(CopyKind.FROM_HOST, 0, 7, 3),
+    )
+    plan = StepPlan(1, (item(0, 0, [1]),), copies=copies)
+
+    await run(plan, model=model, device=device, host=host)
+
+    (seen,) = model.storages
+    assert torch.equal(seen[:, :, [1, 6]], before[:, :, [6, 1]])
+    assert torch.equal(seen[:, :, 7, :, :3], on_host[:, :, 0, :, :3])
+    assert torch.equal(seen[:, :, 7, :, 3], before[:, :, 7, :, 3])
+    assert torch.equal(seen[:, :, :1], before[:, :, :1])
+    assert torch.equal(seen[:, :, 2:6], before[:, :, 2:6])
+    assert torch.equal(host.storage[:, :, 2], before[:, :, 1])
+    assert torch.equal(host.storage[:, :, :2], on_host[:, :, :2])
+
+
+@pytest.mark.asyncio
+async def test_a_step_may_do_nothing_but_copies():
+    device, model = cache(8), LogitsByToken()
+    plan = StepPlan(1, (), copies=(PageCopy(CopyKind.DEVICE, 3, 4, 4),))
+    (outcome,) = await run(plan, model=model, device=device)
+    assert outcome == StepOutcome(1, ())
+    assert torch.equal(device.storage[:, :, 4], device.storage[:, :, 3])
+    assert model.batches == []
+
+
+@pytest.mark.asyncio
+async def test_a_copy_to_a_host_pool_that_is_not_there_fails_its_step_alone():
+    bad = StepPlan(1, (item(0, 0, [1]),), copies=(PageCopy(CopyKind.TO_HOST, 0, 0, 4),))
+    with pytest.raises(ValueError, match="target cache 1 of 1"):
+        await run(bad)

@@ -1,0 +1,52 @@
+"""The memory of the KV pools: what fits, and which option is to blame if it doesn't."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aioserve import Engine
+from aioserve.config import EngineConfig
+from aioserve.errors import ConfigError
+from aioserve.execution import loading
+
+TOO_MANY = 2**31 - 1
+
+
+@pytest.mark.parametrize("option", ["num_pages", "num_host_pages"])
+@pytest.mark.asyncio
+async def test_a_pool_that_cannot_be_reserved_is_blamed_on_its_option(option):
+    options: dict[str, Any] = {"num_pages": 64, option: TOO_MANY}
+    config = EngineConfig(page_size=128, **options)
+    with pytest.raises(ConfigError, match=f"^{option}={TOO_MANY} pages of KV cache can't"):
+        await loading.load("pyhelp", config, num_slots=4)
+
+
+@pytest.mark.asyncio
+async def test_host_pages_are_taken_from_the_memory_that_the_device_pages_may_have(monkeypatch):
+    async def num_pages(**options) -> int:
+        config = EngineConfig(memory_utilization=0.5, **options)
+        loaded = await loading.load("pyhelp", config, num_slots=4)
+        await loaded.runner.aclose()
+        return loaded.limits.num_pages
+
+    loaded = await loading.load("pyhelp", EngineConfig(num_pages=100), num_slots=4)
+    await loaded.runner.aclose()
+    page_bytes = loaded.description["kv_cache_bytes"] // 100
+    monkeypatch.setattr(loading, "available_memory_bytes", lambda: 200 * page_bytes)
+
+    assert await num_pages() == 100
+    assert await num_pages(num_host_pages=70) == 30
+    with pytest.raises(ConfigError, match="num_host_pages=100 leave 0 bytes"):
+        await num_pages(num_host_pages=100)
+
+
+@pytest.mark.asyncio
+async def test_the_size_of_the_host_pool_is_a_fact_of_the_loaded_model():
+    async with Engine("pyhelp", num_pages=64, num_host_pages=16) as engine:
+        facts = engine.dump()["model"]
+    assert facts["host_kv_cache_bytes"] * 4 == facts["kv_cache_bytes"]
+    loaded = await loading.load("pyhelp", EngineConfig(num_pages=64), num_slots=4)
+    await loaded.runner.aclose()
+    assert loaded.description["host_kv_cache_bytes"] == 0
