@@ -7,9 +7,11 @@ between sequences changes the tokens; `expected_tokens` says what they should ha
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import tokenizers
 
 from aioserve.config import EngineConfig
@@ -17,6 +19,7 @@ from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.request import SamplingParams
 from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
+from aioserve.testing.faults import Fault, Faults, PlantedError
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["FakeDevice", "FakeModel", "FakeRunner", "byte_tokenizer", "expected_tokens"]
@@ -33,38 +36,77 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(backend, source="byte tokenizer")
 
 
+class _Launched(msgspec.Struct):
+    plan: StepPlan
+    future: asyncio.Future[StepOutcome]
+    index: int
+    fault: Fault | None
+    source: random.Random
+
+
 class FakeRunner:
     """Runs a `FakeDevice` on the event loop's clock, one step after the other."""
 
     def __init__(self, device: FakeDevice, model: FakeModel) -> None:
         self.device = device
         self.wake_delays_seconds: deque[float] = deque()
+        self._in_flight: deque[_Launched] = deque()
         self._model = model
         self._loop = asyncio.get_running_loop()
         self._free_at_seconds = 0.0
-        self._launched = 0
+        self._num_launched = 0
+
+    @property
+    def in_flight(self) -> tuple[StepPlan, ...]:
+        """Steps that are launched and not done."""
+        return tuple(launched.plan for launched in self._in_flight)
 
     def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        index = self._num_launched
+        self._num_launched += 1
+        fault, source = self._model.faults.draw(index)
+        if fault is Fault.LAUNCH_RAISES:
+            raise PlantedError(f"launch {index}")
+        seconds = self._model.step_seconds(plan)
+        if fault is Fault.SLOW:
+            seconds += self._model.faults.slow_seconds
         future: asyncio.Future[StepOutcome] = self._loop.create_future()
-        began = max(self._loop.time(), self._free_at_seconds)
-        self._free_at_seconds = began + self._model.step_seconds(plan)
-        self._loop.call_at(self._free_at_seconds, self._execute, plan, future, self._launched)
-        self._launched += 1
+        self._free_at_seconds = max(self._loop.time(), self._free_at_seconds) + seconds
+        self._in_flight.append(_Launched(plan, future, index, fault, source))
+        self._loop.call_at(self._free_at_seconds, self._execute_next)
         return future
 
     async def aclose(self) -> None:
         """Nothing is left to free."""
 
-    def _execute(self, plan: StepPlan, future: asyncio.Future[StepOutcome], index: int) -> None:
-        if future.done():
+    def _execute_next(self) -> None:
+        """Steps are done in their order, although timers of one moment may fire in any."""
+        launched = self._in_flight.popleft()
+        if launched.future.done():
             return
         try:
-            outcome = self.device.execute(plan)
-            outcome = self._model.disturb(index, plan, outcome)
+            outcome = self._execute(launched)
         except Exception as error:
-            future.set_exception(error)
+            launched.future.set_exception(error)
         else:
-            future.set_result(outcome)
+            launched.future.set_result(outcome)
+
+    def _execute(self, launched: _Launched) -> StepOutcome:
+        plan = launched.plan
+        if launched.fault is Fault.STEP_RAISES:
+            parts = launched.source.randint(0, len(plan.copies) + len(plan.items))
+            self.device.execute_in_part(plan, parts)
+            raise PlantedError(f"step {plan.step}, after {parts} of its copies and items")
+        outcome = self.device.execute(plan)
+        if launched.fault is Fault.BAD_ROW:
+            outcome = _with_a_bad_row(plan, outcome, launched.source)
+        return self._model.disturb(launched.index, plan, outcome)
+
+
+def _with_a_bad_row(plan: StepPlan, outcome: StepOutcome, source: random.Random) -> StepOutcome:
+    rows = [row for row, item in enumerate(plan.items) if item.sampling is not None]
+    bad = {source.choice(rows): "the logits are NaN"} if rows else {}
+    return StepOutcome(outcome.step, outcome.token_ids, bad)
 
 
 def _undisturbed(index: int, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
@@ -74,8 +116,9 @@ def _undisturbed(index: int, plan: StepPlan, outcome: StepOutcome) -> StepOutcom
 class FakeModel:
     """Give it to `Engine(model=...)`.
 
-    `step_seconds(plan)` says how long a step takes. `disturb(index, plan, outcome)` may raise or
-    change the outcome of the `index`-th step, to plant faults.
+    `step_seconds(plan)` says how long a step takes, `faults` which launches go wrong.
+    `disturb(index, plan, outcome)` may raise or change the outcome of the `index`-th step, to plant
+    faults of other kinds.
     """
 
     def __init__(
@@ -85,12 +128,14 @@ class FakeModel:
         max_model_len: int = 256,
         eos_token_ids: frozenset[int] = frozenset(),
         step_seconds: Callable[[StepPlan], float] = lambda plan: 0.0,
+        faults: Faults = Faults(),  # noqa: B008
         disturb: Callable[[int, StepPlan, StepOutcome], StepOutcome] = _undisturbed,
     ) -> None:
         self.num_pages = num_pages
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.step_seconds = step_seconds
+        self.faults = faults
         self.disturb = disturb
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
