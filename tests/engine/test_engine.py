@@ -34,6 +34,7 @@ from aioserve import (
 from aioserve.execution.plan import StepOutcome
 from aioserve.testing.fake_model import FakeModel, expected_tokens
 from aioserve.text.tokenizer import Tokenizer
+from tests.engine.idle import all_given_back
 
 PROMPT = [1, 2, 3, 4, 5]
 SHORT = SamplingParams(max_tokens=10, seed=0)
@@ -58,7 +59,7 @@ async def test_tokens_depend_on_the_prompt_alone(overlap, page_size, chunk, scar
     async with Engine(model, output_reserve_tokens=0, **options) as engine:
         answers = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
         stats = engine.stats()
-    assert stats.pages_free == stats.pages_total
+    assert stats.pages_held_by_requests == stats.pages_fenced == 0
     if scarce and chunk > 7 and page_size < 64:
         assert stats.preemptions_total > 0
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -78,7 +79,7 @@ async def test_two_engines_live_on_one_loop_and_a_third_of_their_streams_are_aba
         await asyncio.gather(*(use(index) for index in range(64)))
         for engine in (one, other):
             await engine.drain()
-            assert engine.stats().pages_free == engine.stats().pages_total
+            assert await all_given_back(engine)
 
 
 @pytest.mark.asyncio
@@ -326,7 +327,7 @@ async def test_a_failed_step_ends_its_requests_and_no_others(overlap, caplog):
             assert isinstance(error, StepError)
             assert isinstance(error.__cause__, OSError)
         assert "step 5 failed" in caplog.text
-        assert engine.stats().pages_free == engine.stats().pages_total
+        assert await all_given_back(engine)
 
 
 @pytest.mark.asyncio
@@ -458,7 +459,7 @@ async def test_a_cancelled_host_task_still_closes_the_engine():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert engine.stats().pages_free == engine.stats().pages_total
+    assert engine.stats().pages_held_by_requests == engine.stats().pages_fenced == 0
     assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("aioserve")]
 
 
@@ -480,7 +481,7 @@ async def test_an_engine_is_closed_to_the_end_although_its_host_is_cancelled_whi
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("aioserve")]
-    assert engine.stats().pages_free == engine.stats().pages_total
+    assert engine.stats().pages_held_by_requests == engine.stats().pages_fenced == 0
 
 
 @pytest.mark.asyncio

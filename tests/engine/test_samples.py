@@ -26,6 +26,7 @@ from aioserve import (
 from aioserve.execution.plan import StepOutcome
 from aioserve.testing.fake_model import FakeModel, byte_tokenizer, expected_tokens
 from aioserve.text.assembler import TextAssembler
+from tests.engine.idle import all_given_back
 
 pytestmark = pytest.mark.asyncio
 
@@ -42,15 +43,6 @@ def engine(eos: frozenset[int] = frozenset(), disturb=lambda i, plan, outcome: o
 
 def answer(sample: int, count: int = 20, seed: int = 7) -> list[int]:
     return expected_tokens(PROMPT, count, (seed + sample) % 2**64)
-
-
-async def nothing_is_held(engine: Engine, within_steps: int = 3) -> bool:
-    before = engine.stats().steps_total
-    while engine.stats().pages_held_by_requests or engine.stats().pages_fenced:
-        if engine.stats().steps_total > before + within_steps:
-            return False
-        await asyncio.sleep(0.001)
-    return engine.stats().num_running == engine.stats().num_waiting == 0
 
 
 async def read(stream: TokenStream, samples: int) -> list[list[int]]:
@@ -78,7 +70,7 @@ async def test_sample_i_is_the_answer_of_the_seed_plus_i(overlap, page_size, chu
     params = SamplingParams(max_tokens=20, seed=2**64 - 2, n=5)
     async with Engine(model, output_reserve_tokens=0, **options) as it:
         answers = await asyncio.gather(*(it.generate(prompt, params) for prompt in prompts))
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
     for prompt, done in zip(prompts, answers, strict=True):
         for index, sample in enumerate(done.samples):
             seed = (2**64 - 2 + index) % 2**64
@@ -143,7 +135,7 @@ async def test_a_stop_string_ends_its_own_sample_alone():
     async with engine() as it:
         params = SamplingParams(max_tokens=20, seed=7, n=4, stop=stop)
         done = await it.generate(PROMPT, params)
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
     texts[2] = texts[2][: texts[2].index(stop)]
     assert [sample.text for sample in done.samples] == texts
     assert [s.finish_reason for s in done.samples] == ["length", "length", "stop", "length"]
@@ -153,7 +145,7 @@ async def test_leaving_the_stream_ends_every_sample_within_a_step():
     async with engine() as it:
         async with it.stream(PROMPT, SamplingParams(max_tokens=200, seed=0, n=4)) as stream:
             await anext(stream)
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
         assert stream.finish_reasons == (FinishReason.ABORT,) * 4
         taken = stream.usage.completion_tokens
         await asyncio.sleep(0.01)
@@ -168,7 +160,7 @@ async def test_a_cancelled_reader_ends_every_sample():
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
 
 
 async def test_a_stream_that_is_dropped_ends_every_sample():
@@ -177,7 +169,7 @@ async def test_a_stream_that_is_dropped_ends_every_sample():
         await anext(held[0])
         held.clear()
         gc.collect()
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
 
 
 async def test_a_request_left_after_some_of_its_samples_ended_says_so():
@@ -189,7 +181,7 @@ async def test_a_request_left_after_some_of_its_samples_ended_says_so():
         assert stream.finish_reasons[0] is FinishReason.STOP
         assert stream.finish_reasons[1:] == (FinishReason.ABORT,) * 3
         assert stream.finish_reason is FinishReason.ABORT
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
 
 
 async def test_what_goes_wrong_in_one_sample_ends_its_request_and_no_other():
@@ -208,7 +200,7 @@ async def test_what_goes_wrong_in_one_sample_ends_its_request_and_no_other():
             await read(stream, 4)
         assert stream.finish_reasons == (FinishReason.ERROR,) * 4
         assert await read(other, 2) == [answer(0, seed=70), answer(1, seed=70)]
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
 
 
 async def test_text_that_cannot_be_made_in_one_sample_ends_its_request(monkeypatch):
@@ -223,7 +215,7 @@ async def test_text_that_cannot_be_made_in_one_sample_ends_its_request(monkeypat
     async with engine() as it:
         with pytest.raises(RequestFailedError, match="can't be turned into text: planted"):
             await it.generate(PROMPT, FOUR)
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
 
 
 async def test_a_failed_step_ends_the_samples_that_it_did_not_hold_too():
@@ -238,7 +230,7 @@ async def test_a_failed_step_ends_the_samples_that_it_did_not_hold_too():
         with pytest.raises(StepError, match="planted"):
             await read(stream, 4)
         assert stream.finish_reason is FinishReason.ERROR
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
 
 
 async def test_a_request_that_the_policy_refuses_fails_once():
@@ -249,7 +241,7 @@ async def test_a_request_that_the_policy_refuses_fails_once():
     async with engine(policy=Refusing()) as it:
         with pytest.raises(RequestRejectedError):
             await it.generate(PROMPT, FOUR)
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
 
 
 async def test_a_slow_reader_pauses_all_its_samples_and_loses_nothing():
@@ -264,7 +256,7 @@ async def test_a_reader_that_takes_nothing_ends_all_its_samples():
     async with engine(max_buffered_tokens=4, stall_timeout_seconds=0.02) as it:
         stream = it.stream(PROMPT, FOUR)
         await asyncio.sleep(0.2)
-        assert await nothing_is_held(it)
+        assert await all_given_back(it)
         with pytest.raises(StreamStalledError):
             await read(stream, 4)
 

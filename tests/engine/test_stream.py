@@ -20,6 +20,7 @@ from aioserve import (
     WrongLoopError,
 )
 from aioserve.testing.fake_model import FakeModel, byte_tokenizer, expected_tokens
+from tests.engine.idle import all_given_back
 
 pytestmark = pytest.mark.asyncio
 
@@ -30,15 +31,6 @@ LONG = SamplingParams(max_tokens=200, seed=0)
 def engine(**options) -> Engine:
     model = FakeModel(num_pages=256, step_seconds=lambda plan: 0.001)
     return Engine(model, **options)
-
-
-async def all_pages_free(engine: Engine, within_steps: int = 3) -> bool:
-    before = engine.stats().steps_total
-    while engine.stats().pages_free != engine.stats().pages_total:
-        if engine.stats().steps_total > before + within_steps:
-            return False
-        await asyncio.sleep(0.001)
-    return engine.stats().num_running == 0
 
 
 async def take(stream: TokenStream, count: int) -> list[int]:
@@ -83,7 +75,7 @@ async def test_break_frees_the_pages_within_a_step():
     async with engine() as it:
         async for _ in it.stream(PROMPT, LONG):
             break
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_an_exception_in_the_loop_frees_the_pages():
@@ -94,7 +86,7 @@ async def test_an_exception_in_the_loop_frees_the_pages():
     async with engine() as it:
         with pytest.raises(KeyError):
             await read(it)
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_the_end_of_a_with_block_frees_the_pages():
@@ -102,7 +94,7 @@ async def test_the_end_of_a_with_block_frees_the_pages():
         async with it.stream(PROMPT, LONG) as stream:
             await take(stream, 2)
         assert stream.finish_reason is FinishReason.ABORT
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_close_is_idempotent_and_ends_iteration():
@@ -114,7 +106,7 @@ async def test_close_is_idempotent_and_ends_iteration():
         await stream.aclose()
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_tokens_that_wait_unread_are_gone_after_close():
@@ -147,7 +139,7 @@ async def test_a_cancelled_reader_ends_its_request_even_if_the_stream_is_kept():
         with pytest.raises(asyncio.CancelledError):
             await reader
         assert stream.finish_reason is FinishReason.ABORT
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_an_anyio_scope_that_times_out_ends_the_request():
@@ -157,7 +149,7 @@ async def test_an_anyio_scope_that_times_out_ends_the_request():
             async with stream:
                 await take(stream, 200)
         assert scope.cancelled_caught
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_a_stream_that_is_dropped_unread_is_collected():
@@ -168,7 +160,7 @@ async def test_a_stream_that_is_dropped_unread_is_collected():
         assert it.stats().pages_held_by_requests
         del cycle
         gc.collect()
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_a_stream_may_be_collected_on_another_thread():
@@ -178,7 +170,7 @@ async def test_a_stream_may_be_collected_on_another_thread():
         thread = threading.Thread(target=held.clear)
         thread.start()
         await asyncio.to_thread(thread.join)
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_nothing_comes_after_close_although_a_step_is_in_flight():
@@ -204,7 +196,7 @@ async def test_a_reader_that_takes_nothing_is_told_so_by_name():
     async with engine(max_buffered_tokens=4, stall_timeout_seconds=0.02) as it:
         stream = it.stream(PROMPT, LONG)
         await asyncio.sleep(0.2)
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
         with pytest.raises(StreamStalledError, match="stall_timeout_seconds"):
             async for _ in stream:
                 pass
@@ -242,7 +234,7 @@ async def test_a_stream_may_be_closed_on_another_thread():
         await asyncio.to_thread(stream.close)
         with pytest.raises(StopAsyncIteration):
             await reader
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_two_readers_of_one_stream_are_refused():
@@ -275,7 +267,7 @@ async def test_closing_the_engine_ends_open_streams_with_an_error():
     with pytest.raises(EngineClosedError, match="closed before this request ended"):
         await take(stream, 200)
     assert stream.finish_reason is FinishReason.ABORT
-    assert it.stats().pages_free == it.stats().pages_total
+    assert it.stats().pages_held_by_requests == it.stats().pages_fenced == 0
 
 
 async def test_a_stop_string_is_cut_out_and_its_start_is_never_shown():
@@ -285,7 +277,7 @@ async def test_a_stop_string_is_cut_out_and_its_start_is_never_shown():
         done = await it.generate(PROMPT, SamplingParams(max_tokens=60, seed=0, stop=(stop,)))
         assert done.text == answer[: answer.index(stop)]
         assert done.finish_reason is FinishReason.STOP
-        assert await all_pages_free(it)
+        assert await all_given_back(it)
 
 
 async def test_an_end_of_sequence_id_ends_the_answer_unless_it_is_ignored():

@@ -56,10 +56,10 @@ async def under_aiohttp(module: ModuleType) -> AsyncIterator[Served]:
 
 
 async def idle_stats(engine: Engine) -> EngineStats:
-    """The engine's numbers once nothing runs and every page is free."""
+    """The engine's numbers once nothing runs and every page is given back."""
     while True:
         stats = engine.stats()
-        if not stats.num_running and stats.pages_free == stats.pages_total:
+        if not (stats.num_running or stats.pages_held_by_requests or stats.pages_fenced):
             return stats
         await asyncio.sleep(0.005)
 
