@@ -1,1 +1,36 @@
-"""What plugin authors and aioserve's own tests share."""
+"""What plugin authors and aioserve's own tests share: an engine without a model, a clock without
+time, and a look at the books.
+
+    async def serve_two():
+        async with Engine(FakeModel(), policy=MyPolicy()) as engine:
+            await asyncio.gather(engine.generate([1, 2]), engine.generate([3, 4]))
+            check_invariants(engine)
+
+    simulate(serve_two, seed=7)
+"""
+
+from __future__ import annotations
+
+from aioserve.testing.fake_device import FakeDevice, expected_tokens
+from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
+from aioserve.testing.faults import Fault, Faults, PlantedError, random_step_seconds
+from aioserve.testing.invariants import check_invariants, scribble_free_pages
+from aioserve.testing.sim_loop import DeadlockError, SimLoop, SimulationError, simulate
+
+__all__ = [
+    "DeadlockError",
+    "FakeDevice",
+    "FakeModel",
+    "FakeRunner",
+    "Fault",
+    "Faults",
+    "PlantedError",
+    "SimLoop",
+    "SimulationError",
+    "byte_tokenizer",
+    "check_invariants",
+    "expected_tokens",
+    "random_step_seconds",
+    "scribble_free_pages",
+    "simulate",
+]

@@ -1,0 +1,170 @@
+"""Whether an engine's books balance: for tests, between any two steps of the program.
+
+async with Engine(FakeModel(), policy=MyPolicy()) as engine:
+    ...
+    check_invariants(engine)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aioserve.engine.core import CoreLoop, LiveRequest
+from aioserve.engine.engine import Engine
+from aioserve.engine.live import LiveEngine
+from aioserve.engine.mailbox import Mailbox
+from aioserve.errors import EngineClosedError, InvariantError
+from aioserve.kv.page_pool import PagePool
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.testing.fake_model import FakeRunner
+
+__all__ = ["check_invariants", "scribble_free_pages"]
+
+
+def check_invariants(engine: Engine) -> None:
+    """Raise `InvariantError` naming everything that is off, `EngineClosedError` for an engine that
+    was never entered.
+
+    Pages: each is free, fenced or held, and held exactly by the page tables and the prefix tree
+    that name it. Steps: those in flight are the last ones launched. Requests: the core loop, the
+    scheduler and the mailboxes know the same ones, with the same tokens, and those that are paused
+    have a stall timer. An engine without requests holds nothing but cached prefixes.
+
+    Call it on the engine's event loop. It costs time in proportion to the pages and requests.
+    """
+    live = _live(engine)
+    live.scheduler.sanity_check()
+    problems = [
+        *_pages(live.scheduler),
+        *_steps(live.core, live.scheduler),
+        *_stats(live),
+    ]
+    # A core loop that failed has ended its requests without the scheduler.
+    if live.core.failure is None:
+        problems += [*_requests(live.core, live.scheduler), *_idle(live)]
+    if problems:
+        raise InvariantError("; ".join(problems))
+
+
+def scribble_free_pages(engine: Engine) -> None:
+    """Fill the pages of a `FakeModel` that nobody may read with junk, so that reading one of them
+    later changes tokens. Also legal at any moment on the engine's event loop."""
+    live = _live(engine)
+    runner = live.model.runner
+    if not isinstance(runner, FakeRunner):
+        raise TypeError(f"only the pages of a FakeModel can be scribbled on, got {runner!r}")
+    free = live.scheduler.pool.ref_counts() == 0
+    for plan in runner.in_flight:
+        for item in plan.items:
+            free[item.page_ids] = False
+        for copy in plan.copies:
+            free[[copy.source, copy.target]] = False
+    runner.device.scribble(np.flatnonzero(free).astype(np.int32))
+
+
+def _live(engine: Engine) -> LiveEngine:
+    if engine._live is None:
+        raise EngineClosedError("this engine was never entered: there is nothing to check")
+    return engine._live
+
+
+def _pages(scheduler: Scheduler) -> Iterator[str]:
+    pool: PagePool = scheduler.pool
+    expected = np.zeros(pool.num_pages, np.int32)
+    for sequence in scheduler.sequences:
+        np.add.at(expected, sequence.page_table.page_ids, 1)
+    counted = pool.ref_counts()
+    for page in np.flatnonzero(expected != counted)[:8].tolist():
+        yield (
+            f"page {page} has {counted[page]} references, "
+            f"but {expected[page]} page tables and trees name it"
+        )
+
+
+def _steps(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
+    launched, done = scheduler.launched, scheduler.pool.done_step
+    steps = [plan.step for plan in core.in_flight]
+    if steps != list(range(launched + 1 - len(steps), launched + 1)):
+        yield f"steps {steps} are in flight; the last one launched is {launched}"
+    # One more than the core lists may be in flight: the one that it awaits.
+    if not len(steps) <= launched - done <= core._max_in_flight:
+        yield f"step {launched} is launched and {done} done, with {len(steps)} known in flight"
+    if launched == done and scheduler.pool.num_fenced:
+        yield f"{scheduler.pool.num_fenced} pages are fenced although no step is in flight"
+
+
+def _stats(live: LiveEngine) -> Iterator[str]:
+    stats = live.stats()
+    parts = (
+        stats.pages_free,
+        stats.pages_fenced,
+        stats.pages_cached,
+        stats.pages_held_by_requests,
+    )
+    if sum(parts) != stats.pages_total or min(parts) < 0:
+        yield f"free, fenced, cached and held pages are {parts}, {stats.pages_total} in all"
+
+
+def _requests(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
+    sequences = {sequence.sequence_id: sequence for sequence in scheduler.sequences}
+    if sequences.keys() != core._samples.keys():
+        yield (
+            f"the scheduler knows sequences {sorted(sequences)}, "
+            f"the core loop {sorted(core._samples)}"
+        )
+    for sequence_id, sample in core._samples.items():
+        mailbox = sample.request.mailbox
+        if sample not in sample.request.samples or core._requests.get(mailbox) is None:
+            yield f"sequence {sequence_id} belongs to no request that the core loop knows"
+        sequence = sequences.get(sequence_id)
+        if sequence is None:
+            continue
+        generated = sequence.num_known - sequence.prompt_tokens
+        if generated != sample.num_delivered:
+            yield (
+                f"sequence {sequence_id} has {generated} generated tokens, "
+                f"{sample.num_delivered} were delivered"
+            )
+        if mailbox.finish_reason is None and sequence.paused != mailbox.paused:
+            yield f"sequence {sequence_id} is paused: {sequence.paused}, its mailbox isn't so"
+    for mailbox, request in core._requests.items():
+        yield from _request(core, mailbox, request)
+    live = {mailbox for mailbox in core._requests if mailbox.finish_reason is None}
+    live |= {entry.mailbox for entry in core._inbox if entry.mailbox.finish_reason is None}
+    if live != set(core._live.values()):
+        yield f"{len(core._live)} request ids are taken for {len(live)} live requests"
+
+
+def _request(core: CoreLoop, mailbox: Mailbox, request: LiveRequest) -> Iterator[str]:
+    name = f"request {mailbox.request_id!r}"
+    if request.mailbox is not mailbox or not request.samples:
+        yield f"{name} has {len(request.samples)} samples, or another mailbox"
+    if mailbox.finish_reason is not None:
+        if mailbox not in core._left:
+            yield f"{name} ended ({mailbox.finish_reason}) and is still computed"
+        return
+    waiting = len(mailbox._tokens)
+    if mailbox.paused != (waiting >= mailbox.capacity) and not (
+        mailbox.paused and 2 * waiting > mailbox.capacity
+    ):
+        yield f"{name} is paused: {mailbox.paused}, with {waiting} of {mailbox.capacity} tokens"
+    timer = request.stall_timer
+    if mailbox.paused != (timer is not None and not timer.cancelled()):
+        yield f"{name} is paused: {mailbox.paused}, and its stall timer is {timer!r}"
+    delivered = sum(sample.num_delivered for sample in request.samples)
+    if delivered > mailbox.completion_tokens:
+        yield f"{name} was delivered {delivered} tokens and has {mailbox.completion_tokens}"
+
+
+def _idle(live: LiveEngine) -> Iterator[str]:
+    core, scheduler = live.core, live.scheduler
+    busy = bool(core._requests or core._inbox or core._in_flight)
+    if core._idle.is_set() and busy and not core._ended:
+        yield "the core loop says that it is idle, and has requests or steps in flight"
+    if not busy and (scheduler.num_waiting or scheduler.num_running):
+        yield f"{scheduler.num_waiting} sequences wait and {scheduler.num_running} run for nobody"
+    held = live.stats().pages_held_by_requests
+    if not busy and held:
+        yield f"{held} pages are held by requests, and there is none"
