@@ -1,47 +1,16 @@
-// Python's view of the page pool. Arrays cross through the buffer protocol, which costs a tenth of a
-// DLPack exchange; `aioserve/kv/page_pool.py` is the typed face of this class.
+// Python's view of the page pool; `aioserve/kv/page_pool.py` is the typed face of this class.
 
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "common/int32_buffer.h"
 #include "pool/page_pool.h"
 
 namespace nb = nanobind;
+using aioserve::Int32Buffer;
 using aioserve::PagePool;
 using aioserve::PoolError;
-
-namespace {
-
-// A one-dimensional, contiguous int32 array, borrowed for the length of a call.
-class Int32Buffer {
-  public:
-    Int32Buffer(nb::handle object, bool writable) {
-        const int flags = PyBUF_FORMAT | PyBUF_ND | (writable ? PyBUF_WRITABLE : 0);
-        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
-        if (view_.ndim != 1 || view_.itemsize != 4 || !is_int(view_.format)) {
-            PyBuffer_Release(&view_);
-            throw nb::type_error("pages must be a one-dimensional int32 array");
-        }
-    }
-    ~Int32Buffer() { PyBuffer_Release(&view_); }
-    Int32Buffer(const Int32Buffer&) = delete;
-    Int32Buffer& operator=(const Int32Buffer&) = delete;
-
-    std::span<int32_t> span() const {
-        return {static_cast<int32_t*>(view_.buf), static_cast<size_t>(view_.len) / 4};
-    }
-
-  private:
-    static bool is_int(const char* format) {
-        return std::strcmp(format, "i") == 0 || std::strcmp(format, "l") == 0;
-    }
-
-    Py_buffer view_;
-};
-
-}  // namespace
 
 void bind_pool(nb::module_& m) {
     const nb::object invariant_error = nb::module_::import_("aioserve.errors").attr("InvariantError");

@@ -1,0 +1,265 @@
+"""The prefix tree: which runs of tokens have their KV in pages, and which pages to give up first.
+
+Knows token ids, page numbers and step numbers; the tree itself is native. Knows neither tensors
+nor clocks: uses are ordered by a tick that counts them. Not thread-safe: one scheduler owns a tree.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve import _native
+from aioserve.kv.page_pool import PagePool
+
+__all__ = ["EVICTION_STRATEGIES", "NO_RECEIPT", "Evicted", "Match", "PrefixTree", "TreeNode"]
+
+NO_RECEIPT = -1
+"""Stands where a match has no receipt."""
+
+EVICTION_STRATEGIES = ("lru", "lfu", "fifo", "slru")
+"""Which unlocked leaf goes first: the least recently used; the least often matched, then least
+recently used; the oldest; the least recently used of those never matched, then of the others
+(segmented LRU without a bound on the protected segment; Karedla, Love and Wherry 1994)."""
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """What the tree has of a prompt, in whole pages from position 0, and one page in part.
+
+    A page is on the device or on the host, and behind the first page on the host all are.
+    """
+
+    receipt: int
+    """Locks exactly `page_ids` and `host_page_ids` until it is released."""
+    page_ids: Int32Array
+    """Device pages: int32 `[d]`."""
+    host_page_ids: Int32Array
+    """The pages that follow, whose KV is on the host: int32 `[h]`."""
+    tail_page: int = -1
+    """A device page whose first `tail_tokens` tokens are the next of the prompt; -1 if none."""
+    tail_tokens: int = 0
+    """1 to `page_size` - 1 where there is a `tail_page`."""
+    tail_receipt: int = NO_RECEIPT
+    """Locks `tail_page`, and what is above it, until it is released."""
+
+
+class Evicted(msgspec.Struct, frozen=True, gc=False):
+    """What `PrefixTree.evict` did."""
+
+    count: int
+    """Device pages that the tree gave up, whether or not the host has them now."""
+    device_page_ids: Int32Array
+    """Those whose KV is to be copied: int32 `[k]`, all different."""
+    host_page_ids: Int32Array
+    """Where to: int32 `[k]`, all different."""
+
+
+class TreeNode(msgspec.Struct, frozen=True):
+    """A node as `PrefixTree.walk` shows it."""
+
+    namespace: bytes
+    parent: int
+    """Index in the walk; -1 for the root of a namespace, which has no pages."""
+    token_ids: tuple[int, ...]
+    page_ids: tuple[int, ...]
+    written_steps: tuple[int, ...]
+    """The step that writes each page."""
+    on_host: bool
+    num_locks: int
+    """Receipts that end at this node or below."""
+    receipts: tuple[int, ...]
+    """Those that end at this node's end."""
+    created: int
+    last_used: int
+    hits: int
+    """Matches that covered the node. This and the ticks before hold as far as the strategy cares:
+    nodes that agree in its eyes are merged."""
+
+
+class PrefixTree:
+    """A compressed radix tree over runs of whole pages, per namespace, on the device and the host.
+
+    The structure is RadixAttention's (Zheng et al., arXiv 2312.07104) over the pages of
+    PagedAttention (Kwon et al., arXiv 2309.06180). The tree holds one reference to each page in it.
+    Whoever else uses a page of the tree has a reference of its own *and* a receipt that covers the
+    page, so evicting what no receipt covers always brings pages back, free or fenced.
+
+    A receipt locks the path from the start of a prompt to the page where it ends. It survives every
+    split and merge of nodes, and grows only through its own `insert`. Among unlocked pages those
+    at the ends of branches are evicted, in the order of `strategy`. With a `host_pool` they go
+    there first. Behind a page on the host all pages are on the host.
+
+    Copies between the tiers are the caller's to make, in the order in which the calls ask for them.
+    Within a step they come before all computation, so a device page whose KV leaves can be reused
+    in the same step.
+
+    Every operation happens whole, or raises and changes nothing. `InvariantError` means that the
+    caller or the tree has a bug: a receipt that isn't live, a page that isn't held or is in the
+    tree already, lengths that don't fit. Token and page ids are one-dimensional, contiguous int32
+    arrays; anything else is a `TypeError` or `ValueError`.
+    """
+
+    __slots__ = ("_native", "host_pool", "page_size", "pool")
+
+    def __init__(
+        self, pool: PagePool, *, host_pool: PagePool | None = None, strategy: str = "lru"
+    ) -> None:
+        """Raise `ValueError` for an unknown strategy or a host pool of another page size."""
+        self._native = _native.PrefixTree(
+            pool._native, None if host_pool is None else host_pool._native, strategy
+        )
+        self.pool = pool
+        self.host_pool = host_pool
+        self.page_size = pool.page_size
+
+    @property
+    def num_pages(self) -> int:
+        """Device pages in the tree."""
+        return self._native.num_pages
+
+    @property
+    def num_evictable(self) -> int:
+        """Device pages that no receipt covers: what `evict` can give up."""
+        return self._native.num_evictable
+
+    @property
+    def num_locked(self) -> int:
+        """Device pages that receipts cover."""
+        return self._native.num_pages - self._native.num_evictable
+
+    @property
+    def num_host_pages(self) -> int:
+        """Host pages in the tree."""
+        return self._native.num_host_pages
+
+    @property
+    def num_host_evictable(self) -> int:
+        """Host pages that no receipt covers: what `evict_host` can drop."""
+        return self._native.num_host_evictable
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, roots of namespaces included."""
+        return self._native.num_nodes
+
+    @property
+    def num_receipts(self) -> int:
+        """Receipts that are not released."""
+        return self._native.num_receipts
+
+    def match(self, namespace: bytes, token_ids: Int32Array, *, partial: bool = True) -> Match:
+        """Find and lock the longest cached prefix of `token_ids`, int32 `[n]`.
+
+        Counts as a use of each page that it finds. The caller adds its own references to the pages
+        that it goes on to use, and releases every receipt, also one that covers nothing.
+
+        With `partial`, and where nothing is on the host, a page that begins with the next tokens is
+        found too: the one with the most of them, among those written by a step that is done. Of a
+        great many siblings only those closest in token order are looked at.
+        """
+        pages = np.empty(len(token_ids) // self.page_size, np.int32)
+        receipt, device, host, *tail = self._native.match(namespace, token_ids, partial, pages)
+        return Match(receipt, pages[:device], pages[device : device + host], *tail)
+
+    def peek(self, namespace: bytes, token_ids: Int32Array) -> tuple[int, int]:
+        """Tokens of `token_ids`, int32 `[n]`, that `match` would find on the device and behind
+        them on the host, in whole pages. Changes nothing and is no use.
+        """
+        device, host = self._native.peek(namespace, token_ids)
+        return device * self.page_size, host * self.page_size
+
+    def insert(self, receipt: int, token_ids: Int32Array, page_ids: Int32Array, step: int) -> int:
+        """Extend the path of `receipt` by `page_ids`, int32 `[n]`, that `step` writes with the KV
+        of `token_ids`, int32 `[n * page_size]`; return how many of the pages the tree took.
+
+        Where the tree has a run on the device it keeps its own pages, and the caller's remain the
+        caller's alone. Where it has one on the host it takes the caller's pages and gives its host
+        pages back. It adds a reference to each page that it takes. The receipt then covers the
+        whole path, which counts as used. Raises `InvariantError` for a receipt that ends on the
+        host: `promote` comes first.
+        """
+        return self._native.insert(receipt, token_ids, page_ids, step)
+
+    def promote(self, receipt: int, page_ids: Int32Array, step: int) -> None:
+        """Put the host pages that `receipt` covers, h of them, into `page_ids`, int32 `[h]`, to
+        which `step` copies them.
+
+        The tree adds its own reference to each page. The host pages are given back once `step` is
+        done in the host pool.
+        """
+        self._native.promote(receipt, page_ids, step)
+
+    def fork(self, receipt: int) -> int:
+        """A second receipt for the same path."""
+        return self._native.fork(receipt)
+
+    def release(self, receipt: int) -> None:
+        """End `receipt`. Its path counts as used now."""
+        self._native.release(receipt)
+
+    def evict(self, count: int, step: int) -> Evicted:
+        """Give up to `count` device pages that no receipt covers, page by page from the ends of
+        branches in the order of the strategy.
+
+        With a host pool each page goes there, if a page is free there or can be dropped for it, and
+        is to be copied in `step` as the result says. `count` must be at least 0.
+        """
+        given_up, device_page_ids, host_page_ids = self._native.evict(count, step)
+        return Evicted(
+            given_up,
+            np.frombuffer(device_page_ids, np.int32),
+            np.frombuffer(host_page_ids, np.int32),
+        )
+
+    def evict_host(self, count: int) -> int:
+        """Drop up to `count` host pages that no receipt covers, in the order of the strategy;
+        return how many. `count` must be at least 0.
+        """
+        return self._native.evict_host(count)
+
+    def clear(self) -> None:
+        """Drop all that no receipt covers, on the device and on the host."""
+        self._native.clear()
+
+    def num_exclusive(self, receipt: int) -> int:
+        """Device pages that `receipt` and no other covers."""
+        return self._native.num_exclusive(receipt)
+
+    def withdraw(self, step: int) -> tuple[tuple[int, int], ...]:
+        """Drop every page that `step` was to write, by computation or copy, and all behind it.
+
+        Returns the receipts that covered such pages, in ascending order, each with the number of
+        pages that it still covers. Looks at every node.
+        """
+        return self._native.withdraw(step)
+
+    def cut(self, receipt: int, num_pages: int) -> tuple[tuple[int, int], ...]:
+        """Drop what the path of `receipt` holds behind its first `num_pages` pages, and all behind
+        that. Returns what `withdraw` returns. `num_pages` must be at least 0.
+        """
+        return self._native.cut(receipt, num_pages)
+
+    def walk(self) -> list[TreeNode]:
+        """All nodes, parents before their children: for tests and dumps."""
+        return [TreeNode(*node) for node in self._native.walk()]
+
+    def sanity_check(self) -> None:
+        """Recount everything; raise `InvariantError` naming every term that is off.
+
+        Holds exactly when locks are the receipts that pass through each node, counters equal a
+        walk, what is listed for eviction is what can be evicted, each page has a reference, those
+        that no receipt covers have no other, siblings differ in their first page, and nothing on
+        the device is behind something on the host. Costs time in proportion to the tree: for tests
+        and for an idle engine.
+        """
+        self._native.sanity_check()
+
+    def __repr__(self) -> str:
+        return (
+            f"PrefixTree(pages={self.num_pages}, evictable={self.num_evictable}, "
+            f"host_pages={self.num_host_pages}, nodes={self.num_nodes}, "
+            f"receipts={self.num_receipts})"
+        )

@@ -1,0 +1,113 @@
+// Python's view of the prefix tree; `aioserve/kv/prefix_tree.py` is the typed face of this class.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string_view.h>
+
+#include <algorithm>
+
+#include "common/int32_buffer.h"
+#include "tree/prefix_tree.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace aioserve;
+
+namespace {
+
+std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+nb::tuple match(PrefixTree& tree, const nb::bytes& name_space, nb::handle token_ids, bool partial,
+                nb::handle out) {
+    const Int32Buffer tokens(token_ids, false, "token_ids");
+    const Int32Buffer pages(out, true, "out");
+    const PrefixTree::Match found =
+        tree.match(view_of(name_space), tokens.span(), partial, pages.span());
+    return nb::make_tuple(found.receipt, found.num_device_pages, found.num_host_pages,
+                          found.tail_page, found.tail_tokens, found.tail_receipt);
+}
+
+nb::tuple peek(const PrefixTree& tree, const nb::bytes& name_space, nb::handle token_ids) {
+    const Int32Buffer tokens(token_ids, false, "token_ids");
+    const PrefixTree::Found found = tree.peek(view_of(name_space), tokens.span());
+    return nb::make_tuple(found.num_device_pages, found.num_host_pages);
+}
+
+int64_t insert(PrefixTree& tree, ReceiptId receipt, nb::handle token_ids, nb::handle page_ids,
+               Step step) {
+    const Int32Buffer tokens(token_ids, false, "token_ids");
+    const Int32Buffer pages(page_ids, false, "page_ids");
+    return tree.insert(receipt, tokens.span(), pages.span(), step);
+}
+
+void promote(PrefixTree& tree, ReceiptId receipt, nb::handle page_ids, Step step) {
+    tree.promote(receipt, Int32Buffer(page_ids, false, "page_ids").span(), step);
+}
+
+nb::bytes bytes_of(const std::vector<Page>& pages) {
+    return nb::bytes(reinterpret_cast<const char*>(pages.data()), pages.size() * sizeof(Page));
+}
+
+nb::tuple evict(PrefixTree& tree, int64_t count, Step step) {
+    const PrefixTree::Evicted evicted = tree.evict(count, step);
+    return nb::make_tuple(evicted.count, bytes_of(evicted.device_pages),
+                          bytes_of(evicted.host_pages));
+}
+
+nb::tuple tuple_of(const std::vector<PrefixTree::Shortened>& list) {
+    nb::list pairs;
+    for (const auto& [receipt, num_pages] : list) pairs.append(nb::make_tuple(receipt, num_pages));
+    return nb::tuple(pairs);
+}
+
+template <class T>
+nb::tuple tuple_of(const std::vector<T>& values) {
+    nb::list list;
+    for (const T value : values) list.append(value);
+    return nb::tuple(list);
+}
+
+nb::list walk(const PrefixTree& tree) {
+    nb::list nodes;
+    for (const PrefixTree::View& view : tree.walk()) {
+        const Node& node = *view.node;
+        nodes.append(nb::make_tuple(
+            nb::bytes(view.name_space->data(), view.name_space->size()), view.parent,
+            tuple_of(node.tokens), tuple_of(node.pages), tuple_of(node.steps), node.tier == kHost,
+            node.num_locks, tuple_of(view.receipts), node.use.created, node.use.last_used,
+            node.use.hits));
+    }
+    return nodes;
+}
+
+}  // namespace
+
+void bind_tree(nb::module_& m) {
+    const nb::object invariant_error = nb::module_::import_("aioserve.errors").attr("InvariantError");
+    nb::exception<TreeError>(m, "TreeError", invariant_error);
+
+    nb::class_<PrefixTree>(m, "PrefixTree")
+        .def(nb::init<PagePool&, PagePool*, std::string_view>(), "pool"_a, "host_pool"_a.none(),
+             "strategy"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def("match", &match)
+        .def("peek", &peek)
+        .def("insert", &insert)
+        .def("promote", &promote)
+        .def("fork", &PrefixTree::fork)
+        .def("release", &PrefixTree::release)
+        .def("evict", &evict)
+        .def("evict_host", &PrefixTree::evict_host)
+        .def("clear", &PrefixTree::clear)
+        .def("withdraw",
+             [](PrefixTree& tree, Step step) { return tuple_of(tree.withdraw(step)); })
+        .def("cut", [](PrefixTree& tree, ReceiptId receipt,
+                       int64_t num_pages) { return tuple_of(tree.cut(receipt, num_pages)); })
+        .def("num_exclusive", &PrefixTree::num_exclusive)
+        .def("walk", &walk)
+        .def("sanity_check", &PrefixTree::sanity_check)
+        .def_prop_ro("num_pages", &PrefixTree::num_pages)
+        .def_prop_ro("num_evictable", &PrefixTree::num_evictable)
+        .def_prop_ro("num_host_pages", &PrefixTree::num_host_pages)
+        .def_prop_ro("num_host_evictable", &PrefixTree::num_host_evictable)
+        .def_prop_ro("num_nodes", &PrefixTree::num_nodes)
+        .def_prop_ro("num_receipts", &PrefixTree::num_receipts);
+}

@@ -1,0 +1,178 @@
+// What leaves the tree: eviction in the strategy's order, and what failed or was given up.
+
+#include <algorithm>
+
+#include "tree/prefix_tree.h"
+
+namespace aioserve {
+
+namespace {
+
+void check_count(int64_t count, const char* name) {
+    if (count < 0) {
+        throw std::invalid_argument(std::string(name) + " must be at least 0, got " +
+                                    std::to_string(count));
+    }
+}
+
+}  // namespace
+
+void PrefixTree::drop_tail(Node* leaf, size_t num_pages) {
+    std::vector<ReceiptId> none;
+    const size_t left = leaf->pages.size() - num_pages;
+    Node* end = drop(leaf, left, none);
+    if (left == 0 && end != nullptr && end->children.size() == 1) {
+        merge_upwards(*end->children.begin());
+    }
+}
+
+// Makes host pages free for up to `wanted` device pages of strategy key `key`; returns how many are.
+// Equal to making room for one page after another, each of which becomes a host leaf in its turn.
+size_t PrefixTree::make_room(const Key& key, size_t wanted) {
+    PagePool* pool = tiers_[kHost].pool;
+    if (pool == nullptr) return 0;
+    const Order& order = tiers_[kHost].order;
+    const auto room = [&] { return std::min(wanted, static_cast<size_t>(pool->num_free())); };
+    const auto drop_first = [&](size_t count) {
+        Node* leaf = order.begin()->second;
+        drop_tail(leaf, std::min(count, leaf->pages.size()));
+    };
+    while (room() < wanted && !order.empty() && order.begin()->first < key) {
+        const size_t before = room();
+        drop_first(wanted - before);
+        if (room() == before) break;
+    }
+    if (room() == 0 && !order.empty()) {
+        // A page with a larger key makes place for the first; what follows replaces that again.
+        drop_first(order.begin()->first == key ? wanted : 1);
+    }
+    return room();
+}
+
+void PrefixTree::demote(Node* leaf, size_t num_pages, Step step, Evicted& evicted) {
+    std::vector<Page> host_pages(num_pages);
+    tiers_[kHost].pool->acquire(host_pages);
+    if (num_pages < leaf->pages.size()) split(leaf, leaf->pages.size() - num_pages);
+    evicted.device_pages.insert(evicted.device_pages.end(), leaf->pages.begin(), leaf->pages.end());
+    evicted.host_pages.insert(evicted.host_pages.end(), host_pages.begin(), host_pages.end());
+    move_to(leaf, kHost, host_pages, step, PagePool::kNoStep);
+    if (leaf->children.size() == 1) merge_upwards(*leaf->children.begin());
+}
+
+// Leaves out of `evicted` what was dropped from the host again after it was put there.
+void PrefixTree::forget_overwritten(Evicted& evicted) {
+    std::vector<uint8_t>& in_tree = tiers_[kHost].in_tree;
+    size_t kept = evicted.host_pages.size();
+    for (size_t i = kept; i-- > 0;) {
+        uint8_t& mark = in_tree[static_cast<size_t>(evicted.host_pages[i])];
+        if (mark != 1) continue;
+        mark = 2;
+        --kept;
+        evicted.device_pages[kept] = evicted.device_pages[i];
+        evicted.host_pages[kept] = evicted.host_pages[i];
+    }
+    const auto unused = static_cast<int64_t>(kept);
+    for (std::vector<Page>* pages : {&evicted.device_pages, &evicted.host_pages}) {
+        pages->erase(pages->begin(), pages->begin() + unused);
+    }
+    for (const Page page : evicted.host_pages) in_tree[static_cast<size_t>(page)] = 1;
+}
+
+PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
+    check_count(count, "count");
+    Evicted evicted;
+    const Order& order = tiers_[kDevice].order;
+    while (evicted.count < count && !order.empty()) {
+        const auto [key, leaf] = *order.begin();
+        const auto wanted = std::min(static_cast<size_t>(count - evicted.count), leaf->pages.size());
+        const size_t room = make_room(key, wanted);
+        if (room > 0) {
+            demote(leaf, room, step, evicted);
+        } else {
+            drop_tail(leaf, wanted);
+        }
+        evicted.count += static_cast<int64_t>(room > 0 ? room : wanted);
+    }
+    forget_overwritten(evicted);
+    return evicted;
+}
+
+int64_t PrefixTree::evict_host(int64_t count) {
+    check_count(count, "count");
+    const Order& order = tiers_[kHost].order;
+    int64_t dropped = 0;
+    while (dropped < count && !order.empty()) {
+        Node* leaf = order.begin()->second;
+        const auto wanted = std::min(static_cast<size_t>(count - dropped), leaf->pages.size());
+        drop_tail(leaf, wanted);
+        dropped += static_cast<int64_t>(wanted);
+    }
+    return dropped;
+}
+
+void PrefixTree::clear() {
+    std::vector<Node*> tops;  // unlocked, below a locked node or a root
+    for (const std::unique_ptr<Node>& node : nodes_) {
+        if (node->is_root() || node->num_locks > 0) continue;
+        if (node->parent->is_root() || node->parent->num_locks > 0) tops.push_back(node.get());
+    }
+    std::vector<ReceiptId> none;
+    for (Node* node : tops) drop(node, 0, none);
+}
+
+// Drops and notes the receipts that this shortens, with the `num_pages` that each still covers.
+void PrefixTree::drop_and_list(Node* node, size_t from, int64_t num_pages,
+                               std::vector<Shortened>& list) {
+    std::vector<ReceiptId> moved;
+    drop(node, from, moved);
+    for (const ReceiptId receipt : moved) list.push_back({receipt, num_pages});
+}
+
+std::vector<PrefixTree::Shortened> PrefixTree::withdraw(Step step) {
+    struct Place {
+        Node* node;
+        size_t from;
+        int64_t num_pages;  // on the path above `from`
+    };
+    std::vector<Place> waiting;
+    std::vector<Place> found;
+    for (const auto& [name_space, root] : roots_) waiting.push_back({root, 0, 0});
+    while (!waiting.empty()) {
+        auto [node, from, num_pages] = waiting.back();
+        waiting.pop_back();
+        const auto first = std::find(node->steps.begin(), node->steps.end(), step);
+        from = static_cast<size_t>(first - node->steps.begin());
+        num_pages += static_cast<int64_t>(from);
+        if (first != node->steps.end()) {
+            found.push_back({node, from, num_pages});
+        } else {
+            for (Node* child : node->children) waiting.push_back({child, 0, num_pages});
+        }
+    }
+    std::vector<Shortened> list;
+    for (const Place& place : found) drop_and_list(place.node, place.from, place.num_pages, list);
+    std::sort(list.begin(), list.end(),
+              [](const Shortened& a, const Shortened& b) { return a.receipt < b.receipt; });
+    return list;
+}
+
+std::vector<PrefixTree::Shortened> PrefixTree::cut(ReceiptId receipt, int64_t num_pages) {
+    check_count(num_pages, "num_pages");
+    Node* node = receipt_of(receipt, "cut").end;
+    int64_t start = 0;  // pages above `node`
+    for (const Node* above = node->parent; above != nullptr; above = above->parent) {
+        start += static_cast<int64_t>(above->pages.size());
+    }
+    std::vector<Shortened> list;
+    if (num_pages >= start + static_cast<int64_t>(node->pages.size())) return list;
+    while (start > num_pages) {
+        node = node->parent;
+        start -= static_cast<int64_t>(node->pages.size());
+    }
+    drop_and_list(node, static_cast<size_t>(num_pages - start), num_pages, list);
+    std::sort(list.begin(), list.end(),
+              [](const Shortened& a, const Shortened& b) { return a.receipt < b.receipt; });
+    return list;
+}
+
+}  // namespace aioserve

@@ -1,0 +1,87 @@
+// A node of the prefix tree: a run of tokens, the pages that hold their KV, and what hangs below.
+
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pool/page_pool.h"
+#include "tree/strategy.h"
+
+namespace aioserve {
+
+using Token = int32_t;
+using Page = PagePool::Page;
+using Step = PagePool::Step;
+using ReceiptId = int64_t;
+
+enum Tier : uint8_t { kDevice = 0, kHost = 1 };
+
+struct Node;
+
+// Orders siblings by the tokens of their first page, so that the sibling with the longest common
+// prefix is a neighbour of where a query would stand. A query may be shorter than a page.
+struct FirstPageLess {
+    using is_transparent = void;
+    using Tokens = std::span<const Token>;
+
+    size_t page_size;
+
+    bool operator()(const Node* left, const Node* right) const {
+        return less(first_page(left), first_page(right));
+    }
+    bool operator()(const Node* left, Tokens right) const { return less(first_page(left), right); }
+    bool operator()(Tokens left, const Node* right) const { return less(left, first_page(right)); }
+
+  private:
+    inline Tokens first_page(const Node* node) const;
+
+    static bool less(Tokens left, Tokens right) {
+        return std::lexicographical_compare(left.begin(), left.end(), right.begin(), right.end());
+    }
+};
+
+using Children = std::set<Node*, FirstPageLess>;
+
+// A lock on the path from the root of a namespace down to the end of `end`, where it hangs in a
+// list of its node's.
+struct Receipt {
+    ReceiptId id;
+    Node* end = nullptr;
+    Receipt* previous = nullptr;
+    Receipt* next = nullptr;
+};
+
+struct Node {
+    explicit Node(size_t page_size) : children(FirstPageLess{page_size}) {}
+
+    bool is_root() const { return parent == nullptr; }
+
+    Node* parent = nullptr;
+    const std::string* name_space = nullptr;  // of a root
+    std::vector<Token> tokens;                // page_size for each page
+    std::vector<Page> pages;                  // none at a root
+    std::vector<Step> steps;                  // that writes each page
+    NodeUse use;
+    int64_t num_locks = 0;            // receipts that end here or below
+    int64_t num_device_children = 0;  // the others are on the host
+    Receipt* first_receipt = nullptr;
+    Tier tier = kDevice;
+    bool in_order = false;  // listed for eviction
+    Children children;
+    size_t index = 0;  // among the tree's nodes
+};
+
+FirstPageLess::Tokens FirstPageLess::first_page(const Node* node) const {
+    return {node->tokens.data(), page_size};
+}
+
+// How many of the first tokens of `left` and `right` are equal.
+size_t common_prefix(std::span<const Token> left, std::span<const Token> right);
+
+}  // namespace aioserve

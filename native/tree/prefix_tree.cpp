@@ -1,0 +1,310 @@
+#include "tree/prefix_tree.h"
+
+#include <algorithm>
+
+namespace aioserve {
+
+namespace {
+
+size_t capacity_of(const PagePool* pool) {
+    return pool == nullptr ? 0 : static_cast<size_t>(pool->num_pages());
+}
+
+}  // namespace
+
+PrefixTree::PrefixTree(PagePool& pool, PagePool* host_pool, std::string_view strategy)
+    : page_size_(static_cast<size_t>(pool.page_size())),
+      strategy_(make_strategy(strategy)),
+      tiers_{TierBooks{&pool, std::vector<uint8_t>(capacity_of(&pool), 0), {}},
+             TierBooks{host_pool, std::vector<uint8_t>(capacity_of(host_pool), 0), {}}} {
+    if (host_pool == &pool) {
+        throw std::invalid_argument("host_pool must be another pool than pool");
+    }
+    if (host_pool != nullptr && host_pool->page_size() != pool.page_size()) {
+        throw std::invalid_argument("host_pool must have pages of " +
+                                    std::to_string(pool.page_size()) + " tokens like pool, got " +
+                                    std::to_string(host_pool->page_size()));
+    }
+}
+
+const Receipt& PrefixTree::receipt_of(ReceiptId receipt, const char* operation) const {
+    const auto found = receipts_.find(receipt);
+    if (found == receipts_.end()) {
+        throw TreeError(std::string(operation) + ": receipt " + std::to_string(receipt) +
+                        " is not live");
+    }
+    return found->second;
+}
+
+Receipt& PrefixTree::receipt_of(ReceiptId receipt, const char* operation) {
+    return const_cast<Receipt&>(std::as_const(*this).receipt_of(receipt, operation));
+}
+
+Node* PrefixTree::root_of(std::string_view name_space) {
+    const auto found = roots_.find(name_space);
+    if (found != roots_.end()) return found->second;
+    Node* root = add_node();
+    root->name_space = &roots_.emplace(name_space, root).first->first;
+    return root;
+}
+
+// The child whose first page is the next of `tokens`, null if there is none.
+Node* PrefixTree::child_of(const Node& node, std::span<const Token> tokens) const {
+    if (tokens.size() < page_size_ || node.children.empty()) return nullptr;
+    tokens = tokens.first(page_size_);
+    const auto found = node.children.size() == 1 ? node.children.begin()
+                                                 : node.children.lower_bound(tokens);
+    if (found == node.children.end()) return nullptr;
+    return common_prefix((*found)->tokens, tokens) == page_size_ ? *found : nullptr;
+}
+
+size_t PrefixTree::common_pages(const Node& node, std::span<const Token> tokens) const {
+    return common_prefix(node.tokens, tokens) / page_size_;
+}
+
+// The child whose first page is written, on the device, and begins with the most of `tokens`. Looks
+// at a few siblings in each direction only: with very many, most are no use in the same way.
+Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
+                            size_t& num_tokens) const {
+    constexpr int kTries = 8;
+    tokens = tokens.first(std::min(tokens.size(), page_size_ - 1));
+    Node* best = nullptr;
+    num_tokens = 0;
+    // True while a sibling further on may be better.
+    const auto look_at = [&](Node* child) {
+        const size_t common =
+            common_prefix(std::span<const Token>(child->tokens).first(page_size_), tokens);
+        if (common <= num_tokens) return false;
+        const bool written = child->steps[0] <= tiers_[kDevice].pool->done_step();
+        if (child->tier == kHost || !written) return true;
+        best = child;
+        num_tokens = common;
+        return false;
+    };
+    const auto middle = node.children.lower_bound(tokens);
+    auto next = middle;
+    for (int i = 0; i < kTries && next != node.children.end() && look_at(*next); ++i) ++next;
+    auto previous = middle;
+    for (int i = 0; i < kTries && previous != node.children.begin() && look_at(*--previous); ++i) {
+    }
+    return best;
+}
+
+void PrefixTree::count_hit(Node* node) {
+    lock(node);
+    node->use.last_used = now_;
+    ++node->use.hits;
+}
+
+ReceiptId PrefixTree::give_receipt(Node* end) {
+    const ReceiptId id = next_receipt_++;
+    move_end(receipts_.try_emplace(id, Receipt{.id = id}).first->second, end);
+    return id;
+}
+
+void PrefixTree::use_path(Node* end) {
+    for (Node* node = end; node != nullptr; node = node->parent) node->use.last_used = now_;
+}
+
+PrefixTree::Match PrefixTree::match(std::string_view name_space, std::span<const Token> tokens,
+                                    bool partial, std::span<Page> pages) {
+    ++now_;
+    Match match;
+    Node* node = root_of(name_space);
+    lock(node);
+    while (Node* child = child_of(*node, tokens)) {
+        const size_t common = common_pages(*child, tokens);
+        if (common < child->pages.size()) child = split(child, common);
+        count_hit(child);
+        std::copy(child->pages.begin(), child->pages.end(), pages.begin());
+        (child->tier == kDevice ? match.num_device_pages : match.num_host_pages) +=
+            static_cast<int64_t>(common);
+        pages = pages.subspan(common);
+        tokens = tokens.subspan(common * page_size_);
+        node = child;
+    }
+    match.receipt = give_receipt(node);
+    if (!partial || match.num_host_pages > 0) return match;
+    size_t num_tokens = 0;
+    Node* tail = find_tail(*node, tokens, num_tokens);
+    if (tail == nullptr) return match;
+    if (tail->pages.size() > 1) tail = split(tail, 1);
+    count_hit(tail);
+    for (; node != nullptr; node = node->parent) lock(node);
+    match.tail_page = tail->pages[0];
+    match.tail_tokens = static_cast<int64_t>(num_tokens);
+    match.tail_receipt = give_receipt(tail);
+    return match;
+}
+
+PrefixTree::Found PrefixTree::peek(std::string_view name_space,
+                                   std::span<const Token> tokens) const {
+    Found found;
+    const auto root = roots_.find(name_space);
+    if (root == roots_.end()) return found;
+    const Node* node = root->second;
+    while (const Node* child = child_of(*node, tokens)) {
+        const size_t common = common_pages(*child, tokens);
+        (child->tier == kDevice ? found.num_device_pages : found.num_host_pages) +=
+            static_cast<int64_t>(common);
+        if (common < child->pages.size()) break;
+        tokens = tokens.subspan(common * page_size_);
+        node = child;
+    }
+    return found;
+}
+
+// Marks pages that the tree is about to take as its own, all or none.
+void PrefixTree::claim(std::span<const Page> pages, const char* operation) {
+    TierBooks& device = tiers_[kDevice];
+    for (size_t i = 0; i < pages.size(); ++i) {
+        const Page page = pages[i];
+        const char* wrong = nullptr;
+        if (page < 0 || page >= device.pool->num_pages()) {
+            wrong = " is not of the pool";
+        } else if (device.pool->ref_count(page) == 0) {
+            wrong = " is not held";
+        } else if (device.in_tree[static_cast<size_t>(page)] != 0) {
+            wrong = " is in the tree already, or named twice";
+        }
+        if (wrong != nullptr) {
+            for (const Page claimed : pages.first(i)) {
+                device.in_tree[static_cast<size_t>(claimed)] = 0;
+            }
+            throw TreeError(std::string(operation) + ": page " + std::to_string(page) + wrong);
+        }
+        device.in_tree[static_cast<size_t>(page)] = 1;
+    }
+}
+
+int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
+                           std::span<const Page> pages, Step step) {
+    Receipt& own = receipt_of(receipt, "insert");
+    if (tokens.size() != pages.size() * page_size_) {
+        throw TreeError("insert: " + std::to_string(tokens.size()) + " tokens don't fill " +
+                        std::to_string(pages.size()) + " pages of " + std::to_string(page_size_));
+    }
+    if (own.end->tier == kHost) {
+        throw TreeError("insert: receipt " + std::to_string(receipt) +
+                        " ends on the host; promote it first");
+    }
+    size_t kept = 0;  // pages that the tree has on the device already
+    const Node* last = own.end;
+    while (const Node* child = child_of(*last, tokens.subspan(kept * page_size_))) {
+        if (child->tier == kHost) break;
+        const size_t common = common_pages(*child, tokens.subspan(kept * page_size_));
+        kept += common;
+        if (common < child->pages.size()) break;
+        last = child;
+    }
+    const std::span<const Page> adopted = pages.subspan(kept);
+    claim(adopted, "insert");
+    tiers_[kDevice].pool->retain(adopted);
+
+    ++now_;
+    Node* node = own.end;
+    while (Node* child = child_of(*node, tokens)) {
+        const size_t common = common_pages(*child, tokens);
+        if (common < child->pages.size()) child = split(child, common);
+        lock(child);
+        if (child->tier == kHost) {
+            move_to(child, kDevice, pages.first(common), step, PagePool::kNoStep);
+        }
+        tokens = tokens.subspan(common * page_size_);
+        pages = pages.subspan(common);
+        node = child;
+    }
+    if (!pages.empty()) {
+        const NodeUse use{.created = now_, .last_used = now_};
+        node->use.last_used = now_;
+        // Growing in place would let another receipt that ends here cover more.
+        const bool grows = node->num_locks == 1 && node == own.end && node->children.empty() &&
+                           !node->is_root() &&
+                           strategy_->key(node->use) == strategy_->key(use);
+        Node* leaf = grows ? node : add_node();
+        leaf->tokens.insert(leaf->tokens.end(), tokens.begin(), tokens.end());
+        leaf->pages.insert(leaf->pages.end(), pages.begin(), pages.end());
+        leaf->steps.insert(leaf->steps.end(), pages.size(), step);
+        if (!grows) {
+            leaf->use = use;
+            leaf->num_locks = 1;
+            attach(node, leaf);
+        }
+        count_pages(*leaf, 1, pages.size());
+        node = leaf;
+    }
+    if (node != own.end) move_end(own, node);
+    use_path(node);
+    return static_cast<int64_t>(adopted.size());
+}
+
+void PrefixTree::promote(ReceiptId receipt, std::span<const Page> pages, Step step) {
+    Node* const end = receipt_of(receipt, "promote").end;
+    size_t num_host = 0;
+    for (const Node* node = end; node->tier == kHost; node = node->parent) {
+        num_host += node->pages.size();
+    }
+    if (pages.size() != num_host) {
+        throw TreeError("promote: receipt " + std::to_string(receipt) + " covers " +
+                        std::to_string(num_host) + " pages on the host, got " +
+                        std::to_string(pages.size()));
+    }
+    claim(pages, "promote");
+    tiers_[kDevice].pool->retain(pages);
+    for (Node* node = end; node->tier == kHost; node = node->parent) {
+        const size_t count = node->pages.size();
+        move_to(node, kDevice, pages.last(count), step, step);
+        pages = pages.first(pages.size() - count);
+    }
+}
+
+ReceiptId PrefixTree::fork(ReceiptId receipt) {
+    Node* const end = receipt_of(receipt, "fork").end;
+    for (Node* node = end; node != nullptr; node = node->parent) lock(node);
+    return give_receipt(end);
+}
+
+void PrefixTree::release(ReceiptId receipt) {
+    Receipt& own = receipt_of(receipt, "release");
+    Node* node = own.end;
+    unlink(own);
+    receipts_.erase(receipt);
+    ++now_;
+    use_path(node);
+    for (Node* above = node; above != nullptr; above = above->parent) unlock(above);
+    // What this receipt, or the split that it caused, kept apart.
+    if (can_merge(node)) node = *node->children.begin();
+    while (!node->is_root()) node = merge_upwards(node);
+    remove_if_empty(node);
+}
+
+int64_t PrefixTree::num_exclusive(ReceiptId receipt) const {
+    int64_t count = 0;
+    for (const Node* node = receipt_of(receipt, "num_exclusive").end;
+         node->num_locks == 1 && !node->is_root(); node = node->parent) {
+        if (node->tier == kDevice) count += static_cast<int64_t>(node->pages.size());
+    }
+    return count;
+}
+
+std::vector<PrefixTree::View> PrefixTree::walk() const {
+    std::vector<View> views;
+    for (const auto& [name_space, root] : roots_) {
+        std::vector<std::pair<const Node*, int64_t>> waiting{{root, -1}};
+        while (!waiting.empty()) {
+            const auto [node, parent] = waiting.back();
+            waiting.pop_back();
+            View view{node, &name_space, parent, {}};
+            for (const Receipt* receipt = node->first_receipt; receipt; receipt = receipt->next) {
+                view.receipts.push_back(receipt->id);
+            }
+            for (auto child = node->children.rbegin(); child != node->children.rend(); ++child) {
+                waiting.emplace_back(*child, static_cast<int64_t>(views.size()));
+            }
+            views.push_back(std::move(view));
+        }
+    }
+    return views;
+}
+
+}  // namespace aioserve

@@ -1,0 +1,185 @@
+// Which runs of tokens have their KV in pages: a compressed radix tree per namespace.
+//
+// Knows token ids, page numbers and step numbers. Knows nothing of tensors, Python, clocks or
+// threads: one caller at a time.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "pool/page_pool.h"
+#include "tree/node.h"
+#include "tree/strategy.h"
+
+namespace aioserve {
+
+// The caller broke the tree's rules, or the tree's books don't balance: a bug.
+class TreeError : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+// The tree of RadixAttention (Zheng et al., arXiv 2312.07104, section 3.1) over the pages of
+// PagedAttention (Kwon et al., arXiv 2309.06180), with a second tier on the host:
+//
+//      root of a namespace
+//        |
+//      [a b c d | e f g h]  pages 3, 7             device, 2 receipts pass through
+//        |            \                            .
+//      [i j k l]     [m n o p | q r s t]           device leaf: evicted page by page from its end
+//        |  ^ receipt     \                        .
+//        .               [u v w x]  host page 0    below a host node all is on the host
+//
+// Invariants, which `sanity_check` recounts:
+//   - A node holds whole pages, at least one, and is wholly on the device or wholly on the host; a
+//     root holds none and lives while it has children or receipts.
+//   - Siblings differ within their first page.
+//   - The tree has one reference to each page in it. A page with further holders is locked by them.
+//   - A receipt locks every node from the root to the node at whose end it ends. A split makes a
+//     new upper node with the locks and the use of the lower, which keeps its identity and receipts.
+//   - A node is no younger than those below it, and was used no earlier and no less often.
+//   - Listed for eviction is exactly what has no locks and no child in its tier.
+//
+// Nodes are a compression and nothing else: pages are used, locked, moved and evicted as if each
+// had a node of its own. Where an only child agrees with its parent in tier, locks and strategy key,
+// the two are merged, so that chains don't grow with the chunks that made them.
+//
+// Every operation either happens whole or throws and changes nothing.
+class PrefixTree {
+  public:
+    static constexpr ReceiptId kNoReceipt = -1;
+    static constexpr Page kNoPage = -1;
+
+    struct Match {
+        ReceiptId receipt = kNoReceipt;
+        int64_t num_device_pages = 0;
+        int64_t num_host_pages = 0;
+        Page tail_page = kNoPage;
+        int64_t tail_tokens = 0;
+        ReceiptId tail_receipt = kNoReceipt;
+    };
+    struct Found {
+        int64_t num_device_pages = 0;
+        int64_t num_host_pages = 0;
+    };
+    struct Evicted {
+        int64_t count = 0;               // of device pages
+        std::vector<Page> device_pages;  // those whose KV moves to `host_pages`
+        std::vector<Page> host_pages;
+    };
+    struct Shortened {
+        ReceiptId receipt;
+        int64_t num_pages;  // that it still covers
+    };
+    // A node as `walk` shows it.
+    struct View {
+        const Node* node;
+        const std::string* name_space;
+        int64_t parent;  // its place in the walk, -1 of a root
+        std::vector<ReceiptId> receipts;
+    };
+
+    // Both pools must outlive the tree's use; `host_pool` may be null.
+    PrefixTree(PagePool& pool, PagePool* host_pool, std::string_view strategy);
+
+    // Writes the matched pages to `pages`, which has room for all whole pages of `tokens`.
+    Match match(std::string_view name_space, std::span<const Token> tokens, bool partial,
+                std::span<Page> pages);
+    Found peek(std::string_view name_space, std::span<const Token> tokens) const;
+    int64_t insert(ReceiptId receipt, std::span<const Token> tokens, std::span<const Page> pages,
+                   Step step);
+    void promote(ReceiptId receipt, std::span<const Page> pages, Step step);
+    ReceiptId fork(ReceiptId receipt);
+    void release(ReceiptId receipt);
+
+    Evicted evict(int64_t count, Step step);
+    int64_t evict_host(int64_t count);
+    void clear();
+    std::vector<Shortened> withdraw(Step step);
+    std::vector<Shortened> cut(ReceiptId receipt, int64_t num_pages);
+
+    int64_t num_exclusive(ReceiptId receipt) const;
+    int64_t num_pages() const { return tiers_[kDevice].num_pages; }
+    int64_t num_evictable() const { return tiers_[kDevice].num_evictable; }
+    int64_t num_host_pages() const { return tiers_[kHost].num_pages; }
+    int64_t num_host_evictable() const { return tiers_[kHost].num_evictable; }
+    int64_t num_nodes() const { return static_cast<int64_t>(nodes_.size()); }
+    int64_t num_receipts() const { return static_cast<int64_t>(receipts_.size()); }
+
+    // Parents before their children, siblings in order.
+    std::vector<View> walk() const;
+    // Recounts everything; throws with every term that is off.
+    void sanity_check() const;
+
+  private:
+    using Key = EvictionStrategy::Key;
+    using Order = std::set<std::pair<Key, Node*>>;
+
+    struct TierBooks {
+        PagePool* pool;
+        std::vector<uint8_t> in_tree;  // by page
+        Order order;
+        int64_t num_pages = 0;
+        int64_t num_evictable = 0;  // on nodes without locks
+    };
+
+    // prefix_tree.cpp
+    Receipt& receipt_of(ReceiptId receipt, const char* operation);
+    const Receipt& receipt_of(ReceiptId receipt, const char* operation) const;
+    Node* root_of(std::string_view name_space);
+    Node* child_of(const Node& node, std::span<const Token> tokens) const;
+    Node* find_tail(const Node& node, std::span<const Token> tokens, size_t& num_tokens) const;
+    size_t common_pages(const Node& node, std::span<const Token> tokens) const;
+    void count_hit(Node* node);
+    ReceiptId give_receipt(Node* end);
+    void use_path(Node* end);
+    void claim(std::span<const Page> pages, const char* operation);
+
+    // shape.cpp: what keeps the books while nodes change
+    Node* add_node();
+    void delete_node(Node* node);
+    void lock(Node* node);
+    void unlock(Node* node);
+    void list_or_unlist(Node* node);
+    void count_pages(const Node& node, int64_t sign, size_t num_pages);
+    void attach(Node* parent, Node* node);
+    Node* detach(Node* node);
+    void move_end(Receipt& receipt, Node* end);
+    void unlink(Receipt& receipt);
+    Node* split(Node* node, size_t num_pages);
+    bool can_merge(const Node* parent) const;
+    Node* merge_upwards(Node* node);
+    Node* remove_if_empty(Node* root);
+    void let_go(Node* node, size_t from, Step last_step);
+    void move_to(Node* node, Tier tier, std::span<const Page> pages, Step step, Step last_step);
+    Node* drop(Node* node, size_t from, std::vector<ReceiptId>& moved);
+
+    // evict.cpp
+    void drop_tail(Node* leaf, size_t num_pages);
+    size_t make_room(const Key& key, size_t wanted);
+    void demote(Node* leaf, size_t num_pages, Step step, Evicted& evicted);
+    void forget_overwritten(Evicted& evicted);
+    void drop_and_list(Node* node, size_t from, int64_t num_pages, std::vector<Shortened>& list);
+
+    size_t page_size_;
+    std::unique_ptr<EvictionStrategy> strategy_;
+    std::array<TierBooks, 2> tiers_;
+    int64_t now_ = 0;  // ticks with every match, insert and release
+    ReceiptId next_receipt_ = 0;
+    std::vector<std::unique_ptr<Node>> nodes_;
+    std::map<std::string, Node*, std::less<>> roots_;
+    std::unordered_map<ReceiptId, Receipt> receipts_;
+};
+
+}  // namespace aioserve

@@ -1,0 +1,234 @@
+// How nodes come, go, split and merge, and how the books follow.
+
+#include <utility>
+
+#include "tree/prefix_tree.h"
+
+namespace aioserve {
+
+Node* PrefixTree::add_node() {
+    nodes_.push_back(std::make_unique<Node>(page_size_));
+    Node* node = nodes_.back().get();
+    node->index = nodes_.size() - 1;
+    return node;
+}
+
+void PrefixTree::delete_node(Node* node) {
+    const size_t index = node->index;
+    if (index + 1 < nodes_.size()) {
+        nodes_[index] = std::move(nodes_.back());
+        nodes_[index]->index = index;
+    }
+    nodes_.pop_back();
+}
+
+void PrefixTree::count_pages(const Node& node, int64_t sign, size_t num_pages) {
+    TierBooks& books = tiers_[node.tier];
+    const int64_t change = sign * static_cast<int64_t>(num_pages);
+    books.num_pages += change;
+    if (node.num_locks == 0) books.num_evictable += change;
+}
+
+void PrefixTree::list_or_unlist(Node* node) {
+    const bool childless =
+        node->tier == kDevice ? node->num_device_children == 0 : node->children.empty();
+    const bool listed = childless && node->num_locks == 0 && !node->is_root();
+    if (listed == node->in_order) return;
+    const std::pair<Key, Node*> entry(strategy_->key(node->use), node);
+    if (listed) {
+        tiers_[node->tier].order.insert(entry);
+    } else {
+        tiers_[node->tier].order.erase(entry);
+    }
+    node->in_order = listed;
+}
+
+void PrefixTree::lock(Node* node) {
+    if (node->num_locks++ > 0) return;
+    tiers_[node->tier].num_evictable -= static_cast<int64_t>(node->pages.size());
+    if (node->in_order) list_or_unlist(node);
+}
+
+void PrefixTree::unlock(Node* node) {
+    if (--node->num_locks > 0) return;
+    tiers_[node->tier].num_evictable += static_cast<int64_t>(node->pages.size());
+    list_or_unlist(node);
+}
+
+void PrefixTree::attach(Node* parent, Node* node) {
+    node->parent = parent;
+    parent->children.insert(node);
+    if (node->tier == kDevice) ++parent->num_device_children;
+    list_or_unlist(parent);
+}
+
+// Returns the parent, or null if it was a root and went too.
+Node* PrefixTree::detach(Node* node) {
+    Node* parent = node->parent;
+    parent->children.erase(node);
+    if (node->tier == kDevice) --parent->num_device_children;
+    if (parent->is_root()) return remove_if_empty(parent);
+    list_or_unlist(parent);
+    return parent;
+}
+
+Node* PrefixTree::remove_if_empty(Node* root) {
+    if (!root->children.empty() || root->first_receipt != nullptr) return root;
+    roots_.erase(roots_.find(*root->name_space));
+    delete_node(root);
+    return nullptr;
+}
+
+void PrefixTree::unlink(Receipt& receipt) {
+    (receipt.previous ? receipt.previous->next : receipt.end->first_receipt) = receipt.next;
+    if (receipt.next) receipt.next->previous = receipt.previous;
+    receipt.previous = receipt.next = nullptr;
+}
+
+void PrefixTree::move_end(Receipt& receipt, Node* end) {
+    if (receipt.end) unlink(receipt);
+    receipt.end = end;
+    receipt.next = end->first_receipt;
+    if (receipt.next) receipt.next->previous = &receipt;
+    end->first_receipt = &receipt;
+}
+
+// `node` keeps what follows its first `num_pages` pages; returns the new node above, with these.
+Node* PrefixTree::split(Node* node, size_t num_pages) {
+    Node* upper = add_node();
+    Node* parent = node->parent;
+    auto place = parent->children.extract(node);
+    const auto tokens_cut = node->tokens.begin() + static_cast<int64_t>(num_pages * page_size_);
+    const auto pages_cut = node->pages.begin() + static_cast<int64_t>(num_pages);
+    const auto steps_cut = node->steps.begin() + static_cast<int64_t>(num_pages);
+    std::vector<Token> lower_tokens(tokens_cut, node->tokens.end());
+    std::vector<Page> lower_pages(pages_cut, node->pages.end());
+    std::vector<Step> lower_steps(steps_cut, node->steps.end());
+    node->tokens.erase(tokens_cut, node->tokens.end());
+    node->pages.erase(pages_cut, node->pages.end());
+    node->steps.erase(steps_cut, node->steps.end());
+    upper->tokens = std::exchange(node->tokens, std::move(lower_tokens));
+    upper->pages = std::exchange(node->pages, std::move(lower_pages));
+    upper->steps = std::exchange(node->steps, std::move(lower_steps));
+    upper->tier = node->tier;
+    upper->use = node->use;
+    upper->num_locks = node->num_locks;
+    upper->parent = parent;
+    place.value() = upper;
+    parent->children.insert(std::move(place));
+    node->parent = upper;
+    upper->children.insert(node);
+    if (node->tier == kDevice) upper->num_device_children = 1;
+    return upper;
+}
+
+// Whether `parent` and its only child can be one node. A receipt that ends at `parent` shows as a
+// difference of locks.
+bool PrefixTree::can_merge(const Node* parent) const {
+    if (parent->is_root() || parent->children.size() != 1) return false;
+    const Node* child = *parent->children.begin();
+    return child->tier == parent->tier && child->num_locks == parent->num_locks &&
+           strategy_->key(child->use) == strategy_->key(parent->use);
+}
+
+// Takes the nodes right above `node` into it where they can be merged; returns the next above.
+Node* PrefixTree::merge_upwards(Node* node) {
+    Node* top = node;
+    while (can_merge(top->parent)) top = top->parent;
+    Node* parent = top->parent;
+    if (top == node) return parent;
+    auto place = parent->children.extract(top);
+    for (Node* next = top; next != node;) {
+        Node* gone = next;
+        next = *next->children.begin();
+        top->tokens.insert(top->tokens.end(), next->tokens.begin(), next->tokens.end());
+        top->pages.insert(top->pages.end(), next->pages.begin(), next->pages.end());
+        top->steps.insert(top->steps.end(), next->steps.begin(), next->steps.end());
+        if (gone != top) delete_node(gone);
+    }
+    node->tokens = std::move(top->tokens);
+    node->pages = std::move(top->pages);
+    node->steps = std::move(top->steps);
+    node->use = top->use;
+    node->parent = parent;
+    delete_node(top);
+    place.value() = node;
+    parent->children.insert(std::move(place));
+    return parent;
+}
+
+// The tree's references to the pages of `node` past the first `from` end here.
+void PrefixTree::let_go(Node* node, size_t from, Step last_step) {
+    TierBooks& books = tiers_[node->tier];
+    const std::span<const Page> pages = std::span<const Page>(node->pages).subspan(from);
+    books.pool->release(pages, last_step);
+    for (const Page page : pages) books.in_tree[static_cast<size_t>(page)] = 0;
+    count_pages(*node, -1, pages.size());
+}
+
+// Puts the run of `node` into `pages` of the other tier, references to which the caller hands over.
+void PrefixTree::move_to(Node* node, Tier tier, std::span<const Page> pages, Step step,
+                         Step last_step) {
+    if (node->in_order) {
+        tiers_[node->tier].order.erase({strategy_->key(node->use), node});
+        node->in_order = false;
+    }
+    let_go(node, 0, last_step);
+    node->tier = tier;
+    node->pages.assign(pages.begin(), pages.end());
+    node->steps.assign(pages.size(), step);
+    for (const Page page : pages) tiers_[tier].in_tree[static_cast<size_t>(page)] = 1;
+    count_pages(*node, 1, pages.size());
+    node->parent->num_device_children += tier == kDevice ? 1 : -1;
+    list_or_unlist(node);
+    list_or_unlist(node->parent);
+}
+
+// Drops the pages of `node` from number `from` on, and all below. Receipts that ended there end
+// above now, and are added to `moved`. Returns the node at whose end the path now ends, null if its
+// namespace is gone.
+Node* PrefixTree::drop(Node* node, size_t from, std::vector<ReceiptId>& moved) {
+    Node* end = from > 0 ? node : node->parent;
+    if (from > 0) {
+        for (const Receipt* receipt = node->first_receipt; receipt; receipt = receipt->next) {
+            moved.push_back(receipt->id);
+        }
+    }
+    const auto end_above = [&](Node* gone) {
+        while (gone->first_receipt != nullptr) {
+            moved.push_back(gone->first_receipt->id);
+            move_end(*gone->first_receipt, end);
+        }
+    };
+    std::vector<Node*> below(node->children.begin(), node->children.end());
+    for (size_t i = 0; i < below.size(); ++i) {
+        below.insert(below.end(), below[i]->children.begin(), below[i]->children.end());
+    }
+    const auto unlist = [&](Node* gone) {
+        if (gone->in_order) tiers_[gone->tier].order.erase({strategy_->key(gone->use), gone});
+        gone->in_order = false;
+    };
+    for (Node* gone : below) {
+        end_above(gone);
+        unlist(gone);
+        let_go(gone, 0, PagePool::kNoStep);
+        delete_node(gone);
+    }
+    node->children.clear();
+    node->num_device_children = 0;
+    let_go(node, from, PagePool::kNoStep);
+    if (from > 0) {
+        node->tokens.resize(from * page_size_);
+        node->pages.resize(from);
+        node->steps.resize(from);
+        list_or_unlist(node);
+        return node;
+    }
+    end_above(node);
+    unlist(node);
+    Node* parent = detach(node);
+    delete_node(node);
+    return parent;
+}
+
+}  // namespace aioserve
