@@ -133,9 +133,10 @@ async def test_a_fork_obeys_its_own_parameters():
 @pytest.mark.asyncio
 async def test_a_row_that_cannot_be_sampled_fails_its_forks_and_nobody_else():
     bad = [item(0, 3, [VOCAB_SIZE - 1]), item(1, 4, [])]
-    (outcome,) = await run(StepPlan(1, (item(2, 3, [9]), *bad, item(3, 3, [10]))))
-    assert sorted(outcome.row_errors) == [1, 2]
-    assert (outcome.token_ids[0], outcome.token_ids[3]) == (10, 11)
+    chunk = item(4, 0, [6, 7], None)
+    (outcome,) = await run(StepPlan(1, (chunk, item(2, 3, [9]), *bad, item(3, 3, [10]))))
+    assert sorted(outcome.row_errors) == [2, 3]
+    assert (outcome.token_ids[1], outcome.token_ids[4]) == (10, 11)
 
 
 @pytest.mark.asyncio

@@ -1,0 +1,78 @@
+"""Drives a real model by step plans: through the runner of the CPU, with the logits to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from aioserve.execution.cpu import CpuRunner
+from aioserve.execution.plan import PageCopy, StepPlan, WorkItem
+from aioserve.models.batch import ForwardBatch
+from aioserve.models.decoder import Decoder
+from aioserve.ops import KVCache
+from aioserve.request import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+NUM_SLOTS = 32
+
+
+class PlannedRun:
+    """A runner over KV caches that begin as NaN, so that reading what nobody wrote shows."""
+
+    def __init__(
+        self, decoder: Decoder, page_size: int, *, num_pages: int = 256, num_host_pages: int = 256
+    ) -> None:
+        self.page_size = page_size
+        self.cache = _poisoned(decoder, num_pages, page_size)
+        self.host_cache = _poisoned(decoder, num_host_pages, page_size)
+        self._model = _Recorder(decoder)
+        self._runner = CpuRunner(
+            cast(Any, self._model),
+            self.cache,
+            host_cache=self.host_cache,
+            num_slots=NUM_SLOTS,
+            name="parity",
+        )
+        self._step = 0
+
+    async def __aenter__(self) -> PlannedRun:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._runner.aclose()
+
+    async def step(
+        self, items: Sequence[WorkItem], copies: Sequence[PageCopy] = ()
+    ) -> torch.Tensor:
+        """Run one step; return the logits of each item, float32 [len(items), vocab]."""
+        self._step += 1
+        await self._runner.launch(StepPlan(self._step, tuple(items), copies=tuple(copies)))
+        return self._model.logits
+
+
+def item(
+    slot: int, start: int, token_ids: Sequence[int], pages: Sequence[int], *, seed: int = 0
+) -> WorkItem:
+    """Compute `token_ids` from position `start`, and sample."""
+    table = np.array(pages, np.int32)
+    return WorkItem(slot, 0, slot, start, len(token_ids), token_ids, table, GREEDY, seed)
+
+
+class _Recorder:
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.ops = decoder.ops
+        self.logits = torch.empty(0)
+
+    def forward(self, batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
+        self.logits = self._decoder.forward(batch, kv)
+        return self.logits
+
+
+def _poisoned(decoder: Decoder, num_pages: int, page_size: int) -> KVCache:
+    cache = decoder.new_cache(num_pages, page_size)
+    cache.storage.fill_(float("nan"))
+    return cache
