@@ -51,6 +51,8 @@ class Submission(msgspec.Struct):
     prompt_ids: npt.NDArray[np.int32]
     params: SamplingParams
     seed: int
+    namespace: bytes
+    """Requests share cached pages within one namespace alone."""
     end_ids: frozenset[int]
     max_length: int
     assemblers: tuple[TextAssembler, ...]

@@ -173,18 +173,21 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        cache_salt: str | None = None,
     ) -> TokenStream:
         """Submit a request and return its stream at once.
 
         `prompt` is text, token ids, or chat messages (dicts with "role" and "content") for a model
         with a chat template. Without `params` the model is sampled as its makers say in
-        generation_config.json, greedily if they say nothing, until it ends by itself.
+        generation_config.json, greedily if they say nothing, until it ends by itself. Requests
+        share cached prefixes only with others of the same `cache_salt` (1 to 256 characters).
 
         Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
-        `DuplicateRequestError`, `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What
-        only encoding the prompt can show is raised by the first read of the stream instead.
+        `DuplicateRequestError`, `InvalidRequestError` for a bad id or salt, `QueueFullError`,
+        `EngineClosedError` and `WrongLoopError`. What only encoding the prompt can show is raised
+        by the first read of the stream instead.
         """
-        return TokenStream(self._usable().intake.submit(prompt, params, request_id))
+        return TokenStream(self._usable().intake.submit(prompt, params, request_id, cache_salt))
 
     async def generate(
         self,
@@ -192,9 +195,12 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        cache_salt: str | None = None,
     ) -> Completion:
         """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
-        async with self.stream(prompt, params, request_id=request_id) as stream:
+        async with self.stream(
+            prompt, params, request_id=request_id, cache_salt=cache_salt
+        ) as stream:
             tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
             async for token in stream:
                 tokens[token.sample].append(token)

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +32,7 @@ from aioserve.errors import (
     RequestFailedError,
 )
 from aioserve.execution.runner import LoadedModel
+from aioserve.kv.namespace import namespace_key
 from aioserve.request import FinishReason, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.chat import validate_messages
@@ -47,8 +49,18 @@ MAX_CHARS_PER_TOKEN = 128
 has tokens that long on average."""
 ENCODER_THREADS = 2
 MAX_REQUEST_ID_CHARS = 256
+MAX_CACHE_SALT_CHARS = 256
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
+
+
+class _Checked(msgspec.Struct, frozen=True):
+    """A request that passed the checks at the edge; its prompt may still have to be encoded."""
+
+    mailbox: Mailbox
+    params: SamplingParams
+    seed: int
+    namespace: bytes
 
 
 class Intake:
@@ -70,12 +82,17 @@ class Intake:
         return encoding + self._core.num_waiting
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        cache_salt: str | None,
     ) -> Mailbox:
         """Check and queue a request. Raises what `Engine.stream` says, and has then changed
         nothing."""
         params = self._checked_params(params)
         request_id = self._checked_request_id(request_id)
+        namespace = self._checked_namespace(cache_salt)
         if self.num_waiting >= self._config.max_waiting:
             raise QueueFullError(
                 f"{self.num_waiting} requests wait; max_waiting is {self._config.max_waiting}"
@@ -88,16 +105,15 @@ class Intake:
         mailbox = Mailbox(
             request_id, self._loop, self._core.owner, self._config.max_buffered_tokens, params.n
         )
+        request = _Checked(mailbox, params, seed, namespace)
         if isinstance(text_or_ids, np.ndarray):
-            self._queue(mailbox, text_or_ids, params, seed)
+            self._queue(request, text_or_ids)
         elif isinstance(text_or_ids, str) and len(text_or_ids) <= INLINE_CHARS:
             with _failing(mailbox):
-                self._queue_encoded(mailbox, self._encode(text_or_ids), params, seed)
+                self._queue_encoded(request, self._encode(text_or_ids))
         else:
             # A task, so that it runs in the caller's context.
-            task = self._loop.create_task(
-                self._encode_in_thread(mailbox, text_or_ids, params, seed)
-            )
+            task = self._loop.create_task(self._encode_in_thread(request, text_or_ids))
             self._encoding[mailbox] = task
             # Not in the task: one that is cancelled before it starts runs none of its code.
             task.add_done_callback(lambda task: self._encoded(mailbox, task))
@@ -146,6 +162,16 @@ class Intake:
         if self._core.is_live(request_id) or request_id in encoding:
             raise DuplicateRequestError(f"a live request has the id {request_id!r}")
         return request_id
+
+    def _checked_namespace(self, cache_salt: str | None) -> bytes:
+        if cache_salt is not None and (
+            not isinstance(cache_salt, str) or not 1 <= len(cache_salt) <= MAX_CACHE_SALT_CHARS
+        ):
+            raise InvalidRequestError(
+                f"cache_salt must be a str of 1 to {MAX_CACHE_SALT_CHARS} characters, "
+                f"got {cache_salt!r}"
+            )
+        return namespace_key(salt=cache_salt)
 
     def _checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
         """Token ids as an int32 array; text and messages as they are, not empty."""
@@ -205,16 +231,16 @@ class Intake:
 
     # -- encoding
 
-    async def _encode_in_thread(
-        self, mailbox: Mailbox, prompt: Any, params: SamplingParams, seed: int
-    ) -> None:
+    async def _encode_in_thread(self, request: _Checked, prompt: Any) -> None:
+        mailbox = request.mailbox
+
         def encode_if_wanted() -> list[int]:
             return [] if mailbox.finish_reason is not None else self._encode(prompt)
 
         with _failing(mailbox):
             ids = await anyio.to_thread.run_sync(encode_if_wanted, limiter=self._threads)
             if mailbox.finish_reason is None:
-                self._queue_encoded(mailbox, ids, params, seed)
+                self._queue_encoded(request, ids)
 
     def _encoded(self, mailbox: Mailbox, task: asyncio.Task[None]) -> None:
         del self._encoding[mailbox]
@@ -228,18 +254,14 @@ class Intake:
             return tokenizer.encode(prompt)
         return tokenizer.encode(template.render(prompt), add_special_tokens=False)
 
-    def _queue_encoded(
-        self, mailbox: Mailbox, ids: list[int], params: SamplingParams, seed: int
-    ) -> None:
+    def _queue_encoded(self, request: _Checked, ids: list[int]) -> None:
         if not ids:
             raise InvalidPromptError("prompt must not be empty, got a text without tokens")
-        self._queue(mailbox, self._checked_ids(ids), params, seed)
+        self._queue(request, self._checked_ids(ids))
 
-    def _queue(
-        self, mailbox: Mailbox, ids: npt.NDArray[np.int32], params: SamplingParams, seed: int
-    ) -> None:
-        limits = self._model.limits
-        mailbox.prompt_tokens = len(ids)
+    def _queue(self, request: _Checked, ids: npt.NDArray[np.int32]) -> None:
+        limits, params = self._model.limits, request.params
+        request.mailbox.prompt_tokens = len(ids)
         max_length = limits.max_model_len
         if params.max_tokens is not None:
             max_length = min(max_length, len(ids) + params.max_tokens)
@@ -247,7 +269,18 @@ class Intake:
         if not params.ignore_eos:
             end_ids |= limits.eos_token_ids
         assemblers = tuple(TextAssembler(self._model.tokenizer, params) for _ in range(params.n))
-        self._core.submit(Submission(mailbox, ids, params, seed, end_ids, max_length, assemblers))
+        self._core.submit(
+            Submission(
+                mailbox=request.mailbox,
+                prompt_ids=ids,
+                params=params,
+                seed=request.seed,
+                namespace=request.namespace,
+                end_ids=end_ids,
+                max_length=max_length,
+                assemblers=assemblers,
+            )
+        )
 
 
 @contextmanager

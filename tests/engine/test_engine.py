@@ -240,6 +240,15 @@ async def test_request_ids_are_exact_and_unique_among_live_requests():
                 engine.stream(PROMPT, request_id=bad)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("salt", ["", "x" * 257, 5, b"tenant"])
+@pytest.mark.asyncio
+async def test_a_bad_cache_salt_is_refused_at_once(salt):
+    async with Engine(slow_model()) as engine:
+        with pytest.raises(InvalidRequestError, match="cache_salt must be a str of 1 to 256"):
+            engine.stream(PROMPT, cache_salt=salt)
+        assert engine.stats().num_waiting == 0
+
+
 @pytest.mark.asyncio
 async def test_a_full_queue_refuses_the_next_request():
     async with Engine(slow_model(), max_num_seqs=1, max_waiting=2) as engine:
