@@ -16,6 +16,7 @@ from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
 from aioserve.testing.faults import Fault, Faults, PlantedError, random_step_seconds
 from aioserve.testing.invariants import check_invariants, scribble_free_pages
 from aioserve.testing.sim_loop import DeadlockError, SimLoop, SimulationError, simulate
+from aioserve.testing.witness import Witness
 
 __all__ = [
     "DeadlockError",
@@ -27,6 +28,7 @@ __all__ = [
     "PlantedError",
     "SimLoop",
     "SimulationError",
+    "Witness",
     "byte_tokenizer",
     "check_invariants",
     "expected_tokens",

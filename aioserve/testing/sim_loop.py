@@ -126,8 +126,10 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         self.rounds += 1
         if self.rounds > self._max_rounds:
+            # What tidies up after the error has as many.
+            self._max_rounds += self.rounds
             raise SimulationError(
-                f"not done after {self._max_rounds} rounds, at {self._now_seconds:g} s of virtual "
+                f"not done after {self.rounds - 1} rounds, at {self._now_seconds:g} s of virtual "
                 f"time; {self._where_tasks_wait()}"
             )
         self._wait_for_threads()

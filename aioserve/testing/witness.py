@@ -1,0 +1,137 @@
+"""Reads streams of an engine with a `FakeModel`, and notes whatever breaks their contract."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from aioserve.engine.engine import Engine
+from aioserve.engine.stream import TokenStream
+from aioserve.errors import AioserveError
+from aioserve.request import FinishReason, SamplingParams
+from aioserve.testing.fake_device import expected_tokens
+
+__all__ = ["Witness"]
+
+BY_ITSELF = (FinishReason.LENGTH, FinishReason.STOP)
+
+
+class Witness:
+    """The contract: tokens are those of `expected_tokens`, in order; then comes exactly one end,
+    and nothing after it. `check` raises AssertionError if it was broken."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.ends: Counter[str] = Counter()
+        """How requests ended: a finish reason, the name of an error, "left" or "cancelled"."""
+        self.wrong_tokens: list[str] = []
+        self.wrong_ends: list[str] = []
+        """Requests with no end, with two, or with tokens after it."""
+        self.num_open = 0
+        """Requests whose readers haven't come to an end."""
+
+    def check(self) -> None:
+        """Raise unless every request read so far had the right tokens and one end."""
+        problems = [*self.wrong_tokens, *self.wrong_ends]
+        if self.num_open:
+            problems.append(f"{self.num_open} requests have no end")
+        if problems:
+            raise AssertionError(f"{len(problems)} faults: " + "; ".join(problems[:8]))
+
+    async def read(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        leave_after: int | None = None,
+        pause_seconds: Callable[[int], float] = lambda num_tokens: 0.0,
+        request_id: str | None = None,
+    ) -> str:
+        """Submit a request and read it to its end, or until `leave_after` tokens came; how it
+        ended. `pause_seconds(n)` is how long to sleep after the n-th token. `params` must have a
+        seed."""
+        try:
+            stream = self.engine.stream(prompt, params, request_id=request_id)
+        except AioserveError as error:
+            return self._ended(type(error).__name__)
+        answers: list[list[int]] = [[] for _ in range(params.n)]
+        self.num_open += 1
+        end = "left"
+        num_tokens = 0
+        try:
+            while leave_after is None or num_tokens < leave_after:
+                token = await anext(stream, None)
+                if token is None:
+                    end = stream.finish_reason or "no end"
+                    break
+                answers[token.sample].append(token.id)
+                num_tokens += 1
+                if token.index != len(answers[token.sample]) - 1:
+                    self.wrong_tokens.append(f"{stream!r}: {token} is out of order")
+                if seconds := pause_seconds(num_tokens):
+                    await asyncio.sleep(seconds)
+        except AioserveError as error:
+            end = type(error).__name__
+        except asyncio.CancelledError:
+            end = "cancelled"
+            raise
+        finally:
+            # Before anything is awaited: the reader may be cancelled.
+            stream.close()
+            self.num_open -= 1
+            self._ended(end)
+            self._check_tokens(stream, end, prompt, params, answers)
+            self._check_end(stream, end)
+        return end
+
+    def _ended(self, how: str) -> str:
+        self.ends[how] += 1
+        return how
+
+    def _check_tokens(
+        self,
+        stream: TokenStream,
+        end: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        answers: list[list[int]],
+    ) -> None:
+        prompt_ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
+        most = self.engine.limits.max_model_len - len(prompt_ids)
+        if params.max_tokens is not None:
+            most = min(most, params.max_tokens)
+        for sample, answer in enumerate(answers):
+            seed = ((params.seed or 0) + sample) % 2**64
+            if answer != expected_tokens(prompt_ids, len(answer), seed):
+                self.wrong_tokens.append(f"{stream!r}: sample {sample} has wrong tokens")
+            whole = end in BY_ITSELF and stream.finish_reasons[sample] is FinishReason.LENGTH
+            if len(answer) > most or (whole and len(answer) < most):
+                self.wrong_tokens.append(
+                    f"{stream!r}: sample {sample} has {len(answer)} of {most} tokens"
+                )
+
+    def _check_end(self, stream: TokenStream, end: str) -> None:
+        """What comes after the end, read without awaiting: nothing may be left to wait for."""
+        if stream.finish_reason is None or None in stream.finish_reasons:
+            self.wrong_ends.append(f"{stream!r} ended as {end!r} and goes on")
+            return
+        further = [_read_on(stream) for _ in range(3)]
+        # One that left before it read the request's error may still find it.
+        may_begin_with = ("end", "error") if end in ("left", "cancelled") else ("end",)
+        if further[0] not in may_begin_with or further[1:] != ["end", "end"]:
+            self.wrong_ends.append(f"{stream!r} ended as {end!r} and then came {further}")
+
+
+def _read_on(stream: TokenStream) -> str:
+    reading = stream.__anext__()
+    try:
+        reading.send(None)
+    except StopIteration:
+        return "token"
+    except StopAsyncIteration:
+        return "end"
+    except AioserveError:
+        return "error"
+    reading.close()
+    return "nothing"

@@ -1,0 +1,143 @@
+"""Steps that fail, at every place where they can."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from aioserve import Engine, SchedulingPolicy, StepError, Verdict
+from aioserve.testing import FakeModel, Fault, Faults, PlantedError, random_step_seconds
+from tests.faults.harness import SEEDS, STEP_SECONDS, params, run, watched
+
+PROMPTS = [[index] * (5 + 9 * index) for index in range(8)]
+FAILED = {Fault.STEP_RAISES: "StepError", Fault.LAUNCH_RAISES: "StepError"}
+
+
+def model(faults: Faults, **options) -> FakeModel:
+    return FakeModel(step_seconds=lambda plan: STEP_SECONDS, faults=faults, **options)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("fault", [Fault.STEP_RAISES, Fault.LAUNCH_RAISES, Fault.BAD_ROW])
+def test_whichever_step_fails_only_its_requests_end(fault, overlap):
+    """Every step of a run with chunks, preemptions and shared prompts fails once."""
+    ends = set()
+
+    async def main(index: int) -> None:
+        faults = Faults(at={index: fault}, seed=index)
+        options = {"max_num_batched_tokens": 32, "max_num_seqs": 5, "overlap": overlap}
+        async with watched(model(faults, num_pages=16), **options) as witness:
+            reads = [witness.read(prompt, params(24)) for prompt in [*PROMPTS, *PROMPTS[4:]]]
+            await asyncio.gather(*reads)
+            ends.update(witness.ends)
+            failed = witness.ends.total() - witness.ends["length"]
+            assert failed <= (1 if fault is Fault.BAD_ROW else 5)
+            assert await witness.read([1], params()) == "length"
+
+    for index in range(0, 40, 2):
+        run(lambda: main(index), seed=index)  # noqa: B023
+    assert ends == {"length", "RequestFailedError" if fault is Fault.BAD_ROW else "StepError"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_error_of_a_step_is_chained_and_two_steps_in_flight_may_fail(seed):
+    async def main() -> None:
+        faults = Faults(at={5: Fault.STEP_RAISES, 6: Fault.STEP_RAISES})
+        async with watched(model(faults)) as witness:
+            with pytest.raises(StepError) as caught:
+                await witness.engine.generate([1, 2], params())
+            assert isinstance(caught.value.__cause__, PlantedError)
+            assert await witness.read([1, 2], params()) == "length"
+
+    run(main, seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_everything_that_can_fail_fails_at_random(seed):
+    draw = random.Random(seed)
+
+    async def main() -> None:
+        rates = dict.fromkeys(Fault, 0.03)
+        faulty = FakeModel(
+            num_pages=24,
+            step_seconds=random_step_seconds(0.0, 2 * STEP_SECONDS, seed=seed),
+            faults=Faults(rates=rates, seed=seed),
+        )
+        async with watched(faulty, max_num_seqs=6, max_buffered_tokens=8) as witness:
+
+            async def request() -> None:
+                await asyncio.sleep(draw.random())
+                await witness.read(
+                    [draw.randrange(3)] * draw.randint(1, 90),
+                    params(draw.randint(1, 60), seed=draw.randrange(9), n=draw.choice([1, 1, 3])),
+                    leave_after=draw.choice([None, None, 1, 10]),
+                    pause_seconds=lambda count: draw.random() * draw.choice([0, 0, 0, 1]),
+                )
+
+            await asyncio.gather(*(request() for _ in range(60)))
+            assert witness.ends.total() == 60
+
+    run(main, seed)
+
+
+class Raising(SchedulingPolicy):
+    """Each method raises, or answers nonsense, now and then."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+
+    def sane(self, answer, nonsense):
+        chance = self.draw.random()
+        if chance < 0.1:
+            raise RuntimeError("planted")
+        return nonsense if chance < 0.2 else answer
+
+    def order(self, waiting, view):
+        return self.sane(waiting, [*waiting, *waiting, None])
+
+    def admit(self, request, view):
+        return self.sane(Verdict.NOW, "perhaps")
+
+    def chunk(self, request, budget_tokens, view):
+        return self.sane(budget_tokens, -1)
+
+    def victim(self, running, need_pages, view):
+        return self.sane(running[-1], None)
+
+    def arrived(self, requests):
+        self.sane(None, None)
+
+    def step_finished(self, step, tokens):
+        self.sane(None, None)
+
+    def finished(self, requests):
+        self.sane(None, None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_policy_that_raises_in_any_method_costs_no_request(seed):
+    async def main() -> None:
+        options = {"max_num_batched_tokens": 32, "policy": Raising(seed)}
+        async with watched(model(Faults(), num_pages=16), **options) as witness:
+            reads = [witness.read(prompt, params(24)) for prompt in PROMPTS * 2]
+            assert set(await asyncio.gather(*reads)) == {"length"}
+            assert witness.engine.stats().policy_faults_total
+
+    run(main, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_step_that_hangs_shows_in_the_health_of_the_engine(seed):
+    async def main() -> None:
+        faults = Faults(at={3: Fault.SLOW}, slow_seconds=30.0)
+        slow = model(faults)
+        async with Engine(slow, policy=SchedulingPolicy()) as engine:
+            read = asyncio.create_task(engine.generate([1], params()))
+            await asyncio.sleep(20)
+            assert engine.stats().step_age_seconds > 19
+            await read
+            assert engine.stats().step_age_seconds == 0
+
+    run(main, seed)
