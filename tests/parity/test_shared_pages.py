@@ -18,13 +18,13 @@ from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from tests.parity.paged import PagedRun
 from tests.parity.planned import PlannedRun, item
-from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE
+from tests.parity.tiny_models import VOCAB_SIZE
 
 PAGE_SIZES = (1, 2, 16, 64)
-ATTENTION_KINDS = ("llama", "mistral", "qwen3-sliding", "gemma2", "gemma3", "phi3-longrope", "gpt2")
+MODELS = ("llama", "mistral", "qwen3-sliding", "gemma2", "gemma3", "phi3-longrope", "gpt2")
 LONGEST = 200
 
-every_model = pytest.mark.parametrize("model", CONFIGS)
+every_model = pytest.mark.parametrize("model", MODELS)
 page_sizes = pytest.mark.parametrize("page_size", PAGE_SIZES)
 pytestmark = pytest.mark.asyncio
 
@@ -37,9 +37,9 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-@pytest.fixture(scope="module")
-def decoder_of(directory_of) -> Callable[[str], Decoder]:
-    return cache(lambda model: load_model(directory_of(model)))
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def decoder_of(directory_of, request: pytest.FixtureRequest) -> Callable[[str], Decoder]:
+    return cache(lambda model: load_model(directory_of(model), dtype=request.param, ops="native"))
 
 
 def alone(decoder: Decoder, ids: list[int]) -> torch.Tensor:
@@ -79,7 +79,7 @@ class Sequence:
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-@pytest.mark.parametrize("model", ATTENTION_KINDS)
+@every_model
 async def test_what_an_earlier_item_of_the_same_step_writes_may_be_shared(model, decoder_of, data):
     """Any family tree, any chunks: the first sequence is decoded meanwhile, and shares nothing."""
     decoder = decoder_of(model)
