@@ -36,7 +36,8 @@ from aioserve.errors import (
 from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import Runner
 from aioserve.request import FinishReason, SamplingParams, Token
-from aioserve.scheduling.scheduler import Progress, Scheduler
+from aioserve.scheduling.progress import Progress
+from aioserve.scheduling.scheduler import Scheduler
 from aioserve.text.assembler import TextAssembler
 
 __all__ = ["CoreLoop", "Submission"]
@@ -225,17 +226,14 @@ class CoreLoop:
             self._inbox.popleft()
 
     def _register(self, entry: Submission) -> None:
-        sequence_ids = tuple(
-            self.scheduler.submit(
-                entry.mailbox.request_id,
-                entry.prompt_ids,
-                entry.params,
-                seed=(entry.seed + index) % 2**64,
-                end_ids=entry.end_ids,
-                max_length=entry.max_length,
-                now_seconds=self._loop.time(),
-            )
-            for index in range(entry.params.n)
+        sequence_ids = self.scheduler.submit(
+            entry.mailbox.request_id,
+            entry.prompt_ids,
+            entry.params,
+            seed=entry.seed,
+            end_ids=entry.end_ids,
+            max_length=entry.max_length,
+            now_seconds=self._loop.time(),
         )
         request = LiveRequest(entry.mailbox)
         for index, sequence_id in enumerate(sequence_ids):

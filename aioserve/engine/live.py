@@ -15,6 +15,7 @@ from aioserve.errors import ConfigError, EngineClosedError, WrongLoopError
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens
+from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
@@ -36,7 +37,18 @@ class LiveEngine:
                 f"{model.limits.num_pages} pages of {config.page_size} tokens hold {holds}"
             )
         self.scheduler = Scheduler(
-            PagePool(model.limits.num_pages, config.page_size),
+            KVMemory(
+                PagePool(model.limits.num_pages, config.page_size),
+                host_pool=(
+                    PagePool(config.num_host_pages, config.page_size)
+                    if config.num_host_pages
+                    else None
+                ),
+                prefix_caching=config.prefix_caching,
+                partial_page_reuse=config.partial_page_reuse,
+                eviction=config.eviction,
+                preemption=config.preemption,
+            ),
             policy,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -83,17 +95,18 @@ class LiveEngine:
 
     def stats(self) -> EngineStats:
         scheduler, counters = self.scheduler, self.scheduler.counters
-        pool = scheduler.pool
+        memory = scheduler.memory
+        pool, num_cached = memory.pool, memory.num_cached
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=self.intake.num_waiting,
             pages_total=pool.num_pages,
             pages_free=pool.num_free,
             pages_fenced=pool.num_fenced,
-            pages_cached=0,
-            pages_held_by_requests=pool.num_held,
+            pages_cached=num_cached,
+            pages_held_by_requests=pool.num_held - num_cached,
             tokens_prefilled_total=counters.tokens_prefilled,
-            tokens_cached_total=0,
+            tokens_cached_total=memory.counters.tokens_cached,
             tokens_generated_total=counters.tokens_generated,
             preemptions_total=counters.preemptions,
             steps_total=counters.steps,
@@ -114,7 +127,7 @@ class LiveEngine:
                 {"step": plan.step, "requests": len(plan.items), "tokens": plan.num_tokens}
                 for plan in self.core.in_flight
             ],
-            "requests": [_describe(sequence) for sequence in self.scheduler.sequences],
+            "requests": [_describe(sequence) for sequence in self.scheduler.sequences.values()],
         }
 
 

@@ -22,12 +22,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_fenced: int
     """Given back, and free as soon as the step in flight is done."""
     pages_cached: int
-    """Held by the prefix tree alone. This version has none, so 0."""
+    """Held by the prefix tree alone: evicted when requests need them."""
     pages_held_by_requests: int
     tokens_prefilled_total: int
     """Prompt tokens computed, those computed again after a preemption included."""
     tokens_cached_total: int
-    """Prompt tokens taken from the prefix tree instead. This version has none, so 0."""
+    """Prompt tokens taken from the prefix tree instead."""
     tokens_generated_total: int
     preemptions_total: int
     steps_total: int

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from aioserve.scheduling.memory import KVMemory
     from aioserve.scheduling.sequence import SequenceState
 
 __all__ = ["RequestView", "SchedulerView", "SchedulingPolicy", "Verdict"]
@@ -32,10 +33,11 @@ class Verdict(Enum):
 class RequestView:
     """What a policy sees of one request. Read-only; valid until the request has finished."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_memory", "_state")
 
-    def __init__(self, state: SequenceState) -> None:
+    def __init__(self, state: SequenceState, memory: KVMemory) -> None:
         self._state = state
+        self._memory = memory
 
     @property
     def request_id(self) -> str:
@@ -67,18 +69,49 @@ class RequestView:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens whose KV is in pages, launched steps included; 0 after a preemption."""
+        """Tokens whose KV is in the request's pages, launched steps and those found in the cache
+        included; 0 while it waits."""
         return self._state.computed
 
     @property
+    def num_samples(self) -> int:
+        """Answers to one prompt that this request stands for: they run as one until the prompt is
+        computed, and each for itself from then on."""
+        return 1 + len(self._state.unborn)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Leading tokens that need no computing: for a waiting request those found in the prefix
+        cache now, for a running one those found when it began."""
+        state = self._state
+        return self._memory.peek(state) if state.slot < 0 else state.cached
+
+    @property
     def uncached_tokens(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return self._state.remaining
+        """Tokens to compute before the next one can be sampled, the cached ones left out."""
+        state = self._state
+        return state.remaining - (self._memory.peek(state) if state.slot < 0 else 0)
 
     @property
     def pages(self) -> int:
-        """KV pages held."""
+        """KV pages held, shared ones included."""
         return len(self._state.page_table)
+
+    @property
+    def reclaimable_pages(self) -> int:
+        """Pages that nobody else uses: they come back if the request is preempted."""
+        return self._memory.num_reclaimable(self._state)
+
+    @property
+    def lost_tokens(self) -> int:
+        """Computed tokens that no running request shares: they may have to be computed again, or
+        copied back, if the request is preempted."""
+        return self._state.computed - self._memory.num_shared_tokens(self._state)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a launched step works on the request: its pages come back after that step."""
+        return self._state.last_step > self._memory.pool.done_step
 
     @property
     def preemptions(self) -> int:
@@ -107,6 +140,8 @@ class SchedulerView(msgspec.Struct, frozen=True, gc=False):
     page_size: int
     pages_total: int
     pages_free: int
+    pages_cached: int
+    """Held by the prefix cache alone: evicted when a request needs them."""
     pages_fenced: int
     """Given back, and free as soon as the step that may still touch them is done."""
     num_running: int
@@ -135,7 +170,7 @@ class SchedulingPolicy:
         return waiting
 
     def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
-        """Whether a request that would fit may start in this step."""
+        """Whether a request may start in this step. It does if there is memory for it."""
         return Verdict.NOW
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
@@ -153,12 +188,14 @@ class SchedulingPolicy:
 
         `running` holds those that may be preempted: each arrived after the request in need, or
         waits for its own reader. By default the request that loses the least work among those
-        whose pages cover the need; where none covers it, the one with the most pages.
+        whose pages cover the need, and of equal ones one whose pages come back at once; where none
+        covers the need, the one that brings back the most pages.
         """
-        covering = [request for request in running if request.pages >= need_pages]
+        pages = {request: request.reclaimable_pages for request in running}
+        covering = [request for request in running if pages[request] >= need_pages]
         if covering:
-            return min(covering, key=lambda r: (r.computed_tokens, -r.arrival_index))
-        return max(running, key=lambda r: (r.pages, r.arrival_index))
+            return min(covering, key=lambda r: (r.lost_tokens, r.in_flight, -r.arrival_index))
+        return max(running, key=lambda r: (pages[r], r.arrival_index))
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
         """These requests entered the queue since the last step was planned."""

@@ -23,10 +23,14 @@ class OutputReserve:
         self.horizon_tokens = horizon_tokens
 
     def pages_ahead(self, sequence: SequenceState) -> int:
-        """Pages that the sequence may need within the horizon beyond those of its known tokens."""
+        """Pages that the sequence may need within the horizon beyond those of its known tokens.
+
+        Further samples of its prompt will share the full pages, and need their own after those.
+        """
         known = sequence.num_known + sequence.pending
-        ahead = min(known + self.horizon_tokens, sequence.max_length)
-        return pages_for(ahead, self.page_size) - pages_for(known, self.page_size)
+        ahead = pages_for(min(known + self.horizon_tokens, sequence.max_length), self.page_size)
+        forks = len(sequence.unborn) * (ahead - known // self.page_size)
+        return ahead - pages_for(known, self.page_size) + forks
 
     def total(self, sequences: Iterable[SequenceState]) -> int:
         return sum(self.pages_ahead(sequence) for sequence in sequences)

@@ -1,22 +1,29 @@
 """One sequence as the scheduler knows it: what is known, what is computed, which pages it holds.
 
 A sequence has known ids (prompt and generated) and a count `computed` of those whose KV is in its
-pages. Whole prompts, chunks and recomputation after preemption are all "tokens not yet computed".
+pages. Whole prompts, chunks, prefix hits and recomputation after preemption are all "tokens not yet
+computed".
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.page_table import PageTable
+from aioserve.kv.prefix_tree import NO_RECEIPT
 from aioserve.request import FinishReason, SamplingParams
 from aioserve.scheduling.policy import RequestView
 
-__all__ = ["Phase", "SequenceState"]
+if TYPE_CHECKING:
+    from aioserve.scheduling.memory import KVMemory
+
+__all__ = ["NO_SLOT", "Phase", "SequenceState", "SwappedPages"]
 
 NO_SLOT = -1
 
@@ -24,21 +31,38 @@ NO_SLOT = -1
 class Phase(Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    UNBORN = "unborn"
+    """A further sample of a prompt: begins when the first one has computed it."""
     FINISHED = "finished"
 
 
+class SwappedPages(msgspec.Struct, frozen=True, gc=False):
+    """Pages of a preempted sequence that were copied to the host."""
+
+    first: int
+    """Index in the page table of the first of them."""
+    host_page_ids: npt.NDArray[np.int32]
+    computed: int
+    """Tokens computed when they were copied, those of the pages before `first` included."""
+    step: int
+    """Number of the step that copies them."""
+
+
 class SequenceState:
-    """Mutable, and changed by the scheduler alone."""
+    """Mutable, and changed by the scheduler and its memory alone."""
 
     __slots__ = (
         "_known_ids",
         "arrival_processed_tokens",
         "arrival_seconds",
+        "cached",
         "computed",
         "end_ids",
         "epoch",
+        "inherited_step",
         "last_step",
         "max_length",
+        "namespace",
         "num_known",
         "page_table",
         "params",
@@ -46,10 +70,15 @@ class SequenceState:
         "pending",
         "phase",
         "prompt_tokens",
+        "published",
+        "receipt",
         "request_id",
         "seed",
         "sequence_id",
+        "shares_last_page",
         "slot",
+        "swapped",
+        "unborn",
         "view",
     )
 
@@ -63,8 +92,10 @@ class SequenceState:
         seed: int,
         end_ids: frozenset[int],
         max_length: int,
+        namespace: bytes,
         arrival_seconds: float,
         arrival_processed_tokens: int,
+        memory: KVMemory,
     ) -> None:
         self.sequence_id = sequence_id
         self.request_id = request_id
@@ -73,24 +104,41 @@ class SequenceState:
         self.end_ids = end_ids
         self.max_length = max_length
         """Prompt and answer together, in tokens."""
+        self.namespace = namespace
         self.arrival_seconds = arrival_seconds
         self.arrival_processed_tokens = arrival_processed_tokens
         self.prompt_tokens = len(prompt_ids)
         self.num_known = len(prompt_ids)
         self._known_ids = prompt_ids
+        self.unborn: list[SequenceState] = []
+        """Further samples of the prompt, which fork off when it is computed."""
+        self.phase = Phase.WAITING
+        self.epoch = 0
+        self.last_step = NO_STEP
+        """Number of the last step that mentions this sequence; its pages are fenced until then."""
+        self.paused = False
+        """The reader is behind: planned again when it has caught up."""
+        self.swapped: SwappedPages | None = None
+        self.view = RequestView(self, memory)
+        self._begin()
+
+    def _begin(self) -> None:
         self.pending = 0
         """Tokens that launched steps sample and the host has not seen yet."""
         self.computed = 0
         """Tokens whose KV is in pages once every launched step is done."""
         self.page_table = PageTable()
+        self.shares_last_page = False
+        """The last page may be another sample's too: it is copied before it is written."""
+        self.receipt = NO_RECEIPT
+        """The lock on this sequence's path in the prefix tree."""
+        self.published = 0
+        """Pages that the path covers."""
+        self.cached = 0
+        """Leading tokens whose KV came from elsewhere: the prefix tree, the host, or a fork."""
+        self.inherited_step = NO_STEP
+        """Number of the step that was planned when they came."""
         self.slot = NO_SLOT
-        self.epoch = 0
-        self.last_step = NO_STEP
-        """Number of the last step that mentions this sequence; its pages are fenced until then."""
-        self.phase = Phase.WAITING
-        self.paused = False
-        """The reader is behind: planned again when it has caught up."""
-        self.view = RequestView(self)
 
     @property
     def remaining(self) -> int:
@@ -122,9 +170,9 @@ class SequenceState:
 
     def restart(self) -> None:
         """Forget what was computed, after its pages were given back."""
-        self.computed = 0
-        self.pending = 0
+        self._begin()
         self.epoch += 1
-        self.page_table = PageTable()
-        self.slot = NO_SLOT
         self.phase = Phase.WAITING
+
+    def __repr__(self) -> str:
+        return f"sequence {self.sequence_id} ({self.phase.value})"

@@ -1,8 +1,10 @@
-"""The scheduler under every order of events, on a device that notices each wrong page.
+"""The scheduler and its KV memory under every order of events, on a device that notices each wrong
+page.
 
-Steps are launched, run and committed with up to two in flight, while requests come, leave, stall
-and steps fail. After each rule the books must balance; at the end every request must have ended
-with exactly the tokens that its prompt determines.
+Steps are launched, run and committed with up to two in flight, while requests come, fork, leave,
+stall and steps fail, with and without prefix cache, partial pages and host pool. After each rule
+the books must balance; at the end every request must have ended with exactly the tokens that its
+prompt determines.
 """
 
 from __future__ import annotations
@@ -16,15 +18,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aioserve.execution.plan import StepPlan
+from aioserve.execution.plan import CopyKind, StepPlan
 from aioserve.kv.page_pool import PagePool
 from aioserve.request import FinishReason, SamplingParams
+from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
-from aioserve.scheduling.scheduler import Progress, Scheduler
-from aioserve.testing.fake_model import FakeDevice, expected_tokens
+from aioserve.scheduling.progress import Progress
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.testing.fake_device import FakeDevice, expected_tokens
 
 MAX_LENGTH = 48
-PARAMS = SamplingParams(temperature=0.0)
+LONG_PROMPTS = [[(7 * k + i * i) % 256 for i in range(MAX_LENGTH)] for k in range(2)]
+
+
+def prompts():
+    """Prompts that often share a beginning, and sometimes all."""
+    beginning = st.tuples(st.sampled_from(LONG_PROMPTS), st.integers(0, MAX_LENGTH - 4))
+    end = st.lists(st.integers(0, 2), min_size=1, max_size=3)
+    return st.tuples(beginning, end).map(lambda t: [*t[0][0][: t[0][1]], *t[1]])
 
 
 class Whimsical(SchedulingPolicy):
@@ -58,22 +69,49 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 2, 16, 64]),
         spare_pages=st.integers(0, 12),
+        host_pages=st.sampled_from([0, 0, 3, 40]),
         max_num_seqs=st.integers(1, 5),
         budget=st.sampled_from([1, 3, 16, 64]),
         reserve=st.sampled_from([0, 8, 64]),
+        prefix_caching=st.sampled_from([True, True, False]),
+        partial_page_reuse=st.booleans(),
+        eviction=st.sampled_from(["lru", "lfu", "fifo", "slru"]),
+        recompute=st.booleans(),
         whim=st.none() | st.integers(0, 2**16),
     )
-    def start(self, page_size, spare_pages, max_num_seqs, budget, reserve, whim):
+    def start(
+        self,
+        page_size,
+        spare_pages,
+        host_pages,
+        max_num_seqs,
+        budget,
+        reserve,
+        prefix_caching,
+        partial_page_reuse,
+        eviction,
+        recompute,
+        whim,
+    ):
         num_pages = -(-MAX_LENGTH // page_size) + spare_pages
         self.pool = PagePool(num_pages, page_size)
-        self.scheduler = Scheduler(
+        self.host_pool = PagePool(host_pages, page_size) if host_pages else None
+        self.memory = KVMemory(
             self.pool,
+            host_pool=self.host_pool,
+            prefix_caching=prefix_caching,
+            partial_page_reuse=partial_page_reuse,
+            eviction=eviction,
+            preemption="recompute" if recompute or not host_pages else "swap",
+        )
+        self.scheduler = Scheduler(
+            self.memory,
             SchedulingPolicy() if whim is None else Whimsical(whim),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             output_reserve_tokens=reserve,
         )
-        self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots)
+        self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots, host_pages)
         self.in_flight: deque[StepPlan] = deque()
         self.expected: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
@@ -82,23 +120,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
 
     @rule(
-        prompt=st.lists(st.integers(0, 255), min_size=1, max_size=MAX_LENGTH - 1),
+        prompt=prompts(),
         max_tokens=st.integers(1, MAX_LENGTH - 1),
+        n=st.sampled_from([1, 1, 2, 3]),
+        tenant=st.sampled_from([b"", b"", b"x"]),
     )
-    def submit(self, prompt, max_tokens):
+    def submit(self, prompt, max_tokens, n, tenant):
+        n = min(n, self.scheduler.max_num_seqs)
         max_length = min(MAX_LENGTH, len(prompt) + max_tokens)
-        seed = len(self.expected)
-        sequence_id = self.scheduler.submit(
+        seed = 2**64 - 2 + len(self.expected)
+        sequence_ids = self.scheduler.submit(
             f"r{seed}",
             np.array(prompt, np.int32),
-            PARAMS,
-            seed=seed,
+            SamplingParams(temperature=0.0, n=n),
+            seed=seed % 2**64,
             end_ids=frozenset(),
             max_length=max_length,
             now_seconds=self.now,
+            namespace=tenant,
         )
-        self.expected[sequence_id] = expected_tokens(prompt, max_length - len(prompt), seed)
-        self.received[sequence_id] = []
+        for sample, sequence_id in enumerate(sequence_ids):
+            tokens = expected_tokens(prompt, max_length - len(prompt), (seed + sample) % 2**64)
+            self.expected[sequence_id] = tokens
+            self.received[sequence_id] = []
 
     @precondition(lambda self: len(self.in_flight) < 2)
     @rule()
@@ -113,13 +157,58 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.in_flight.append(plan)
 
     def assert_fenced(self, plan: StepPlan) -> None:
-        """No page or slot of a step in flight belongs to someone else in the new step."""
+        """Nothing that a step in flight reads is written by the new step, and no slot of it is
+        somebody else's."""
+        written = self.written_slots(plan)
         for earlier in self.in_flight:
             for item in earlier.items:
+                assert not written & self.token_slots(item, 0, item.start + item.count)
                 for new in plan.items:
                     if (new.sequence_id, new.epoch) != (item.sequence_id, item.epoch):
-                        assert not set(new.page_ids.tolist()) & set(item.page_ids.tolist())
                         assert new.slot != item.slot
+
+    def written_slots(self, plan: StepPlan) -> set[int]:
+        """Places in the KV storage that a step writes: no two items write the same."""
+        slots = [
+            copy.target * self.pool.page_size + offset
+            for copy in plan.copies
+            if copy.kind is not CopyKind.TO_HOST
+            for offset in range(copy.num_tokens)
+        ]
+        items = [
+            slot
+            for item in plan.items
+            for slot in self.token_slots(item, item.start, item.start + item.count)
+        ]
+        assert len(items) == len(set(items)), "two items write one place"
+        return {*slots, *items}
+
+    def token_slots(self, item, start: int, end: int) -> set[int]:
+        size = self.pool.page_size
+        return {int(item.page_ids[p // size]) * size + p % size for p in range(start, end)}
+
+    @rule(
+        prompts=st.lists(prompts(), min_size=2, max_size=5),
+        max_tokens=st.integers(1, MAX_LENGTH - 1),
+        n=st.integers(1, 2),
+        steps=st.integers(1, 30),
+    )
+    def serve(self, prompts, max_tokens, n, steps):
+        """Several requests, and time for them to get in each other's way."""
+        for prompt in prompts:
+            self.submit(prompt=prompt, max_tokens=max_tokens, n=n, tenant=b"")
+        for _ in range(steps):
+            self.advance()
+            self.books_balance()
+
+    def advance(self):
+        if len(self.in_flight) < 2:
+            launched = self.scheduler.launched
+            self.launch()
+            if self.scheduler.launched > launched:
+                return
+        if self.in_flight:
+            self.complete()
 
     @precondition(lambda self: self.in_flight)
     @rule()
@@ -128,9 +217,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.take(self.scheduler.commit(plan, self.device.execute(plan)))
 
     @precondition(lambda self: self.in_flight)
-    @rule()
-    def fail(self):
+    @rule(done=st.integers(0, 20))
+    def fail(self, done):
         plan = self.in_flight.popleft()
+        self.device.execute_in_part(plan, done)
         self.take(self.scheduler.fail(plan, "planted"))
 
     @precondition(lambda self: self.in_flight)
@@ -147,7 +237,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         sequence_id = data.draw(st.sampled_from(self.live()))
         self.scheduler.finish(sequence_id)
         self.scheduler.finish(sequence_id)
-        self.left.add(sequence_id)
+        assert sequence_id not in self.scheduler.sequences
+        self.left |= set(self.live()) - set(self.scheduler.sequences)
+
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data())
+    def preempt(self, data):
+        victim = data.draw(st.sampled_from(self.scheduler.running))
+        self.scheduler.preempt(victim, self.scheduler.launched + 1)
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), paused=st.booleans())
@@ -193,7 +290,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.complete()
         assert not self.live(), "requests that never end"
         self.books_balance()
+        assert self.pool.num_free + self.memory.num_cached == self.pool.num_pages
+        if self.memory.tree is not None:
+            self.memory.tree.clear()
         assert self.pool.num_free == self.pool.num_pages
+        assert self.host_pool is None or self.host_pool.num_free == self.host_pool.num_pages
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60)

@@ -170,11 +170,13 @@ def test_a_policy_orders_sizes_and_admits():
 
 def test_the_default_victim_is_the_one_that_loses_least_among_those_that_suffice():
     class View:
-        def __init__(self, pages, computed_tokens, arrival_index):
-            self.pages, self.computed_tokens = pages, computed_tokens
-            self.arrival_index = arrival_index
+        def __init__(self, pages, lost_tokens, arrival_index, in_flight=True):
+            self.reclaimable_pages, self.lost_tokens = pages, lost_tokens
+            self.arrival_index, self.in_flight = arrival_index, in_flight
 
     small, enough, large = View(1, 4, 3), View(3, 12, 2), View(9, 36, 1)
+    idle = View(3, 12, 0, in_flight=False)
     victim = SchedulingPolicy().victim
     assert victim([large, enough, small], 2, None) is enough  # pyright: ignore[reportArgumentType]
+    assert victim([enough, idle], 2, None) is idle  # pyright: ignore[reportArgumentType]
     assert victim([large, enough, small], 20, None) is large  # pyright: ignore[reportArgumentType]

@@ -2,59 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import PENDING_TOKEN, StepPlan
-from aioserve.kv.page_pool import PagePool
-from aioserve.request import FinishReason, SamplingParams
+from aioserve.execution.plan import PENDING_TOKEN
+from aioserve.request import FinishReason
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
-from aioserve.scheduling.scheduler import Scheduler
-from aioserve.testing.fake_model import FakeDevice
-
-PARAMS = SamplingParams(temperature=0.0)
-
-
-class Bench:
-    """A scheduler and a device, driven by hand."""
-
-    def __init__(self, *, num_pages=64, page_size=4, policy=None, **options):
-        options = {
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 16,
-            "output_reserve_tokens": 0,
-            **options,
-        }
-        self.pool = PagePool(num_pages, page_size)
-        self.scheduler = Scheduler(self.pool, policy or SchedulingPolicy(), **options)
-        self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots)
-
-    def submit(self, prompt_tokens: int, max_tokens: int = 8, *, end_ids=frozenset()) -> int:
-        return self.scheduler.submit(
-            "r",
-            np.arange(prompt_tokens, dtype=np.int32),
-            PARAMS,
-            seed=0,
-            end_ids=end_ids,
-            max_length=prompt_tokens + max_tokens,
-            now_seconds=0.0,
-        )
-
-    def plan(self) -> StepPlan:
-        plan = self.scheduler.plan(0.0)
-        assert plan is not None
-        return plan
-
-    def commit(self, plan: StepPlan):
-        return self.scheduler.commit(plan, self.device.execute(plan))
-
-    def step(self):
-        return self.commit(self.plan())
-
-
-def work(plan: StepPlan) -> list[tuple[int, int, int]]:
-    return [(item.sequence_id, item.start, item.count) for item in plan.items]
+from tests.scheduling.bench import GREEDY, Bench, work
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget():
@@ -65,7 +19,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget():
     assert work(bench.plan()) == [(a, 16, 16)]
     last = bench.plan()
     assert work(last) == [(a, 32, 8)]
-    assert last.items[0].sampling is PARAMS
+    assert last.items[0].sampling is GREEDY
 
 
 def test_decodes_come_before_prompts_and_take_their_token_first():
@@ -285,5 +239,5 @@ def test_a_leaked_page_is_found():
     bench.submit(5)
     bench.step()
     bench.pool.acquire(1)
-    with pytest.raises(InvariantError, match=r"page tables name 2 pages .* the pool holds 3"):
+    with pytest.raises(InvariantError, match=r"page 2 has 1 references .* 0 in page tables"):
         bench.scheduler.sanity_check()

@@ -1,0 +1,33 @@
+"""What a scheduler reports of its sequences."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aioserve.request import FinishReason
+
+__all__ = ["Progress", "SchedulerCounters"]
+
+
+class Progress(msgspec.Struct, frozen=True, gc=False):
+    """What one step brought one sequence: a token, an end, or both."""
+
+    sequence_id: int
+    token_id: int | None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    rejected: bool = False
+    """The policy answered NEVER."""
+
+
+class SchedulerCounters(msgspec.Struct):
+    """Totals since the scheduler was made."""
+
+    steps: int = 0
+    tokens_processed: int = 0
+    tokens_prefilled: int = 0
+    """Prompt tokens computed, those recomputed after a preemption included."""
+    tokens_generated: int = 0
+    preemptions: int = 0
+    """Sequences that gave their pages back to begin again: for others, or since a failed step had
+    written what they shared."""

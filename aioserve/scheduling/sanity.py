@@ -1,0 +1,104 @@
+"""Recounts a scheduler's books: every page, receipt and queue, from the sequences themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import InvariantError
+from aioserve.kv.page_pool import PagePool
+from aioserve.kv.pages import capacity_tokens
+from aioserve.kv.prefix_tree import NO_RECEIPT
+from aioserve.scheduling.sequence import Phase, SequenceState
+
+if TYPE_CHECKING:
+    from aioserve.scheduling.scheduler import Scheduler
+
+__all__ = ["check_books"]
+
+
+def check_books(scheduler: Scheduler) -> None:
+    """Raise `InvariantError` unless every page has exactly the references that page tables, swapped
+    sequences and the prefix tree have to it, and every sequence is in exactly one place."""
+    memory = scheduler.memory
+    memory.sanity_check()
+    sequences = scheduler.sequences.values()
+    nodes = [] if memory.tree is None else memory.tree.walk()
+    _check_references(
+        "device",
+        memory.pool,
+        [
+            *(s.page_table.page_ids for s in sequences),
+            *(n.page_ids for n in nodes if not n.on_host),
+        ],
+    )
+    if memory.host_pool is not None:
+        _check_references(
+            "host",
+            memory.host_pool,
+            [
+                *(s.swapped.host_page_ids for s in sequences if s.swapped is not None),
+                *(n.page_ids for n in nodes if n.on_host),
+            ],
+        )
+    receipts = sorted(s.receipt for s in sequences if s.receipt != NO_RECEIPT)
+    locks = 0 if memory.tree is None else memory.tree.num_receipts
+    if len(receipts) != len(set(receipts)) or len(receipts) != locks:
+        raise InvariantError(
+            f"sequences have receipts {receipts}, the prefix tree gave out {locks}"
+        )
+    _check_queues(scheduler)
+    for sequence in sequences:
+        _check_sequence(sequence, memory.page_size)
+
+
+def _check_references(
+    where: str, pool: PagePool, holders: Iterable[Sequence[int] | npt.NDArray[np.int32]]
+) -> None:
+    expected = np.zeros(pool.num_pages, np.int32)
+    for page_ids in holders:
+        np.add.at(expected, np.array(page_ids, np.int32), 1)
+    counts = pool.ref_counts()
+    for page in np.flatnonzero(counts != expected).tolist():
+        raise InvariantError(
+            f"{where} page {page} has {counts[page]} references in the pool, and "
+            f"{expected[page]} in page tables, swapped sequences and the prefix tree"
+        )
+
+
+def _check_queues(scheduler: Scheduler) -> None:
+    queues = {Phase.WAITING: scheduler.waiting, Phase.RUNNING: scheduler.running}
+    placed: list[int] = []
+    for phase, queue in queues.items():
+        ids = [s.sequence_id for s in queue]
+        if ids != sorted(ids) or any(s.phase is not phase for s in queue):
+            raise InvariantError(f"the {phase.value} queue is {queue}")
+        for sequence in queue:
+            family = (sequence, *sequence.unborn)
+            placed += [s.sequence_id for s in family]
+            if any((s.slot >= 0) != (phase is Phase.RUNNING) for s in family):
+                raise InvariantError(
+                    f"{phase.value} {sequence} has slots {[s.slot for s in family]}"
+                )
+    if sorted(placed) != sorted(scheduler.sequences):
+        raise InvariantError(
+            f"queues hold sequences {sorted(placed)}, live are {sorted(scheduler.sequences)}"
+        )
+
+
+def _check_sequence(sequence: SequenceState, page_size: int) -> None:
+    pages = len(sequence.page_table)
+    idle = sequence.phase is not Phase.RUNNING
+    if (
+        sequence.computed > capacity_tokens(pages, page_size)
+        or capacity_tokens(sequence.published, page_size) > sequence.computed
+        or sequence.pending < 0
+        or (idle and (pages or sequence.computed or sequence.receipt != NO_RECEIPT))
+    ):
+        raise InvariantError(
+            f"{sequence} has computed {sequence.computed} tokens, published "
+            f"{sequence.published} pages and samples {sequence.pending}, in room for {pages} pages"
+        )

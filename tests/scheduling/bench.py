@@ -1,0 +1,121 @@
+"""A scheduler and a device, driven by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aioserve.execution.plan import StepPlan
+from aioserve.kv.page_pool import PagePool
+from aioserve.kv.prefix_tree import PrefixTree
+from aioserve.request import SamplingParams
+from aioserve.scheduling.memory import KVMemory, Preemption
+from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.progress import Progress
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.testing.fake_device import FakeDevice
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Bench:
+    """Plans and commits steps; every plan and commit is followed by a check of the books."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        num_host_pages: int = 0,
+        page_size: int = 4,
+        policy: SchedulingPolicy | None = None,
+        prefix_caching: bool = False,
+        partial_page_reuse: bool = True,
+        eviction: str = "lru",
+        preemption: Preemption = "auto",
+        **options: int,
+    ) -> None:
+        self.pool = PagePool(num_pages, page_size)
+        self.host_pool = PagePool(num_host_pages, page_size) if num_host_pages else None
+        self.memory = KVMemory(
+            self.pool,
+            host_pool=self.host_pool,
+            prefix_caching=prefix_caching,
+            partial_page_reuse=partial_page_reuse,
+            eviction=eviction,
+            preemption=preemption,
+        )
+        limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "output_reserve_tokens": 0}
+        self.scheduler = Scheduler(
+            self.memory, policy or SchedulingPolicy(), **{**limits, **options}
+        )
+        self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots, num_host_pages)
+
+    @property
+    def host(self) -> PagePool:
+        assert self.host_pool is not None
+        return self.host_pool
+
+    @property
+    def tree(self) -> PrefixTree:
+        assert self.memory.tree is not None
+        return self.memory.tree
+
+    def submit_all(
+        self,
+        prompt: int | Sequence[int],
+        max_tokens: int = 8,
+        *,
+        n: int = 1,
+        namespace: bytes = b"",
+        end_ids: frozenset[int] = frozenset(),
+    ) -> tuple[int, ...]:
+        """Submit a prompt of these ids, or of 0, 1, 2, ...; the ids of its samples."""
+        ids = np.arange(prompt) if isinstance(prompt, int) else np.array(prompt)
+        return self.scheduler.submit(
+            "r",
+            ids.astype(np.int32),
+            GREEDY if n == 1 else SamplingParams(temperature=0.0, n=n),
+            seed=0,
+            end_ids=end_ids,
+            max_length=len(ids) + max_tokens,
+            now_seconds=0.0,
+            namespace=namespace,
+        )
+
+    def submit(self, prompt: int | Sequence[int], max_tokens: int = 8, **options) -> int:
+        (sequence_id,) = self.submit_all(prompt, max_tokens, **options)
+        return sequence_id
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.plan(0.0)
+        self.scheduler.sanity_check()
+        assert plan is not None
+        return plan
+
+    def commit(self, plan: StepPlan) -> list[Progress]:
+        progress = self.scheduler.commit(plan, self.device.execute(plan))
+        self.scheduler.sanity_check()
+        return progress
+
+    def fail(self, plan: StepPlan) -> list[Progress]:
+        progress = self.scheduler.fail(plan, "planted")
+        self.scheduler.sanity_check()
+        return progress
+
+    def step(self) -> list[Progress]:
+        return self.commit(self.plan())
+
+    def run(self) -> dict[int, list[int]]:
+        """Step until nothing is left; the tokens of every sequence."""
+        tokens: dict[int, list[int]] = {}
+        while self.scheduler.sequences:
+            for entry in self.step():
+                assert entry.token_id is not None
+                tokens.setdefault(entry.sequence_id, []).append(entry.token_id)
+        return tokens
+
+
+def work(plan: StepPlan) -> list[tuple[int, int, int]]:
+    """Sequence, start and count of each item."""
+    return [(item.sequence_id, item.start, item.count) for item in plan.items]

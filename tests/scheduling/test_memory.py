@@ -1,0 +1,391 @@
+"""What sequences share, copy, publish, lose and get back: one rule of the KV memory at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioserve.execution.plan import CopyKind, PageCopy, StepOutcome
+from aioserve.kv.page_pool import PagePool
+from aioserve.scheduling.memory import SWAP_FROM_TOKENS, KVMemory
+from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.testing.fake_device import expected_tokens
+from tests.scheduling.bench import Bench, work
+
+
+def cached(**options) -> Bench:
+    return Bench(prefix_caching=True, **options)
+
+
+def copies(plan, kind: CopyKind) -> list[PageCopy]:
+    return [copy for copy in plan.copies if copy.kind is kind]
+
+
+# -- prefixes
+
+
+def test_requests_planned_in_one_step_share_the_prefix_that_none_has_computed():
+    bench = cached(max_num_batched_tokens=64)
+    a = bench.submit([*range(16), 100])
+    b = bench.submit([*range(16), 101])
+
+    plan = bench.plan()
+
+    assert work(plan) == [(a, 0, 17), (b, 16, 1)]
+    assert plan.items[0].page_ids[:4].tolist() == plan.items[1].page_ids[:4].tolist()
+    bench.commit(plan)
+    tokens = bench.run()
+    assert tokens[b] == expected_tokens([*range(16), 101], 8)[1:]
+
+
+def test_those_that_took_over_what_a_failed_step_should_have_written_begin_again():
+    bench = cached(max_num_batched_tokens=17)
+    a = bench.submit([*range(16), 100])
+    b = bench.submit([*range(16), 101])
+    first, second = bench.plan(), bench.plan()
+    assert work(second) == [(a, 17, 1), (b, 16, 1)]
+
+    (end,) = bench.fail(first)
+
+    assert end.sequence_id == a
+    assert bench.commit(second) == []
+    assert work(bench.plan()) == [(b, 0, 17)]
+
+
+def test_a_failed_step_is_not_found_by_those_that_come_after():
+    bench = cached()
+    bench.submit(12)
+    bench.fail(bench.plan())
+    b = bench.submit(12)
+
+    assert work(bench.plan()) == [(b, 0, 12)]
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+def test_the_second_identical_request_computes_one_token(page_size):
+    bench = cached(page_size=page_size)
+    bench.submit(16)
+    bench.run()
+    b = bench.submit(16)
+
+    plan = bench.plan()
+
+    assert work(plan) == [(b, 15, 1)]
+    assert bench.memory.counters.tokens_cached == 15
+    bench.commit(plan)
+    bench.run()
+
+
+def test_a_prompt_that_differs_within_a_page_copies_the_part_that_agrees():
+    bench = cached()
+    bench.submit(12)
+    bench.run()
+    b = bench.submit([*range(10), 99, 98])
+
+    plan = bench.plan()
+
+    assert work(plan) == [(b, 10, 2)]
+    (copy,) = plan.copies
+    assert (copy.kind, copy.num_tokens) == (CopyKind.DEVICE, 2)
+    assert copy.target == plan.items[0].page_ids[2]
+    bench.commit(plan)
+    assert bench.run()[b] == expected_tokens([*range(10), 99, 98], 8)[1:]
+
+
+def test_partial_pages_are_computed_again_where_their_reuse_is_off():
+    bench = cached(partial_page_reuse=False)
+    bench.submit(12)
+    bench.run()
+    b = bench.submit([*range(10), 99, 98])
+
+    plan = bench.plan()
+
+    assert (work(plan), plan.copies) == ([(b, 8, 4)], ())
+
+
+def test_the_page_that_is_copied_in_part_may_be_needed_for_the_copy_itself():
+    bench = cached(num_pages=3)
+    bench.submit(11, 1)
+    bench.run()
+    b = bench.submit([*range(7), 99, 98, 97], 2)
+
+    plan = bench.plan()  # three pages needed: one found, none to spare for a part
+
+    assert work(plan) == [(b, 4, 6)]
+    bench.commit(plan)
+    assert bench.run()[b] == expected_tokens([*range(7), 99, 98, 97], 2)[1:]
+
+
+def test_the_answer_is_found_by_the_next_turn():
+    bench = cached()
+    a = bench.submit(10, 10)
+    answer = bench.run()[a]
+    b = bench.submit([*range(10), *answer, 7, 7, 7])
+
+    # Four full pages: the KV of the last token of an answer is never computed.
+    assert work(bench.plan()) == [(b, 16, 7)]
+
+
+def test_tenants_share_nothing():
+    bench = cached()
+    bench.submit(12, namespace=b"a")
+    bench.run()
+    b = bench.submit(12, namespace=b"b")
+
+    assert work(bench.plan()) == [(b, 0, 12)]
+
+
+def test_nobody_finds_what_a_sequence_computed_whose_logits_were_not_numbers():
+    bench = cached()
+    bench.submit(12)
+    plan = bench.plan()
+    outcome = bench.device.execute(plan)
+    bench.scheduler.commit(plan, StepOutcome(0, outcome.token_ids, {0: "NaN"}))
+    b = bench.submit(12)
+
+    assert work(bench.plan()) == [(b, 0, 12)]
+
+
+def test_whoever_took_over_what_is_not_a_number_begins_again():
+    bench = cached(max_num_batched_tokens=64)
+    a = bench.submit([*range(16), 100])
+    b = bench.submit([*range(16), 101])
+    plan = bench.plan()
+    outcome = bench.device.execute(plan)
+
+    progress = bench.scheduler.commit(plan, StepOutcome(0, outcome.token_ids, {0: "NaN"}))
+
+    assert [(p.sequence_id, p.error) for p in progress] == [(a, "NaN"), (b, None)]
+    assert work(bench.plan()) == [(b, 0, 18)]
+
+
+def test_cached_pages_are_evicted_for_those_that_run_and_those_that_start():
+    bench = cached(num_pages=6)
+    bench.submit(16, 4)
+    bench.run()
+    assert bench.pool.num_free == 2
+    b = bench.submit(range(50, 66), 8)
+
+    tokens = bench.run()
+
+    assert tokens[b] == expected_tokens(range(50, 66), 8)
+
+
+# -- several samples
+
+
+def test_samples_of_a_prompt_begin_in_the_step_that_has_computed_it():
+    bench = cached()
+    a, b, c = bench.submit_all(18, n=3)
+    assert work(bench.plan()) == [(a, 0, 16)]
+
+    plan = bench.plan()
+
+    assert work(plan) == [(a, 16, 2), (b, 18, 0), (c, 18, 0)]
+    assert plan.num_tokens == 2
+    assert [item.seed for item in plan.items] == [0, 1, 2]
+
+
+def test_a_shared_page_is_copied_before_the_first_write_by_all_but_the_last():
+    bench = Bench()
+    a, b, c = bench.submit_all(6, n=3)
+    bench.step()
+
+    plan = bench.plan()
+
+    assert work(plan) == [(a, 6, 1), (b, 6, 1), (c, 6, 1)]
+    assert [copy.num_tokens for copy in plan.copies] == [2, 2]
+    pages = [item.page_ids.tolist() for item in plan.items]
+    assert len({table[0] for table in pages}) == 1
+    assert len({table[1] for table in pages}) == 3
+    bench.commit(plan)
+    tokens = bench.run()
+    for sample, sequence_id in enumerate((a, b, c)):
+        assert tokens[sequence_id] == expected_tokens(range(6), 8, seed=sample)[2:]
+
+
+def test_nothing_is_copied_where_the_prompt_fills_its_pages():
+    bench = Bench()
+    bench.submit_all(8, n=3)
+    bench.step()
+
+    assert bench.plan().copies == ()
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_eight_answers_to_a_long_prompt_take_memory_for_their_own_tokens_only(prefix_caching):
+    bench = Bench(
+        num_pages=400,
+        page_size=16,
+        prefix_caching=prefix_caching,
+        max_num_batched_tokens=1000,
+    )
+    bench.submit_all(1000, 32, n=8)
+    bench.step()
+    assert bench.pool.num_held == 63
+    for _ in range(31):
+        bench.step()
+
+    # 62 full pages are shared; each answer has its own from token 992 to 1031.
+    assert bench.memory.counters.pages_copied == 7
+    held = 62 + 8 * 3
+    assert bench.pool.num_pages - bench.pool.num_free - bench.pool.num_fenced <= held
+
+
+def test_ending_the_first_sample_before_the_prompt_is_computed_ends_them_all():
+    bench = cached()
+    a, *_ = bench.submit_all(18, n=3)
+    bench.plan()
+
+    bench.scheduler.finish(a)
+
+    assert not bench.scheduler.sequences
+
+
+def test_an_unborn_sample_that_leaves_leaves_the_others():
+    bench = cached()
+    a, b, c = bench.submit_all(18, n=3)
+    bench.step()
+
+    bench.scheduler.finish(b)
+
+    assert [item.sequence_id for item in bench.plan().items] == [a, c]
+
+
+def test_samples_begin_only_when_all_of_them_have_a_seat():
+    bench = Bench(max_num_seqs=4)
+    a, b = bench.submit_all(4, n=2)
+    bench.submit_all(4, n=3)
+
+    assert [item.sequence_id for item in bench.plan().items] == [a, b]
+
+
+# -- preemption and the host
+
+
+def preempt_the_younger(**options) -> tuple[Bench, int, int]:
+    """Two sequences of 8 tokens fill 4 pages: the second yields, having computed 8."""
+    bench = Bench(num_pages=4, **options)
+    a, b = bench.submit(7, 9), bench.submit(range(50, 57), 9)
+    bench.step()
+    bench.step()
+    plan = bench.plan()
+    assert plan.preempted == (b,)
+    bench.commit(plan)
+    return bench, a, b
+
+
+def restart_of(bench: Bench, sequence_id: int):
+    while True:
+        plan = bench.plan()
+        for item in plan.items:
+            if item.sequence_id == sequence_id:
+                return plan, item
+        bench.commit(plan)
+
+
+def test_a_preempted_sequence_is_recomputed_where_there_is_no_host_pool():
+    bench, _, b = preempt_the_younger()
+    _, item = restart_of(bench, b)
+
+    assert (item.start, item.count) == (0, 9)
+
+
+def test_a_swapped_sequence_goes_on_where_it_was():
+    bench, _, b = preempt_the_younger(num_host_pages=4, preemption="swap")
+    assert bench.memory.counters.pages_swapped_out == 2
+    plan, item = restart_of(bench, b)
+
+    assert (item.start, item.count) == (8, 1)
+    assert len(copies(plan, CopyKind.FROM_HOST)) == 2
+    bench.commit(plan)
+    bench.run()
+    assert bench.host.num_held == 0
+
+
+def test_a_sequence_is_recomputed_where_the_host_pool_is_too_small():
+    bench, _, b = preempt_the_younger(num_host_pages=1, preemption="swap")
+    _, item = restart_of(bench, b)
+
+    assert (item.start, item.count) == (0, 9)
+
+
+def test_a_swapped_sequence_that_is_cancelled_gives_its_host_pages_back():
+    bench, _, b = preempt_the_younger(num_host_pages=4, preemption="swap")
+    assert bench.host.num_held == 2
+
+    bench.scheduler.finish(b)
+
+    assert bench.host.num_held == 0
+
+
+def test_pages_swapped_out_by_a_failed_step_are_recomputed():
+    bench = Bench(num_pages=4, num_host_pages=4, preemption="swap")
+    bench.submit(7, 9)
+    b = bench.submit(range(50, 57), 9)
+    bench.step()
+    bench.step()
+    plan = bench.plan()
+    assert plan.preempted == (b,)
+    bench.fail(plan)
+
+    assert bench.host.num_held == 0
+    assert work(bench.plan()) == [(b, 0, 9)]
+
+
+@pytest.mark.parametrize(("prompt", "swapped"), [(SWAP_FROM_TOKENS - 9, 0), (SWAP_FROM_TOKENS, 1)])
+def test_long_contexts_are_swapped_and_short_ones_recomputed(prompt, swapped):
+    pages = 2 * (prompt // 4 + 1)
+    bench = Bench(num_pages=pages, num_host_pages=pages, max_num_batched_tokens=2048)
+    bench.submit(prompt, 12)
+    bench.submit(range(1, prompt + 1), 12)
+    while not bench.scheduler.counters.preemptions:
+        bench.step()
+
+    assert (bench.memory.counters.pages_swapped_out > 0) == bool(swapped)
+
+
+def test_an_evicted_prefix_goes_to_the_host_and_comes_back_on_a_hit():
+    bench = cached(num_pages=4, num_host_pages=8)
+    bench.submit(12, 2)
+    bench.run()
+    bench.submit(range(50, 62), 2)
+    bench.run()  # evicts
+    assert bench.tree.num_host_pages > 0
+    c = bench.submit(12, 2)
+
+    plan = bench.plan()
+
+    assert copies(plan, CopyKind.FROM_HOST)
+    assert work(plan)[0][1] >= 8
+    bench.commit(plan)
+    assert bench.run()[c] == expected_tokens(range(12), 2)[1:]
+
+
+def test_the_default_victim_is_the_one_that_loses_least():
+    seen = {}
+
+    class Recording(SchedulingPolicy):
+        def victim(self, running, need_pages, view):
+            seen.update({r.arrival_index: (r.reclaimable_pages, r.lost_tokens) for r in running})
+            return super().victim(running, need_pages, view)
+
+    bench = cached(num_pages=9, policy=Recording(), max_num_batched_tokens=64)
+    prefix = range(100, 108)
+    bench.submit(8, 8)
+    b = bench.submit([*prefix, 1, 2, 3], 8)
+    c = bench.submit([*prefix, 4, 5], 8)
+    d = bench.submit([9] * 9, 8)
+    bench.step()
+
+    plan = bench.plan()
+
+    # The two pages that b and c share would neither come back nor be lost.
+    assert seen == {b: (1, 3), c: (1, 2), d: (3, 9)}
+    assert plan.preempted == (c,)
+
+
+def test_options_that_do_not_go_together_are_refused():
+    with pytest.raises(ValueError, match="needs a host_pool"):
+        KVMemory(PagePool(4, 16), preemption="swap")
+    with pytest.raises(ValueError, match="page_size of the pool, 16, got 4"):
+        KVMemory(PagePool(4, 16), host_pool=PagePool(4, 4))
