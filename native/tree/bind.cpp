@@ -82,8 +82,8 @@ nb::list walk(const PrefixTree& tree) {
 }  // namespace
 
 void bind_tree(nb::module_& m) {
-    const nb::object invariant_error = nb::module_::import_("aioserve.errors").attr("InvariantError");
-    nb::exception<TreeError>(m, "TreeError", invariant_error);
+    const nb::object errors = nb::module_::import_("aioserve.errors");
+    nb::exception<TreeError>(m, "TreeError", errors.attr("InvariantError"));
 
     nb::class_<PrefixTree>(m, "PrefixTree")
         .def(nb::init<PagePool&, PagePool*, std::string_view>(), "pool"_a, "host_pool"_a.none(),

@@ -26,12 +26,12 @@ void PrefixTree::drop_tail(Node* leaf, size_t num_pages) {
     }
 }
 
-// Makes host pages free for up to `wanted` device pages of strategy key `key`; returns how many are.
+// Makes host pages free for up to `wanted` device pages of strategy key `key`; returns how many.
 // Equal to making room for one page after another, each of which becomes a host leaf in its turn.
 size_t PrefixTree::make_room(const Key& key, size_t wanted) {
     PagePool* pool = tiers_[kHost].pool;
     if (pool == nullptr) return 0;
-    const Order& order = tiers_[kHost].order;
+    const EvictionOrder& order = tiers_[kHost].order;
     const auto room = [&] { return std::min(wanted, static_cast<size_t>(pool->num_free())); };
     const auto drop_first = [&](size_t count) {
         Node* leaf = order.begin()->second;
@@ -81,10 +81,11 @@ void PrefixTree::forget_overwritten(Evicted& evicted) {
 PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
     check_count(count, "count");
     Evicted evicted;
-    const Order& order = tiers_[kDevice].order;
+    const EvictionOrder& order = tiers_[kDevice].order;
     while (evicted.count < count && !order.empty()) {
         const auto [key, leaf] = *order.begin();
-        const auto wanted = std::min(static_cast<size_t>(count - evicted.count), leaf->pages.size());
+        const auto needed = static_cast<size_t>(count - evicted.count);
+        const size_t wanted = std::min(needed, leaf->pages.size());
         const size_t room = make_room(key, wanted);
         if (room > 0) {
             demote(leaf, room, step, evicted);
@@ -99,7 +100,7 @@ PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
 
 int64_t PrefixTree::evict_host(int64_t count) {
     check_count(count, "count");
-    const Order& order = tiers_[kHost].order;
+    const EvictionOrder& order = tiers_[kHost].order;
     int64_t dropped = 0;
     while (dropped < count && !order.empty()) {
         Node* leaf = order.begin()->second;

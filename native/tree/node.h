@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pool/page_pool.h"
@@ -47,6 +48,7 @@ struct FirstPageLess {
 };
 
 using Children = std::set<Node*, FirstPageLess>;
+using EvictionOrder = std::set<std::pair<EvictionStrategy::Key, Node*>>;
 
 // A lock on the path from the root of a namespace down to the end of `end`, where it hangs in a
 // list of its node's.
@@ -72,9 +74,11 @@ struct Node {
     int64_t num_device_children = 0;  // the others are on the host
     Receipt* first_receipt = nullptr;
     Tier tier = kDevice;
-    bool in_order = false;  // listed for eviction
+    bool is_listed = false;  // for eviction
     Children children;
-    size_t index = 0;  // among the tree's nodes
+    Children::iterator place;          // among the parent's children
+    EvictionOrder::iterator listing;   // where listed
+    size_t index = 0;                  // among the tree's nodes
 };
 
 FirstPageLess::Tokens FirstPageLess::first_page(const Node* node) const {

@@ -47,13 +47,13 @@ class TreeError : public std::runtime_error {
 //   - Siblings differ within their first page.
 //   - The tree has one reference to each page in it. A page with further holders is locked by them.
 //   - A receipt locks every node from the root to the node at whose end it ends. A split makes a
-//     new upper node with the locks and the use of the lower, which keeps its identity and receipts.
+//     new upper node with the locks and the use of the lower, which keeps identity and receipts.
 //   - A node is no younger than those below it, and was used no earlier and no less often.
 //   - Listed for eviction is exactly what has no locks and no child in its tier.
 //
 // Nodes are a compression and nothing else: pages are used, locked, moved and evicted as if each
-// had a node of its own. Where an only child agrees with its parent in tier, locks and strategy key,
-// the two are merged, so that chains don't grow with the chunks that made them.
+// had a node of its own. Where an only child agrees with its parent in tier, locks and strategy
+// key, the two are merged, so that chains don't grow with the chunks that made them.
 //
 // Every operation either happens whole or throws and changes nothing.
 class PrefixTree {
@@ -124,12 +124,11 @@ class PrefixTree {
 
   private:
     using Key = EvictionStrategy::Key;
-    using Order = std::set<std::pair<Key, Node*>>;
 
     struct TierBooks {
         PagePool* pool;
         std::vector<uint8_t> in_tree;  // by page
-        Order order;
+        EvictionOrder order;
         int64_t num_pages = 0;
         int64_t num_evictable = 0;  // on nodes without locks
     };
@@ -152,8 +151,10 @@ class PrefixTree {
     void lock(Node* node);
     void unlock(Node* node);
     void list_or_unlist(Node* node);
+    void unlist(Node* node);
     void count_pages(const Node& node, int64_t sign, size_t num_pages);
     void attach(Node* parent, Node* node);
+    void replace(Node* child, Node* other);
     Node* detach(Node* node);
     void move_end(Receipt& receipt, Node* end);
     void unlink(Receipt& receipt);

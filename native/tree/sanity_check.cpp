@@ -75,7 +75,9 @@ void PrefixTree::sanity_check() const {
         const Node* previous = nullptr;
         for (const Node* child : node.children) {
             const std::string child_name = name_of(*child);
-            if (child->parent != &node) wrong << "; " << child_name << " has another parent";
+            if (child->parent != &node || *child->place != child) {
+                wrong << "; " << child_name << " has another parent or place";
+            }
             if (child->tier == kDevice) ++num_device_children;
             if (child->tier == kDevice && node.tier == kHost) {
                 wrong << "; " << child_name << " is below " << name;
@@ -96,13 +98,13 @@ void PrefixTree::sanity_check() const {
         }
 
         const TierBooks& books = tiers_[node.tier];
-        const bool leaf =
-            node.tier == kDevice ? num_device_children == 0 : node.children.empty();
+        const bool leaf = node.tier == kDevice ? num_device_children == 0 : node.children.empty();
         const bool listed = leaf && node.num_locks == 0 && !node.is_root();
-        const bool is_listed = books.order.contains(
-            {strategy_->key(node.use), const_cast<Node*>(&node)});
-        if (listed != is_listed || listed != node.in_order) {
+        if (listed != node.is_listed) {
             wrong << "; " << name << (listed ? " isn't" : " is") << " listed for eviction";
+        } else if (listed && (node.listing->first != strategy_->key(node.use) ||
+                              node.listing->second != view.node)) {
+            wrong << "; " << name << " is listed under another key";
         }
         Counts& count = counts[node.tier];
         count.num_listed += listed ? 1 : 0;

@@ -6,6 +6,23 @@
 
 namespace aioserve {
 
+namespace {
+
+// Leaves what follows the first `count` in `values`, and returns these.
+template <class T>
+std::vector<T> take_front(std::vector<T>& values, size_t count) {
+    std::vector<T> rest(values.begin() + static_cast<std::ptrdiff_t>(count), values.end());
+    values.resize(count);
+    return std::exchange(values, std::move(rest));
+}
+
+template <class T>
+void append(std::vector<T>& values, std::span<const T> more) {
+    values.insert(values.end(), more.begin(), more.end());
+}
+
+}  // namespace
+
 Node* PrefixTree::add_node() {
     nodes_.push_back(std::make_unique<Node>(page_size_));
     Node* node = nodes_.back().get();
@@ -30,23 +47,26 @@ void PrefixTree::count_pages(const Node& node, int64_t sign, size_t num_pages) {
 }
 
 void PrefixTree::list_or_unlist(Node* node) {
-    const bool childless =
+    const bool is_leaf =
         node->tier == kDevice ? node->num_device_children == 0 : node->children.empty();
-    const bool listed = childless && node->num_locks == 0 && !node->is_root();
-    if (listed == node->in_order) return;
-    const std::pair<Key, Node*> entry(strategy_->key(node->use), node);
-    if (listed) {
-        tiers_[node->tier].order.insert(entry);
-    } else {
-        tiers_[node->tier].order.erase(entry);
+    if (!is_leaf || node->num_locks > 0 || node->is_root()) {
+        unlist(node);
+    } else if (!node->is_listed) {
+        node->listing = tiers_[node->tier].order.emplace(strategy_->key(node->use), node).first;
+        node->is_listed = true;
     }
-    node->in_order = listed;
+}
+
+void PrefixTree::unlist(Node* node) {
+    if (!node->is_listed) return;
+    tiers_[node->tier].order.erase(node->listing);
+    node->is_listed = false;
 }
 
 void PrefixTree::lock(Node* node) {
     if (node->num_locks++ > 0) return;
     tiers_[node->tier].num_evictable -= static_cast<int64_t>(node->pages.size());
-    if (node->in_order) list_or_unlist(node);
+    unlist(node);
 }
 
 void PrefixTree::unlock(Node* node) {
@@ -57,15 +77,25 @@ void PrefixTree::unlock(Node* node) {
 
 void PrefixTree::attach(Node* parent, Node* node) {
     node->parent = parent;
-    parent->children.insert(node);
+    node->place = parent->children.insert(node).first;
     if (node->tier == kDevice) ++parent->num_device_children;
     list_or_unlist(parent);
+}
+
+// `other`, whose first page has the same tokens, takes the place of `child` among its siblings.
+void PrefixTree::replace(Node* child, Node* other) {
+    Children& siblings = child->parent->children;
+    const auto next = std::next(child->place);
+    auto handle = siblings.extract(child->place);
+    handle.value() = other;
+    other->place = siblings.insert(next, std::move(handle));
+    other->parent = child->parent;
 }
 
 // Returns the parent, or null if it was a root and went too.
 Node* PrefixTree::detach(Node* node) {
     Node* parent = node->parent;
-    parent->children.erase(node);
+    parent->children.erase(node->place);
     if (node->tier == kDevice) --parent->num_device_children;
     if (parent->is_root()) return remove_if_empty(parent);
     list_or_unlist(parent);
@@ -96,28 +126,15 @@ void PrefixTree::move_end(Receipt& receipt, Node* end) {
 // `node` keeps what follows its first `num_pages` pages; returns the new node above, with these.
 Node* PrefixTree::split(Node* node, size_t num_pages) {
     Node* upper = add_node();
-    Node* parent = node->parent;
-    auto place = parent->children.extract(node);
-    const auto tokens_cut = node->tokens.begin() + static_cast<int64_t>(num_pages * page_size_);
-    const auto pages_cut = node->pages.begin() + static_cast<int64_t>(num_pages);
-    const auto steps_cut = node->steps.begin() + static_cast<int64_t>(num_pages);
-    std::vector<Token> lower_tokens(tokens_cut, node->tokens.end());
-    std::vector<Page> lower_pages(pages_cut, node->pages.end());
-    std::vector<Step> lower_steps(steps_cut, node->steps.end());
-    node->tokens.erase(tokens_cut, node->tokens.end());
-    node->pages.erase(pages_cut, node->pages.end());
-    node->steps.erase(steps_cut, node->steps.end());
-    upper->tokens = std::exchange(node->tokens, std::move(lower_tokens));
-    upper->pages = std::exchange(node->pages, std::move(lower_pages));
-    upper->steps = std::exchange(node->steps, std::move(lower_steps));
+    upper->tokens = take_front(node->tokens, num_pages * page_size_);
+    upper->pages = take_front(node->pages, num_pages);
+    upper->steps = take_front(node->steps, num_pages);
     upper->tier = node->tier;
     upper->use = node->use;
     upper->num_locks = node->num_locks;
-    upper->parent = parent;
-    place.value() = upper;
-    parent->children.insert(std::move(place));
+    replace(node, upper);
     node->parent = upper;
-    upper->children.insert(node);
+    node->place = upper->children.insert(node).first;
     if (node->tier == kDevice) upper->num_device_children = 1;
     return upper;
 }
@@ -137,23 +154,20 @@ Node* PrefixTree::merge_upwards(Node* node) {
     while (can_merge(top->parent)) top = top->parent;
     Node* parent = top->parent;
     if (top == node) return parent;
-    auto place = parent->children.extract(top);
     for (Node* next = top; next != node;) {
         Node* gone = next;
         next = *next->children.begin();
-        top->tokens.insert(top->tokens.end(), next->tokens.begin(), next->tokens.end());
-        top->pages.insert(top->pages.end(), next->pages.begin(), next->pages.end());
-        top->steps.insert(top->steps.end(), next->steps.begin(), next->steps.end());
+        append<Token>(top->tokens, next->tokens);
+        append<Page>(top->pages, next->pages);
+        append<Step>(top->steps, next->steps);
         if (gone != top) delete_node(gone);
     }
     node->tokens = std::move(top->tokens);
     node->pages = std::move(top->pages);
     node->steps = std::move(top->steps);
     node->use = top->use;
-    node->parent = parent;
+    replace(top, node);
     delete_node(top);
-    place.value() = node;
-    parent->children.insert(std::move(place));
     return parent;
 }
 
@@ -169,10 +183,7 @@ void PrefixTree::let_go(Node* node, size_t from, Step last_step) {
 // Puts the run of `node` into `pages` of the other tier, references to which the caller hands over.
 void PrefixTree::move_to(Node* node, Tier tier, std::span<const Page> pages, Step step,
                          Step last_step) {
-    if (node->in_order) {
-        tiers_[node->tier].order.erase({strategy_->key(node->use), node});
-        node->in_order = false;
-    }
+    unlist(node);
     let_go(node, 0, last_step);
     node->tier = tier;
     node->pages.assign(pages.begin(), pages.end());
@@ -204,10 +215,6 @@ Node* PrefixTree::drop(Node* node, size_t from, std::vector<ReceiptId>& moved) {
     for (size_t i = 0; i < below.size(); ++i) {
         below.insert(below.end(), below[i]->children.begin(), below[i]->children.end());
     }
-    const auto unlist = [&](Node* gone) {
-        if (gone->in_order) tiers_[gone->tier].order.erase({strategy_->key(gone->use), gone});
-        gone->in_order = false;
-    };
     for (Node* gone : below) {
         end_above(gone);
         unlist(gone);
