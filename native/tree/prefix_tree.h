@@ -55,7 +55,8 @@ class TreeError : public std::runtime_error {
 // had a node of its own. Where an only child agrees with its parent in tier, locks and strategy
 // key, the two are merged, so that chains don't grow with the chunks that made them.
 //
-// Every operation either happens whole or throws and changes nothing.
+// Every operation either happens whole or throws and changes nothing, unless somebody has taken the
+// tree's own references from a pool.
 class PrefixTree {
   public:
     static constexpr ReceiptId kNoReceipt = -1;

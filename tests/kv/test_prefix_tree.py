@@ -1,0 +1,678 @@
+"""Traps that other engines' prefix caches fell into, one example each.
+
+Prompts are strings here, a token per character, and pages have four.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aioserve.errors import InvariantError
+from aioserve.kv.page_pool import NO_STEP, PagePool, PageState
+from aioserve.kv.prefix_tree import NO_RECEIPT, Match, PrefixTree
+
+PAGE_SIZE = 4
+
+
+def ids(text: str) -> np.ndarray:
+    return np.array([ord(character) for character in text], np.int32)
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+class Cache:
+    """A tree with its pools, and requests that do what a scheduler has them do."""
+
+    def __init__(
+        self, num_pages: int = 16, *, host: int | None = None, strategy: str = "lru"
+    ) -> None:
+        self.pool = PagePool(num_pages, PAGE_SIZE)
+        self.host = None if host is None else PagePool(host, PAGE_SIZE)
+        self.tree = PrefixTree(self.pool, host_pool=self.host, strategy=strategy)
+
+    def match(self, text: str, namespace: bytes = b"", *, partial: bool = False) -> Match:
+        return self.tree.match(namespace, ids(text), partial=partial)
+
+    def start(self, text: str, step: int = 0, namespace: bytes = b"") -> tuple[int, np.ndarray]:
+        """Match `text`, publish the rest of its whole pages: the receipt and the page table."""
+        match = self.match(text, namespace)
+        self.pool.retain(match.page_ids)
+        have = len(match.page_ids)
+        new = self.pool.acquire(len(text) // PAGE_SIZE - have)
+        tokens = ids(text)[have * PAGE_SIZE :][: len(new) * PAGE_SIZE]
+        self.tree.insert(match.receipt, tokens, new, step)
+        return match.receipt, np.concatenate([match.page_ids, new])
+
+    def finish(self, receipt: int, table: np.ndarray, last_step: int = NO_STEP) -> None:
+        self.tree.release(receipt)
+        self.pool.release(table, last_step)
+
+    def serve(self, text: str, step: int = 0, namespace: bytes = b"") -> list[int]:
+        """One request from start to finish: the pages that hold its KV."""
+        receipt, table = self.start(text, step, namespace)
+        self.finish(receipt, table)
+        self.check()
+        return table.tolist()
+
+    def cached(self, text: str, namespace: bytes = b"") -> tuple[int, int]:
+        return self.tree.peek(namespace, ids(text))
+
+    def check(self) -> None:
+        self.tree.sanity_check()
+        self.pool.sanity_check()
+        if self.host is not None:
+            self.host.sanity_check()
+
+
+@pytest.fixture
+def cache() -> Cache:
+    return Cache()
+
+
+# Who owns a page.
+
+
+def test_a_duplicate_stays_with_its_owner_until_that_owner_ends(cache: Cache) -> None:
+    first = cache.match("abcdefgh")
+    second = cache.match("abcdefgh")  # before the first has published
+    pages, duplicates = cache.pool.acquire(2), cache.pool.acquire(2)
+    assert cache.tree.insert(first.receipt, ids("abcdefgh"), pages, 0) == 2
+    assert cache.tree.insert(second.receipt, ids("abcdefgh"), duplicates, 0) == 0
+    assert [cache.pool.ref_count(page) for page in duplicates] == [1, 1]
+    cache.finish(first.receipt, pages)
+    assert cache.tree.num_locked == 2  # the second receipt covers what the tree has
+    cache.finish(second.receipt, duplicates)
+    assert [cache.pool.state(page) for page in duplicates] == [PageState.FREE] * 2
+    assert cache.match("abcdefgh").page_ids.tolist() == pages.tolist()
+
+
+def test_what_a_sequence_published_outlives_the_sequence(cache: Cache) -> None:
+    receipt, table = cache.start("abcdefgh")
+    cache.pool.release(table, NO_STEP)  # preempted halfway, still listed as a reader
+    assert [cache.pool.ref_count(page) for page in table] == [1, 1]
+    assert cache.tree.evict(2, 1).count == 0
+    cache.tree.release(receipt)
+    assert cache.tree.evict(2, 1).count == 2
+    assert cache.pool.num_free == 16
+
+
+def test_eviction_takes_nothing_that_a_receipt_covers(cache: Cache) -> None:
+    cache.serve("abcdefghijkl")
+    match = cache.match("abcdefgh")
+    assert cache.tree.num_evictable == 1
+    assert cache.tree.evict(9, 1).count == 1
+    assert cache.cached("abcdefghijkl") == (8, 0)
+    assert [cache.pool.ref_count(page) for page in match.page_ids] == [1, 1]
+    cache.check()
+
+
+def test_a_match_locks_exactly_what_it_returned(cache: Cache) -> None:
+    cache.serve("abcdefghijklmnop")
+    match = cache.match("abcdefghxxxx")
+    assert len(match.page_ids) == 2
+    assert (cache.tree.num_locked, cache.tree.num_evictable) == (2, 2)
+
+
+def test_the_match_of_an_unknown_prompt_is_a_receipt_for_nothing(cache: Cache) -> None:
+    match = cache.match("abcdefgh", partial=True)
+    assert (len(match.page_ids), len(match.host_page_ids), match.tail_page) == (0, 0, -1)
+    assert (cache.tree.num_receipts, cache.tree.num_nodes) == (1, 1)
+    cache.tree.release(match.receipt)
+    assert (cache.tree.num_receipts, cache.tree.num_nodes) == (0, 0)
+
+
+def test_a_split_leaves_the_receipts_below_as_they_were(cache: Cache) -> None:
+    receipt, table = cache.start("abcdefghijkl")
+    shorter = cache.match("abcdxxxx")
+    assert cache.tree.num_locked == 3
+    cache.tree.release(shorter.receipt)
+    assert cache.tree.num_locked == 3
+    assert cache.tree.cut(receipt, 3) == ()
+    cache.finish(receipt, table)
+    assert cache.tree.num_locked == 0
+    cache.check()
+
+
+def test_a_split_does_not_make_the_rest_of_the_run_younger(cache: Cache) -> None:
+    cache.serve("abcdefgh")
+    cache.serve("pqrstuvw")
+    cache.tree.release(cache.match("abcdxxxx").receipt)  # uses the first page only
+    assert cache.tree.evict(1, 1).count == 1
+    assert cache.cached("abcdefgh") == (4, 0)
+    assert cache.tree.evict(1, 1).count == 1
+    assert cache.cached("pqrstuvw") == (4, 0)
+
+
+def test_shared_pages_are_counted_once(cache: Cache) -> None:
+    first, first_table = cache.start("abcdefgh")
+    second, second_table = cache.start("abcdefghijkl")
+    assert (cache.tree.num_locked, cache.tree.num_evictable) == (3, 0)
+    assert (cache.tree.num_exclusive(first), cache.tree.num_exclusive(second)) == (0, 1)
+    cache.finish(first, first_table)
+    assert (cache.tree.num_locked, cache.tree.num_evictable) == (3, 0)
+    assert cache.tree.num_exclusive(second) == 3
+    cache.finish(second, second_table)
+    assert (cache.tree.num_locked, cache.tree.num_evictable) == (0, 3)
+    cache.check()
+
+
+def test_a_fork_keeps_the_path_when_the_first_lets_go(cache: Cache) -> None:
+    receipt, table = cache.start("abcdefgh")
+    fork = cache.tree.fork(receipt)
+    cache.finish(receipt, table)
+    assert cache.tree.evict(2, 1).count == 0
+    cache.tree.release(fork)
+    assert cache.tree.evict(2, 1).count == 2
+
+
+def test_a_fork_does_not_come_to_cover_what_the_other_publishes(cache: Cache) -> None:
+    receipt, table = cache.start("abcd")
+    fork = cache.tree.fork(receipt)
+    page = cache.pool.acquire(1)
+    cache.tree.insert(receipt, ids("efgh"), page, 1)
+    cache.finish(receipt, np.concatenate([table, page]))
+    assert (cache.tree.num_locked, cache.tree.num_evictable) == (1, 1)
+    assert cache.tree.cut(fork, 1) == ()
+
+
+def test_a_page_that_is_used_behind_the_trees_back_is_found(cache: Cache) -> None:
+    pages = cache.serve("abcdefgh")
+    cache.pool.retain(int32(pages[1]))
+    with pytest.raises(InvariantError, match=r"page 1 in .* with 0 locks has 2 references"):
+        cache.tree.sanity_check()
+
+
+def test_a_page_that_is_taken_from_the_tree_is_found(cache: Cache) -> None:
+    receipt, table = cache.start("abcd")
+    cache.pool.release(int32(*table, *table), NO_STEP)
+    with pytest.raises(InvariantError, match=r"page 0 in .* with 1 locks has 0 references"):
+        cache.tree.sanity_check()
+    with pytest.raises(InvariantError, match="release: page 0 is not held"):
+        cache.tree.cut(receipt, 0)
+    assert cache.tree.num_pages == 1
+
+
+# What may be shared.
+
+
+def test_namespaces_share_nothing(cache: Cache) -> None:
+    pages = cache.serve("abcdefgh", namespace=b"a")
+    assert cache.cached("abcdefgh", b"a") == (8, 0)
+    for other in (b"", b"a\x00", b"b"):
+        assert cache.cached("abcdefgh", other) == (0, 0)
+        assert len(cache.match("abcdefgh", other).page_ids) == 0
+    assert cache.serve("abcdefgh", namespace=b"b") != pages
+
+
+@pytest.mark.parametrize(
+    ("text", "num_pages"), [("", 0), ("abc", 0), ("abcd", 1), ("abcdefg", 1), ("abcdefghi", 2)]
+)
+def test_only_whole_pages_are_matched(cache: Cache, text: str, num_pages: int) -> None:
+    pages = cache.serve("abcdefghijkl")
+    assert cache.match(text).page_ids.tolist() == pages[:num_pages]
+    assert cache.cached(text) == (num_pages * PAGE_SIZE, 0)
+
+
+def test_siblings_are_told_apart_by_all_tokens_of_their_first_page() -> None:
+    cache = Cache(64)
+    texts = [f"{a}{b}{c}{d}" for a in "xy" for b in "xy" for c in "xy" for d in "xyz"]
+    pages = {text: cache.serve(text) for text in texts}
+    assert len({page for (page,) in pages.values()}) == len(texts)
+    for text in texts:
+        assert cache.match(text).page_ids.tolist() == pages[text]
+
+
+def test_any_int32_is_a_token(cache: Cache) -> None:
+    tokens = int32(-(2**31), 2**31 - 1, -1, 0)
+    match = cache.tree.match(b"", tokens)
+    page = cache.pool.acquire(1)
+    cache.tree.insert(match.receipt, tokens, page, 0)
+    assert cache.tree.peek(b"", tokens) == (4, 0)
+    assert cache.tree.peek(b"", tokens[::-1].copy()) == (0, 0)
+    cache.check()
+
+
+def test_asking_changes_nothing(cache: Cache) -> None:
+    cache.serve("abcdefgh")
+    cache.serve("pqrs")
+    before = cache.tree.walk()
+    assert cache.cached("abcdxxxx") == (4, 0)
+    assert cache.tree.walk() == before
+
+
+# A page in part.
+
+
+def test_the_page_with_the_longest_common_prefix_is_offered(cache: Cache) -> None:
+    for text in ("abcdefgh", "abcdexxx", "abcdefxx", "abcdzzzz"):
+        cache.serve(text)
+    cache.pool.complete(0)
+    match = cache.match("abcdefgz", partial=True)
+    assert match.tail_page == cache.match("abcdefgh").page_ids[1]
+    assert match.tail_tokens == 3
+    short = cache.match("abcdef", partial=True)  # two pages begin so
+    assert short.tail_tokens == 2
+    assert short.tail_page in {cache.match(f"abcdef{x}").page_ids[1] for x in ("gh", "xx")}
+
+
+def test_the_tail_receipt_locks_one_page_more(cache: Cache) -> None:
+    cache.serve("abcdefghijkl")
+    cache.pool.complete(0)
+    match = cache.match("abcdefxx", partial=True)
+    assert (match.tail_tokens, cache.tree.num_locked) == (2, 2)
+    cache.tree.release(match.receipt)
+    assert cache.tree.num_locked == 2
+    cache.tree.release(match.tail_receipt)
+    assert cache.tree.num_locked == 0
+    cache.check()
+
+
+def test_a_page_that_is_not_written_yet_is_not_copied_from(cache: Cache) -> None:
+    cache.serve("abcdefgh", step=3)
+    cache.pool.complete(2)
+    match = cache.match("abcdefxx", partial=True)
+    assert (match.tail_page, match.tail_tokens, match.tail_receipt) == (-1, 0, NO_RECEIPT)
+    assert len(match.page_ids) == 1  # but is shared: it will be written when it is read
+    cache.pool.complete(3)
+    assert cache.match("abcdefxx", partial=True).tail_tokens == 2
+
+
+def test_a_written_page_is_found_behind_better_ones_that_are_not(cache: Cache) -> None:
+    cache.serve("abxx", step=1)
+    for text in ("abcd", "abce"):
+        cache.serve(text, step=2)
+    cache.pool.complete(1)
+    assert cache.match("abcf", partial=True).tail_tokens == 2
+
+
+def test_among_very_many_siblings_only_the_closest_are_looked_at() -> None:
+    cache = Cache(32)
+    cache.serve("abxx", step=1)
+    for character in "ghijklmno":
+        cache.serve(f"abc{character}", step=2)
+    cache.pool.complete(1)
+    assert cache.match("abca", partial=True).tail_page == -1
+
+
+def test_no_page_in_part_without_asking_or_where_pages_have_one_token(cache: Cache) -> None:
+    cache.serve("abcd")
+    cache.pool.complete(0)
+    assert cache.match("abxx", partial=False).tail_page == -1
+    pool = PagePool(4, 1)
+    tree = PrefixTree(pool)
+    tree.insert(tree.match(b"", int32(1, 2)).receipt, int32(1, 2), pool.acquire(2), NO_STEP)
+    assert tree.match(b"", int32(1, 3)).tail_page == -1
+
+
+def test_no_page_in_part_behind_or_on_the_host() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcdefgh")
+    cache.pool.complete(0)
+    cache.tree.evict(1, 1)
+    match = cache.match("abcdefxx", partial=True)
+    assert (len(match.page_ids), match.tail_page) == (1, -1)
+    cache.tree.release(match.receipt)
+    cache.tree.evict(1, 1)
+    match = cache.match("abcdefxx", partial=True)
+    assert (len(match.host_page_ids), match.tail_page) == (1, -1)
+
+
+# The shape.
+
+
+def test_chunks_of_one_sequence_are_one_node(cache: Cache) -> None:
+    match = cache.match("")
+    for chunk in ("abcd", "efghijkl", "mnop"):
+        pages = cache.pool.acquire(len(chunk) // PAGE_SIZE)
+        cache.tree.insert(match.receipt, ids(chunk), pages, 0)
+        cache.pool.release(pages, NO_STEP)
+    assert cache.tree.num_nodes == 2
+    assert cache.tree.cut(match.receipt, 4) == ()
+
+
+@pytest.mark.parametrize(("strategy", "num_nodes"), [("lru", 2), ("fifo", 2), ("lfu", 3)])
+def test_a_split_is_undone_when_nothing_keeps_the_parts_apart(
+    strategy: str, num_nodes: int
+) -> None:
+    cache = Cache(strategy=strategy)
+    cache.serve("abcdefgh")
+    half, whole = cache.match("abcd"), cache.match("abcdefgh")
+    assert cache.tree.num_nodes == 3
+    cache.tree.release(half.receipt)
+    cache.tree.release(whole.receipt)
+    assert cache.tree.num_nodes == num_nodes  # their numbers of hits differ
+    assert cache.cached("abcdefgh") == (8, 0)
+    cache.check()
+
+
+def test_an_only_child_joins_its_parent_when_its_sibling_goes(cache: Cache) -> None:
+    cache.serve("abcdefgh")
+    cache.serve("abcdpqrs")
+    assert cache.tree.num_nodes == 4
+    cache.tree.evict(1, 1)
+    assert cache.tree.num_nodes == 2
+    assert cache.cached("abcdpqrs") == (8, 0)
+    cache.check()
+
+
+def test_a_branch_as_deep_as_memory_needs_no_deep_stack() -> None:
+    num_pages = 30_000
+    pool = PagePool(num_pages, 1)
+    tree = PrefixTree(pool, strategy="fifo")  # where chunks are never merged
+    tokens = np.arange(num_pages, dtype=np.int32)
+    receipt = tree.match(b"", tokens).receipt
+    for start in range(0, num_pages, 10):
+        pages = pool.acquire(10)
+        tree.insert(receipt, tokens[start : start + 10], pages, 0)
+        pool.release(pages, NO_STEP)
+    assert tree.num_nodes == num_pages // 10 + 1
+    assert tree.num_exclusive(receipt) == num_pages
+    tree.sanity_check()
+    assert tree.cut(receipt, 1) == ((receipt, 1),)
+    tree.release(receipt)
+    tree.clear()
+    assert (tree.num_nodes, pool.num_free) == (0, num_pages)
+
+
+# The order of eviction.
+
+
+@pytest.mark.parametrize(
+    ("strategy", "order"),
+    [("lru", "bdcae"), ("lfu", "bdeac"), ("fifo", "abcde"), ("slru", "bdeca")],
+)
+def test_pages_leave_in_the_order_of_the_strategy(strategy: str, order: str) -> None:
+    cache = Cache(strategy=strategy)
+    for name in "abcd":
+        cache.serve(name * 4)
+    for name in "cca":
+        cache.tree.release(cache.match(name * 4).receipt)
+    cache.serve("eeee")
+    gone = ""
+    while cache.tree.evict(1, 1).count:
+        gone += "".join(
+            name for name in order if name not in gone and cache.cached(name * 4) == (0, 0)
+        )
+    assert gone == order
+
+
+def test_a_branch_leaves_page_by_page_from_its_end(cache: Cache) -> None:
+    cache.serve("abcdefghijkl")
+    cache.serve("pqrs")
+    for num_tokens in (8, 4, 0):
+        assert cache.tree.evict(1, 1).count == 1
+        assert cache.cached("abcdefghijkl") == (num_tokens, 0)
+    assert cache.cached("pqrs") == (4, 0)
+
+
+def test_a_page_that_a_step_may_still_touch_comes_back_fenced(cache: Cache) -> None:
+    receipt, table = cache.start("abcd", step=5)
+    cache.finish(receipt, table, last_step=5)
+    evicted = cache.tree.evict(1, 6)
+    assert (evicted.count, len(evicted.device_page_ids)) == (1, 0)
+    assert cache.pool.state(table[0]) is PageState.FENCED
+
+
+def test_no_more_is_evicted_than_there_is(cache: Cache) -> None:
+    cache.serve("abcdefgh")
+    assert cache.tree.evict(0, 1).count == 0
+    assert cache.tree.evict(9, 1).count == 2
+    assert cache.tree.num_nodes == 0
+
+
+def test_clearing_leaves_what_receipts_cover() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcdefgh")
+    cache.serve("pqrstuvw")
+    cache.tree.evict(1, 1)
+    cache.tree.match(b"", ids("pqrs"), partial=False)
+    cache.tree.clear()
+    assert (cache.cached("abcdefgh"), cache.cached("pqrstuvw")) == ((0, 0), (4, 0))
+    assert (cache.tree.num_host_pages, cache.pool.num_held) == (0, 1)
+    cache.check()
+
+
+# The second tier.
+
+
+def test_evicted_pages_go_to_the_host_and_come_back_on_a_hit() -> None:
+    cache = Cache(host=4)
+    pages = cache.serve("abcdefghijkl")
+    evicted = cache.tree.evict(2, 7)
+    assert (evicted.count, evicted.device_page_ids.tolist()) == (2, pages[1:])
+    assert [cache.pool.state(page) for page in pages[1:]] == [PageState.FREE] * 2
+    assert cache.cached("abcdefghijkl") == (4, 8)
+
+    match = cache.match("abcdefghijkl")
+    assert match.page_ids.tolist() == pages[:1]
+    assert match.host_page_ids.tolist() == evicted.host_page_ids.tolist()
+    new = cache.pool.acquire(2)
+    cache.tree.promote(match.receipt, new, 8)
+    assert cache.match("abcdefghijkl").page_ids.tolist() == [pages[0], *new]
+    assert [cache.pool.ref_count(page) for page in new] == [2, 2]
+    assert cache.host is not None
+    assert (cache.host.num_free, cache.host.num_fenced) == (2, 2)  # step 8 reads them
+    cache.host.complete(8)
+    assert cache.host.num_free == 4
+    assert cache.tree.num_host_pages == 0
+
+
+def test_a_full_host_drops_its_own_first_page_for_a_new_one() -> None:
+    cache = Cache(host=2)
+    for text in ("aaaa", "bbbb", "cccc"):
+        cache.serve(text)
+    for text in ("aaaa", "bbbb"):
+        cache.tree.evict(1, 1)
+        assert cache.cached(text) == (0, 4)
+    evicted = cache.tree.evict(1, 1)
+    assert len(evicted.host_page_ids) == 1
+    assert [cache.cached(x * 4) for x in "abc"] == [(0, 0), (0, 4), (0, 4)]
+
+
+def test_a_copy_whose_target_is_dropped_again_is_not_asked_for() -> None:
+    cache = Cache(host=2)
+    pages = cache.serve("abcdefghijklmnop")
+    evicted = cache.tree.evict(4, 1)
+    assert evicted.count == 4
+    assert evicted.device_page_ids.tolist() == pages[:2]
+    assert sorted(evicted.host_page_ids) == [0, 1]
+    assert cache.cached("abcdefghijklmnop") == (0, 8)
+    cache.check()
+
+
+def test_what_the_host_cannot_hold_goes_nowhere() -> None:
+    cache = Cache(host=1)
+    cache.serve("abcd")
+    cache.tree.evict(1, 1)
+    locked = cache.match("abcd")
+    cache.serve("pqrs")
+    evicted = cache.tree.evict(1, 1)
+    assert (evicted.count, len(evicted.host_page_ids)) == (1, 0)
+    assert (cache.cached("abcd"), cache.cached("pqrs")) == ((0, 4), (0, 0))
+    assert cache.tree.evict_host(1) == 0
+    cache.tree.release(locked.receipt)
+    assert (cache.tree.num_host_evictable, cache.tree.evict_host(2)) == (1, 1)
+    assert cache.host is not None
+    assert cache.host.num_free == 1
+
+
+def test_a_run_on_the_host_takes_the_pages_of_who_computed_it_again() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcdefghijkl")
+    cache.tree.evict(2, 1)
+    match = cache.match("abcd")
+    pages = cache.pool.acquire(1)
+    assert cache.tree.insert(match.receipt, ids("efgh"), pages, 3) == 1
+    assert cache.cached("abcdefghijkl") == (8, 4)
+    assert cache.pool.ref_count(pages[0]) == 2
+    assert (cache.tree.num_host_pages, cache.tree.num_locked) == (1, 2)
+    cache.check()
+
+
+def test_nothing_is_published_behind_the_host() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcd")
+    cache.tree.evict(1, 1)
+    match = cache.match("abcd")
+    with pytest.raises(InvariantError, match="receipt 1 ends on the host; promote it first"):
+        cache.tree.insert(match.receipt, ids("efgh"), cache.pool.acquire(1), 1)
+
+
+# Steps that fail.
+
+
+def test_what_a_failed_step_was_to_write_is_withdrawn_from_all_who_share_it(cache: Cache) -> None:
+    cache.serve("abcd", step=1)
+    first, first_table = cache.start("abcdefgh", step=2)
+    second, second_table = cache.start("abcdefghijkl", step=2)
+    third, third_table = cache.start("abcdpqrs", step=1)
+    assert cache.tree.withdraw(2) == ((first, 1), (second, 1))
+    assert cache.cached("abcdefghijkl") == (4, 0)
+    assert cache.cached("abcdpqrs") == (8, 0)
+    assert cache.tree.num_locked == 2
+    cache.check()
+    cache.finish(first, first_table)
+    cache.finish(second, second_table)
+    cache.finish(third, third_table)
+    assert cache.pool.num_held == cache.tree.num_evictable == 2
+
+
+def test_what_is_behind_a_withdrawn_page_goes_too(cache: Cache) -> None:
+    first, table = cache.start("abcdefgh", step=2)
+    page = cache.pool.acquire(1)
+    cache.tree.insert(first, ids("ijkl"), page, 3)
+    assert cache.tree.withdraw(2) == ((first, 0),)
+    assert cache.tree.num_pages == 0
+    cache.finish(first, np.concatenate([table, page]))
+    assert cache.pool.num_free == 16
+
+
+def test_copies_of_a_failed_step_are_withdrawn_on_both_tiers() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcdefgh", step=1)
+    cache.tree.evict(1, 2)
+    assert cache.tree.withdraw(2) == ()
+    assert cache.cached("abcdefgh") == (4, 0)
+    cache.tree.evict(1, 3)
+    match = cache.match("abcd")
+    cache.tree.promote(match.receipt, cache.pool.acquire(1), 4)
+    assert cache.tree.withdraw(4) == ((match.receipt, 0),)
+    assert cache.tree.num_pages == cache.tree.num_host_pages == 0
+    cache.check()
+
+
+def test_cutting_a_path_shortens_every_receipt_behind_the_cut(cache: Cache) -> None:
+    first, _ = cache.start("abcdefghijkl")
+    second, _ = cache.start("abcdefghpqrs")
+    other, _ = cache.start("abcdvwxy")
+    assert cache.tree.cut(first, 3) == ()
+    assert cache.tree.cut(first, 1) == ((first, 1), (second, 1))
+    assert cache.cached("abcdefgh") == (4, 0)
+    assert cache.cached("abcdvwxy") == (8, 0)
+    assert cache.tree.num_exclusive(other) == 1
+    cache.check()
+
+
+# Bad arguments.
+
+
+def test_a_released_receipt_is_refused_and_named(cache: Cache) -> None:
+    receipt = cache.match("abcd").receipt
+    cache.tree.release(receipt)
+    with pytest.raises(InvariantError, match="release: receipt 0 is not live"):
+        cache.tree.release(receipt)
+    with pytest.raises(InvariantError, match="fork: receipt -1 is not live"):
+        cache.tree.fork(NO_RECEIPT)
+
+
+@pytest.mark.parametrize(
+    ("text", "pages", "message"),
+    [
+        ("abcde", [4], "insert: 5 tokens don't fill 1 pages of 4"),
+        ("abcd", [], "insert: 4 tokens don't fill 0 pages of 4"),
+        ("abcd", [16], "insert: page 16 is not of the pool"),
+        ("abcd", [-1], "insert: page -1 is not of the pool"),
+        ("abcdefgh", [4, 15], "insert: page 15 is not held"),
+        ("abcdefgh", [4, 4], "insert: page 4 is in the tree already, or named twice"),
+        ("abcdefgh", [4, 0], "insert: page 0 is in the tree already, or named twice"),
+    ],
+)
+def test_pages_that_cannot_be_published_are_refused_and_nothing_is(
+    cache: Cache, text: str, pages: list[int], message: str
+) -> None:
+    cache.serve("pqrsqrst")
+    receipt, _ = cache.start("wxyz")
+    cache.pool.acquire(4)
+    before = cache.tree.walk()
+    with pytest.raises(InvariantError, match=message):
+        cache.tree.insert(receipt, ids(text), int32(*pages), 0)
+    assert cache.tree.walk() == before
+    assert cache.pool.ref_counts().tolist() == [1, 1, 2, 1, 1, 1, 1] + [0] * 9
+    cache.check()
+
+
+def test_a_promotion_takes_exactly_the_pages_on_the_host() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcdefgh")
+    cache.tree.evict(1, 1)
+    match = cache.match("abcdefgh")
+    pages = cache.pool.acquire(2)
+    message = "promote: receipt 1 covers 1 pages on the host, got 2"
+    with pytest.raises(InvariantError, match=message):
+        cache.tree.promote(match.receipt, pages, 1)
+    with pytest.raises(InvariantError, match="promote: page 9 is not held"):
+        cache.tree.promote(match.receipt, int32(9), 1)
+    assert cache.cached("abcdefgh") == (4, 4)
+    cache.check()
+
+
+def test_arrays_of_another_type_shape_or_order_are_refused(cache: Cache) -> None:
+    receipt, _ = cache.start("abcd")
+    page = cache.pool.acquire(1)
+    message = "must be a one-dimensional int32 array"
+    with pytest.raises(TypeError, match=f"token_ids {message}"):
+        cache.tree.match(b"", np.zeros(4, np.int64))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=f"token_ids {message}"):
+        cache.tree.peek(b"", np.zeros((2, 4), np.int32))
+    with pytest.raises(TypeError, match=f"page_ids {message}"):
+        cache.tree.insert(receipt, ids("efgh"), np.zeros(1, np.float32), 0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="token_ids must be contiguous"):
+        cache.tree.insert(receipt, ids("eefgh")[::-1][::2], page, 0)
+    with pytest.raises(TypeError):
+        cache.tree.match("", ids("abcd"))  # pyright: ignore[reportArgumentType]
+    assert cache.tree.num_receipts == 1
+    cache.check()
+
+
+def test_counts_below_zero_are_refused(cache: Cache) -> None:
+    receipt, _ = cache.start("abcd")
+    with pytest.raises(ValueError, match="count must be at least 0, got -1"):
+        cache.tree.evict(-1, 0)
+    with pytest.raises(ValueError, match="count must be at least 0, got -2"):
+        cache.tree.evict_host(-2)
+    with pytest.raises(ValueError, match="num_pages must be at least 0, got -1"):
+        cache.tree.cut(receipt, -1)
+
+
+def test_pools_and_strategies_that_do_not_fit_are_refused() -> None:
+    pool = PagePool(4, 4)
+    with pytest.raises(ValueError, match="strategy must be lru, lfu, fifo or slru, got mru"):
+        PrefixTree(pool, strategy="mru")
+    with pytest.raises(ValueError, match="host_pool must have pages of 4 tokens like pool, got 2"):
+        PrefixTree(pool, host_pool=PagePool(4, 2))
+    with pytest.raises(ValueError, match="host_pool must be another pool than pool"):
+        PrefixTree(pool, host_pool=pool)
+
+
+def test_an_empty_tree_answers_everything(cache: Cache) -> None:
+    assert cache.cached("abcd") == (0, 0)
+    assert cache.tree.evict(3, 0).count == cache.tree.evict_host(3) == 0
+    assert cache.tree.withdraw(0) == ()
+    cache.tree.clear()
+    cache.check()
+    assert repr(cache.tree) == (
+        "PrefixTree(pages=0, evictable=0, host_pages=0, nodes=0, receipts=0)"
+    )
