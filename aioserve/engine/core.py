@@ -234,6 +234,7 @@ class CoreLoop:
             end_ids=entry.end_ids,
             max_length=entry.max_length,
             now_seconds=self._loop.time(),
+            namespace=entry.namespace,
         )
         request = LiveRequest(entry.mailbox)
         for index, sequence_id in enumerate(sequence_ids):

@@ -15,6 +15,7 @@ from aioserve.errors import ConfigError, EngineClosedError, WrongLoopError
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens
+from aioserve.kv.prefix_tree import PrefixTree
 from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
@@ -36,19 +37,9 @@ class LiveEngine:
                 f"max_model_len of {model.name} is {model.limits.max_model_len}, but "
                 f"{model.limits.num_pages} pages of {config.page_size} tokens hold {holds}"
             )
+        self.memory = _kv_memory(config, model.limits.num_pages)
         self.scheduler = Scheduler(
-            KVMemory(
-                PagePool(model.limits.num_pages, config.page_size),
-                host_pool=(
-                    PagePool(config.num_host_pages, config.page_size)
-                    if config.num_host_pages
-                    else None
-                ),
-                prefix_caching=config.prefix_caching,
-                partial_page_reuse=config.partial_page_reuse,
-                eviction=config.eviction,
-                preemption=config.preemption,
-            ),
+            self.memory,
             policy,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -95,18 +86,23 @@ class LiveEngine:
 
     def stats(self) -> EngineStats:
         scheduler, counters = self.scheduler, self.scheduler.counters
-        memory = scheduler.memory
-        pool, num_cached = memory.pool, memory.num_cached
+        memory, moved = self.memory, self.memory.counters
+        pool, host_pool = memory.pool, memory.host_pool
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=self.intake.num_waiting,
             pages_total=pool.num_pages,
             pages_free=pool.num_free,
             pages_fenced=pool.num_fenced,
-            pages_cached=num_cached,
-            pages_held_by_requests=pool.num_held - num_cached,
+            pages_cached=memory.num_cached,
+            pages_held_by_requests=pool.num_held - memory.num_cached,
+            pages_host_total=0 if host_pool is None else host_pool.num_pages,
+            pages_host_used=0 if host_pool is None else host_pool.num_held,
+            pages_copied_total=moved.pages_copied,
+            pages_swapped_out_total=moved.pages_swapped_out,
+            pages_swapped_in_total=moved.pages_swapped_in,
             tokens_prefilled_total=counters.tokens_prefilled,
-            tokens_cached_total=memory.counters.tokens_cached,
+            tokens_cached_total=moved.tokens_cached,
             tokens_generated_total=counters.tokens_generated,
             preemptions_total=counters.preemptions,
             steps_total=counters.steps,
@@ -127,19 +123,57 @@ class LiveEngine:
                 {"step": plan.step, "requests": len(plan.items), "tokens": plan.num_tokens}
                 for plan in self.core.in_flight
             ],
-            "requests": [_describe(sequence) for sequence in self.scheduler.sequences.values()],
+            "prefix_tree": _describe_tree(self.memory.tree),
+            "sequences": [
+                _describe_sequence(sequence, self.memory.pool)
+                for sequence in self.scheduler.sequences.values()
+            ],
         }
 
 
-def _describe(sequence: SequenceState) -> dict[str, Any]:
+def _kv_memory(config: EngineConfig, num_pages: int) -> KVMemory:
+    host_pool = None
+    if config.num_host_pages:
+        host_pool = PagePool(config.num_host_pages, config.page_size)
+    return KVMemory(
+        PagePool(num_pages, config.page_size),
+        host_pool=host_pool,
+        prefix_caching=config.prefix_caching,
+        partial_page_reuse=config.partial_page_reuse,
+        eviction=config.eviction,
+        preemption=config.preemption,
+    )
+
+
+def _describe_tree(tree: PrefixTree | None) -> dict[str, int] | None:
+    if tree is None:
+        return None
+    return {
+        "pages": tree.num_pages,
+        "evictable_pages": tree.num_evictable,
+        "locked_pages": tree.num_locked,
+        "host_pages": tree.num_host_pages,
+        "nodes": tree.num_nodes,
+        "receipts": tree.num_receipts,
+    }
+
+
+def _describe_sequence(sequence: SequenceState, pool: PagePool) -> dict[str, Any]:
+    pages = sequence.page_table.page_ids
     return {
         "request_id": sequence.request_id,
+        "sequence_id": sequence.sequence_id,
+        "seed": sequence.seed,
         "phase": sequence.phase.value,
         "paused": sequence.paused,
         "prompt_tokens": sequence.prompt_tokens,
         "known_tokens": sequence.num_known,
         "computed_tokens": sequence.computed,
+        "cached_tokens": sequence.cached,
         "max_length": sequence.max_length,
-        "pages": sequence.page_table.page_ids.tolist(),
+        "pages": pages.tolist(),
+        "shared_pages": len(pages) - pool.num_unshared(pages),
+        "published_pages": sequence.published,
+        "pages_on_host": 0 if sequence.swapped is None else len(sequence.swapped.host_page_ids),
         "preemptions": sequence.epoch,
     }

@@ -10,6 +10,7 @@ import pytest
 from aioserve import (
     DuplicateRequestError,
     Engine,
+    EngineClosedError,
     FinishReason,
     InvalidSamplingError,
     RequestFailedError,
@@ -182,6 +183,28 @@ async def test_a_request_left_after_some_of_its_samples_ended_says_so():
         assert stream.finish_reasons[1:] == (FinishReason.ABORT,) * 3
         assert stream.finish_reason is FinishReason.ABORT
         assert await all_given_back(it)
+
+
+async def test_the_end_of_the_request_stands_though_a_sample_comes_to_its_own():
+    async with engine() as it:
+        for taken in range(1, 9):
+            stream = it.stream(PROMPT, SamplingParams(max_tokens=4, seed=7, n=2))
+            for _ in range(taken):
+                await anext(stream)
+            stream.close()
+            ended = stream.finish_reasons
+            await it.generate([9], SamplingParams(max_tokens=5, seed=0))
+            assert stream.finish_reasons == ended
+            assert stream.finish_reason in ended
+
+
+async def test_closing_the_engine_ends_every_sample():
+    async with engine() as it:
+        stream = it.stream(PROMPT, SamplingParams(max_tokens=200, seed=0, n=4))
+        await anext(stream)
+    with pytest.raises(EngineClosedError):
+        await read(stream, 4)
+    assert it.stats().pages_held_by_requests == it.stats().pages_fenced == 0
 
 
 async def test_what_goes_wrong_in_one_sample_ends_its_request_and_no_other():

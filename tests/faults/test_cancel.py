@@ -33,7 +33,7 @@ def phase_of(engine: Engine) -> str:
         return "encoding"
     if any(entry.mailbox.request_id == "victim" for entry in live.core._inbox):
         return "queued"
-    for request in engine.dump()["requests"]:
+    for request in engine.dump()["sequences"]:
         if request["request_id"] != "victim":
             continue
         if request["phase"] == "waiting":

@@ -33,7 +33,7 @@ def test_slow_readers_get_every_token_and_hold_up_nobody(seed, n):
                 )
                 for index in range(5)
             ]
-            await until(lambda: any(r["paused"] for r in witness.engine.dump()["requests"]))
+            await until(lambda: any(r["paused"] for r in witness.engine.dump()["sequences"]))
             began = loop.time()
             quick = [witness.read([100 + index], params(40)) for index in range(4)]
             assert await asyncio.gather(*quick) == ["length"] * 4
