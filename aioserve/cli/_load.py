@@ -76,16 +76,20 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
         max_num_seqs=max(256, concurrency),
         max_waiting=max(1024, options.num_prompts),
         overlap=options.overlap,
+        prefix_caching=options.prefix_caching,
+        partial_page_reuse=options.partial_page_reuse,
+        eviction=options.eviction,
+        num_host_pages=options.num_host_pages,
+        preemption=options.preemption,
     ) as engine:
-        prompts = random_prompts(
-            options.num_prompts + 1,
-            options.input_len,
-            options.shared_prefix_len,
-            engine.limits.vocab_size,
-            options.seed,
-        )
+        vocab_size, length = engine.limits.vocab_size, options.input_len
         # The first request pays for what is built once: thread pool, kernels' choice, page faults.
-        await _answer(engine, prompts.pop(), min(2, options.output_len))
+        # It shares nothing with the others, which find an empty prefix cache.
+        (first,) = random_prompts(1, length, 0, vocab_size, options.seed + 1)
+        await _answer(engine, first, min(2, options.output_len))
+        prompts = random_prompts(
+            options.num_prompts, length, options.shared_prefix_len, vocab_size, options.seed
+        )
         before = engine.stats()
         async with LoopLag() as lag:
             started = time.perf_counter()
@@ -105,8 +109,10 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
         "stats": {
             "steps": after.steps_total - before.steps_total,
             "preemptions": after.preemptions_total - before.preemptions_total,
+            "tokens_prefilled": after.tokens_prefilled_total - before.tokens_prefilled_total,
+            "tokens_cached": after.tokens_cached_total - before.tokens_cached_total,
             "pages_total": after.pages_total,
-            "pages_free_at_end": after.pages_free,
+            "pages_held_at_end": after.pages_held_by_requests,
         },
     }
 

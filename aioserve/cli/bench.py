@@ -55,6 +55,16 @@ class BenchOptions:
     """Tokens of one engine step."""
     overlap: Annotated[bool, Parameter(negative="--no-overlap")] = True
     """Plan the next step while one runs."""
+    prefix_caching: Annotated[bool, Parameter(negative="--no-prefix-caching")] = True
+    """Start requests from what is cached of their prefix."""
+    partial_page_reuse: Annotated[bool, Parameter(negative="--no-partial-page-reuse")] = True
+    """Copy the valid part of a cached page."""
+    eviction: str = "lru"
+    """Which cached pages go first: lru, lfu, fifo or slru."""
+    num_host_pages: int = 0
+    """Pages in the host's memory for evicted and swapped-out KV."""
+    preemption: str = "auto"
+    """auto, recompute or swap."""
     seed: int = 0
     """Key of the random prompts."""
     json: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
@@ -133,7 +143,8 @@ def _print_table(result: dict[str, Any]) -> None:
     lag = result["loop_lag_milliseconds"]
     console.print(f"loop lag of a 1 ms ticker: p99 {lag['p99']:.2f} ms, max {lag['max']:.2f} ms")
     console.print(
-        f"{result['seconds']:.2f} s, {stats['steps']} steps, {stats['preemptions']} preemptions"
+        f"{result['seconds']:.2f} s, {stats['steps']} steps, {stats['preemptions']} preemptions, "
+        f"prompt tokens: {stats['tokens_prefilled']} computed, {stats['tokens_cached']} cached"
     )
 
 

@@ -16,15 +16,19 @@ SMALL = ("--num-prompts", 6, "--input-len", 20, "--output-len", 5, "--shared-pre
 
 
 def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> None:
-    done = aioserve_here("bench", "throughput", "--model", tiny_model, *SMALL, "--json", "-")
+    options = ("--page-size", 4, "--json", "-")
+    done = aioserve_here("bench", "throughput", "--model", tiny_model, *SMALL, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     rates, seconds = result["throughput"], result["seconds"]
     assert rates["requests_per_second"] * seconds == pytest.approx(6)
     assert rates["prompt_tokens_per_second"] * seconds == pytest.approx(120)
     assert rates["output_tokens_per_second"] * seconds == pytest.approx(30)
-    assert result["stats"]["pages_free_at_end"] == result["stats"]["pages_total"]
-    assert result["stats"]["steps"] >= 5
+    stats = result["stats"]
+    assert stats["pages_held_at_end"] == 0 < stats["pages_total"]
+    assert stats["steps"] >= 5
+    # The first of six computes the 8 tokens that all share.
+    assert (stats["tokens_prefilled"], stats["tokens_cached"]) == (80, 40)
     assert result["loop_lag_milliseconds"]["max"] >= result["loop_lag_milliseconds"]["p99"] >= 0
     assert {"isa", "threads", "dtype"} <= result["machine"].keys()
 
@@ -33,13 +37,17 @@ def test_latency_prints_a_table_and_writes_json(
     aioserve_here: Run, tiny_model: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "result.json"
-    options = ("--dtype", "bfloat16", "--page-size", 2, "--no-overlap", "--json", file)
-    done = aioserve_here("bench", "latency", "--model", tiny_model, *SMALL, *options)
+    options = ("--dtype", "bfloat16", "--page-size", 2, "--no-overlap", "--no-prefix-caching")
+    memory = ("--num-host-pages", 8, "--preemption", "swap", "--eviction", "slru")
+    done = aioserve_here(
+        "bench", "latency", "--model", tiny_model, *SMALL, *options, *memory, "--json", file
+    )
     assert done.returncode == 0, done.stderr
     for shown in ("time to first token", "time per output token", "whole answer", "loop lag"):
         assert shown in done.stdout
     result = json.loads(file.read_text())
     assert result["concurrency"] == 1
+    assert result["stats"]["tokens_prefilled"] == 120
     assert result["machine"]["dtype"] == "bfloat16"
     for spread in result["latency_milliseconds"].values():
         assert 0 < spread["p50"] <= spread["p90"] <= spread["p99"] <= spread["max"]

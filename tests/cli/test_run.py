@@ -63,6 +63,8 @@ def test_a_stop_string_ends_the_answer(aioserve_here: Run) -> None:
         (["run", "x = 1\n" * 20_000, "--raw"], 2, "max_model_len"),
         (["bench", "throughput", "--model", "random:9t"], 2, "random:9t"),
         (["bench", "latency", "--json", "/no/such/directory/x"], 2, "/no/such/directory"),
+        (["bench", "latency", "--model", "pyhelp", "--eviction", "mru"], 2, "eviction"),
+        (["bench", "latency", "--model", "pyhelp", "--preemption", "swap"], 2, "num_host_pages"),
         (["bench", "latency", "--policy", "no-such", "--model", "pyhelp"], 2, "no-such"),
         (["bench", "latency", "--input-len", "4", "--shared-prefix-len", "5"], 2, "input_len=4"),
     ],
