@@ -2,10 +2,12 @@
 #
 #   run     stream an answer from the embedded model      bench   measure the engine
 #   test    lint, types and the test suite                docs    build/docs/index.html
+#   mutants plant bugs in a copy and see the tests find them
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   clean   remove what was built, keep .venv             distclean   remove .venv too
 #
-# PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`.
+# PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, and
+# MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := run
@@ -29,7 +31,7 @@ FOR_TEST := .venv/.for-test
 FOR_DOCS := .venv/.for-docs
 BUILT := .venv/.built
 
-.PHONY: run test test-slow lint bench docs build clean distclean
+.PHONY: run test test-slow mutants lint bench docs build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run "$$PROMPT"
@@ -39,6 +41,9 @@ test: lint
 
 test-slow: lint
 	$(BIN)/python -m pytest
+
+mutants: $(FOR_TEST) $(BUILT)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 lint: $(FOR_TEST) $(BUILT)
 	$(BIN)/ruff check

@@ -1,11 +1,18 @@
-"""How hypothesis runs here: without deadlines, and in CI with the same examples every time."""
+"""How hypothesis runs here: without deadlines, and in CI with the same examples every time.
+
+Whether planted bugs are found (`make mutants`) is asked with these examples too. The smallest one
+that fails is of no interest there.
+"""
 
 from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("developer", deadline=None)
 settings.register_profile("same-every-time", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile(
+    "planted-bugs", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("same-every-time" if os.environ.get("CI") else "developer")

@@ -1,0 +1,53 @@
+"""Every planted bug can still be planted and names tests that exist; `make mutants` plants them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.test_guarantees import defined_in
+from tests.mutants.mutant import ROOT, Mutant, StaleMutantError, load_mutants
+
+MUTANTS = load_mutants()
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MUTANTS) >= 20
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_changes_one_place_and_names_tests_that_exist(mutant: Mutant) -> None:
+    source = (ROOT / mutant.file).read_text(encoding="utf-8")
+    assert mutant.planted_in(source) != source
+    assert mutant.trap
+    assert mutant.tests
+    for test in mutant.tests:
+        path, _, name = test.partition("::")
+        assert (ROOT / path).exists(), f"{mutant.name}: no {path}"
+        assert not name or name in defined_in(path), f"{mutant.name}: {path} has no {name}"
+
+
+@pytest.mark.parametrize("source", ["a = 1", "a = 2\na = 2"])
+def test_text_that_is_missing_or_there_twice_is_refused(source: str) -> None:
+    mutant = Mutant("a trap", "a.py", "a = 2", "a = 3", ("tests/test_a.py",), "stale")
+    with pytest.raises(StaleMutantError, match=r"stale: a\.py has [02] times, not once"):
+        mutant.planted_in(source)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_bug_that_is_planted_is_found_and_the_repository_stays_as_it_was() -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.file == "aioserve/text/stop.py")
+    before = (ROOT / mutant.file).read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mutants", "--only", mutant.name],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "found 1 of 1"
+    assert (ROOT / mutant.file).read_bytes() == before
