@@ -15,6 +15,7 @@ Junk has bit 63 set, which no valid entry has, and what is computed from junk is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -42,6 +43,7 @@ TOKEN_STRIDE = 0x100000001B3
 BITS_64 = (1 << 64) - 1
 BITS_63 = (1 << 63) - 1
 FIRST_WEIGHTS = 4096
+NO_PAGES = np.zeros(1, np.int32)
 
 
 def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> list[int]:
@@ -96,16 +98,18 @@ class FakeDevice:
         self.execute(msgspec.structs.replace(plan, copies=copies, items=items))
 
     def scribble(
-        self, page_ids: npt.NDArray[np.int32], host_page_ids: npt.NDArray[np.int32] | None = None
+        self,
+        page_ids: npt.NDArray[np.integer[Any]],
+        host_page_ids: npt.NDArray[np.integer[Any]] | tuple[int, ...] = (),
     ) -> None:
         """Fill pages with junk: those that nobody may read before they are written again."""
         self._kv[page_ids] = JUNK
-        if host_page_ids is not None:
-            self._host_kv[host_page_ids] = JUNK
+        self._host_kv[list(host_page_ids)] = JUNK
 
     def _check(self, plan: StepPlan) -> None:
         num_pages, page_size = self._kv.shape
         writers: dict[int, int] = {}
+        named = [NO_PAGES]
         before: WorkItem | None = None
         for item in plan.items:
             end = item.start + item.count
@@ -118,8 +122,7 @@ class FakeDevice:
                 )
             if len(used) * page_size < end:
                 raise ValueError(f"{what} ends at {end} and has {len(used)} pages of {page_size}")
-            if used.min() < 0 or used.max() >= num_pages:
-                raise ValueError(f"{what} names pages {used.tolist()} of {num_pages}")
+            named.append(used)
             if not 0 <= item.slot < len(self._last_tokens):
                 raise ValueError(f"{what} has slot {item.slot} of {len(self._last_tokens)}")
             if item.count == 0:
@@ -135,6 +138,9 @@ class FakeDevice:
                 other = writers.setdefault(page, item.sequence_id)
                 if other != item.sequence_id:
                     raise ValueError(f"{what} writes page {page}, as does sequence {other}")
+        page_ids = np.concatenate(named)
+        if page_ids.min() < 0 or page_ids.max() >= num_pages:
+            raise ValueError(f"step {plan.step} names pages {page_ids.tolist()} of {num_pages}")
 
     def _copy(self, copy: PageCopy) -> None:
         device, host = self._kv, self._host_kv

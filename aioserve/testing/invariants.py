@@ -10,37 +10,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from aioserve.engine.core import CoreLoop, LiveRequest
 from aioserve.engine.engine import Engine
 from aioserve.engine.live import LiveEngine
 from aioserve.engine.mailbox import Mailbox
 from aioserve.errors import EngineClosedError, InvariantError
+from aioserve.execution.plan import CopyKind
 from aioserve.kv.page_pool import PagePool
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.testing.fake_model import FakeRunner
 
-__all__ = ["check_invariants", "scribble_free_pages"]
+__all__ = ["check_invariants", "count_leaked_pages", "scribble_free_pages"]
 
 
 def check_invariants(engine: Engine) -> None:
     """Raise `InvariantError` naming everything that is off, `EngineClosedError` for an engine that
     was never entered.
 
-    Pages: each is free, fenced or held, and held exactly by the page tables and the prefix tree
-    that name it. Steps: those in flight are the last ones launched. Requests: the core loop, the
-    scheduler and the mailboxes know the same ones, with the same tokens, and those that are paused
-    have a stall timer. An engine without requests holds nothing but cached prefixes.
+    Pages: each is free, fenced or held, and held exactly by the page tables, swapped requests and
+    the prefix tree that name it. Steps: those in flight are the last ones launched. Requests: the
+    core loop, the scheduler and the mailboxes know the same ones, with the same tokens, and those
+    that are paused have a stall timer. An engine without requests holds nothing but cached
+    prefixes.
 
     Call it on the engine's event loop. It costs time in proportion to the pages and requests.
     """
     live = _live(engine)
     live.scheduler.sanity_check()
-    problems = [
-        *_pages(live.scheduler),
-        *_steps(live.core, live.scheduler),
-        *_stats(live),
-    ]
+    problems = [*_steps(live.core, live.scheduler), *_stats(live)]
     # A core loop that failed has ended its requests without the scheduler.
     if live.core.failure is None:
         problems += [*_requests(live.core, live.scheduler), *_idle(live)]
@@ -55,13 +54,27 @@ def scribble_free_pages(engine: Engine) -> None:
     runner = live.model.runner
     if not isinstance(runner, FakeRunner):
         raise TypeError(f"only the pages of a FakeModel can be scribbled on, got {runner!r}")
-    free = live.scheduler.pool.ref_counts() == 0
+    memory = live.scheduler.memory
+    free = _unheld(memory.pool)
+    free_on_host = np.zeros(0, bool) if memory.host_pool is None else _unheld(memory.host_pool)
     for plan in runner.in_flight:
         for item in plan.items:
             free[item.page_ids] = False
         for copy in plan.copies:
-            free[[copy.source, copy.target]] = False
-    runner.device.scribble(np.flatnonzero(free).astype(np.int32))
+            (free_on_host if copy.kind is CopyKind.FROM_HOST else free)[copy.source] = False
+            (free_on_host if copy.kind is CopyKind.TO_HOST else free)[copy.target] = False
+    runner.device.scribble(np.flatnonzero(free), np.flatnonzero(free_on_host))
+
+
+def count_leaked_pages(engine: Engine) -> int:
+    """Pages, on the device and the host, that stay held when no request is left and the prefix
+    tree is cleared. Only for an engine that is closed or has been drained."""
+    memory = _live(engine).scheduler.memory
+    if memory.tree is not None:
+        memory.tree.clear()
+    host = memory.host_pool
+    on_host = 0 if host is None else host.num_pages - host.num_free
+    return memory.pool.num_pages - memory.pool.num_free + on_host
 
 
 def _live(engine: Engine) -> LiveEngine:
@@ -70,29 +83,21 @@ def _live(engine: Engine) -> LiveEngine:
     return engine._live
 
 
-def _pages(scheduler: Scheduler) -> Iterator[str]:
-    pool: PagePool = scheduler.pool
-    expected = np.zeros(pool.num_pages, np.int32)
-    for sequence in scheduler.sequences:
-        np.add.at(expected, sequence.page_table.page_ids, 1)
-    counted = pool.ref_counts()
-    for page in np.flatnonzero(expected != counted)[:8].tolist():
-        yield (
-            f"page {page} has {counted[page]} references, "
-            f"but {expected[page]} page tables and trees name it"
-        )
+def _unheld(pool: PagePool) -> npt.NDArray[np.bool_]:
+    return pool.ref_counts() == 0
 
 
 def _steps(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
-    launched, done = scheduler.launched, scheduler.pool.done_step
+    pool = scheduler.memory.pool
+    launched, done = scheduler.launched, pool.done_step
     steps = [plan.step for plan in core.in_flight]
     if steps != list(range(launched + 1 - len(steps), launched + 1)):
         yield f"steps {steps} are in flight; the last one launched is {launched}"
     # One more than the core lists may be in flight: the one that it awaits.
     if not len(steps) <= launched - done <= core._max_in_flight:
         yield f"step {launched} is launched and {done} done, with {len(steps)} known in flight"
-    if launched == done and scheduler.pool.num_fenced:
-        yield f"{scheduler.pool.num_fenced} pages are fenced although no step is in flight"
+    if launched == done and pool.num_fenced:
+        yield f"{pool.num_fenced} pages are fenced although no step is in flight"
 
 
 def _stats(live: LiveEngine) -> Iterator[str]:
@@ -108,7 +113,7 @@ def _stats(live: LiveEngine) -> Iterator[str]:
 
 
 def _requests(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
-    sequences = {sequence.sequence_id: sequence for sequence in scheduler.sequences}
+    sequences = scheduler.sequences
     if sequences.keys() != core._samples.keys():
         yield (
             f"the scheduler knows sequences {sorted(sequences)}, "

@@ -48,6 +48,7 @@ SPIN_ROUNDS = 1_000
 PATIENCE_SECONDS = 1.0
 SHORT_PATIENCE_SECONDS = 0.02
 DEADLOCK_PATIENCE_SECONDS = 10.0
+KEPT_CANCELLED_TIMERS = 64
 MAX_ROUNDS = 1_000_000
 WORKER_OF_ANYIO = "AnyIO worker thread"
 
@@ -92,7 +93,6 @@ class SimLoop(asyncio.BaseEventLoop):
     """The loop itself, for `asyncio.Runner(loop_factory=...)`; most tests want `simulate`."""
 
     _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
     _stopping: bool
 
     def __init__(self, seed: int = 0, *, max_rounds: int = MAX_ROUNDS) -> None:
@@ -104,6 +104,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._draw = random.Random(seed).random
         self._now_seconds = 0.0
         self._busy_rounds = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._num_timers = 0
+        self._num_cancelled_timers = 0
         self._called_in = threading.Condition()
         self._calls: deque[tuple[threading.Thread, asyncio.Handle]] = deque()
         self._work: deque[threading.Thread] = deque()
@@ -146,20 +149,24 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _take_timers(self) -> None:
         """Make due timers ready, after advancing the clock if nothing else is."""
-        timers = self._scheduled
+        timers = self._timers
         self._busy_rounds = self._busy_rounds + 1 if self._ready else 0
-        while timers and timers[0].cancelled():
-            heapq.heappop(timers)._scheduled = False
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._num_cancelled_timers -= 1
         if (not self._ready and not self._stopping) or self._busy_rounds > SPIN_ROUNDS:
             self._busy_rounds = 0
             if timers:
-                self._now_seconds = max(self._now_seconds, timers[0].when())
+                self._now_seconds = max(self._now_seconds, timers[0][0])
             elif not self._ready:
                 self._wait_for_a_blocked_thread()
-        while timers and timers[0].when() <= self._now_seconds:
-            timer = heapq.heappop(timers)
+        while timers and timers[0][0] <= self._now_seconds:
+            timer = heapq.heappop(timers)[2]
             timer._scheduled = False
-            self._ready.append(timer)
+            if timer.cancelled():
+                self._num_cancelled_timers -= 1
+            else:
+                self._ready.append(timer)
 
     def _shuffled(self) -> list[asyncio.Handle]:
         """Take all that is ready, in a new order that keeps the order of each owner's handles."""
@@ -176,6 +183,33 @@ class SimLoop(asyncio.BaseEventLoop):
         for handle, owner in zip(batch, owners, strict=True):
             queues[owner].append(handle)
         return [queues[owners[index]].popleft() for index in order]
+
+    # -- timers
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As asyncio's."""
+        self._check_closed()  # pyright: ignore[reportAttributeAccessIssue]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._num_timers += 1
+        timer._scheduled = True
+        heapq.heappush(self._timers, (when, self._num_timers, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Called by a timer before it is cancelled."""
+        if not handle._scheduled:
+            return
+        self._num_cancelled_timers += 1
+        if self._num_cancelled_timers > KEPT_CANCELLED_TIMERS + len(self._timers) // 2:
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._num_cancelled_timers = 1
 
     # -- threads
 
@@ -232,6 +266,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _wait_for_threads(self) -> None:
         """Start threads one by one, and wait until each has done its work or called the loop."""
+        if threading.active_count() < 2 and not self._work and not self._calls:
+            return
         while self._work:
             thread = self._work.popleft()
             self._at_work.add(thread)

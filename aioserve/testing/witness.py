@@ -101,10 +101,15 @@ class Witness:
         most = self.engine.limits.max_model_len - len(prompt_ids)
         if params.max_tokens is not None:
             most = min(most, params.max_tokens)
+        ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= self.engine.limits.eos_token_ids
         for sample, answer in enumerate(answers):
             seed = ((params.seed or 0) + sample) % 2**64
             if answer != expected_tokens(prompt_ids, len(answer), seed):
                 self.wrong_tokens.append(f"{stream!r}: sample {sample} has wrong tokens")
+            if any(token_id in ends for token_id in answer[:-1]):
+                self.wrong_tokens.append(f"{stream!r}: sample {sample} goes on after its end")
             whole = end in BY_ITSELF and stream.finish_reasons[sample] is FinishReason.LENGTH
             if len(answer) > most or (whole and len(answer) < most):
                 self.wrong_tokens.append(
