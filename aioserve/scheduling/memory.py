@@ -21,6 +21,7 @@ import numpy.typing as npt
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import CopyKind, PageCopy
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
+from aioserve.kv.page_table import PageTable
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.prefix_tree import NO_RECEIPT, Match, PrefixTree
 from aioserve.scheduling.sequence import SequenceState, SwappedPages
@@ -195,7 +196,7 @@ class KVMemory:
         if match.tail_receipt != NO_RECEIPT:
             self._tree.release(match.tail_receipt)
         self.forget_swapped(sequence, step)
-        sequence.computed = sequence.cached = claim.num_cached
+        sequence.computed = sequence.cached = sequence.borrowed = claim.num_cached
         if claim.num_cached:
             sequence.inherited_step = step
         self.counters.tokens_cached += min(in_tree, sequence.prompt_tokens)
@@ -206,7 +207,7 @@ class KVMemory:
         pages = sequence.page_table.page_ids
         self.pool.retain(pages)
         child.page_table.append(pages)
-        child.computed = child.cached = sequence.computed
+        child.computed = child.cached = child.borrowed = sequence.computed
         child.inherited_step = step
         if sequence.receipt != NO_RECEIPT:
             child.receipt = self._tree.fork(sequence.receipt)
@@ -253,17 +254,50 @@ class KVMemory:
         self._copy(CopyKind.TO_HOST, evicted.device_page_ids, evicted.host_page_ids)
 
     def publish(self, sequence: SequenceState) -> None:
-        """Let others find the pages that are full of known tokens, computed or being computed."""
+        """Let others find the pages that are full of known tokens, computed or being computed.
+
+        Called when the step that computes them has their numbers. Where the tree has a run already,
+        later steps of the sequence read the tree's pages, and its own come back.
+        """
         full = min(sequence.computed, sequence.num_known) // self.page_size
-        if full > sequence.published and self.tree is not None:
-            first = sequence.published
-            self.tree.insert(
-                sequence.receipt,
-                sequence.ids(first * self.page_size, (full - first) * self.page_size),
-                sequence.page_table.page_ids[first:full],
-                sequence.last_step,
-            )
-            sequence.published = full
+        first = sequence.published
+        if full <= first or self.tree is None:
+            return
+        count = self.tree.insert(
+            sequence.receipt,
+            sequence.ids(
+                capacity_tokens(first, self.page_size),
+                capacity_tokens(full - first, self.page_size),
+            ),
+            sequence.page_table.page_ids[first:full],
+            sequence.last_step,
+        )
+        sequence.published = full
+        if count < full - first:
+            self._take_over(sequence, full)
+
+    def _take_over(self, sequence: SequenceState, full: int) -> None:
+        """Replace duplicates of the tree's first `full` pages in the table of a sequence.
+
+        A sequence that kept both could need more than its share of pages, and not fit alone."""
+        tree = self._tree
+        match = tree.match(
+            sequence.namespace,
+            sequence.ids(0, capacity_tokens(full, self.page_size)),
+            partial=False,
+        )
+        tree.release(match.receipt)
+        table = sequence.page_table.page_ids
+        changed = np.flatnonzero(table[:full] != match.page_ids)
+        if not len(changed):
+            return
+        self.pool.retain(match.page_ids[changed])
+        self.pool.release(table[changed], sequence.last_step)
+        sequence.page_table = PageTable()
+        sequence.page_table.append(match.page_ids)
+        sequence.page_table.append(table[full:])
+        sequence.inherited_step = sequence.last_step
+        sequence.borrowed = capacity_tokens(int(changed[-1]) + 1, self.page_size)
 
     def num_reclaimable(self, sequence: SequenceState) -> int:
         """Pages that come back, now or after the steps in flight, if the sequence leaves."""

@@ -127,7 +127,8 @@ class StepPlanner:
         """Others wait for room: the youngest sequence whose reader is behind makes some, so that a
         slow reader holds up nobody but itself."""
         for sequence in reversed(self.scheduler.running):
-            if sequence.paused and not sequence.exhausted:
+            in_this_step = sequence.last_step == self.step  # a sample that has just begun
+            if sequence.paused and not sequence.exhausted and not in_this_step:
                 self._preempt(sequence)
                 return True
         return False
@@ -237,8 +238,8 @@ class StepPlanner:
         token_ids = PENDING_IDS if sequence.pending else sequence.ids(start, count)
         sequence.computed = end
         sequence.last_step = self.step
-        self.memory.publish(sequence)
         self._add(sequence, start, count, token_ids, samples)
+        self.memory.publish(sequence)
         if samples and sequence.unborn:
             self._fork(sequence)
         self.budget -= count

@@ -290,7 +290,7 @@ class Scheduler:
             if left is None:
                 continue
             sequence.published = left
-            if sequence.cached > capacity_tokens(left, self.memory.page_size):
+            if sequence.borrowed > capacity_tokens(left, self.memory.page_size):
                 self._begin_again(sequence)
 
     def _end(self, sequences: list[SequenceState], *, publish: bool = True) -> None:

@@ -55,6 +55,7 @@ class SequenceState:
         "_known_ids",
         "arrival_processed_tokens",
         "arrival_seconds",
+        "borrowed",
         "cached",
         "computed",
         "end_ids",
@@ -135,9 +136,12 @@ class SequenceState:
         self.published = 0
         """Pages that the path covers."""
         self.cached = 0
-        """Leading tokens whose KV came from elsewhere: the prefix tree, the host, or a fork."""
+        """Leading tokens whose KV was there when it began: in the prefix tree, on the host, or that
+        of the sample it forked from."""
+        self.borrowed = 0
+        """Leading tokens among which is KV that others computed."""
         self.inherited_step = NO_STEP
-        """Number of the step that was planned when they came."""
+        """Number of the step that was planned when it was last taken from them."""
         self.slot = NO_SLOT
 
     @property

@@ -259,6 +259,20 @@ def test_samples_begin_only_when_all_of_them_have_a_seat():
     assert [item.sequence_id for item in bench.plan().items] == [a, b]
 
 
+def test_a_sample_that_has_just_begun_is_not_preempted_in_the_same_step():
+    bench = Bench(num_pages=4, num_host_pages=4, preemption="swap", max_num_batched_tokens=64)
+    a, b = bench.submit_all(6, n=2)
+    bench.scheduler.pause(b)
+    c = bench.submit(range(50, 60), 2)
+
+    plan = bench.plan()
+
+    assert (work(plan), plan.preempted) == ([(a, 0, 6), (b, 6, 0)], ())
+    assert bench.commit(plan)
+    assert bench.plan().preempted == (b,)
+    assert c in bench.scheduler.sequences
+
+
 # -- preemption and the host
 
 
