@@ -1,4 +1,4 @@
-"""The comparison with transformers runs, and its arithmetic is what its docstring says."""
+"""Benchmarks run, and their arithmetic is what their docstrings say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from aioserve.testing.random_model import write_random_model
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "against_transformers.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -38,7 +38,15 @@ def test_both_engines_do_the_same_work(tmp_path: Path) -> None:
     sizes = ("--output-tokens", "4", "--concurrency", "3", "--prefill-tokens", "24")
     subprocess.run(
         [
-            *(sys.executable, SCRIPT, "--models", model, "--dtypes", "float32", *sizes),
+            *(
+                sys.executable,
+                BENCHMARKS / "against_transformers.py",
+                "--models",
+                model,
+                "--dtypes",
+                "float32",
+                *sizes,
+            ),
             *("--repeats", "1", "--json", result),
         ],
         check=True,
@@ -52,3 +60,30 @@ def test_both_engines_do_the_same_work(tmp_path: Path) -> None:
             assert rate * row["seconds"][engine][0] == pytest.approx(counted[row["name"]])
         rates = row["tokens_per_second"]
         assert row["ratio"] == pytest.approx(rates["aioserve"] / rates["transformers"])
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["a trace", "what there is"])
+def test_the_kv_benchmark_serves_what_its_baseline_does(tmp_path: Path, recorded: bool) -> None:
+    result = tmp_path / "result.json"
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 0, "input_length": 1024, "output_length": 9, "hash_ids": ids}
+        for ids in ([0, 1], [2, 3], [0, 1], [0, 4])
+    ]
+    trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    sizes = {"tokens": 64, "evict-pages": 10, "running": 4, "waiting": 8, "repeats": 5}
+    more = {"requests": 30, "pool-tokens": 65_536, "live": 2, "json": result}
+    more |= {"trace": trace} if recorded else {}
+    options = [f"--{name}={value}" for name, value in (sizes | more).items()]
+    subprocess.run([sys.executable, BENCHMARKS / "kv.py", *options], check=True, timeout=50)
+    written = json.loads(result.read_text())
+    rows = {row["name"]: row for row in written["rows"]}
+    plan = "plan, 4 running, 8 waiting"
+    assert {"match 64 tokens", "evict 10 pages, each a leaf", plan} < rows.keys()
+    for row in rows.values():
+        assert 0 < row["median_us"] <= row["p99_us"]
+        if not row["name"].startswith(("plan", "commit")):
+            assert row["ratio"] == pytest.approx(row["baseline_median_us"] / row["median_us"])
+    if recorded:
+        assert written["replay"]["requests"] == 4
+        assert written["replay"]["hit_share"] == 3 / 8
