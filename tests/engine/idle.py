@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from aioserve import Engine
+from aioserve.testing import check_invariants
 
 __all__ = ["all_given_back"]
 
 
 async def all_given_back(engine: Engine, within_steps: int = 3) -> bool:
-    """Whether no request holds a page any more within some steps from now."""
+    """Whether no request holds a page any more within some steps; raises if the books are off."""
     before = engine.stats().steps_total
     while (stats := engine.stats()).pages_held_by_requests or stats.pages_fenced:
         if stats.steps_total > before + within_steps:
             return False
         await asyncio.sleep(0.001)
-    assert stats.pages_free + stats.pages_cached == stats.pages_total
+    check_invariants(engine)
     return stats.num_running == stats.num_waiting == 0
