@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import aioserve.errors
+import aioserve.testing
 from aioserve import (
     Completion,
     Engine,
@@ -85,6 +86,11 @@ def test_every_error_has_a_row() -> None:
     rows = first_column(section("errors.md"))
     errors = [name for name in rows if name.endswith("Error")]
     assert set(errors) == set(aioserve.errors.__all__) - ABSTRACT_ERRORS
+
+
+def test_every_name_for_tests_has_a_row() -> None:
+    names = {re.split(r"\W", name)[0] for name in first_column(section("testing.md"))}
+    assert names == set(aioserve.testing.__all__)
 
 
 def test_every_environment_variable_has_a_row() -> None:
