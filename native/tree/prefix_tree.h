@@ -174,6 +174,13 @@ class PrefixTree {
     void forget_overwritten(Evicted& evicted);
     void drop_and_list(Node* node, size_t from, int64_t num_pages, std::vector<Shortened>& list);
 
+    // sanity_check.cpp
+    struct Recount;
+    void recount_receipts(const std::vector<View>& views, Recount& recount) const;
+    void recount_node(const View& view, Recount& recount) const;
+    void recount_children(const Node& node, Recount& recount) const;
+    void recount_pages(const Node& node, Recount& recount) const;
+
     size_t page_size_;
     std::unique_ptr<EvictionStrategy> strategy_;
     std::array<TierBooks, 2> tiers_;

@@ -1,12 +1,24 @@
 // The tree against a recount of itself.
 
-#include <algorithm>
 #include <sstream>
 #include <unordered_map>
 
 #include "tree/prefix_tree.h"
 
 namespace aioserve {
+
+// What a walk finds, and every term in which the tree's own books differ.
+struct PrefixTree::Recount {
+    struct Counts {
+        int64_t num_pages = 0;
+        int64_t num_evictable = 0;
+        size_t num_listed = 0;
+        std::vector<uint8_t> in_tree;
+    };
+    std::ostringstream wrong;
+    std::array<Counts, 2> tiers;
+    std::unordered_map<const Node*, int64_t> locks;
+};
 
 namespace {
 
@@ -18,131 +30,143 @@ std::string name_of(const Node& node) {
 
 }  // namespace
 
-void PrefixTree::sanity_check() const {
-    std::ostringstream wrong;
-    const std::vector<View> views = walk();
-    if (views.size() != nodes_.size()) {
-        wrong << "; a walk finds " << views.size() << " nodes of " << nodes_.size();
-    }
-    for (size_t index = 0; index < nodes_.size(); ++index) {
-        if (nodes_[index]->index != index) wrong << "; node " << index << " has another's place";
-    }
-
-    std::unordered_map<const Node*, int64_t> locks;
+void PrefixTree::recount_receipts(const std::vector<View>& views, Recount& recount) const {
     size_t num_ends = 0;
     for (const View& view : views) {
         for (const ReceiptId id : view.receipts) {
             ++num_ends;
             const auto found = receipts_.find(id);
             if (found == receipts_.end() || found->second.end != view.node) {
-                wrong << "; receipt " << id << " is listed where it doesn't end";
+                recount.wrong << "; receipt " << id << " is listed where it doesn't end";
             }
-            for (const Node* node = view.node; node; node = node->parent) ++locks[node];
+            for (const Node* node = view.node; node; node = node->parent) ++recount.locks[node];
         }
     }
     if (num_ends != receipts_.size()) {
-        wrong << "; " << num_ends << " of " << receipts_.size() << " receipts end in the tree";
+        recount.wrong << "; " << num_ends << " of " << receipts_.size()
+                      << " receipts end in the tree";
     }
+}
 
-    struct Counts {
-        int64_t num_pages = 0;
-        int64_t num_evictable = 0;
-        size_t num_listed = 0;
-        std::vector<uint8_t> seen;
-    };
-    std::array<Counts, 2> counts;
-    for (const Tier tier : {kDevice, kHost}) counts[tier].seen.resize(tiers_[tier].in_tree.size());
+void PrefixTree::recount_node(const View& view, Recount& recount) const {
+    std::ostringstream& wrong = recount.wrong;
+    const Node& node = *view.node;
+    const std::string name = name_of(node);
+    const size_t size = node.pages.size();
+    if (node.is_root() != (view.parent < 0) || node.is_root() != (size == 0)) {
+        wrong << "; " << name << " of " << size << " pages is out of place";
+    }
+    if (node.is_root() && node.children.empty() && view.receipts.empty()) {
+        wrong << "; the empty namespace '" << *view.name_space << "' is kept";
+    }
+    if (node.tokens.size() != size * page_size_ || node.steps.size() != size) {
+        wrong << "; " << name << " has " << node.tokens.size() << " tokens and "
+              << node.steps.size() << " steps for " << size << " pages";
+    }
+    const int64_t locks = recount.locks[&node];
+    if (node.num_locks != locks) {
+        wrong << "; " << name << " has " << node.num_locks << " locks for " << locks
+              << " receipts";
+    }
+    const bool is_leaf =
+        node.tier == kDevice ? node.num_device_children == 0 : node.children.empty();
+    const bool is_listed = is_leaf && locks == 0 && !node.is_root();
+    if (is_listed != node.is_listed) {
+        wrong << "; " << name << (is_listed ? " isn't" : " is") << " listed for eviction";
+    } else if (is_listed && (node.listing->first != strategy_->key(node.use) ||
+                             node.listing->second != &node)) {
+        wrong << "; " << name << " is listed under another key";
+    }
+    Recount::Counts& counts = recount.tiers[node.tier];
+    counts.num_pages += static_cast<int64_t>(size);
+    counts.num_evictable += locks == 0 ? static_cast<int64_t>(size) : 0;
+    counts.num_listed += is_listed ? 1 : 0;
+}
+
+void PrefixTree::recount_children(const Node& node, Recount& recount) const {
+    std::ostringstream& wrong = recount.wrong;
+    const std::string name = name_of(node);
+    int64_t num_device_children = 0;
+    const Node* previous = nullptr;
+    for (const Node* child : node.children) {
+        const std::string child_name = name_of(*child);
+        if (child->parent != &node || *child->place != child) {
+            wrong << "; " << child_name << " has another parent or place";
+        }
+        if (child->tier == kDevice) ++num_device_children;
+        if (child->tier == kDevice && node.tier == kHost) {
+            wrong << "; " << child_name << " is below " << name;
+        }
+        if (previous != nullptr && !node.children.key_comp()(previous, child)) {
+            wrong << "; " << child_name << " is out of order or like its sibling";
+        }
+        if (!node.is_root() && (child->use.created < node.use.created ||
+                                child->use.last_used > node.use.last_used ||
+                                child->use.hits > node.use.hits)) {
+            wrong << "; " << child_name << " is older than " << name << " or was used more";
+        }
+        previous = child;
+    }
+    if (num_device_children != node.num_device_children) {
+        wrong << "; " << name << " counts " << node.num_device_children << " of "
+              << num_device_children << " children on the device";
+    }
+}
+
+void PrefixTree::recount_pages(const Node& node, Recount& recount) const {
+    std::ostringstream& wrong = recount.wrong;
+    std::vector<uint8_t>& in_tree = recount.tiers[node.tier].in_tree;
+    const bool is_locked = recount.locks[&node] > 0;
+    for (const Page page : node.pages) {
+        if (page < 0 || static_cast<size_t>(page) >= in_tree.size()) {
+            wrong << "; foreign page " << page << " in " << name_of(node);
+            continue;
+        }
+        if (++in_tree[static_cast<size_t>(page)] > 1) {
+            wrong << "; page " << page << " is again in " << name_of(node);
+        }
+        const int32_t references = tiers_[node.tier].pool->ref_count(page);
+        if (references < 1 || (references > 1 && !is_locked)) {
+            wrong << "; page " << page << " in " << name_of(node) << " with " << node.num_locks
+                  << " locks has " << references << " references";
+        }
+    }
+}
+
+void PrefixTree::sanity_check() const {
+    const std::vector<View> views = walk();
+    Recount recount;
+    std::ostringstream& wrong = recount.wrong;
+    if (views.size() != nodes_.size()) {
+        wrong << "; a walk finds " << views.size() << " nodes of " << nodes_.size();
+    }
+    for (size_t index = 0; index < nodes_.size(); ++index) {
+        if (nodes_[index]->index != index) wrong << "; node " << index << " has another's number";
+    }
+    for (const Tier tier : {kDevice, kHost}) {
+        recount.tiers[tier].in_tree.resize(tiers_[tier].in_tree.size());
+    }
+    recount_receipts(views, recount);
     for (const View& view : views) {
-        const Node& node = *view.node;
-        const std::string name = name_of(node);
-        const size_t size = node.pages.size();
-        if (node.num_locks != locks[&node]) {
-            wrong << "; " << name << " has " << node.num_locks << " locks for " << locks[&node]
-                  << " receipts";
-        }
-        if (node.is_root() != (view.parent < 0) || node.is_root() != (size == 0)) {
-            wrong << "; " << name << " of " << size << " pages is out of place";
-        }
-        if (node.is_root() && node.children.empty() && view.receipts.empty()) {
-            wrong << "; the empty namespace '" << *view.name_space << "' is kept";
-        }
-        if (node.tokens.size() != size * page_size_ || node.steps.size() != size) {
-            wrong << "; " << name << " has " << node.tokens.size() << " tokens and "
-                  << node.steps.size() << " steps for " << size << " pages";
-        }
-
-        int64_t num_device_children = 0;
-        const Node* previous = nullptr;
-        for (const Node* child : node.children) {
-            const std::string child_name = name_of(*child);
-            if (child->parent != &node || *child->place != child) {
-                wrong << "; " << child_name << " has another parent or place";
-            }
-            if (child->tier == kDevice) ++num_device_children;
-            if (child->tier == kDevice && node.tier == kHost) {
-                wrong << "; " << child_name << " is below " << name;
-            }
-            if (previous != nullptr && !node.children.key_comp()(previous, child)) {
-                wrong << "; " << child_name << " is out of order or like its sibling";
-            }
-            if (!node.is_root() && (child->use.created < node.use.created ||
-                                    child->use.last_used > node.use.last_used ||
-                                    child->use.hits > node.use.hits)) {
-                wrong << "; " << child_name << " was used more than " << name << " above it";
-            }
-            previous = child;
-        }
-        if (num_device_children != node.num_device_children) {
-            wrong << "; " << name << " counts " << node.num_device_children << " of "
-                  << num_device_children << " children on the device";
-        }
-
-        const TierBooks& books = tiers_[node.tier];
-        const bool leaf = node.tier == kDevice ? num_device_children == 0 : node.children.empty();
-        const bool listed = leaf && node.num_locks == 0 && !node.is_root();
-        if (listed != node.is_listed) {
-            wrong << "; " << name << (listed ? " isn't" : " is") << " listed for eviction";
-        } else if (listed && (node.listing->first != strategy_->key(node.use) ||
-                              node.listing->second != view.node)) {
-            wrong << "; " << name << " is listed under another key";
-        }
-        Counts& count = counts[node.tier];
-        count.num_listed += listed ? 1 : 0;
-        count.num_pages += static_cast<int64_t>(size);
-        if (node.num_locks == 0) count.num_evictable += static_cast<int64_t>(size);
-        for (const Page page : node.pages) {
-            if (page < 0 || static_cast<size_t>(page) >= count.seen.size()) {
-                wrong << "; foreign page " << page << " in " << name;
-                continue;
-            }
-            if (++count.seen[static_cast<size_t>(page)] > 1) {
-                wrong << "; page " << page << " is again in " << name;
-            }
-            const int32_t references = books.pool->ref_count(page);
-            if (references < 1 || (node.num_locks == 0 && references != 1)) {
-                wrong << "; page " << page << " in " << name << " with " << node.num_locks
-                      << " locks has " << references << " references";
-            }
-        }
+        recount_node(view, recount);
+        recount_children(*view.node, recount);
+        recount_pages(*view.node, recount);
     }
-
     for (const Tier tier : {kDevice, kHost}) {
         const TierBooks& books = tiers_[tier];
-        const Counts& count = counts[tier];
-        const char* where = tier == kDevice ? "device" : "host";
-        if (books.num_pages != count.num_pages) {
-            wrong << "; " << books.num_pages << " " << where << " pages are counted, "
-                  << count.num_pages << " found";
+        const Recount::Counts& counts = recount.tiers[tier];
+        const std::string where = tier == kDevice ? "device" : "host";
+        const auto compare = [&](int64_t counted, int64_t found, const std::string& what) {
+            if (counted == found) return;
+            wrong << "; " << counted << " " << what << " are counted, " << found << " found";
+        };
+        compare(books.num_pages, counts.num_pages, where + " pages");
+        compare(books.num_evictable, counts.num_evictable, "evictable " + where + " pages");
+        compare(static_cast<int64_t>(books.order.size()), static_cast<int64_t>(counts.num_listed),
+                where + " leaves");
+        if (books.in_tree != counts.in_tree) {
+            wrong << "; the marks of " << where << " pages are off";
         }
-        if (books.num_evictable != count.num_evictable) {
-            wrong << "; " << books.num_evictable << " evictable " << where << " pages are counted, "
-                  << count.num_evictable << " found";
-        }
-        if (books.order.size() != count.num_listed) {
-            wrong << "; " << books.order.size() << " " << where << " leaves are listed, "
-                  << count.num_listed << " found";
-        }
-        if (books.in_tree != count.seen) wrong << "; the marks of " << where << " pages are off";
     }
     const std::string text = wrong.str();
     if (text.empty()) return;
