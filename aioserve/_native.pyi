@@ -1,4 +1,4 @@
-# Typed where it is wrapped: aioserve/kv/page_pool.py and aioserve/ops/.
+# Typed where it is wrapped: aioserve/kv/ and aioserve/ops/.
 from typing import Any
 
 def __getattr__(name: str) -> Any: ...

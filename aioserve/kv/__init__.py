@@ -1,7 +1,7 @@
-"""Who owns which page of the KV cache: page pool, page tables, page arithmetic.
+"""Who owns which page of the KV cache: page pool, prefix tree, page tables, page arithmetic.
 
-Knows page numbers, reference counts and step numbers; knows neither tensors, nor what a token
-means, nor asyncio.
+Knows page numbers, token ids, reference counts and step numbers; knows neither tensors, nor what a
+token means, nor asyncio.
 """
 
 from __future__ import annotations
