@@ -125,6 +125,43 @@ def test_the_answer_is_found_by_the_next_turn():
     assert work(bench.plan()) == [(b, 16, 7)]
 
 
+def test_a_duplicate_of_a_cached_page_is_given_up_for_it_after_its_step():
+    bench = cached(num_pages=5)
+    bench.submit(12, 1)
+    bench.run()
+    b = bench.submit(12, 4)
+
+    first = bench.plan()
+
+    # Its last prompt token is computed in a page of its own, which the tree has already.
+    assert work(first) == [(b, 11, 1)]
+    assert (bench.pool.num_free, bench.pool.num_fenced) == (1, 1)
+    second = bench.plan()
+    assert first.items[0].page_ids[2] != second.items[0].page_ids[2]
+    bench.commit(first)
+    bench.commit(second)
+    bench.run()
+
+
+def test_whoever_gave_up_a_duplicate_for_what_a_failed_step_writes_begins_again():
+    class Alternating(SchedulingPolicy):
+        def chunk(self, request, budget_tokens, view):
+            return 4 if request.arrival_index % 2 == view.step % 2 else 0
+
+    bench = cached(policy=Alternating())
+    a, b = bench.submit(13), bench.submit(13)
+    bench.step()
+    second, third = bench.plan(), bench.plan()
+    assert (work(second), work(third)) == ([(a, 4, 4)], [(b, 4, 4)])
+
+    (ended,) = bench.fail(second)
+
+    assert ended.sequence_id == a
+    assert bench.commit(third) == []
+    assert bench.scheduler.num_waiting == 1
+    assert bench.run()[b] == expected_tokens(range(13), 8)
+
+
 def test_tenants_share_nothing():
     bench = cached()
     bench.submit(12, namespace=b"a")
