@@ -225,6 +225,19 @@ def test_siblings_are_told_apart_by_all_tokens_of_their_first_page() -> None:
         assert cache.match(text).page_ids.tolist() == pages[text]
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_long_run_is_found_up_to_the_first_token_that_differs(page_size: int) -> None:
+    pool = PagePool(256 // page_size, page_size)
+    tree = PrefixTree(pool)
+    tokens = np.arange(256, dtype=np.int32)
+    tree.insert(tree.match(b"", tokens).receipt, tokens, pool.acquire(pool.num_pages), 0)
+    for position in range(256):
+        other = tokens.copy()
+        other[position] = -1
+        whole = position // page_size * page_size
+        assert tree.peek(b"", other) == (whole, 0)
+
+
 def test_any_int32_is_a_token(cache: Cache) -> None:
     tokens = int32(-(2**31), 2**31 - 1, -1, 0)
     match = cache.tree.match(b"", tokens)
