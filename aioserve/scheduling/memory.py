@@ -335,9 +335,10 @@ class KVMemory:
             return
         if count > self.host_pool.num_free and self.tree is not None:
             self.tree.evict_host(count - self.host_pool.num_free)
-        if count > self.host_pool.num_free:
+        try:
+            host_page_ids = self.host_pool.acquire(count)
+        except OutOfPagesError:
             return
-        host_page_ids = self.host_pool.acquire(count)
         pages = sequence.page_table.page_ids[first : first + count]
         self._copy(CopyKind.TO_HOST, pages, host_page_ids)
         sequence.swapped = SwappedPages(first, host_page_ids, computed, step)

@@ -57,12 +57,14 @@ def scribble_free_pages(engine: Engine) -> None:
     memory = live.scheduler.memory
     free = _unheld(memory.pool)
     free_on_host = np.zeros(0, bool) if memory.host_pool is None else _unheld(memory.host_pool)
+    copies = list(memory._copies)  # those of the next plan
     for plan in runner.in_flight:
+        copies += plan.copies
         for item in plan.items:
             free[item.page_ids] = False
-        for copy in plan.copies:
-            (free_on_host if copy.kind is CopyKind.FROM_HOST else free)[copy.source] = False
-            (free_on_host if copy.kind is CopyKind.TO_HOST else free)[copy.target] = False
+    for copy in copies:
+        (free_on_host if copy.kind is CopyKind.FROM_HOST else free)[copy.source] = False
+        (free_on_host if copy.kind is CopyKind.TO_HOST else free)[copy.target] = False
     runner.device.scribble(np.flatnonzero(free), np.flatnonzero(free_on_host))
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
-from aioserve.testing import FakeModel
+from aioserve import Engine, EngineClosedError, SchedulingPolicy
+from aioserve.kv.page_pool import OutOfPagesError, PagePool
+from aioserve.testing import FakeModel, Witness, check_invariants, count_leaked_pages
 from tests.faults.harness import SEEDS, STEP_SECONDS, params, run, watched
 
 
@@ -28,3 +31,54 @@ def test_requests_that_all_grow_past_the_pool_all_end(seed, n, page_size):
             assert witness.engine.stats().preemptions_total
 
     run(main, seed)
+
+
+SCARCE = {"page_size": 4, "output_reserve_tokens": 0, "max_num_batched_tokens": 32}
+SWAPPING = {**SCARCE, "num_host_pages": 16, "preemption": "swap"}
+
+
+@pytest.mark.parametrize("options", [SCARCE, SWAPPING], ids=["recompute", "swap"])
+@pytest.mark.parametrize("raised", [OutOfPagesError, MemoryError])
+def test_whichever_allocation_fails_it_costs_time_or_is_an_error_by_name(
+    options, raised, monkeypatch
+):
+    """Too few pages, on the device or the host: a later step does it. Anything else is a bug, and
+    ends the engine: every request says so."""
+    acquire = PagePool.acquire
+    error = OutOfPagesError(1, 0, 0) if raised is OutOfPagesError else MemoryError("planted")
+    calls = 0
+
+    async def main(failing: int) -> None:
+        nonlocal calls
+        calls = 0
+
+        def failing_once(pool: PagePool, count: int):
+            nonlocal calls
+            calls += 1
+            if calls == failing:
+                raise error
+            return acquire(pool, count)
+
+        monkeypatch.setattr(PagePool, "acquire", failing_once)
+        async with Engine(model(16), policy=SchedulingPolicy(), **options) as engine:
+            witness = Witness(engine)
+            reads = [witness.read([index // 2] * 10, params(24, n=2)) for index in range(3)]
+            await asyncio.gather(*reads)
+            witness.check()
+            if raised is MemoryError and failing:
+                assert witness.ends.keys() <= {"length", "EngineError"}
+                assert witness.ends["EngineError"]
+                with pytest.raises(EngineClosedError, match="the engine failed"):
+                    engine.stream([1])
+            else:
+                assert witness.ends == {"length": 3}
+                assert await witness.read([9], params(4)) == "length"
+                await engine.drain()
+                check_invariants(engine)
+                assert count_leaked_pages(engine) == 0
+
+    run(partial(main, 0), seed=0)
+    num_calls = calls - 1  # less that of the last request
+    assert num_calls > 20
+    for failing in range(1, num_calls + 1):
+        run(partial(main, failing), seed=0)

@@ -54,18 +54,24 @@ def test_the_error_of_a_step_is_chained_and_two_steps_in_flight_may_fail(seed):
     run(main, seed)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_everything_that_can_fail_fails_at_random(seed):
     draw = random.Random(seed)
 
     async def main() -> None:
         rates = dict.fromkeys(Fault, 0.03)
         faulty = FakeModel(
-            num_pages=24,
             step_seconds=random_step_seconds(0.0, 2 * STEP_SECONDS, seed=seed),
             faults=Faults(rates=rates, seed=seed),
         )
-        async with watched(faulty, max_num_seqs=6, max_buffered_tokens=8) as witness:
+        options = {
+            "page_size": draw.choice([1, 4, 16]),
+            "num_pages": 24 * 16,
+            "prefix_caching": draw.random() < 0.8,
+            **draw.choice([{}, {"num_host_pages": 24, "preemption": "swap"}]),
+        }
+        options["num_pages"] //= options["page_size"]
+        async with watched(faulty, max_num_seqs=6, max_buffered_tokens=8, **options) as witness:
 
             async def request() -> None:
                 await asyncio.sleep(draw.random())
