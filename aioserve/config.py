@@ -73,7 +73,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 4096
     """Requests that may wait to start; one more is refused with `QueueFullError`."""
     max_buffered_tokens: int = 256
-    """Tokens that wait for a slow reader before its sequence is no longer scheduled."""
+    """Tokens that wait for a slow reader, of all samples together, before its request is no longer
+    scheduled."""
     stall_timeout_seconds: float = 60.0
     """How long a reader with a full buffer may take nothing before its request is aborted."""
 

@@ -136,7 +136,8 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def seconds_per_output_token(self) -> float | None:
-        """Mean time between output tokens after the first (TPOT); None below two tokens."""
+        """Mean time between output tokens after the first (TPOT), whichever samples they belong
+        to; None below two tokens."""
         if self.first_token_seconds is None or self.completion_tokens < 2:
             return None
         return (self.total_seconds - self.first_token_seconds) / (self.completion_tokens - 1)
