@@ -255,7 +255,7 @@ class CoreLoop:
         try:
             outcome = await handle
         except Exception as error:
-            logger.exception("step %d failed; its %d requests end", plan.step, len(plan.items))
+            logger.exception("step %d failed; its %d sequences end", plan.step, len(plan.items))
             self._deliver(self.scheduler.fail(plan, repr(error)), step_error=error)
         else:
             self._deliver(self.scheduler.commit(plan, outcome))

@@ -120,7 +120,12 @@ class LiveEngine:
             "policy": self.scheduler.guard.name,
             "stats": msgspec.structs.asdict(self.stats()),
             "steps_in_flight": [
-                {"step": plan.step, "requests": len(plan.items), "tokens": plan.num_tokens}
+                {
+                    "step": plan.step,
+                    "sequences": len(plan.items),
+                    "tokens": plan.num_tokens,
+                    "copies": len(plan.copies),
+                }
                 for plan in self.core.in_flight
             ],
             "prefix_tree": _describe_tree(self.memory.tree),
