@@ -369,6 +369,22 @@ def test_a_swapped_sequence_that_is_cancelled_gives_its_host_pages_back():
     assert bench.host.num_held == 0
 
 
+def test_host_pages_wait_for_the_step_that_writes_them():
+    bench = Bench(num_pages=4, num_host_pages=4, preemption="swap")
+    bench.submit(7, 9)
+    b = bench.submit(range(50, 57), 9)
+    bench.step()
+    bench.step()
+    plan = bench.plan()
+    assert plan.preempted == (b,)
+
+    bench.scheduler.finish(b)
+
+    assert (bench.host.num_held, bench.host.num_fenced) == (0, 2)
+    bench.commit(plan)
+    assert bench.host.num_free == 4
+
+
 def test_pages_swapped_out_by_a_failed_step_are_recomputed():
     bench = Bench(num_pages=4, num_host_pages=4, preemption="swap")
     bench.submit(7, 9)
