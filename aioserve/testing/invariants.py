@@ -74,9 +74,8 @@ def count_leaked_pages(engine: Engine) -> int:
     memory = _live(engine).scheduler.memory
     if memory.tree is not None:
         memory.tree.clear()
-    host = memory.host_pool
-    on_host = 0 if host is None else host.num_pages - host.num_free
-    return memory.pool.num_pages - memory.pool.num_free + on_host
+    on_host = 0 if memory.host_pool is None else memory.host_pool.num_held
+    return memory.pool.num_held + on_host
 
 
 def _live(engine: Engine) -> LiveEngine:
@@ -138,10 +137,10 @@ def _requests(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
             yield f"sequence {sequence_id} is paused: {sequence.paused}, its mailbox isn't so"
     for mailbox, request in core._requests.items():
         yield from _request(core, mailbox, request)
-    live = {mailbox for mailbox in core._requests if mailbox.finish_reason is None}
-    live |= {entry.mailbox for entry in core._inbox if entry.mailbox.finish_reason is None}
-    if live != set(core._live.values()):
-        yield f"{len(core._live)} request ids are taken for {len(live)} live requests"
+    mailboxes = [*core._requests, *(entry.mailbox for entry in core._inbox)]
+    live = {mailbox.request_id: mailbox for mailbox in mailboxes if mailbox.finish_reason is None}
+    if live != core._live:
+        yield f"request ids {sorted(core._live)} are taken, live are {sorted(live)}"
 
 
 def _request(core: CoreLoop, mailbox: Mailbox, request: LiveRequest) -> Iterator[str]:

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from typing import Any, TextIO
 
 import msgspec
@@ -155,8 +156,8 @@ async def _serve(engine: Engine, witness: Witness, draw: random.Random, requests
         share = [requests // callers + (caller < requests % callers) for caller in range(callers)]
         checking = asyncio.create_task(_check(engine))
         async with asyncio.TaskGroup() as group:
-            for count in share:
-                group.create_task(_call(witness, source, draw, count))
+            for caller, count in enumerate(share):
+                group.create_task(_call(witness, source, draw, caller, count))
         await engine.drain()
         checking.cancel()
         await asyncio.wait([checking])
@@ -175,9 +176,12 @@ async def _check(engine: Engine) -> None:
             scribble_free_pages(engine)
 
 
-async def _call(witness: Witness, source: _Source, draw: random.Random, count: int) -> None:
+async def _call(
+    witness: Witness, source: _Source, draw: random.Random, caller: int, count: int
+) -> None:
     """One caller: some requests, one after the other."""
-    for _ in range(count):
+    for index in range(count):
+        request_id = f"{caller}.{index}"
         prompt = source.prompt()
         params = SamplingParams(
             max_tokens=draw.choice([1, 1, 2, 3, 4, 6, 9, 30]),
@@ -185,15 +189,16 @@ async def _call(witness: Witness, source: _Source, draw: random.Random, count: i
             n=draw.choice([1, 1, 1, 1, 1, 1, 2, 4]),
         )
         way = draw.random()
+        read = partial(witness.read, prompt, params, request_id=request_id)
         if way < 0.8:
-            await witness.read(prompt, params)
+            await read()
         elif way < 0.87:
-            await witness.read(prompt, params, leave_after=draw.randrange(4))
+            await read(leave_after=draw.randrange(4))
         elif way < 0.92:
             pause = draw.choice([0.02, 0.3])
-            await witness.read(prompt, params, pause_seconds=lambda _, pause=pause: pause)
+            await read(pause_seconds=lambda _, pause=pause: pause)
         else:
-            reading = asyncio.create_task(witness.read(prompt, params))
+            reading = asyncio.create_task(read())
             await asyncio.wait([reading], timeout=draw.random() * draw.choice([0.0, 0.02, 0.2]))
             reading.cancel()
             await asyncio.wait([reading])

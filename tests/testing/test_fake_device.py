@@ -1,0 +1,246 @@
+"""The fake device computes the tokens that it should, and notices whatever is planted in a plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.execution.plan import (
+    PENDING_TOKEN,
+    CopyKind,
+    PageCopy,
+    StepOutcome,
+    StepPlan,
+    WorkItem,
+)
+from aioserve.request import SamplingParams
+from aioserve.testing import FakeDevice, expected_tokens
+
+GREEDY = SamplingParams(temperature=0.0)
+PAGE_SIZE = 4
+PROMPT = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4]
+TOKENS = expected_tokens(PROMPT, 8, seed=3)
+
+
+def item(start, ids, pages, *, sequence_id=1, seed=3, sample=True, slot=None) -> WorkItem:
+    return WorkItem(
+        sequence_id=sequence_id,
+        epoch=0,
+        slot=sequence_id if slot is None else slot,
+        start=start,
+        count=len(ids),
+        token_ids=ids,
+        page_ids=np.array(pages, np.int32),
+        sampling=GREEDY if sample else None,
+        seed=seed,
+    )
+
+
+def step(device: FakeDevice, *items: WorkItem, copies=()) -> StepOutcome:
+    return device.execute(StepPlan(0, items, copies=tuple(copies)))
+
+
+def device(num_host_pages=0) -> FakeDevice:
+    return FakeDevice(12, PAGE_SIZE, num_slots=8, num_host_pages=num_host_pages)
+
+
+def decode(it: FakeDevice, pages, count=3, *, start=10, slot=1, seed=3) -> list[int]:
+    """Further tokens of a sequence whose last one waits on the device. Page 6 is its fourth."""
+    tokens = []
+    if len(pages) == 3:
+        pages = [*pages, 6]
+    for position in range(start, start + count):
+        work = item(position, [PENDING_TOKEN], pages, slot=slot, seed=seed)
+        tokens += step(it, work).token_ids
+    return tokens
+
+
+@given(
+    prompt=st.lists(st.integers(0, 255), min_size=1, max_size=40),
+    cuts=st.sets(st.integers(1, 39)),
+    page_size=st.sampled_from([1, 2, 16]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_any_chunks_on_any_pages_give_the_expected_tokens(prompt, cuts, page_size, seed):
+    it = FakeDevice(64, page_size, num_slots=1)
+    pages = np.random.default_rng(seed % 2**32).permutation(64)
+    ends = [*sorted(cut for cut in cuts if cut < len(prompt)), len(prompt)]
+    tokens, start = [], 0
+    for end in ends:
+        last = end == len(prompt)
+        work = item(start, prompt[start:end], pages, seed=seed, sample=last, slot=0)
+        tokens = list(step(it, work).token_ids)
+        start = end
+    tokens += decode(it, pages, 4, start=start, slot=0, seed=seed)
+    assert tokens == expected_tokens(prompt, 5, seed)
+
+
+def test_tokens_depend_on_every_token_of_the_prompt_and_on_the_seed():
+    answers = {tuple(expected_tokens(PROMPT, 8, seed)) for seed in range(20)}
+    for position in range(len(PROMPT)):
+        changed = list(PROMPT)
+        changed[position] += 1
+        answers.add(tuple(expected_tokens(changed, 8, seed=0)))
+    answers.add(tuple(expected_tokens(PROMPT[1:], 8)))
+    assert len(answers) == 20 + len(PROMPT) + 1
+
+
+def test_a_sequence_may_read_what_another_writes_in_the_same_step():
+    it = device()
+    first = item(0, PROMPT, [5, 3, 8])
+    second = item(8, PROMPT[8:], [5, 3, 9], sequence_id=2)
+    assert step(it, first, second).token_ids == (TOKENS[0], TOKENS[0])
+    assert decode(it, [5, 3, 9], slot=2) == TOKENS[1:4]
+
+
+def test_forks_sample_from_the_row_before_with_seeds_and_slots_of_their_own():
+    it = device()
+    seeds = {1: 3, 2: 5, 3: 6}
+    work = [item(0, PROMPT, [5, 3, 8])]
+    work += [item(10, [], [5, 3, 8], sequence_id=i, seed=seeds[i]) for i in (2, 3)]
+    tokens = step(it, *work).token_ids
+    assert list(tokens) == [expected_tokens(PROMPT, 1, seed)[0] for seed in seeds.values()]
+    # The last page is copied on the first write of all but one.
+    copies = [PageCopy(CopyKind.DEVICE, 8, 9, 2), PageCopy(CopyKind.DEVICE, 9, 10, 2)]
+    tables = {1: [5, 3, 9], 2: [5, 3, 10], 3: [5, 3, 8]}
+    work = [
+        item(10, [PENDING_TOKEN], tables[i], sequence_id=i, seed=seed) for i, seed in seeds.items()
+    ]
+    tokens = step(it, *work, copies=copies).token_ids
+    assert list(tokens) == [expected_tokens(PROMPT, 2, seed)[1] for seed in seeds.values()]
+
+
+def test_pages_go_to_the_host_and_back_in_the_order_of_the_copies():
+    it = device(num_host_pages=3)
+    assert step(it, item(0, PROMPT, [5, 3, 8])).token_ids == (TOKENS[0],)
+    copies = [
+        PageCopy(CopyKind.TO_HOST, 5, 2, 4),
+        PageCopy(CopyKind.TO_HOST, 3, 0, 4),
+        PageCopy(CopyKind.FROM_HOST, 0, 5, 4),
+        PageCopy(CopyKind.FROM_HOST, 2, 3, 4),
+        PageCopy(CopyKind.DEVICE, 8, 1, 2),
+    ]
+    work = item(10, [PENDING_TOKEN], [3, 5, 1])
+    assert step(it, work, copies=copies).token_ids == (TOKENS[1],)
+
+
+# -- planted faults
+
+
+def faulty_tokens(fault: str) -> list[int]:
+    """The answer to `PROMPT` with one thing wrong."""
+    it = device(num_host_pages=2)
+    pages = [5, 3, 8]
+    step(it, item(0, PROMPT, pages))
+    match fault:
+        case "wrong page":
+            pages = [5, 4, 8]
+        case "pages in another order":
+            pages = [3, 5, 8]
+        case "stale page":
+            step(it, item(0, [1, 2, 3, 4], [5], sequence_id=2))
+        case "page written by another":
+            step(it, item(9, [77], [0, 1, 8], sequence_id=2, sample=False))
+        case "missing copy":
+            pages = [5, 3, 9]
+        case "copy of too few tokens":
+            step(it, copies=[PageCopy(CopyKind.DEVICE, 8, 9, 1)])
+            pages = [5, 3, 9]
+        case "copy of another page":
+            step(it, copies=[PageCopy(CopyKind.DEVICE, 3, 9, 2)])
+            pages = [5, 3, 9]
+        case "copies out of order":
+            back, out = (
+                PageCopy(CopyKind.FROM_HOST, 1, 9, 4),
+                PageCopy(CopyKind.TO_HOST, 3, 1, 4),
+            )
+            step(it, copies=[back, out])
+            pages = [5, 9, 8]
+        case "scribbled page":
+            it.scribble(np.array([3]))
+        case "last token of another":
+            step(it, item(0, [9], [0], sequence_id=2, slot=1))
+    return decode(it, pages, 4)
+
+
+def test_without_a_fault_the_tokens_are_right():
+    assert faulty_tokens("none") == TOKENS[1:5]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "wrong page",
+        "pages in another order",
+        "stale page",
+        "page written by another",
+        "missing copy",
+        "copy of too few tokens",
+        "copy of another page",
+        "copies out of order",
+        "scribbled page",
+        "last token of another",
+    ],
+)
+def test_a_planted_fault_changes_the_tokens(fault):
+    assert faulty_tokens(fault) != TOKENS[1:5]
+
+
+def test_a_fork_whose_table_lacks_a_page_of_its_parent_is_noticed():
+    it = device()
+    parent = item(0, PROMPT, [5, 3, 8])
+    right = item(10, [], [5, 3, 8], sequence_id=2)
+    wrong = [item(10, [], [5, 4, 8], sequence_id=3, seed=seed) for seed in range(4)]
+    tokens = step(it, parent, right, *wrong).token_ids
+    assert tokens[:2] == (TOKENS[0], TOKENS[0])
+    assert list(tokens[2:]) != [expected_tokens(PROMPT, 1, seed)[0] for seed in range(4)]
+
+
+def test_junk_on_the_host_is_junk_on_the_device():
+    it = device(num_host_pages=2)
+    step(it, item(0, PROMPT, [5, 3, 8]), copies=[])
+    step(it, copies=[PageCopy(CopyKind.TO_HOST, 3, 1, 4)])
+    it.scribble(np.array([3]), np.array([1]))
+    step(it, copies=[PageCopy(CopyKind.FROM_HOST, 1, 3, 4)])
+    assert decode(it, [5, 3, 8]) != TOKENS[1:4]
+
+
+def test_a_step_that_fails_leaves_what_it_had_done():
+    it = device()
+    first = item(0, PROMPT[:4], [5], sample=False)
+    second = item(0, PROMPT, [1, 2, 4], sequence_id=2)
+    copy = PageCopy(CopyKind.DEVICE, 0, 3, 1)
+    it.execute_in_part(StepPlan(0, (first, second), copies=(copy,)), 2)
+    assert step(it, item(4, PROMPT[4:], [5, 3, 8])).token_ids == (TOKENS[0],)
+    assert decode(it, [1, 2, 4]) != TOKENS[1:4]
+
+
+@pytest.mark.parametrize(
+    ("items", "copies", "message"),
+    [
+        (
+            [item(0, [1, 2], [5]), item(2, [3], [5], sequence_id=2)],
+            (),
+            "sequence 2 writes page 5, as does sequence 1",
+        ),
+        ([item(0, [1] * 5, [5])], (), "ends at 5 and has 1 pages of 4"),
+        ([item(0, [1], [-1])], (), r"names pages \[.*-1\] of 12"),
+        ([item(0, [1], [12])], (), r"names pages \[.*12\] of 12"),
+        ([item(0, [1], [5], slot=8)], (), "slot 8 of 8"),
+        ([item(0, [1], [5], slot=-1)], (), "slot -1 of 8"),
+        ([item(-1, [1], [5])], (), "computes 1 tokens from -1"),
+        ([item(1, [], [5])], (), "fork at 1 .* ends at None"),
+        ([item(0, [1], [5]), item(2, [], [5], sequence_id=2)], (), "fork at 2 .* ends at 1"),
+        ([item(0, [1], [5]), item(1, [], [5], sample=False)], (), "samples: False"),
+        ([], [PageCopy(CopyKind.DEVICE, 0, 12, 1)], "target=12.* 12 pages"),
+        ([], [PageCopy(CopyKind.DEVICE, -1, 1, 1)], "source=-1"),
+        ([], [PageCopy(CopyKind.DEVICE, 0, 1, 5)], "num_tokens=5"),
+        ([], [PageCopy(CopyKind.DEVICE, 0, 1, 0)], "num_tokens=0"),
+        ([], [PageCopy(CopyKind.TO_HOST, 0, 0, 1)], "0 on the host"),
+    ],
+)
+def test_a_plan_that_no_runner_could_compute_is_refused(items, copies, message):
+    with pytest.raises(ValueError, match=message):
+        step(device(), *items, copies=copies)

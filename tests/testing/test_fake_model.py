@@ -1,0 +1,105 @@
+"""The fake model in an engine: faults at the steps that were named, and at their rates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from aioserve import (
+    Engine,
+    EngineError,
+    RequestFailedError,
+    SamplingParams,
+    SchedulingPolicy,
+    StepError,
+)
+from aioserve.testing import (
+    FakeModel,
+    Fault,
+    Faults,
+    PlantedError,
+    byte_tokenizer,
+    expected_tokens,
+    random_step_seconds,
+    simulate,
+)
+
+PARAMS = SamplingParams(max_tokens=8, seed=1)
+
+
+def answer(model: FakeModel, **options) -> tuple[Any, float]:
+    """What one request comes to, and how long it took."""
+
+    async def main():
+        async with Engine(model, policy=SchedulingPolicy(), **options) as engine:
+            began = asyncio.get_running_loop().time()
+            (result,) = await asyncio.gather(
+                engine.generate([1, 2], PARAMS), return_exceptions=True
+            )
+            return result, asyncio.get_running_loop().time() - began
+
+    return simulate(main)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_without_faults_the_tokens_are_those_expected(overlap):
+    result, seconds = answer(FakeModel(step_seconds=lambda plan: 0.5), overlap=overlap)
+    assert list(result.token_ids) == expected_tokens([1, 2], 8, seed=1)
+    assert seconds == 8 * 0.5
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (Fault.LAUNCH_RAISES, StepError, "launch 3"),
+        (Fault.STEP_RAISES, StepError, "step 3, after"),
+        (Fault.BAD_ROW, RequestFailedError, "the logits are NaN"),
+    ],
+)
+def test_the_named_step_fails(fault, error, message, caplog):
+    result, _ = answer(FakeModel(faults=Faults(at={3: fault})))
+    assert isinstance(result, error)
+    assert isinstance(result, EngineError)
+    assert message in str(result)
+    if error is StepError:
+        assert isinstance(result.__cause__, PlantedError)
+        assert "3 failed" in caplog.text
+
+
+def test_a_slow_step_takes_longer_and_is_right():
+    slow = FakeModel(
+        step_seconds=lambda plan: 0.5, faults=Faults(at={3: Fault.SLOW}, slow_seconds=60)
+    )
+    result, seconds = answer(slow)
+    assert list(result.token_ids) == expected_tokens([1, 2], 8, seed=1)
+    assert seconds == 8 * 0.5 + 60
+
+
+def test_faults_come_at_their_rates_and_the_same_for_the_same_seed():
+    rates = {Fault.STEP_RAISES: 0.1, Fault.SLOW: 0.3}
+    drawn = [Faults(rates=rates, seed=9).draw(launch)[0] for launch in range(4000)]
+    counts = Counter(drawn)
+    assert 300 < counts[Fault.STEP_RAISES] < 500
+    assert 1000 < counts[Fault.SLOW] < 1400
+    assert counts[Fault.BAD_ROW] == counts[Fault.LAUNCH_RAISES] == 0
+    assert drawn == [Faults(rates=rates, seed=9).draw(launch)[0] for launch in range(4000)]
+    assert drawn != [Faults(rates=rates, seed=8).draw(launch)[0] for launch in range(4000)]
+
+
+def test_random_step_lengths_are_within_their_bounds_and_repeat():
+    draw, again = (random_step_seconds(0.1, 0.2, seed=4) for _ in range(2))
+    plan = None
+    seconds = [draw(plan) for _ in range(100)]  # pyright: ignore[reportArgumentType]
+    assert all(0.1 <= each <= 0.2 for each in seconds)
+    assert len(set(seconds)) == 100
+    assert seconds == [again(plan) for _ in range(100)]  # pyright: ignore[reportArgumentType]
+
+
+def test_the_tokenizer_has_one_token_per_byte():
+    tokenizer = byte_tokenizer()
+    text = "naïve \u2603"
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text

@@ -1,0 +1,139 @@
+"""The witness believes no stream: wrong tokens, missing ends and second ends are noted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aioserve import Engine, FinishReason, SamplingParams, SchedulingPolicy, StepError, Token
+from aioserve.engine.mailbox import Mailbox
+from aioserve.testing import FakeModel, Fault, Faults, Witness, simulate
+from aioserve.testing.soak import main as soak
+
+PARAMS = SamplingParams(max_tokens=8, seed=1, n=2)
+
+
+def witness_of(*, faults=None, **reading) -> Witness:
+    """A witness that has read one request."""
+
+    async def main() -> Witness:
+        model = FakeModel(step_seconds=lambda plan: 0.01, faults=faults or Faults())
+        async with Engine(model, policy=SchedulingPolicy()) as engine:
+            witness = Witness(engine)
+            await witness.read([1, 2, 3], PARAMS, **reading)
+        return witness
+
+    return simulate(main)
+
+
+def test_a_stream_that_keeps_its_contract_passes():
+    witness = witness_of()
+    witness.check()
+    assert witness.ends == {"length": 1}
+
+
+def test_how_requests_end_is_counted():
+    assert witness_of(leave_after=3).ends == {"left": 1}
+    assert witness_of(faults=Faults(at={2: Fault.STEP_RAISES})).ends == {"StepError": 1}
+    assert witness_of(request_id="").ends == {"InvalidRequestError": 1}
+
+
+def test_a_wrong_token_is_noted(monkeypatch):
+    put = Mailbox.put
+    changed = lambda it, token: put(it, Token(7, token.text, token.index, token.sample))  # noqa: E731
+    monkeypatch.setattr(Mailbox, "put", changed)
+    with pytest.raises(AssertionError, match="sample 0 has wrong tokens"):
+        witness_of().check()
+
+
+def test_a_lost_token_is_noted(monkeypatch):
+    put = Mailbox.put
+
+    def losing(it: Mailbox, token: Token) -> None:
+        if (token.index, token.sample) != (7, 1):
+            put(it, token)
+
+    monkeypatch.setattr(Mailbox, "put", losing)
+    with pytest.raises(AssertionError, match="sample 1 has 7 of 8 tokens"):
+        witness_of().check()
+
+
+def test_a_token_after_the_end_is_noted(monkeypatch):
+    def leaving_some(it: Mailbox) -> None:
+        it.finish(FinishReason.ABORT)
+        it._owner.abort(it)
+
+    monkeypatch.setattr(Mailbox, "abort", leaving_some)
+    with pytest.raises(AssertionError, match=r"ended as 'left' and then came \['token'"):
+        witness_of(leave_after=1, pause_seconds=lambda count: 1.0).check()
+
+
+def test_a_second_end_is_noted(monkeypatch):
+    wait = Mailbox.wait
+
+    async def raising_again(it: Mailbox) -> None:
+        try:
+            await wait(it)
+        except StepError as error:
+            it.error = error
+            raise
+
+    monkeypatch.setattr(Mailbox, "wait", raising_again)
+    with pytest.raises(AssertionError, match=r"'StepError' and then came \['error'"):
+        witness_of(faults=Faults(at={2: Fault.STEP_RAISES})).check()
+
+
+def test_an_end_that_never_comes_is_noted():
+    async def main() -> Witness:
+        async with Engine(FakeModel(), policy=SchedulingPolicy()) as engine:
+            witness = Witness(engine)
+            pause = 1e6
+            reading = witness.read([1], PARAMS, pause_seconds=lambda count: pause)
+            task = asyncio.create_task(reading)
+            await asyncio.sleep(1)
+            with pytest.raises(AssertionError, match="1 requests have no end"):
+                witness.check()
+            task.cancel()
+            await asyncio.wait([task])
+            return witness
+
+    witness = simulate(main)
+    witness.check()
+    assert witness.ends == {"cancelled": 1}
+
+
+# -- the soak, which is many witnesses
+
+
+def test_a_short_soak_finds_nothing(capsys):
+    assert soak(["--batch", "0", "--requests", "300", "--seed", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "300 requests" in printed
+    assert "0 leaked pages, 0 lost or doubled terminal events, 0 requests with wrong" in printed
+
+
+def test_a_soak_of_no_time_ends_at_once(capsys):
+    assert soak(["--max-seconds", "0"]) == 0
+    assert "0 requests, 0 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("batch", range(3))
+def test_what_is_planted_under_a_soak_is_found_and_can_be_repeated(batch, monkeypatch, capsys):
+    put = Mailbox.put
+
+    def losing(it: Mailbox, token: Token) -> None:
+        if token.id % 8 or token.index:
+            put(it, token)
+
+    monkeypatch.setattr(Mailbox, "put", losing)
+    arguments = ["--batch", str(batch), "--requests", "600", "--seed", "1"]
+    assert soak(arguments) == 1
+    printed = capsys.readouterr().out
+    repeat = f"python -m aioserve.testing.soak --seed 1 --batch {batch} --requests 600"
+    assert repeat in printed
+    assert soak(arguments) == 1
+    strip = [line for line in printed.splitlines() if "requests/s" not in line]
+    assert strip == [
+        line for line in capsys.readouterr().out.splitlines() if "requests/s" not in line
+    ]
