@@ -12,12 +12,11 @@ samples share is copied first.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.config import Preemption
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import CopyKind, PageCopy
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
@@ -26,9 +25,7 @@ from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.prefix_tree import NO_RECEIPT, Match, PrefixTree
 from aioserve.scheduling.sequence import SequenceState, SwappedPages
 
-__all__ = ["SWAP_FROM_TOKENS", "Claim", "KVMemory", "MemoryCounters", "Preemption"]
-
-Preemption = Literal["auto", "recompute", "swap"]
+__all__ = ["SWAP_FROM_TOKENS", "Claim", "KVMemory", "MemoryCounters"]
 
 SWAP_FROM_TOKENS = 256
 """From this context length "auto" swaps: copying grows with it, computing with its square."""
@@ -365,13 +362,14 @@ class KVMemory:
     # -- steps fail
 
     def withdraw(self, step: int, launched: int) -> dict[int, int]:
-        """Step `step` has failed: forget every page that it or a later launched one writes.
+        """Step `step` has failed: forget every page that it or a later one writes, among them the
+        step after the last `launched`, which has copies to make already.
 
         Returns the receipts that lost pages, with the number of pages that they still cover.
         """
         left: dict[int, int] = {}
         if self.tree is not None:
-            for failed in range(step, launched + 1):
+            for failed in range(step, launched + 2):
                 left.update(self.tree.withdraw(failed))
         return left
 

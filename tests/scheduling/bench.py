@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aioserve.config import Preemption
 from aioserve.execution.plan import StepPlan
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.prefix_tree import PrefixTree
 from aioserve.request import SamplingParams
-from aioserve.scheduling.memory import KVMemory, Preemption
+from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.progress import Progress
 from aioserve.scheduling.scheduler import Scheduler

@@ -428,6 +428,22 @@ def test_an_evicted_prefix_goes_to_the_host_and_comes_back_on_a_hit():
     assert bench.run()[c] == expected_tokens(range(12), 2)[1:]
 
 
+def test_what_a_failed_step_should_have_written_is_not_found_on_the_host_either():
+    bench = cached(num_pages=4, num_host_pages=4)
+    a = bench.submit(8, 2)
+    first = bench.plan()
+    bench.scheduler.finish(a)
+    b = bench.submit(range(50, 64), 2)
+    assert bench.scheduler.plan(0.0) is None  # a's pages went to the host, and are still fenced
+    assert bench.tree.num_host_pages > 0
+
+    bench.fail(first)
+
+    assert bench.tree.num_host_pages == bench.tree.num_pages == 0
+    bench.run()
+    assert b not in bench.scheduler.sequences
+
+
 def test_the_default_victim_is_the_one_that_loses_least():
     seen = {}
 
