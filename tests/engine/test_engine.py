@@ -228,12 +228,14 @@ async def test_an_unknown_policy_lists_the_known_ones():
 @pytest.mark.asyncio
 async def test_request_ids_are_exact_and_unique_among_live_requests():
     async with Engine(slow_model()) as engine:
+        hundred = engine.stream(PROMPT, SHORT, request_id="r100")
         one = engine.stream(PROMPT, LONG, request_id="r1")
         ten = engine.stream(PROMPT, SHORT, request_id="r10")
         with pytest.raises(DuplicateRequestError, match="'r1'"):
             engine.stream(PROMPT, request_id="r1")
         one.close()
-        assert len([token async for token in ten]) == 10
+        for other in (ten, hundred):
+            assert len([token async for token in other]) == 10
         for _ in range(2):
             assert (await engine.generate(PROMPT, SHORT, request_id="r1")).request_id == "r1"
         for bad in ("", "x" * 257, 5):

@@ -97,6 +97,18 @@ async def test_the_end_of_a_with_block_frees_the_pages():
         assert await all_given_back(it)
 
 
+@pytest.mark.parametrize("error", [KeyError, GeneratorExit])
+async def test_whatever_ends_a_with_block_frees_the_pages(error: type[BaseException]):
+    async with engine() as it:
+        stream = it.stream(PROMPT, LONG)
+        with pytest.raises(error):
+            async with stream:
+                await take(stream, 2)
+                raise error
+        assert stream.finish_reason is FinishReason.ABORT
+        assert await all_given_back(it)
+
+
 async def test_close_is_idempotent_and_ends_iteration():
     async with engine() as it:
         stream = it.stream(PROMPT, LONG)
@@ -149,6 +161,16 @@ async def test_an_anyio_scope_that_times_out_ends_the_request():
             async with stream:
                 await take(stream, 200)
         assert scope.cancelled_caught
+        assert await all_given_back(it)
+
+
+async def test_an_anyio_scope_that_times_out_ends_the_request_even_if_the_stream_is_kept():
+    async with engine() as it:
+        stream = it.stream(PROMPT, LONG)
+        with anyio.move_on_after(0.005) as scope:
+            await take(stream, 200)
+        assert scope.cancelled_caught
+        assert stream.finish_reason is FinishReason.ABORT
         assert await all_given_back(it)
 
 
