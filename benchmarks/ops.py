@@ -114,6 +114,24 @@ def small_ops(dtype: torch.dtype, tokens: int, repeats: int) -> None:
         report(f"{name}, {tokens} tokens", dtype, ours, theirs)
 
 
+def page_copies(dtype: torch.dtype, repeats: int) -> None:
+    """Pages of 8 layers from one cache to another, as sequences are swapped."""
+    for num_pages, page_size in ((32, 16), (512, 16), (8192, 1)):
+        caches = [KVCache.allocate(8, num_pages, page_size, 4, 64, dtype) for _ in range(2)]
+        for cache in caches:
+            cache.storage.zero_()
+        sources, targets = torch.randperm(num_pages), torch.randperm(num_pages)
+        zeros = torch.zeros(num_pages, dtype=torch.int64)
+        columns = (zeros, sources, zeros + 1, targets, zeros + page_size)
+        copies = torch.stack(columns, dim=1).int()
+        ours, theirs = best_microseconds(
+            min(repeats, 10),
+            partial(native.copy_pages, caches, copies),
+            partial(reference.copy_pages, caches, copies),
+        )
+        report(f"copy_pages, {num_pages} of {page_size} tokens", dtype, ours, theirs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Native ops against torch.")
     parser.add_argument("--threads", type=int, default=_native.cpu_info()["threads"])
@@ -128,6 +146,7 @@ def main() -> None:
             attention(dtype, arguments.repeats)
             for tokens in (1, 32):
                 small_ops(dtype, tokens, arguments.repeats)
+            page_copies(dtype, arguments.repeats)
 
 
 if __name__ == "__main__":
