@@ -99,12 +99,15 @@ async def test_the_end_of_a_with_block_frees_the_pages():
 
 @pytest.mark.parametrize("error", [KeyError, GeneratorExit])
 async def test_whatever_ends_a_with_block_frees_the_pages(error: type[BaseException]):
+    async def read(stream: TokenStream) -> None:
+        async with stream:
+            await take(stream, 2)
+            raise error
+
     async with engine() as it:
         stream = it.stream(PROMPT, LONG)
         with pytest.raises(error):
-            async with stream:
-                await take(stream, 2)
-                raise error
+            await read(stream)
         assert stream.finish_reason is FinishReason.ABORT
         assert await all_given_back(it)
 
