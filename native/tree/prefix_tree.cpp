@@ -124,7 +124,7 @@ PrefixTree::Match PrefixTree::match(std::string_view name_space, std::span<const
         node = child;
     }
     match.receipt = give_receipt(node);
-    if (!partial || match.num_host_pages > 0) return match;
+    if (!partial) return match;
     size_t num_tokens = 0;
     Node* tail = find_tail(*node, tokens, num_tokens);
     if (tail == nullptr) return match;

@@ -165,7 +165,6 @@ Node* PrefixTree::merge_upwards(Node* node) {
     node->tokens = std::move(top->tokens);
     node->pages = std::move(top->pages);
     node->steps = std::move(top->steps);
-    node->use = top->use;
     replace(top, node);
     delete_node(top);
     return parent;

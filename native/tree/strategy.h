@@ -16,9 +16,8 @@ struct NodeUse {
     int64_t hits = 0;  // matches that covered it
 };
 
-// The smallest key is evicted first. Neighbours with equal keys are merged into one node and share
-// the upper one's use from then on, so uses with equal keys must keep equal keys through every
-// further use that they share.
+// The smallest key is evicted first. Neighbours with equal keys may be merged into one node, and so
+// share a use from then on: equal keys must stay equal through every further use that both share.
 class EvictionStrategy {
   public:
     using Key = std::pair<int64_t, int64_t>;

@@ -485,6 +485,19 @@ def test_a_full_host_drops_its_own_first_page_for_a_new_one() -> None:
     assert [cache.cached(x * 4) for x in "abc"] == [(0, 0), (0, 4), (0, 4)]
 
 
+def test_a_page_worth_more_on_the_host_makes_place_for_one_page_only() -> None:
+    cache = Cache(host=3)
+    cache.serve("abcdefghijkl")
+    cache.serve("pqrsqrstrstu")
+    cache.tree.evict(3, 1)
+    cache.tree.release(cache.match("abcdefghijkl").receipt)  # used after what the device has
+    evicted = cache.tree.evict(3, 1)
+    assert (evicted.count, len(evicted.host_page_ids)) == (3, 1)
+    assert cache.cached("abcdefghijkl") == (0, 8)
+    assert cache.cached("pqrsqrstrstu") == (0, 4)
+    cache.check()
+
+
 def test_a_copy_whose_target_is_dropped_again_is_not_asked_for() -> None:
     cache = Cache(host=2)
     pages = cache.serve("abcdefghijklmnop")
@@ -551,6 +564,26 @@ def test_what_a_failed_step_was_to_write_is_withdrawn_from_all_who_share_it(cach
     cache.finish(second, second_table)
     cache.finish(third, third_table)
     assert cache.pool.num_held == cache.tree.num_evictable == 2
+
+
+def test_only_the_part_of_a_run_that_the_failed_step_was_to_write_is_withdrawn(
+    cache: Cache,
+) -> None:
+    receipt, _ = cache.start("abcdefgh", step=1)
+    cache.tree.insert(receipt, ids("ijkl"), cache.pool.acquire(1), 2)
+    cache.tree.insert(receipt, ids("mnop"), cache.pool.acquire(1), 3)
+    assert cache.tree.num_nodes == 2
+    assert cache.tree.withdraw(2) == ((receipt, 2),)
+    assert cache.cached("abcdefghijklmnop") == (8, 0)
+    cache.check()
+
+
+def test_every_branch_that_the_failed_step_was_to_write_is_withdrawn(cache: Cache) -> None:
+    texts = {text: cache.start(text, step=2)[0] for text in ("abcdefgh", "abcdpqrs", "vwxy")}
+    other, _ = cache.start("abcdefgh", step=2, namespace=b"a")
+    assert cache.tree.withdraw(2) == tuple((receipt, 0) for receipt in (*texts.values(), other))
+    assert cache.tree.num_pages == 0
+    cache.check()
 
 
 def test_what_is_behind_a_withdrawn_page_goes_too(cache: Cache) -> None:
