@@ -46,7 +46,10 @@ class PolicyGuard:
         """Waiting requests to start, one by one: each is in `waiting`, none comes twice."""
         # A tuple: what the policy does with it can't change what is checked.
         waiting = tuple(waiting)
-        offered = {id(request) for request in waiting}
+        # While answers come in the order of `waiting`, counting them is enough: thousands may wait
+        # of which a few can start. A set of those that are left is for policies that reorder.
+        num_first = 0
+        left: set[int] | None = None
         answer = self._ask("order", lambda: iter(self.policy.order(waiting, view)))
         while answer is not None:
             try:
@@ -56,13 +59,21 @@ class PolicyGuard:
                 break
             if request is END:
                 return
-            if not isinstance(request, RequestView) or id(request) not in offered:
+            if left is None and num_first < len(waiting) and request is waiting[num_first]:
+                num_first += 1
+                yield waiting[num_first - 1]
+                continue
+            if left is None:
+                left = {id(request) for request in waiting[num_first:]}
+            if not isinstance(request, RequestView) or id(request) not in left:
                 what = f"named {reprlib.repr(request)}, which doesn't wait or came before"
                 self._fault("order", what)
                 break
-            offered.remove(id(request))
+            left.remove(id(request))
             yield request
-        yield from (request for request in waiting if id(request) in offered)
+        for request in waiting[num_first:]:
+            if left is None or id(request) in left:
+                yield request
 
     def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
         answer = self._ask("admit", lambda: self.policy.admit(request, view))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from tests.scheduling.test_scheduler import Bench, work
 
@@ -148,6 +151,26 @@ def test_an_order_that_never_ends_is_cut_at_its_first_repetition(caplog):
     a, b = bench.submit(3), bench.submit(3)
 
     assert work(bench.plan()) == [(a, 0, 3), (b, 0, 3)]
+
+
+@given(num_waiting=st.integers(0, 5), answer=st.lists(st.integers(0, 6), max_size=8))
+def test_an_order_holds_up_to_its_first_fault_and_the_rest_follows_by_arrival(num_waiting, answer):
+    bench = Bench()
+    requests = [bench.scheduler.sequences[bench.submit(3)].view for _ in range(7)]
+    expected: list[int] = []
+    faults = 0
+    for index in answer:
+        if index >= num_waiting or index in expected:
+            faults = 1
+            expected += [other for other in range(num_waiting) if other not in expected]
+            break
+        expected.append(index)
+
+    guard = PolicyGuard(answering("order", [requests[index] for index in answer]))
+    order = guard.order(requests[:num_waiting], None)  # pyright: ignore[reportArgumentType]
+
+    assert [requests.index(request) for request in order] == expected
+    assert guard.faults_total == faults
 
 
 def test_a_policy_orders_sizes_and_admits():
