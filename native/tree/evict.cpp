@@ -152,8 +152,7 @@ std::vector<PrefixTree::Shortened> PrefixTree::withdraw(Step step) {
     }
     std::vector<Shortened> list;
     for (const Place& place : found) drop_and_list(place.node, place.from, place.num_pages, list);
-    std::sort(list.begin(), list.end(),
-              [](const Shortened& a, const Shortened& b) { return a.receipt < b.receipt; });
+    std::sort(list.begin(), list.end());
     return list;
 }
 
@@ -171,8 +170,7 @@ std::vector<PrefixTree::Shortened> PrefixTree::cut(ReceiptId receipt, int64_t nu
         start -= static_cast<int64_t>(node->pages.size());
     }
     drop_and_list(node, static_cast<size_t>(num_pages - start), num_pages, list);
-    std::sort(list.begin(), list.end(),
-              [](const Shortened& a, const Shortened& b) { return a.receipt < b.receipt; });
+    std::sort(list.begin(), list.end());
     return list;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -82,6 +83,8 @@ class PrefixTree {
     struct Shortened {
         ReceiptId receipt;
         int64_t num_pages;  // that it still covers
+
+        auto operator<=>(const Shortened&) const = default;
     };
     // A node as `walk` shows it.
     struct View {
