@@ -2,9 +2,9 @@
 
     python -m tests.mutants [--only NAME ...] [--jobs 1]
 
-A bug counts as found when a test fails or the interpreter crashes; a copy that doesn't compile or
-import, or that has no end, is an error. Ends with status 1 unless all are found. Before any bug is
-planted, all the tests must pass in the copy.
+A bug counts as found when a test fails or the interpreter crashes, and not when the copy doesn't
+compile or import, or its tests have no end. Ends with status 1 unless all are found. Before any bug
+is planted, all the tests must pass in the copy.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ COPIED = ("aioserve", "benchmarks", "examples", "native", "plugins", "tests", "C
 LIMIT_SECONDS = 600
 LIMIT_KIBIBYTES = 8 * 2**20
 """Of address space: a planted bug may make something grow for ever."""
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""A source is told from its bytecode by its size and second alone."""
 OUTPUT_CHARS = 2000
 """What is shown of commands that fail."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -97,7 +99,7 @@ class Copy:
         done = subprocess.run(
             [str(word) for word in command],
             cwd=self.tree,
-            env=os.environ | {"PATH": path},
+            env=os.environ | NO_BYTECODE | {"PATH": path},
             capture_output=True,
             text=True,
             timeout=LIMIT_SECONDS,
@@ -114,7 +116,7 @@ class Copy:
         return subprocess.run(
             [*limited, str(self.python), "-m", "pytest", *options, *tests],
             cwd=self.tree,
-            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+            env=os.environ | NO_BYTECODE,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -200,7 +202,7 @@ def main() -> int:
         try:
             with ThreadPoolExecutor(len(queues)) as threads:
                 found = sum(threads.map(found_in_a_copy, places, queues))
-        except (BrokenCopyError, StaleMutantError) as error:
+        except (BrokenCopyError, StaleMutantError, subprocess.TimeoutExpired) as error:
             print(error, file=sys.stderr)
             return 1
     print(f"found {found} of {len(mutants)}")
