@@ -22,7 +22,7 @@ void PrefixTree::drop_tail(Node* leaf, size_t num_pages) {
     const size_t left = leaf->pages.size() - num_pages;
     Node* end = drop(leaf, left, none);
     if (left == 0 && end != nullptr && end->children.size() == 1) {
-        merge_upwards(*end->children.begin());
+        merge_upwards(end->children.begin()->node);
     }
 }
 
@@ -56,7 +56,7 @@ void PrefixTree::demote(Node* leaf, size_t num_pages, Step step, Evicted& evicte
     evicted.device_pages.insert(evicted.device_pages.end(), leaf->pages.begin(), leaf->pages.end());
     evicted.host_pages.insert(evicted.host_pages.end(), host_pages.begin(), host_pages.end());
     move_to(leaf, kHost, host_pages, step, PagePool::kNoStep);
-    if (leaf->children.size() == 1) merge_upwards(*leaf->children.begin());
+    if (leaf->children.size() == 1) merge_upwards(leaf->children.begin()->node);
 }
 
 // Leaves out of `evicted` what was dropped from the host again after it was put there.
@@ -147,7 +147,7 @@ std::vector<PrefixTree::Shortened> PrefixTree::withdraw(Step step) {
         if (first != node->steps.end()) {
             found.push_back({node, from, num_pages});
         } else {
-            for (Node* child : node->children) waiting.push_back({child, 0, num_pages});
+            for (const Child& child : node->children) waiting.push_back({child.node, 0, num_pages});
         }
     }
     std::vector<Shortened> list;

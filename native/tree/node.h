@@ -25,6 +25,12 @@ enum Tier : uint8_t { kDevice = 0, kHost = 1 };
 
 struct Node;
 
+// A node among its siblings. Most differ in the first token, which spares a look at their runs.
+struct Child {
+    Token first;
+    Node* node;
+};
+
 // Orders siblings by the tokens of their first page, so that the sibling with the longest common
 // prefix is a neighbour of where a query would stand. A query may be shorter than a page.
 struct FirstPageLess {
@@ -33,21 +39,30 @@ struct FirstPageLess {
 
     size_t page_size;
 
-    bool operator()(const Node* left, const Node* right) const {
+    bool operator()(const Child& left, const Child& right) const {
+        if (left.first != right.first) return left.first < right.first;
         return less(first_page(left), first_page(right));
     }
-    bool operator()(const Node* left, Tokens right) const { return less(first_page(left), right); }
-    bool operator()(Tokens left, const Node* right) const { return less(left, first_page(right)); }
+    bool operator()(const Child& left, Tokens right) const {
+        if (right.empty()) return false;
+        if (left.first != right[0]) return left.first < right[0];
+        return less(first_page(left), right);
+    }
+    bool operator()(Tokens left, const Child& right) const {
+        if (left.empty()) return true;
+        if (left[0] != right.first) return left[0] < right.first;
+        return less(left, first_page(right));
+    }
 
   private:
-    inline Tokens first_page(const Node* node) const;
+    inline Tokens first_page(const Child& child) const;
 
     static bool less(Tokens left, Tokens right) {
         return std::lexicographical_compare(left.begin(), left.end(), right.begin(), right.end());
     }
 };
 
-using Children = std::set<Node*, FirstPageLess>;
+using Children = std::set<Child, FirstPageLess>;
 using EvictionOrder = std::set<std::pair<EvictionStrategy::Key, Node*>>;
 
 // A lock on the path from the root of a namespace down to the end of `end`, where it hangs in a
@@ -64,25 +79,27 @@ struct Node {
 
     bool is_root() const { return parent == nullptr; }
 
-    Node* parent = nullptr;
-    const std::string* name_space = nullptr;  // of a root
-    std::vector<Token> tokens;                // page_size for each page
-    std::vector<Page> pages;                  // none at a root
-    std::vector<Step> steps;                  // that writes each page
+    // What a match touches, side by side.
+    Children children;
+    std::vector<Token> tokens;  // page_size for each page
+    std::vector<Page> pages;    // none at a root
+    int64_t num_locks = 0;      // receipts that end here or below
     NodeUse use;
-    int64_t num_locks = 0;            // receipts that end here or below
-    int64_t num_device_children = 0;  // the others are on the host
-    Receipt* first_receipt = nullptr;
     Tier tier = kDevice;
     bool is_listed = false;  // for eviction
-    Children children;
-    Children::iterator place;          // among the parent's children
-    EvictionOrder::iterator listing;   // where listed
-    size_t index = 0;                  // among the tree's nodes
+
+    Node* parent = nullptr;
+    std::vector<Step> steps;          // that writes each page
+    int64_t num_device_children = 0;  // the others are on the host
+    Receipt* first_receipt = nullptr;
+    Children::iterator place;                 // among the parent's children
+    EvictionOrder::iterator listing;          // where listed
+    const std::string* name_space = nullptr;  // of a root
+    size_t index = 0;                         // among the tree's nodes
 };
 
-FirstPageLess::Tokens FirstPageLess::first_page(const Node* node) const {
-    return {node->tokens.data(), page_size};
+FirstPageLess::Tokens FirstPageLess::first_page(const Child& child) const {
+    return {child.node->tokens.data(), page_size};
 }
 
 // How many of the first tokens of `left` and `right` are equal.

@@ -48,18 +48,15 @@ Node* PrefixTree::root_of(std::string_view name_space) {
     return root;
 }
 
-// The child whose first page is the next of `tokens`, null if there is none.
-Node* PrefixTree::child_of(const Node& node, std::span<const Token> tokens) const {
-    if (tokens.size() < page_size_ || node.children.empty()) return nullptr;
-    tokens = tokens.first(page_size_);
-    const auto found = node.children.size() == 1 ? node.children.begin()
-                                                 : node.children.lower_bound(tokens);
-    if (found == node.children.end()) return nullptr;
-    return common_prefix((*found)->tokens, tokens) == page_size_ ? *found : nullptr;
-}
-
-size_t PrefixTree::common_pages(const Node& node, std::span<const Token> tokens) const {
-    return common_prefix(node.tokens, tokens) / page_size_;
+// The child with the next pages of `tokens`.
+PrefixTree::Next PrefixTree::next_of(const Node& node, std::span<const Token> tokens) const {
+    if (tokens.size() < page_size_ || node.children.empty()) return {nullptr, 0};
+    const auto found = node.children.size() == 1
+                           ? node.children.begin()
+                           : node.children.lower_bound(tokens.first(page_size_));
+    if (found == node.children.end() || found->first != tokens[0]) return {nullptr, 0};
+    const size_t num_pages = common_prefix(found->node->tokens, tokens) / page_size_;
+    return {num_pages > 0 ? found->node : nullptr, num_pages};
 }
 
 // The child whose first page is written, on the device, and begins with the most of `tokens`. Looks
@@ -83,9 +80,10 @@ Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
     };
     const auto middle = node.children.lower_bound(tokens);
     auto next = middle;
-    for (int i = 0; i < kTries && next != node.children.end() && look_at(*next); ++i) ++next;
+    for (int i = 0; i < kTries && next != node.children.end() && look_at(next->node); ++i) ++next;
     auto previous = middle;
-    for (int i = 0; i < kTries && previous != node.children.begin() && look_at(*--previous); ++i) {
+    for (int i = 0; i < kTries && previous != node.children.begin(); ++i) {
+        if (!look_at((--previous)->node)) break;
     }
     return best;
 }
@@ -112,8 +110,9 @@ PrefixTree::Match PrefixTree::match(std::string_view name_space, std::span<const
     Match match;
     Node* node = root_of(name_space);
     lock(node);
-    while (Node* child = child_of(*node, tokens)) {
-        const size_t common = common_pages(*child, tokens);
+    while (true) {
+        auto [child, common] = next_of(*node, tokens);
+        if (child == nullptr) break;
         if (common < child->pages.size()) child = split(child, common);
         count_hit(child);
         std::copy(child->pages.begin(), child->pages.end(), pages.begin());
@@ -143,8 +142,9 @@ PrefixTree::Found PrefixTree::peek(std::string_view name_space,
     const auto root = roots_.find(name_space);
     if (root == roots_.end()) return found;
     const Node* node = root->second;
-    while (const Node* child = child_of(*node, tokens)) {
-        const size_t common = common_pages(*child, tokens);
+    while (true) {
+        const auto [child, common] = next_of(*node, tokens);
+        if (child == nullptr) break;
         (child->tier == kDevice ? found.num_device_pages : found.num_host_pages) +=
             static_cast<int64_t>(common);
         if (common < child->pages.size()) break;
@@ -190,9 +190,9 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
     }
     size_t kept = 0;  // pages that the tree has on the device already
     const Node* last = own.end;
-    while (const Node* child = child_of(*last, tokens.subspan(kept * page_size_))) {
-        if (child->tier == kHost) break;
-        const size_t common = common_pages(*child, tokens.subspan(kept * page_size_));
+    while (true) {
+        const auto [child, common] = next_of(*last, tokens.subspan(kept * page_size_));
+        if (child == nullptr || child->tier == kHost) break;
         kept += common;
         if (common < child->pages.size()) break;
         last = child;
@@ -203,8 +203,9 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
 
     ++now_;
     Node* node = own.end;
-    while (Node* child = child_of(*node, tokens)) {
-        const size_t common = common_pages(*child, tokens);
+    while (true) {
+        auto [child, common] = next_of(*node, tokens);
+        if (child == nullptr) break;
         if (common < child->pages.size()) child = split(child, common);
         lock(child);
         if (child->tier == kHost) {
@@ -273,7 +274,7 @@ void PrefixTree::release(ReceiptId receipt) {
     use_path(node);
     for (Node* above = node; above != nullptr; above = above->parent) unlock(above);
     // What this receipt, or the split that it caused, kept apart.
-    if (can_merge(node)) node = *node->children.begin();
+    if (can_merge(node)) node = node->children.begin()->node;
     while (!node->is_root()) node = merge_upwards(node);
     remove_if_empty(node);
 }
@@ -299,7 +300,7 @@ std::vector<PrefixTree::View> PrefixTree::walk() const {
                 view.receipts.push_back(receipt->id);
             }
             for (auto child = node->children.rbegin(); child != node->children.rend(); ++child) {
-                waiting.emplace_back(*child, static_cast<int64_t>(views.size()));
+                waiting.emplace_back(child->node, static_cast<int64_t>(views.size()));
             }
             views.push_back(std::move(view));
         }

@@ -137,13 +137,17 @@ class PrefixTree {
         int64_t num_evictable = 0;  // on nodes without locks
     };
 
+    struct Next {
+        Node* node;        // null if no child begins with the next page
+        size_t num_pages;  // of its run that are the next
+    };
+
     // prefix_tree.cpp
     Receipt& receipt_of(ReceiptId receipt, const char* operation);
     const Receipt& receipt_of(ReceiptId receipt, const char* operation) const;
     Node* root_of(std::string_view name_space);
-    Node* child_of(const Node& node, std::span<const Token> tokens) const;
+    Next next_of(const Node& node, std::span<const Token> tokens) const;
     Node* find_tail(const Node& node, std::span<const Token> tokens, size_t& num_tokens) const;
-    size_t common_pages(const Node& node, std::span<const Token> tokens) const;
     void count_hit(Node* node);
     ReceiptId give_receipt(Node* end);
     void use_path(Node* end);

@@ -87,17 +87,18 @@ void PrefixTree::recount_children(const Node& node, Recount& recount) const {
     std::ostringstream& wrong = recount.wrong;
     const std::string name = name_of(node);
     int64_t num_device_children = 0;
-    const Node* previous = nullptr;
-    for (const Node* child : node.children) {
+    const Child* previous = nullptr;
+    for (const Child& entry : node.children) {
+        const Node* child = entry.node;
         const std::string child_name = name_of(*child);
-        if (child->parent != &node || *child->place != child) {
+        if (child->parent != &node || &*child->place != &entry || entry.first != child->tokens[0]) {
             wrong << "; " << child_name << " has another parent or place";
         }
         if (child->tier == kDevice) ++num_device_children;
         if (child->tier == kDevice && node.tier == kHost) {
             wrong << "; " << child_name << " is below " << name;
         }
-        if (previous != nullptr && !node.children.key_comp()(previous, child)) {
+        if (previous != nullptr && !node.children.key_comp()(*previous, entry)) {
             wrong << "; " << child_name << " is out of order or like its sibling";
         }
         if (!node.is_root() && (child->use.created < node.use.created ||
@@ -105,7 +106,7 @@ void PrefixTree::recount_children(const Node& node, Recount& recount) const {
                                 child->use.hits > node.use.hits)) {
             wrong << "; " << child_name << " is older than " << name << " or was used more";
         }
-        previous = child;
+        previous = &entry;
     }
     if (num_device_children != node.num_device_children) {
         wrong << "; " << name << " counts " << node.num_device_children << " of "

@@ -77,7 +77,7 @@ void PrefixTree::unlock(Node* node) {
 
 void PrefixTree::attach(Node* parent, Node* node) {
     node->parent = parent;
-    node->place = parent->children.insert(node).first;
+    node->place = parent->children.insert({node->tokens[0], node}).first;
     if (node->tier == kDevice) ++parent->num_device_children;
     list_or_unlist(parent);
 }
@@ -87,7 +87,7 @@ void PrefixTree::replace(Node* child, Node* other) {
     Children& siblings = child->parent->children;
     const auto next = std::next(child->place);
     auto handle = siblings.extract(child->place);
-    handle.value() = other;
+    handle.value().node = other;
     other->place = siblings.insert(next, std::move(handle));
     other->parent = child->parent;
 }
@@ -134,7 +134,7 @@ Node* PrefixTree::split(Node* node, size_t num_pages) {
     upper->num_locks = node->num_locks;
     replace(node, upper);
     node->parent = upper;
-    node->place = upper->children.insert(node).first;
+    node->place = upper->children.insert({node->tokens[0], node}).first;
     if (node->tier == kDevice) upper->num_device_children = 1;
     return upper;
 }
@@ -143,7 +143,7 @@ Node* PrefixTree::split(Node* node, size_t num_pages) {
 // difference of locks.
 bool PrefixTree::can_merge(const Node* parent) const {
     if (parent->is_root() || parent->children.size() != 1) return false;
-    const Node* child = *parent->children.begin();
+    const Node* child = parent->children.begin()->node;
     return child->tier == parent->tier && child->num_locks == parent->num_locks &&
            strategy_->key(child->use) == strategy_->key(parent->use);
 }
@@ -156,7 +156,7 @@ Node* PrefixTree::merge_upwards(Node* node) {
     if (top == node) return parent;
     for (Node* next = top; next != node;) {
         Node* gone = next;
-        next = *next->children.begin();
+        next = next->children.begin()->node;
         append<Token>(top->tokens, next->tokens);
         append<Page>(top->pages, next->pages);
         append<Step>(top->steps, next->steps);
@@ -210,9 +210,10 @@ Node* PrefixTree::drop(Node* node, size_t from, std::vector<ReceiptId>& moved) {
             move_end(*gone->first_receipt, end);
         }
     };
-    std::vector<Node*> below(node->children.begin(), node->children.end());
+    std::vector<Node*> below;
+    for (const Child& child : node->children) below.push_back(child.node);
     for (size_t i = 0; i < below.size(); ++i) {
-        below.insert(below.end(), below[i]->children.begin(), below[i]->children.end());
+        for (const Child& child : below[i]->children) below.push_back(child.node);
     }
     for (Node* gone : below) {
         end_above(gone);
