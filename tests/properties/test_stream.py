@@ -1,0 +1,271 @@
+"""A stream under every order of deliveries, reads and ways to leave, against a plain model of it.
+
+The core loop's side (`put`, `finish_sample`, `finish`) and the reader's side act in any order; in
+between the event loop runs, or doesn't. There is exactly one end, and nothing after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from aioserve import FinishReason, RequestFailedError, Token, TokenStream
+from aioserve.engine.mailbox import Mailbox, MailboxOwner
+from aioserve.testing import SimLoop
+
+END = "end"
+ERROR = "error"
+CANCELLED = "cancelled"
+OWN_ENDS = st.sampled_from([FinishReason.LENGTH, FinishReason.STOP])
+
+
+async def read(stream: TokenStream) -> str | Token:
+    try:
+        return await anext(stream, END)
+    except RequestFailedError:
+        return ERROR
+
+
+async def wait(stream: TokenStream) -> str | Token:
+    try:
+        await stream.started()
+    except RequestFailedError:
+        return ERROR
+    return "started"
+
+
+class StreamMachine(RuleBasedStateMachine):
+    @initialize(
+        capacity=st.integers(1, 5),
+        samples=st.integers(1, 3),
+        lifetime=st.integers(0, 25),
+        seed=st.integers(0, 2**16),
+    )
+    def start(self, capacity, samples, lifetime, seed):
+        self.loop = SimLoop(seed)
+        self.told: list[str] = []
+        owner = MailboxOwner(
+            lambda mailbox: self.told.append("abort"),
+            lambda mailbox: self.told.append("pause"),
+            lambda mailbox: self.told.append("resume"),
+        )
+        self.mailbox = Mailbox("r", self.loop, owner, capacity, samples)
+        self.stream: TokenStream | None = TokenStream(self.mailbox)
+        self.reader: asyncio.Task[str | Token] | None = None
+        self.reader_waits = False
+        self.lifetime = lifetime
+        """Rules to run before the stream may end."""
+        # The model.
+        self.capacity = capacity
+        self.buffer: list[Token] = []
+        self.num_put = 0
+        self.ends: list[FinishReason | None] = [None] * samples
+        self.first_end: FinishReason | None = None
+        self.end: FinishReason | None = None
+        self.has_error = False
+        self.paused = False
+        self.expect_told: list[str] = []
+
+    def run(self) -> None:
+        """Let the event loop do all that it can."""
+        self.loop.run_until_complete(asyncio.sleep(0.001))
+
+    def started(self) -> bool:
+        return hasattr(self, "loop")
+
+    # -- the core loop's side
+
+    @precondition(lambda self: len(self.buffer) < self.capacity + 2)
+    @rule(id=st.integers(0, 9), data=st.data())
+    def put(self, id, data):
+        token = Token(id, "", self.num_put, data.draw(st.integers(0, len(self.ends) - 1)))
+        self.mailbox.put(token)
+        if self.end is None:
+            self.num_put += 1
+            self.buffer.append(token)
+            if not self.paused and len(self.buffer) >= self.capacity:
+                self.paused = True
+                self.expect_told.append("pause")
+
+    def may_end(self) -> bool:
+        return self.lifetime <= 0
+
+    @precondition(lambda self: self.may_end() and None in self.ends)
+    @rule(reason=OWN_ENDS, data=st.data())
+    def finish_sample(self, reason, data):
+        going_on = [sample for sample, end in enumerate(self.ends) if end is None]
+        sample = data.draw(st.sampled_from(going_on))
+        self.mailbox.finish_sample(sample, reason)
+        self.ends[sample] = reason
+        if None not in self.ends:
+            self.end = self.ends[0]
+
+    @precondition(may_end)
+    @rule(with_error=st.booleans())
+    def finish(self, with_error):
+        reason = FinishReason.ERROR if with_error else FinishReason.ABORT
+        error = RequestFailedError("planted") if with_error else None
+        assert self.mailbox.finish(reason, error) is (self.end is None)
+        self.model_end(reason, with_error)
+
+    @precondition(lambda self: self.end is not None)
+    @rule(data=st.data())
+    def finish_a_sample_late(self, data):
+        self.mailbox.finish_sample(0, data.draw(OWN_ENDS))
+
+    def model_end(self, reason: FinishReason, with_error: bool = False) -> None:
+        if self.end is None:
+            self.end = reason
+            self.ends = [end or reason for end in self.ends]
+            self.has_error = with_error
+
+    # -- the reader's side
+
+    @precondition(lambda self: self.stream is not None and self.reader is None)
+    @rule(how=st.sampled_from([read, read, wait]), at_once=st.booleans())
+    def read(self, how, at_once):
+        self.reader = self.loop.create_task(how(self.stream))
+        if at_once:
+            self.let_the_loop_run()
+
+    @rule()
+    def let_the_loop_run(self):
+        self.run()
+        self.check_reader(cancelled=False)
+
+    @precondition(lambda self: self.reader is not None and self.lifetime <= 10)
+    @rule()
+    def cancel_the_reader(self):
+        assert self.reader is not None
+        self.reader.cancel()
+        self.run()
+        self.check_reader(cancelled=True)
+
+    @precondition(lambda self: self.reader_waits and not self.buffer and self.end is None)
+    @rule()
+    def read_twice_at_once(self):
+        assert self.stream is not None
+        with pytest.raises(RuntimeError, match="another task is already reading"):
+            self.loop.run_until_complete(read(self.stream))
+
+    def check_reader(self, *, cancelled: bool) -> None:
+        """The loop has run: what must have become of the reader?"""
+        reader = self.reader
+        if reader is None:
+            return
+        if cancelled:
+            # One that had not begun to wait has not touched the stream.
+            if self.reader_waits:
+                self.model_leave()
+            assert outcome_of(reader) == CANCELLED
+        elif self.buffer:
+            outcome = outcome_of(reader)
+            if outcome != "started":
+                assert outcome == self.buffer.pop(0)
+                if self.paused and 2 * len(self.buffer) <= self.capacity:
+                    self.paused = False
+                    self.expect_told.append("resume")
+        elif self.end is not None:
+            expected = (ERROR,) if self.has_error else (END, "started")
+            self.has_error = False
+            assert outcome_of(reader) in expected
+        else:
+            assert not reader.done()
+            self.reader_waits = True
+            return
+        self.reader = None
+        self.reader_waits = False
+
+    def model_leave(self) -> None:
+        self.buffer.clear()
+        if self.end is None:
+            self.model_end(FinishReason.ABORT)
+            self.expect_told.append("abort")
+
+    @precondition(lambda self: self.may_end() and self.stream is not None)
+    @rule(way=st.sampled_from(["close", "aclose", "close elsewhere", "with"]))
+    def leave(self, way):
+        self.run()
+        self.check_reader(cancelled=False)
+        assert self.stream is not None
+        if way == "close elsewhere":
+            self.stream.close()
+        else:
+            self.loop.run_until_complete(leave(self.stream, way))
+        self.model_leave()
+        self.run()
+        self.check_reader(cancelled=False)
+
+    @precondition(lambda self: self.may_end() and self.stream is not None and self.reader is None)
+    @rule(in_a_cycle=st.booleans())
+    def drop(self, in_a_cycle):
+        if in_a_cycle:
+            cycle: list[object] = [self.stream]
+            cycle.append(cycle)
+            del cycle
+        self.stream = None
+        if in_a_cycle:
+            gc.collect()
+        self.run()
+        if self.end is None:
+            self.model_leave()
+
+    # -- what always holds
+
+    @precondition(started)
+    @invariant()
+    def the_stream_equals_its_model(self):
+        self.lifetime -= 1
+        mailbox = self.mailbox
+        assert mailbox.finish_reason is self.end
+        assert mailbox.finish_reasons == self.ends
+        assert (self.end is None) == (None in self.ends)
+        assert self.told == self.expect_told
+        assert mailbox.completion_tokens == self.num_put
+        assert mailbox.taken == self.num_put - len(self.buffer)
+        assert mailbox.paused is self.paused
+        assert self.told.count("abort") <= 1
+        if self.stream is not None:
+            assert self.stream.finish_reason is self.end
+            assert self.stream.finish_reasons == tuple(self.ends)
+            assert self.stream.usage.completion_tokens == self.num_put
+
+    def teardown(self):
+        if not self.started():
+            return
+        self.run()
+        self.check_reader(cancelled=False)
+        self.mailbox.finish(FinishReason.ABORT)
+        self.model_end(FinishReason.ABORT)
+        self.run()
+        self.check_reader(cancelled=False)
+        if self.stream is not None:
+            outcomes = [self.loop.run_until_complete(read(self.stream)) for _ in self.buffer]
+            assert outcomes == self.buffer
+            last = [self.loop.run_until_complete(read(self.stream)) for _ in range(3)]
+            assert last == [ERROR if self.has_error else END, END, END]
+        self.loop.close()
+
+
+async def leave(stream: TokenStream, way: str) -> None:
+    if way == "close":
+        stream.close()
+    elif way == "aclose":
+        await stream.aclose()
+    else:
+        async with stream:
+            pass
+
+
+def outcome_of(reader: asyncio.Task[str | Token]) -> str | Token:
+    assert reader.done()
+    return CANCELLED if reader.cancelled() else reader.result()
+
+
+StreamMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
+TestStream = StreamMachine.TestCase
