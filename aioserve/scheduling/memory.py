@@ -12,6 +12,8 @@ samples share is copied first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +40,7 @@ class MemoryCounters(msgspec.Struct):
     """Totals since the memory was made."""
 
     tokens_cached: int = 0
-    """Prompt tokens whose KV was found in the prefix tree."""
+    """Prompt tokens whose KV was found in the prefix tree, also when a sequence begins again."""
     pages_copied: int = 0
     """Pages copied on the device: shared ones before a write, and cached ones in part."""
     pages_swapped_out: int = 0
@@ -184,7 +186,7 @@ class KVMemory:
             self._copy(CopyKind.FROM_HOST, match.host_page_ids, targets)
         in_tree = capacity_tokens(found, self.page_size)
         if claim.uses_swapped:
-            self._swap_in(sequence, found)
+            sequence.inherited_step = self._swap_in(sequence, found)
         elif match.tail_tokens:
             in_tree += match.tail_tokens
             target = sequence.page_table.page_ids[found : found + 1]
@@ -194,18 +196,17 @@ class KVMemory:
             self._tree.release(match.tail_receipt)
         self.forget_swapped(sequence, step)
         sequence.computed = sequence.cached = sequence.borrowed = claim.num_cached
-        if claim.num_cached:
-            sequence.inherited_step = step
         self.counters.tokens_cached += min(in_tree, sequence.prompt_tokens)
         return True
 
-    def fork(self, sequence: SequenceState, child: SequenceState, step: int) -> None:
-        """Give another sample of the same prompt the pages of a sequence that has computed it."""
+    def fork(self, sequence: SequenceState, child: SequenceState, written_step: int) -> None:
+        """Give another sample of the same prompt the pages of a sequence that computes it in this
+        step, and did so before in steps up to `written_step`."""
         pages = sequence.page_table.page_ids
         self.pool.retain(pages)
         child.page_table.append(pages)
         child.computed = child.cached = child.borrowed = sequence.computed
-        child.inherited_step = step
+        child.inherited_step = written_step
         if sequence.receipt != NO_RECEIPT:
             child.receipt = self._tree.fork(sequence.receipt)
             child.published = sequence.published
@@ -219,6 +220,20 @@ class KVMemory:
         return sequence.computed == capacity_tokens(
             len(sequence.page_table), self.page_size
         ) or self._must_copy(sequence)
+
+    def num_pages_needed(self, sequences: Iterable[SequenceState]) -> int:
+        """Pages that the next tokens of all `sequences` need together: of the samples that share a
+        page, the last one writes to it without a copy."""
+        needed = 0
+        sharing: dict[int, int] = {}
+        for sequence in sequences:
+            if self._must_copy(sequence):
+                last = int(sequence.page_table.page_ids[-1])
+                sharing[last] = sharing.get(last, 0) + 1
+            elif self.needs_page(sequence):
+                needed += 1
+        copies = [min(count, self.pool.ref_count(page) - 1) for page, count in sharing.items()]
+        return needed + sum(copies)
 
     def grow(self, sequence: SequenceState, step: int) -> bool:
         """Give the sequence the page that its next token needs; False when none is free."""
@@ -293,7 +308,6 @@ class KVMemory:
         sequence.page_table = PageTable()
         sequence.page_table.append(match.page_ids)
         sequence.page_table.append(table[full:])
-        sequence.inherited_step = sequence.last_step
         sequence.borrowed = capacity_tokens(int(changed[-1]) + 1, self.page_size)
 
     def num_reclaimable(self, sequence: SequenceState) -> int:
@@ -345,13 +359,15 @@ class KVMemory:
             return sequence.computed >= SWAP_FROM_TOKENS
         return self.preemption == "swap"
 
-    def _swap_in(self, sequence: SequenceState, found: int) -> None:
+    def _swap_in(self, sequence: SequenceState, found: int) -> int:
+        """Copy a sequence's pages back; the number of the step that copied them to the host."""
         swapped = sequence.swapped
         if swapped is None:
             raise InvariantError(f"sequence {sequence.sequence_id} has no pages on the host")
         sources = swapped.host_page_ids[found - swapped.first :]
         targets = sequence.page_table.page_ids[found : found + len(sources)]
         self._copy(CopyKind.FROM_HOST, sources, targets)
+        return swapped.step
 
     def forget_swapped(self, sequence: SequenceState, last_step: int = NO_STEP) -> None:
         """Give up a sequence's pages on the host; step `last_step` may still read them."""
@@ -361,24 +377,27 @@ class KVMemory:
 
     # -- steps fail
 
-    def withdraw(self, step: int, launched: int) -> dict[int, int]:
-        """Step `step` has failed: forget every page that it or a later one writes, among them the
-        step after the last `launched`, which has copies to make already.
+    def withdraw(self, step: int) -> dict[int, int]:
+        """Step `step` has failed: forget every page that it should have written.
 
         Returns the receipts that lost pages, with the number of pages that they still cover.
         """
-        left: dict[int, int] = {}
-        if self.tree is not None:
-            for failed in range(step, launched + 2):
-                left.update(self.tree.withdraw(failed))
-        return left
+        return {} if self.tree is None else dict(self.tree.withdraw(step))
 
-    def cut(self, sequence: SequenceState) -> dict[int, int]:
-        """Forget what a sequence published of its own; returns receipts as `withdraw` does."""
-        if sequence.receipt == NO_RECEIPT:
+    def forget(self, sequence: SequenceState, num_pages: int) -> dict[int, int]:
+        """Forget all that begins like `sequence`, from page `num_pages` on.
+
+        Returns receipts as `withdraw` does.
+        """
+        if self.tree is None:
             return {}
-        inherited = sequence.cached // self.page_size
-        return dict(self._tree.cut(sequence.receipt, min(inherited, sequence.published)))
+        match = self.tree.match(
+            sequence.namespace, sequence.ids(0, sequence.num_known), partial=False
+        )
+        found = len(match.page_ids) + len(match.host_page_ids)
+        cut = dict(self.tree.cut(match.receipt, min(num_pages, found)))
+        self.tree.release(match.receipt)
+        return cut
 
     def sanity_check(self) -> None:
         """Raise `InvariantError` unless the pools and the tree agree, each with itself."""

@@ -44,6 +44,7 @@ class StepPlanner:
         self.step = scheduler.launched + 1
         self.budget = scheduler.max_num_batched_tokens
         self.items: list[WorkItem] = []
+        self.sequences: list[SequenceState] = []
         self.preempted: list[int] = []
 
     def plan(self) -> StepPlan | None:
@@ -62,6 +63,7 @@ class StepPlanner:
         if not self.items:
             return None
         scheduler.launched = self.step
+        scheduler.in_flight[self.step] = self.sequences
         return StepPlan(
             self.step, tuple(self.items), tuple(self.preempted), self.memory.take_copies()
         )
@@ -88,8 +90,9 @@ class StepPlanner:
         free in the next."""
         memory = self.memory
         growing = [s for s in ready[: self.budget] if memory.needs_page(s)]
-        memory.make_free(len(growing), self.step)
-        if len(growing) > memory.pool.num_free:
+        needed = memory.num_pages_needed(growing)
+        memory.make_free(needed, self.step)
+        if needed > memory.pool.num_free:
             self._make_room(growing)
             ready = [s for s in ready if s.phase is Phase.RUNNING]
         for sequence in ready[: self.budget]:
@@ -104,9 +107,10 @@ class StepPlanner:
         scheduler, memory = self.scheduler, self.memory
         while True:
             growing = [s for s in growing if s.phase is Phase.RUNNING]
-            ending = sum(len(s.page_table) for s in scheduler.running if s.exhausted)
+            ending = sum(memory.num_reclaimable(s) for s in scheduler.running if s.exhausted)
             coming = memory.num_available + memory.pool.num_fenced + ending
-            if len(growing) <= coming:
+            short = memory.num_pages_needed(growing) - coming
+            if short <= 0:
                 return
             oldest = growing[0].sequence_id
             candidates = [
@@ -116,7 +120,7 @@ class StepPlanner:
             ]
             if not candidates:
                 return
-            chosen = self.guard.victim(candidates, len(growing) - coming, self._view())
+            chosen = self.guard.victim(candidates, short, self._view())
             self._preempt(chosen._state)
 
     def _preempt(self, victim: SequenceState) -> None:
@@ -236,12 +240,13 @@ class StepPlanner:
         end = start + count
         samples = end == sequence.num_known + sequence.pending
         token_ids = PENDING_IDS if sequence.pending else sequence.ids(start, count)
+        written_step = sequence.last_step
         sequence.computed = end
         sequence.last_step = self.step
         self._add(sequence, start, count, token_ids, samples)
         self.memory.publish(sequence)
         if samples and sequence.unborn:
-            self._fork(sequence)
+            self._fork(sequence, written_step)
         self.budget -= count
         prompt = sequence.prompt_tokens
         counters = self.scheduler.counters
@@ -249,11 +254,11 @@ class StepPlanner:
         if start < prompt:
             counters.tokens_prefilled += min(end, prompt) - start
 
-    def _fork(self, sequence: SequenceState) -> None:
+    def _fork(self, sequence: SequenceState, written_step: int) -> None:
         """The prompt is computed: its further samples begin, from the same last row."""
         children, sequence.unborn = sequence.unborn, []
         for child in children:
-            self.memory.fork(sequence, child, self.step)
+            self.memory.fork(sequence, child, written_step)
             child.phase = Phase.RUNNING
             child.last_step = self.step
             insort(self.scheduler.running, child, key=by_arrival)
@@ -270,6 +275,7 @@ class StepPlanner:
     ) -> None:
         if samples:
             sequence.pending += 1
+        self.sequences.append(sequence)
         self.items.append(
             WorkItem(
                 sequence.sequence_id,

@@ -29,5 +29,4 @@ class SchedulerCounters(msgspec.Struct):
     """Prompt tokens computed, those recomputed after a preemption included."""
     tokens_generated: int = 0
     preemptions: int = 0
-    """Sequences that gave their pages back to begin again: for others, or since a failed step had
-    written what they shared."""
+    """Times that a sequence gave its pages to others, to begin again later."""

@@ -29,8 +29,8 @@ class OutputReserve:
         """
         known = sequence.num_known + sequence.pending
         ahead = pages_for(min(known + self.horizon_tokens, sequence.max_length), self.page_size)
-        forks = len(sequence.unborn) * (ahead - known // self.page_size)
-        return ahead - pages_for(known, self.page_size) + forks
+        own = ahead - pages_for(known, self.page_size) + sequence.shares_last_page
+        return own + len(sequence.unborn) * (ahead - known // self.page_size)
 
     def total(self, sequences: Iterable[SequenceState]) -> int:
         return sum(self.pages_ahead(sequence) for sequence in sequences)

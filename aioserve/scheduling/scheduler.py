@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.execution.plan import StepOutcome, StepPlan, WorkItem
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.pages import capacity_tokens
 from aioserve.request import MAX_SEED, FinishReason, SamplingParams
@@ -60,6 +60,8 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.launched = NO_STEP
         """Number of the last step planned; `memory.pool.done_step` is the last one done."""
+        self.in_flight: dict[int, list[SequenceState]] = {}
+        """The sequences of each launched step's items."""
         self.slots = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
         self.sequences: dict[int, SequenceState] = {}
         """Those that haven't ended, by id."""
@@ -176,23 +178,25 @@ class Scheduler:
         self._complete(plan)
         progress: list[Progress] = []
         ended: list[SequenceState] = []
-        broken: list[SequenceState] = []
-        for index, item in enumerate(plan.items):
+        broken: list[tuple[SequenceState, WorkItem]] = []
+        planned = self.in_flight.pop(plan.step)
+        for index, (item, sequence) in enumerate(zip(plan.items, planned, strict=True)):
             if item.sampling is None:
                 continue
-            sequence = self.sequences.get(item.sequence_id)
-            # The one place where results in flight are dropped: the sequence has ended, or was
-            # preempted (and samples the same token again, since its noise depends on the position).
-            if sequence is None or sequence.epoch != item.epoch:
-                continue
-            sequence.pending -= 1
             error = outcome.row_errors.get(index)
             if error is not None:
-                broken.append(sequence)
+                broken.append((sequence, item))
+            # The one place where results in flight are dropped: the sequence has ended, or was
+            # preempted (and samples the same token again, since its noise depends on the position).
+            if sequence.phase is Phase.FINISHED or sequence.epoch != item.epoch:
+                continue
+            sequence.pending -= 1
+            if error is not None:
                 progress.append(Progress(item.sequence_id, None, FinishReason.ERROR, error))
                 continue
             token_id = outcome.token_ids[index]
             reason = sequence.append(token_id)
+            sequence.proven_pages = item.page_ids
             self.counters.tokens_generated += 1
             progress.append(Progress(item.sequence_id, token_id, reason))
             if reason is not None:
@@ -206,25 +210,28 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: str) -> list[Progress]:
         """A step failed as a whole: end the sequences in it. Those planned since that took over
         what it should have written begin again; all others go on."""
-        cut = self.memory.withdraw(plan.step, self.launched)
+        planned = list(zip(plan.items, self.in_flight.pop(plan.step), strict=True))
+        cut = self.memory.withdraw(plan.step)
+        for item, sequence in planned:
+            # A page that it wrote in part may have been completed, and published, by a later step.
+            cut.update(self.memory.forget(sequence, item.start // self.memory.page_size))
         self._complete(plan)
-        ended = {
-            sequence.sequence_id: sequence
-            for item in plan.items
-            if (sequence := self.sequences.get(item.sequence_id)) is not None
-            and sequence.epoch == item.epoch
-        }
-        for sequence in list(ended.values()):
-            ended.update({child.sequence_id: child for child in sequence.unborn})
-        self._end(list(ended.values()), publish=False)
+        ended = [
+            one
+            for item, sequence in planned
+            if sequence.phase is not Phase.FINISHED and sequence.epoch == item.epoch
+            for one in (sequence, *sequence.unborn)
+        ]
+        self._end(ended, publish=False)
+        lost = self._shorten(cut)
         for sequence in self.sequences.values():
-            sequence.published = cut.get(sequence.receipt, sequence.published)
             if sequence.swapped is not None and sequence.swapped.step >= plan.step:
                 self.memory.forget_swapped(sequence, self.launched)
-        for sequence in [s for s in self.running if s.inherited_step >= plan.step]:
-            self._begin_again(sequence)
+        for sequence in list(self.running):
+            if sequence in lost or sequence.inherited_step >= plan.step:
+                self._begin_again(sequence)
         self.guard.step_finished(plan.step, plan.num_tokens)
-        return [Progress(s, None, FinishReason.ERROR, error) for s in ended]
+        return [Progress(s.sequence_id, None, FinishReason.ERROR, error) for s in ended]
 
     def sanity_check(self) -> None:
         """Raise `InvariantError` unless pools, prefix tree, page tables and queues agree."""
@@ -249,6 +256,7 @@ class Scheduler:
         self.memory.publish(victim)
         self.memory.swap_out(victim, step)
         self._begin_again(victim)
+        self.counters.preemptions += 1
 
     def reject(self, refused: list[SequenceState]) -> None:
         """End requests that the policy won't have."""
@@ -276,25 +284,47 @@ class Scheduler:
         self._give_back(sequence)
         sequence.restart()
         insort(self.waiting, sequence, key=by_arrival)
-        self.counters.preemptions += 1
 
-    def _end_broken(self, broken: list[SequenceState]) -> None:
-        """End sequences whose logits were not numbers. Nobody may read the KV that they computed,
-        and whoever already does begins again."""
-        cut: dict[int, int] = {}
-        for sequence in broken:
-            cut.update(self.memory.cut(sequence))
-        self._end(broken, publish=False)
-        for sequence in list(self.sequences.values()):
+    def _shorten(self, cut: dict[int, int]) -> list[SequenceState]:
+        """Receipts were cut in the prefix tree: those that had taken over more than is left."""
+        lost: list[SequenceState] = []
+        for sequence in self.running:
             left = cut.get(sequence.receipt)
-            if left is None:
-                continue
-            sequence.published = left
-            if sequence.borrowed > capacity_tokens(left, self.memory.page_size):
-                self._begin_again(sequence)
+            if left is not None:
+                sequence.published = left
+                if sequence.borrowed > capacity_tokens(left, self.memory.page_size):
+                    lost.append(sequence)
+        return lost
+
+    def _end_broken(self, broken: list[tuple[SequenceState, WorkItem]]) -> None:
+        """End sequences whose logits were not numbers, and let nobody go on from the KV that may be
+        to blame: all of theirs, but for leading pages over which another has sampled a token."""
+        suspects = [(sequence, self._num_proven_pages(item)) for sequence, item in broken]
+        current = [s for s, item in broken if s.epoch == item.epoch]
+        self._end([s for s in current if s.phase is not Phase.FINISHED], publish=False)
+        while suspects:
+            suspect, num_pages = suspects.pop()
+            self._shorten(self.memory.forget(suspect, num_pages))
+            proven = capacity_tokens(num_pages, self.memory.page_size)
+            for sequence in list(self.running):
+                if sequence.borrowed > proven and sequence.begins_like(suspect, proven + 1):
+                    self._begin_again(sequence)
+                    suspects.append((sequence, num_pages))
+
+    def _num_proven_pages(self, item: WorkItem) -> int:
+        """Leading pages of a broken item that are good: another sequence has sampled over them."""
+        most = 0
+        for sequence in self.running:
+            pages = sequence.proven_pages
+            shared = min(len(pages), len(item.page_ids))
+            if sequence.sequence_id != item.sequence_id and shared > most:
+                differing = np.flatnonzero(pages[:shared] != item.page_ids[:shared])
+                most = max(most, int(differing[0]) if len(differing) else shared)
+        return most
 
     def _end(self, sequences: list[SequenceState], *, publish: bool = True) -> None:
         self._announce_arrivals()
+        known = tuple(s.view for s in sequences if s.phase is not Phase.UNBORN)
         for sequence in sequences:
             if sequence.phase is Phase.RUNNING:
                 self.running.remove(sequence)
@@ -310,8 +340,8 @@ class Scheduler:
                 self.sequences.pop(one.sequence_id, None)
                 one.phase = Phase.FINISHED
             sequence.unborn = []
-        if sequences:
-            self.guard.finished(tuple(sequence.view for sequence in sequences))
+        if known:
+            self.guard.finished(known)
 
     def _forget_unborn(self, child: SequenceState) -> None:
         for parent in (*self.running, *self.waiting):

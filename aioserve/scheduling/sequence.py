@@ -71,6 +71,7 @@ class SequenceState:
         "pending",
         "phase",
         "prompt_tokens",
+        "proven_pages",
         "published",
         "receipt",
         "request_id",
@@ -141,7 +142,10 @@ class SequenceState:
         self.borrowed = 0
         """Leading tokens among which is KV that others computed."""
         self.inherited_step = NO_STEP
-        """Number of the step that was planned when it was last taken from them."""
+        """Number of the last step that should have written some of them, where the prefix tree
+        doesn't know it."""
+        self.proven_pages = self.page_table.page_ids
+        """Those over which its last token was sampled: their KV is made of numbers."""
         self.slot = NO_SLOT
 
     @property
@@ -157,6 +161,14 @@ class SequenceState:
     def ids(self, start: int, count: int) -> npt.NDArray[np.int32]:
         """Known ids `[start, start + count)`: an int32 view that later appends don't change."""
         return self._known_ids[start : start + count]
+
+    def begins_like(self, other: SequenceState, num_tokens: int) -> bool:
+        """Whether the first `num_tokens` tokens of both are known, equal and in one namespace."""
+        return (
+            self.namespace == other.namespace
+            and min(self.num_known, other.num_known) >= num_tokens
+            and np.array_equal(self.ids(0, num_tokens), other.ids(0, num_tokens))
+        )
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id; why the sequence ends with it, if it does."""

@@ -106,6 +106,11 @@ class FakeDevice:
         self._kv[page_ids] = JUNK
         self._host_kv[list(host_page_ids)] = JUNK
 
+    def holds_junk(self, token_slots: Sequence[int]) -> bool:
+        """Whether any of these places, counted in tokens from the start of the cache, holds no
+        valid entry."""
+        return bool((self._entries[np.array(token_slots, np.int64)] & np.uint64(JUNK_BIT)).any())
+
     def _check(self, plan: StepPlan) -> None:
         num_pages, page_size = self._kv.shape
         writers: dict[int, int] = {}

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from aioserve.execution.plan import CopyKind, StepPlan
 from aioserve.kv.page_pool import PagePool
+from aioserve.kv.pages import pages_for
 from aioserve.request import FinishReason, SamplingParams
 from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
@@ -117,6 +118,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.received: dict[int, list[int]] = {}
         self.ended: dict[int, FinishReason] = {}
         self.left: set[int] = set()
+        self.found_bad_rows = False
+        self.suspects: set[int] = set()
         self.now = 0.0
 
     @rule(
@@ -214,7 +217,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def complete(self):
         plan = self.in_flight.popleft()
-        self.take(self.scheduler.commit(plan, self.device.execute(plan)))
+        outcome = self.device.execute(plan)
+        self.find_bad_rows(plan, outcome)
+        self.take(self.scheduler.commit(plan, outcome))
 
     @precondition(lambda self: self.in_flight)
     @rule(done=st.integers(0, 20))
@@ -224,12 +229,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.take(self.scheduler.fail(plan, "planted"))
 
     @precondition(lambda self: self.in_flight)
-    @rule()
-    def produce_a_bad_row(self):
+    @rule(choice=st.integers(0, 20))
+    def produce_bad_numbers(self, choice):
+        """One sampling item, perhaps of a sequence that has left, writes junk instead of KV."""
         plan = self.in_flight.popleft()
         outcome = self.device.execute(plan)
-        outcome.row_errors[len(plan.items) - 1] = "NaN"
+        items = [item for item in plan.items if item.count and item.sampling is not None]
+        if items:
+            item = items[choice % len(items)]
+            end = item.start + item.count
+            first = item.start // self.pool.page_size
+            self.device.scribble(item.page_ids[first : pages_for(end, self.pool.page_size)])
+            self.suspects = set(self.live())
+            self.found_bad_rows = True
+        self.find_bad_rows(plan, outcome)
         self.take(self.scheduler.commit(plan, outcome))
+
+    def find_bad_rows(self, plan, outcome):
+        """A row that is computed over junk is not made of numbers."""
+        if not self.found_bad_rows:
+            return
+        for index, item in enumerate(plan.items):
+            slots = list(self.token_slots(item, 0, item.start + item.count))
+            if item.sampling is not None and self.device.holds_junk(slots):
+                outcome.row_errors[index] = "NaN"
 
     @precondition(lambda self: self.live())
     @rule(data=st.data())
@@ -261,6 +284,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for entry in progress:
             assert entry.sequence_id not in self.ended, "a second end"
             assert entry.sequence_id not in self.left, "progress after a cancel"
+            if entry.error == "NaN":
+                assert entry.sequence_id in self.suspects, "bad numbers that came before it"
             if entry.token_id is not None:
                 self.received[entry.sequence_id].append(entry.token_id)
             if entry.finish_reason is not None:

@@ -47,7 +47,7 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
             "launch",
             "complete",
             "fail",
-            "bad row",
+            "bad numbers",
             "cancel",
             "pause",
             "preempt",
@@ -75,8 +75,8 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
             machine.complete()
         case "fail" if machine.in_flight:
             machine.fail(done=choose.randint(0, 9))
-        case "bad row" if machine.in_flight:
-            machine.produce_a_bad_row()
+        case "bad numbers" if machine.in_flight:
+            machine.produce_bad_numbers(choice=choose.randint(0, 9))
         case "cancel" if live:
             machine.leave(choose.choice(live))
         case "pause" if live:

@@ -60,6 +60,22 @@ def test_a_failed_step_is_not_found_by_those_that_come_after():
     assert work(bench.plan()) == [(b, 0, 12)]
 
 
+def test_those_that_took_nothing_from_a_failed_step_go_on():
+    bench = cached()
+    bench.submit(12)
+    bench.run()
+    a = bench.submit(range(50, 66))
+    first = bench.plan()
+    b, *children = bench.submit_all([*range(8), 99, 98], n=3)
+    second = bench.plan()
+    assert work(second)[:2] == [(a, 16, 1), (b, 8, 2)]
+
+    ended = [entry.sequence_id for entry in bench.fail(first)]
+
+    assert ended == [a]
+    assert [p.sequence_id for p in bench.commit(second)] == [b, *children]
+
+
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_the_second_identical_request_computes_one_token(page_size):
     bench = cached(page_size=page_size)
@@ -182,17 +198,81 @@ def test_nobody_finds_what_a_sequence_computed_whose_logits_were_not_numbers():
     assert work(bench.plan()) == [(b, 0, 12)]
 
 
-def test_whoever_took_over_what_is_not_a_number_begins_again():
+def commit_with_a_bad_row(bench: Bench, plan, row: int):
+    outcome = bench.device.execute(plan)
+    progress = bench.scheduler.commit(plan, StepOutcome(plan.step, outcome.token_ids, {row: "NaN"}))
+    bench.scheduler.sanity_check()
+    return progress
+
+
+def test_whoever_took_over_what_may_not_be_numbers_begins_again():
+    bench = cached(max_num_batched_tokens=24)
+    a = bench.submit([*range(16), 100])
+    b = bench.submit([*range(16), *range(200, 220)])
+    plan = bench.plan()
+    assert work(plan) == [(a, 0, 17), (b, 16, 7)]
+
+    (end,) = commit_with_a_bad_row(bench, plan, 0)
+
+    assert (end.sequence_id, end.error) == (a, "NaN")
+    assert work(bench.plan()) == [(b, 0, 24)]
+
+
+def test_whoever_sampled_a_token_over_shared_pages_has_shown_that_they_are_good():
     bench = cached(max_num_batched_tokens=64)
     a = bench.submit([*range(16), 100])
     b = bench.submit([*range(16), 101])
     plan = bench.plan()
-    outcome = bench.device.execute(plan)
 
-    progress = bench.scheduler.commit(plan, StepOutcome(0, outcome.token_ids, {0: "NaN"}))
+    progress = commit_with_a_bad_row(bench, plan, 0)
 
     assert [(p.sequence_id, p.error) for p in progress] == [(a, "NaN"), (b, None)]
-    assert work(bench.plan()) == [(b, 0, 18)]
+    assert work(bench.plan()) == [(b, 17, 1)]
+    c = bench.submit([*range(16), 102])
+    assert (c, 16, 1) in work(bench.plan())
+
+
+def test_whoever_copied_a_part_of_what_may_not_be_numbers_begins_again():
+    bench = cached(max_num_batched_tokens=6)
+    bench.submit(10)
+    bench.step()
+    x = bench.submit([0, 1, 99, 98, *range(50, 60)])
+    plan = bench.plan()
+    assert work(plan)[1] == (x, 2, 2)
+
+    commit_with_a_bad_row(bench, plan, 0)
+
+    assert bench.tree.num_pages == 0
+    assert work(bench.plan()) == [(x, 0, 6)]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "preempted"])
+def test_nobody_finds_a_bad_row_of_which_nobody_is_told(end):
+    bench = cached()
+    a = bench.submit(9)
+    plan = bench.plan()
+    if end == "cancelled":
+        bench.scheduler.finish(a)
+    else:
+        bench.scheduler.preempt(bench.scheduler.sequences[a], plan.step + 1)
+
+    assert commit_with_a_bad_row(bench, plan, 0) == []
+
+    bench.submit(9)
+    assert work(bench.plan())[0][1] == 0
+
+
+def test_bad_pages_that_were_found_in_the_cache_do_not_stay_there():
+    bench = cached(max_num_batched_tokens=4)
+    a = bench.submit(9)
+    bench.step()
+    bench.scheduler.finish(a)  # never sampled: nobody knows that its page is bad
+    bench.submit(9)
+    bench.step()
+    commit_with_a_bad_row(bench, bench.plan(), 0)
+    c = bench.submit(9)
+
+    assert work(bench.plan()) == [(c, 0, 4)]
 
 
 def test_cached_pages_are_evicted_for_those_that_run_and_those_that_start():
@@ -238,6 +318,17 @@ def test_a_shared_page_is_copied_before_the_first_write_by_all_but_the_last():
     tokens = bench.run()
     for sample, sequence_id in enumerate((a, b, c)):
         assert tokens[sequence_id] == expected_tokens(range(6), 8, seed=sample)[2:]
+
+
+def test_the_last_sample_that_shares_a_page_needs_none_for_itself():
+    bench = Bench(num_pages=3)
+    a, b = bench.submit_all(6, 2, n=2)
+    bench.step()
+    assert bench.pool.num_free == 1
+
+    plan = bench.plan()
+
+    assert (work(plan), plan.preempted) == ([(a, 6, 1), (b, 6, 1)], ())
 
 
 def test_nothing_is_copied_where_the_prompt_fills_its_pages():
@@ -428,20 +519,17 @@ def test_an_evicted_prefix_goes_to_the_host_and_comes_back_on_a_hit():
     assert bench.run()[c] == expected_tokens(range(12), 2)[1:]
 
 
-def test_what_a_failed_step_should_have_written_is_not_found_on_the_host_either():
+def test_what_is_still_being_written_does_not_go_to_the_host():
     bench = cached(num_pages=4, num_host_pages=4)
     a = bench.submit(8, 2)
     first = bench.plan()
     bench.scheduler.finish(a)
-    b = bench.submit(range(50, 64), 2)
-    assert bench.scheduler.plan(0.0) is None  # a's pages went to the host, and are still fenced
-    assert bench.tree.num_host_pages > 0
-
-    bench.fail(first)
+    bench.submit(range(50, 64), 2)
+    assert bench.scheduler.plan(0.0) is None  # a's pages are evicted, and still fenced
 
     assert bench.tree.num_host_pages == bench.tree.num_pages == 0
+    bench.fail(first)
     bench.run()
-    assert b not in bench.scheduler.sequences
 
 
 def test_the_default_victim_is_the_one_that_loses_least():

@@ -241,3 +241,29 @@ def test_a_leaked_page_is_found():
     bench.pool.acquire(1)
     with pytest.raises(InvariantError, match=r"page 2 has 1 references .* 0 in page tables"):
         bench.scheduler.sanity_check()
+
+
+def test_a_policy_hears_of_the_end_of_those_alone_that_it_heard_arrive():
+    class Books(SchedulingPolicy):
+        def __init__(self):
+            self.arrivals = []
+            self.ends = []
+
+        def arrived(self, requests):
+            self.arrivals += [request.arrival_index for request in requests]
+
+        def finished(self, requests):
+            self.ends += [request.arrival_index for request in requests]
+
+    books = Books()
+    bench = Bench(policy=books)
+    a, b, c = bench.submit_all(20, n=3)
+    bench.scheduler.finish(c)
+    bench.fail(bench.plan())
+    d, e = bench.submit_all(4, n=2)
+    bench.run()
+
+    assert not bench.scheduler.sequences
+    assert books.arrivals == [a, d, e]
+    assert sorted(books.ends) == [a, d, e]
+    assert b not in books.ends
