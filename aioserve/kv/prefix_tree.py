@@ -50,7 +50,8 @@ class Evicted(msgspec.Struct, frozen=True, gc=False):
     """What `PrefixTree.evict` did."""
 
     count: int
-    """Device pages that the tree gave up, whether or not the host has them now."""
+    """Device pages that the tree gave up, whether or not the host has them now. Pages that a step
+    in flight may touch are fenced, and free only once it is done."""
     device_page_ids: Int32Array
     """Those whose KV is to be copied: int32 `[k]`, all different."""
     host_page_ids: Int32Array
@@ -150,19 +151,36 @@ class PrefixTree:
         """Receipts that are not released."""
         return self._native.num_receipts
 
-    def match(self, namespace: bytes, token_ids: Int32Array, *, partial: bool = True) -> Match:
+    def match(
+        self,
+        namespace: bytes,
+        token_ids: Int32Array,
+        *,
+        partial: bool = True,
+        use: bool = True,
+    ) -> Match:
         """Find and lock the longest cached prefix of `token_ids`, int32 `[n]`.
 
-        Counts as a use of each page that it finds. The caller adds its own references to the pages
-        that it goes on to use, and releases every receipt, also one that covers nothing.
+        The caller adds its own references to the pages that it goes on to use, and releases every
+        receipt, also one that covers nothing. A page on the host is found once its copy there is
+        made, and a page on the device as soon as it is in the tree.
+
+        Counts as a use of each page that it finds. With `use=False` it doesn't, nor does the
+        release of its receipts, until `use` or `insert` says that the match is taken.
 
         With `partial`, and where nothing is on the host, a page that begins with the next tokens is
         found too: the one with the most of them, among those written by a step that is done. Of a
         great many siblings only those closest in token order are looked at.
         """
         pages = np.empty(len(token_ids) // self.page_size, np.int32)
-        receipt, device, host, *tail = self._native.match(namespace, token_ids, partial, pages)
+        receipt, device, host, *tail = self._native.match(namespace, token_ids, partial, use, pages)
         return Match(receipt, pages[:device], pages[device : device + host], *tail)
+
+    def use(self, receipt: int, tail_receipt: int = NO_RECEIPT) -> None:
+        """Count a use of the paths of both receipts, once where they are the same, as their match
+        did with `use=True`.
+        """
+        self._native.use(receipt, tail_receipt)
 
     def peek(self, namespace: bytes, token_ids: Int32Array) -> tuple[int, int]:
         """Tokens of `token_ids`, int32 `[n]`, that `match` would find on the device and behind
@@ -193,11 +211,12 @@ class PrefixTree:
         self._native.promote(receipt, page_ids, step)
 
     def fork(self, receipt: int) -> int:
-        """A second receipt for the same path."""
+        """A second receipt for the same path. Its release counts as a use if that of `receipt`
+        does."""
         return self._native.fork(receipt)
 
     def release(self, receipt: int) -> None:
-        """End `receipt`. Its path counts as used now."""
+        """End `receipt`. Its path counts as used now, unless no use of it was counted before."""
         self._native.release(receipt)
 
     def evict(self, count: int, step: int) -> Evicted:
@@ -205,7 +224,9 @@ class PrefixTree:
         branches in the order of the strategy.
 
         With a host pool each page goes there, if a page is free there or can be dropped for it, and
-        is to be copied in `step` as the result says. `count` must be at least 0.
+        is to be copied in `step` as the result says. A page whose step isn't done in the pool is
+        dropped, and so is what is behind it on the host: a copy would outlive the failure of the
+        step that writes the page. `count` must be at least 0.
         """
         given_up, device_page_ids, host_page_ids = self._native.evict(count, step)
         return Evicted(
@@ -223,6 +244,14 @@ class PrefixTree:
     def clear(self) -> None:
         """Drop all that no receipt covers, on the device and on the host."""
         self._native.clear()
+
+    def page_ids(self, receipt: int, first: int) -> Int32Array:
+        """Device pages of the path of `receipt` from page number `first` on: int32 `[n]`.
+
+        Raises `InvariantError` if one is on the host, or the path has fewer than `first` pages.
+        Takes time in proportion to `n` and the nodes that hold these pages.
+        """
+        return np.frombuffer(self._native.page_ids(receipt, first), np.int32)
 
     def num_exclusive(self, receipt: int) -> int:
         """Device pages that `receipt` and no other covers."""

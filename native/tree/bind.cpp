@@ -17,11 +17,16 @@ namespace {
 std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 nb::tuple match(PrefixTree& tree, const nb::bytes& name_space, nb::handle token_ids, bool partial,
-                nb::handle out) {
+                bool use, nb::handle out) {
     const Int32Buffer tokens(token_ids, false, "token_ids");
     const Int32Buffer pages(out, true, "out");
+    const size_t most = tokens.span().size() / tree.page_size();
+    if (pages.span().size() < most) {
+        throw std::invalid_argument("out must have room for " + std::to_string(most) +
+                                    " pages, got " + std::to_string(pages.span().size()));
+    }
     const PrefixTree::Match found =
-        tree.match(view_of(name_space), tokens.span(), partial, pages.span());
+        tree.match(view_of(name_space), tokens.span(), partial, use, pages.span());
     return nb::make_tuple(found.receipt, found.num_device_pages, found.num_host_pages,
                           found.tail_page, found.tail_tokens, found.tail_receipt);
 }
@@ -89,6 +94,7 @@ void bind_tree(nb::module_& m) {
         .def(nb::init<PagePool&, PagePool*, std::string_view>(), "pool"_a, "host_pool"_a.none(),
              "strategy"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def("match", &match)
+        .def("use", &PrefixTree::use)
         .def("peek", &peek)
         .def("insert", &insert)
         .def("promote", &promote)
@@ -101,6 +107,8 @@ void bind_tree(nb::module_& m) {
              [](PrefixTree& tree, Step step) { return tuple_of(tree.withdraw(step)); })
         .def("cut", [](PrefixTree& tree, ReceiptId receipt,
                        int64_t num_pages) { return tuple_of(tree.cut(receipt, num_pages)); })
+        .def("page_ids", [](const PrefixTree& tree, ReceiptId receipt,
+                            int64_t first) { return bytes_of(tree.page_ids(receipt, first)); })
         .def("num_exclusive", &PrefixTree::num_exclusive)
         .def("walk", &walk)
         .def("sanity_check", &PrefixTree::sanity_check)

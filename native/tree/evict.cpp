@@ -40,7 +40,7 @@ size_t PrefixTree::make_room(const Key& key, size_t wanted) {
     while (room() < wanted && !order.empty() && order.begin()->first < key) {
         const size_t before = room();
         drop_first(wanted - before);
-        if (room() == before) break;
+        if (room() == before) return before;  // its page is somebody's: no more is lost for it
     }
     if (room() == 0 && !order.empty()) {
         // A page with a larger key makes place for the first; what follows replaces that again.
@@ -85,7 +85,20 @@ PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
     while (evicted.count < count && !order.empty()) {
         const auto [key, leaf] = *order.begin();
         const auto needed = static_cast<size_t>(count - evicted.count);
-        const size_t wanted = std::min(needed, leaf->pages.size());
+        // A page that isn't written yet has nothing to copy, and is lost with the step that fails.
+        const auto written_end = std::find_if(leaf->steps.rbegin(), leaf->steps.rend(),
+                                              [&](Step page) { return is_written(page); });
+        const auto unwritten = static_cast<size_t>(written_end - leaf->steps.rbegin());
+        if (unwritten > 0) {
+            const size_t wanted = std::min(needed, unwritten);
+            drop_tail(leaf, wanted);
+            evicted.count += static_cast<int64_t>(wanted);
+            continue;
+        }
+        const auto unwritten_above = std::find_if(leaf->steps.rbegin(), leaf->steps.rend(),
+                                              [&](Step page) { return !is_written(page); });
+        const auto written = static_cast<size_t>(unwritten_above - leaf->steps.rbegin());
+        const size_t wanted = std::min(needed, written);
         const size_t room = make_room(key, wanted);
         if (room > 0) {
             demote(leaf, room, step, evicted);
@@ -159,17 +172,11 @@ std::vector<PrefixTree::Shortened> PrefixTree::withdraw(Step step) {
 std::vector<PrefixTree::Shortened> PrefixTree::cut(ReceiptId receipt, int64_t num_pages) {
     check_count(num_pages, "num_pages");
     Node* node = receipt_of(receipt, "cut").end;
-    int64_t start = 0;  // pages above `node`
-    for (const Node* above = node->parent; above != nullptr; above = above->parent) {
-        start += static_cast<int64_t>(above->pages.size());
-    }
+    const auto left = static_cast<size_t>(num_pages);
     std::vector<Shortened> list;
-    if (num_pages >= start + static_cast<int64_t>(node->pages.size())) return list;
-    while (start > num_pages) {
-        node = node->parent;
-        start -= static_cast<int64_t>(node->pages.size());
-    }
-    drop_and_list(node, static_cast<size_t>(num_pages - start), num_pages, list);
+    if (left >= node->num_above + node->pages.size()) return list;
+    while (node->num_above > left) node = node->parent;
+    drop_and_list(node, left - node->num_above, num_pages, list);
     std::sort(list.begin(), list.end());
     return list;
 }

@@ -69,6 +69,7 @@ using EvictionOrder = std::set<std::pair<EvictionStrategy::Key, Node*>>;
 // list of its node's.
 struct Receipt {
     ReceiptId id;
+    bool is_used = false;  // its release counts as a use of the path
     Node* end = nullptr;
     Receipt* previous = nullptr;
     Receipt* next = nullptr;
@@ -90,6 +91,7 @@ struct Node {
 
     Node* parent = nullptr;
     std::vector<Step> steps;          // that writes each page
+    size_t num_above = 0;             // pages on the path above
     int64_t num_device_children = 0;  // the others are on the host
     Receipt* first_receipt = nullptr;
     Children::iterator place;                 // among the parent's children

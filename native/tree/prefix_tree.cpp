@@ -59,6 +59,15 @@ PrefixTree::Next PrefixTree::next_of(const Node& node, std::span<const Token> to
     return {num_pages > 0 ? found->node : nullptr, num_pages};
 }
 
+// What a match finds next: behind a page on the host whose copy isn't made yet, nothing.
+PrefixTree::Next PrefixTree::next_found(const Node& node, std::span<const Token> tokens) const {
+    const Next next = next_of(node, tokens);
+    if (next.node == nullptr || next.node->tier == kDevice) return next;
+    size_t written = 0;
+    while (written < next.num_pages && is_written(next.node->steps[written])) ++written;
+    return {written > 0 ? next.node : nullptr, written};
+}
+
 // The child whose first page is written, on the device, and begins with the most of `tokens`. Looks
 // at a few siblings in each direction only: with very many, most are no use in the same way.
 Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
@@ -72,8 +81,7 @@ Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
         const size_t common =
             common_prefix(std::span<const Token>(child->tokens).first(page_size_), tokens);
         if (common <= num_tokens) return false;
-        const bool written = child->steps[0] <= tiers_[kDevice].pool->done_step();
-        if (child->tier == kHost || !written) return true;
+        if (child->tier == kHost || !is_written(child->steps[0])) return true;
         best = child;
         num_tokens = common;
         return false;
@@ -88,15 +96,17 @@ Node* PrefixTree::find_tail(const Node& node, std::span<const Token> tokens,
     return best;
 }
 
-void PrefixTree::count_hit(Node* node) {
+void PrefixTree::visit(Node* node, bool use) {
     lock(node);
+    if (!use) return;
     node->use.last_used = now_;
     ++node->use.hits;
 }
 
-ReceiptId PrefixTree::give_receipt(Node* end) {
+ReceiptId PrefixTree::give_receipt(Node* end, bool is_used) {
     const ReceiptId id = next_receipt_++;
-    move_end(receipts_.try_emplace(id, Receipt{.id = id}).first->second, end);
+    Receipt& own = receipts_.try_emplace(id, Receipt{.id = id, .is_used = is_used}).first->second;
+    move_end(own, end);
     return id;
 }
 
@@ -105,16 +115,16 @@ void PrefixTree::use_path(Node* end) {
 }
 
 PrefixTree::Match PrefixTree::match(std::string_view name_space, std::span<const Token> tokens,
-                                    bool partial, std::span<Page> pages) {
-    ++now_;
+                                    bool partial, bool use, std::span<Page> pages) {
+    if (use) ++now_;
     Match match;
     Node* node = root_of(name_space);
     lock(node);
     while (true) {
-        auto [child, common] = next_of(*node, tokens);
+        auto [child, common] = next_found(*node, tokens);
         if (child == nullptr) break;
         if (common < child->pages.size()) child = split(child, common);
-        count_hit(child);
+        visit(child, use);
         std::copy(child->pages.begin(), child->pages.end(), pages.begin());
         (child->tier == kDevice ? match.num_device_pages : match.num_host_pages) +=
             static_cast<int64_t>(common);
@@ -122,18 +132,37 @@ PrefixTree::Match PrefixTree::match(std::string_view name_space, std::span<const
         tokens = tokens.subspan(common * page_size_);
         node = child;
     }
-    match.receipt = give_receipt(node);
+    match.receipt = give_receipt(node, use);
     if (!partial) return match;
     size_t num_tokens = 0;
     Node* tail = find_tail(*node, tokens, num_tokens);
     if (tail == nullptr) return match;
     if (tail->pages.size() > 1) tail = split(tail, 1);
-    count_hit(tail);
+    visit(tail, use);
     for (; node != nullptr; node = node->parent) lock(node);
     match.tail_page = tail->pages[0];
     match.tail_tokens = static_cast<int64_t>(num_tokens);
-    match.tail_receipt = give_receipt(tail);
+    match.tail_receipt = give_receipt(tail, use);
     return match;
+}
+
+// Counts a hit of every node on the path that has none at this tick.
+void PrefixTree::count_hits(ReceiptId receipt, const char* operation) {
+    Receipt& own = receipt_of(receipt, operation);
+    own.is_used = true;
+    for (Node* node = own.end; !node->is_root() && node->use.last_used < now_;
+         node = node->parent) {
+        node->use.last_used = now_;
+        ++node->use.hits;
+    }
+}
+
+void PrefixTree::use(ReceiptId receipt, ReceiptId tail_receipt) {
+    receipt_of(receipt, "use");
+    if (tail_receipt != kNoReceipt) receipt_of(tail_receipt, "use");
+    ++now_;
+    count_hits(receipt, "use");
+    if (tail_receipt != kNoReceipt) count_hits(tail_receipt, "use");
 }
 
 PrefixTree::Found PrefixTree::peek(std::string_view name_space,
@@ -143,7 +172,7 @@ PrefixTree::Found PrefixTree::peek(std::string_view name_space,
     if (root == roots_.end()) return found;
     const Node* node = root->second;
     while (true) {
-        const auto [child, common] = next_of(*node, tokens);
+        const auto [child, common] = next_found(*node, tokens);
         if (child == nullptr) break;
         (child->tier == kDevice ? found.num_device_pages : found.num_host_pages) +=
             static_cast<int64_t>(common);
@@ -235,6 +264,7 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
         node = leaf;
     }
     if (node != own.end) move_end(own, node);
+    own.is_used = true;
     use_path(node);
     return static_cast<int64_t>(adopted.size());
 }
@@ -260,23 +290,48 @@ void PrefixTree::promote(ReceiptId receipt, std::span<const Page> pages, Step st
 }
 
 ReceiptId PrefixTree::fork(ReceiptId receipt) {
-    Node* const end = receipt_of(receipt, "fork").end;
-    for (Node* node = end; node != nullptr; node = node->parent) lock(node);
-    return give_receipt(end);
+    const Receipt& own = receipt_of(receipt, "fork");
+    for (Node* node = own.end; node != nullptr; node = node->parent) lock(node);
+    return give_receipt(own.end, own.is_used);
 }
 
 void PrefixTree::release(ReceiptId receipt) {
     Receipt& own = receipt_of(receipt, "release");
     Node* node = own.end;
+    const bool is_used = own.is_used;
     unlink(own);
     receipts_.erase(receipt);
-    ++now_;
-    use_path(node);
+    if (is_used) {
+        ++now_;
+        use_path(node);
+    }
     for (Node* above = node; above != nullptr; above = above->parent) unlock(above);
     // What this receipt, or the split that it caused, kept apart.
     if (can_merge(node)) node = node->children.begin()->node;
     while (!node->is_root()) node = merge_upwards(node);
     remove_if_empty(node);
+}
+
+std::vector<Page> PrefixTree::page_ids(ReceiptId receipt, int64_t first) const {
+    const Node* node = receipt_of(receipt, "page_ids").end;
+    const auto total = static_cast<int64_t>(node->num_above + node->pages.size());
+    if (first < 0 || first > total) {
+        throw TreeError("page_ids: first must be 0 to " + std::to_string(total) +
+                        ", where receipt " + std::to_string(receipt) + " ends, got " +
+                        std::to_string(first));
+    }
+    std::vector<Page> pages(static_cast<size_t>(total - first));
+    for (size_t left = pages.size(); left > 0; node = node->parent) {
+        if (node->tier == kHost) {
+            throw TreeError("page_ids: receipt " + std::to_string(receipt) +
+                            " covers pages on the host; promote it first");
+        }
+        const size_t count = std::min(left, node->pages.size());
+        left -= count;
+        std::copy(node->pages.end() - static_cast<std::ptrdiff_t>(count), node->pages.end(),
+                  pages.begin() + static_cast<std::ptrdiff_t>(left));
+    }
+    return pages;
 }
 
 int64_t PrefixTree::num_exclusive(ReceiptId receipt) const {

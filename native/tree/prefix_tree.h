@@ -98,8 +98,9 @@ class PrefixTree {
     PrefixTree(PagePool& pool, PagePool* host_pool, std::string_view strategy);
 
     // Writes the matched pages to `pages`, which has room for all whole pages of `tokens`.
-    Match match(std::string_view name_space, std::span<const Token> tokens, bool partial,
+    Match match(std::string_view name_space, std::span<const Token> tokens, bool partial, bool use,
                 std::span<Page> pages);
+    void use(ReceiptId receipt, ReceiptId tail_receipt);
     Found peek(std::string_view name_space, std::span<const Token> tokens) const;
     int64_t insert(ReceiptId receipt, std::span<const Token> tokens, std::span<const Page> pages,
                    Step step);
@@ -113,7 +114,10 @@ class PrefixTree {
     std::vector<Shortened> withdraw(Step step);
     std::vector<Shortened> cut(ReceiptId receipt, int64_t num_pages);
 
+    // The device pages of the path from number `first` on.
+    std::vector<Page> page_ids(ReceiptId receipt, int64_t first) const;
     int64_t num_exclusive(ReceiptId receipt) const;
+    size_t page_size() const { return page_size_; }
     int64_t num_pages() const { return tiers_[kDevice].num_pages; }
     int64_t num_evictable() const { return tiers_[kDevice].num_evictable; }
     int64_t num_host_pages() const { return tiers_[kHost].num_pages; }
@@ -147,9 +151,12 @@ class PrefixTree {
     const Receipt& receipt_of(ReceiptId receipt, const char* operation) const;
     Node* root_of(std::string_view name_space);
     Next next_of(const Node& node, std::span<const Token> tokens) const;
+    Next next_found(const Node& node, std::span<const Token> tokens) const;
     Node* find_tail(const Node& node, std::span<const Token> tokens, size_t& num_tokens) const;
-    void count_hit(Node* node);
-    ReceiptId give_receipt(Node* end);
+    bool is_written(Step step) const { return step <= tiers_[kDevice].pool->done_step(); }
+    void visit(Node* node, bool use);
+    void count_hits(ReceiptId receipt, const char* operation);
+    ReceiptId give_receipt(Node* end, bool is_used);
     void use_path(Node* end);
     void claim(std::span<const Page> pages, const char* operation);
 
@@ -191,7 +198,7 @@ class PrefixTree {
     size_t page_size_;
     std::unique_ptr<EvictionStrategy> strategy_;
     std::array<TierBooks, 2> tiers_;
-    int64_t now_ = 0;  // ticks with every match, insert and release
+    int64_t now_ = 0;  // ticks with every use
     ReceiptId next_receipt_ = 0;
     std::vector<std::unique_ptr<Node>> nodes_;
     std::map<std::string, Node*, std::less<>> roots_;

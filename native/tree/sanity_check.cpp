@@ -63,6 +63,12 @@ void PrefixTree::recount_node(const View& view, Recount& recount) const {
         wrong << "; " << name << " has " << node.tokens.size() << " tokens and "
               << node.steps.size() << " steps for " << size << " pages";
     }
+    const size_t num_above =
+        node.is_root() ? 0 : node.parent->num_above + node.parent->pages.size();
+    if (node.num_above != num_above) {
+        wrong << "; " << name << " counts " << node.num_above << " of " << num_above
+              << " pages above";
+    }
     const int64_t locks = recount.locks[&node];
     if (node.num_locks != locks) {
         wrong << "; " << name << " has " << node.num_locks << " locks for " << locks

@@ -77,6 +77,7 @@ void PrefixTree::unlock(Node* node) {
 
 void PrefixTree::attach(Node* parent, Node* node) {
     node->parent = parent;
+    node->num_above = parent->num_above + parent->pages.size();
     node->place = parent->children.insert({node->tokens[0], node}).first;
     if (node->tier == kDevice) ++parent->num_device_children;
     list_or_unlist(parent);
@@ -90,6 +91,7 @@ void PrefixTree::replace(Node* child, Node* other) {
     handle.value().node = other;
     other->place = siblings.insert(next, std::move(handle));
     other->parent = child->parent;
+    other->num_above = child->num_above;
 }
 
 // Returns the parent, or null if it was a root and went too.
@@ -134,6 +136,7 @@ Node* PrefixTree::split(Node* node, size_t num_pages) {
     upper->num_locks = node->num_locks;
     replace(node, upper);
     node->parent = upper;
+    node->num_above = upper->num_above + num_pages;
     node->place = upper->children.insert({node->tokens[0], node}).first;
     if (node->tier == kDevice) upper->num_device_children = 1;
     return upper;

@@ -10,7 +10,7 @@ import pytest
 
 from aioserve.errors import InvariantError
 from aioserve.kv.page_pool import NO_STEP, PagePool, PageState
-from aioserve.kv.prefix_tree import NO_RECEIPT, Match, PrefixTree
+from aioserve.kv.prefix_tree import EVICTION_STRATEGIES, NO_RECEIPT, Evicted, Match, PrefixTree
 
 PAGE_SIZE = 4
 
@@ -33,10 +33,14 @@ class Cache:
         self.host = None if host is None else PagePool(host, PAGE_SIZE)
         self.tree = PrefixTree(self.pool, host_pool=self.host, strategy=strategy)
 
-    def match(self, text: str, namespace: bytes = b"", *, partial: bool = False) -> Match:
-        return self.tree.match(namespace, ids(text), partial=partial)
+    def match(
+        self, text: str, namespace: bytes = b"", *, partial: bool = False, use: bool = True
+    ) -> Match:
+        return self.tree.match(namespace, ids(text), partial=partial, use=use)
 
-    def start(self, text: str, step: int = 0, namespace: bytes = b"") -> tuple[int, np.ndarray]:
+    def start(
+        self, text: str, step: int = NO_STEP, namespace: bytes = b""
+    ) -> tuple[int, np.ndarray]:
         """Match `text`, publish the rest of its whole pages: the receipt and the page table."""
         match = self.match(text, namespace)
         self.pool.retain(match.page_ids)
@@ -50,12 +54,20 @@ class Cache:
         self.tree.release(receipt)
         self.pool.release(table, last_step)
 
-    def serve(self, text: str, step: int = 0, namespace: bytes = b"") -> list[int]:
+    def serve(self, text: str, step: int = NO_STEP, namespace: bytes = b"") -> list[int]:
         """One request from start to finish: the pages that hold its KV."""
         receipt, table = self.start(text, step, namespace)
         self.finish(receipt, table)
         self.check()
         return table.tolist()
+
+    def evict(self, count: int, step: int) -> Evicted:
+        """Evict, and make the copies in `step`."""
+        evicted = self.tree.evict(count, step)
+        for pool in (self.pool, self.host):
+            if pool is not None:
+                pool.complete(step)
+        return evicted
 
     def cached(self, text: str, namespace: bytes = b"") -> tuple[int, int]:
         return self.tree.peek(namespace, ids(text))
@@ -122,6 +134,30 @@ def test_the_match_of_an_unknown_prompt_is_a_receipt_for_nothing(cache: Cache) -
     assert (cache.tree.num_receipts, cache.tree.num_nodes) == (1, 1)
     cache.tree.release(match.receipt)
     assert (cache.tree.num_receipts, cache.tree.num_nodes) == (0, 0)
+
+
+def test_the_pages_of_a_path_are_told_from_any_page_on(cache: Cache) -> None:
+    table = cache.serve("abcdefghijkl")
+    receipt, _ = cache.start("abcdefghpqrs")
+    table[2] = int(cache.tree.page_ids(receipt, 2)[0])
+    for first in range(4):
+        assert cache.tree.page_ids(receipt, first).tolist() == table[first:]
+    for first in (-1, 4):
+        message = f"page_ids: first must be 0 to 3, where receipt {receipt} ends, got {first}"
+        with pytest.raises(InvariantError, match=message):
+            cache.tree.page_ids(receipt, first)
+
+
+def test_the_pages_of_a_path_are_told_only_where_they_are_on_the_device() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcdefghijkl")
+    cache.tree.evict(1, 0)
+    cache.pool.complete(0)
+    match = cache.match("abcdefghijkl")
+    for first in (0, 2):
+        with pytest.raises(InvariantError, match="receipt 1 covers pages on the host; promote it"):
+            cache.tree.page_ids(match.receipt, first)
+    assert len(cache.tree.page_ids(match.receipt, 3)) == 0
 
 
 def test_a_split_leaves_the_receipts_below_as_they_were(cache: Cache) -> None:
@@ -324,11 +360,11 @@ def test_no_page_in_part_behind_or_on_the_host() -> None:
     cache = Cache(host=4)
     cache.serve("abcdefgh")
     cache.pool.complete(0)
-    cache.tree.evict(1, 1)
+    cache.evict(1, 1)
     match = cache.match("abcdefxx", partial=True)
     assert (len(match.page_ids), match.tail_page) == (1, -1)
     cache.tree.release(match.receipt)
-    cache.tree.evict(1, 1)
+    cache.evict(1, 1)
     match = cache.match("abcdefxx", partial=True)
     assert (len(match.host_page_ids), match.tail_page) == (1, -1)
 
@@ -412,6 +448,41 @@ def test_pages_leave_in_the_order_of_the_strategy(strategy: str, order: str) -> 
     assert gone == order
 
 
+@pytest.mark.parametrize("strategy", EVICTION_STRATEGIES)
+def test_a_match_that_is_not_taken_is_no_use(strategy: str) -> None:
+    cache = Cache(strategy=strategy)
+    for name in "abc":
+        cache.serve(f"{name}{name}{name}{name}xxxx")
+    cache.pool.complete(0)
+    before = cache.tree.walk()
+    for _ in range(3):
+        match = cache.match("aaaaxxyy", partial=True, use=False)
+        assert (len(match.page_ids), match.tail_tokens) == (1, 2)
+        cache.tree.release(match.receipt)
+        cache.tree.release(match.tail_receipt)
+    assert cache.tree.walk() == before
+    cache.tree.release(cache.tree.fork(cache.match("aaaaxxxx", use=False).receipt))
+    assert [node for node in cache.tree.walk() if node.last_used > before[-1].last_used] == []
+
+
+@pytest.mark.parametrize("strategy", EVICTION_STRATEGIES)
+def test_a_match_that_is_taken_later_is_the_same_use(strategy: str) -> None:
+    at_once, later = Cache(strategy=strategy), Cache(strategy=strategy)
+    for cache in (at_once, later):
+        for name in "abc":
+            cache.serve(f"{name}{name}{name}{name}xxxx")
+        cache.pool.complete(0)
+    first = at_once.match("aaaaxxyy", partial=True)
+    second = later.match("aaaaxxyy", partial=True, use=False)
+    assert later.tree.walk() != at_once.tree.walk()
+    later.tree.use(second.receipt, second.tail_receipt)
+    assert later.tree.walk() == at_once.tree.walk()
+    for cache, match in ((at_once, first), (later, second)):
+        cache.tree.release(match.tail_receipt)
+        cache.tree.release(match.receipt)
+    assert later.tree.walk() == at_once.tree.walk()
+
+
 def test_a_branch_leaves_page_by_page_from_its_end(cache: Cache) -> None:
     cache.serve("abcdefghijkl")
     cache.serve("pqrs")
@@ -454,7 +525,7 @@ def test_clearing_leaves_what_receipts_cover() -> None:
 def test_evicted_pages_go_to_the_host_and_come_back_on_a_hit() -> None:
     cache = Cache(host=4)
     pages = cache.serve("abcdefghijkl")
-    evicted = cache.tree.evict(2, 7)
+    evicted = cache.evict(2, 7)
     assert (evicted.count, evicted.device_page_ids.tolist()) == (2, pages[1:])
     assert [cache.pool.state(page) for page in pages[1:]] == [PageState.FREE] * 2
     assert cache.cached("abcdefghijkl") == (4, 8)
@@ -478,9 +549,9 @@ def test_a_full_host_drops_its_own_first_page_for_a_new_one() -> None:
     for text in ("aaaa", "bbbb", "cccc"):
         cache.serve(text)
     for text in ("aaaa", "bbbb"):
-        cache.tree.evict(1, 1)
+        cache.evict(1, 1)
         assert cache.cached(text) == (0, 4)
-    evicted = cache.tree.evict(1, 1)
+    evicted = cache.evict(1, 1)
     assert len(evicted.host_page_ids) == 1
     assert [cache.cached(x * 4) for x in "abc"] == [(0, 0), (0, 4), (0, 4)]
 
@@ -489,9 +560,9 @@ def test_a_page_worth_more_on_the_host_makes_place_for_one_page_only() -> None:
     cache = Cache(host=3)
     cache.serve("abcdefghijkl")
     cache.serve("pqrsqrstrstu")
-    cache.tree.evict(3, 1)
+    cache.evict(3, 1)
     cache.tree.release(cache.match("abcdefghijkl").receipt)  # used after what the device has
-    evicted = cache.tree.evict(3, 1)
+    evicted = cache.evict(3, 1)
     assert (evicted.count, len(evicted.host_page_ids)) == (3, 1)
     assert cache.cached("abcdefghijkl") == (0, 8)
     assert cache.cached("pqrsqrstrstu") == (0, 4)
@@ -501,7 +572,7 @@ def test_a_page_worth_more_on_the_host_makes_place_for_one_page_only() -> None:
 def test_a_copy_whose_target_is_dropped_again_is_not_asked_for() -> None:
     cache = Cache(host=2)
     pages = cache.serve("abcdefghijklmnop")
-    evicted = cache.tree.evict(4, 1)
+    evicted = cache.evict(4, 1)
     assert evicted.count == 4
     assert evicted.device_page_ids.tolist() == pages[:2]
     assert sorted(evicted.host_page_ids) == [0, 1]
@@ -512,10 +583,10 @@ def test_a_copy_whose_target_is_dropped_again_is_not_asked_for() -> None:
 def test_what_the_host_cannot_hold_goes_nowhere() -> None:
     cache = Cache(host=1)
     cache.serve("abcd")
-    cache.tree.evict(1, 1)
+    cache.evict(1, 1)
     locked = cache.match("abcd")
     cache.serve("pqrs")
-    evicted = cache.tree.evict(1, 1)
+    evicted = cache.evict(1, 1)
     assert (evicted.count, len(evicted.host_page_ids)) == (1, 0)
     assert (cache.cached("abcd"), cache.cached("pqrs")) == ((0, 4), (0, 0))
     assert cache.tree.evict_host(1) == 0
@@ -528,7 +599,7 @@ def test_what_the_host_cannot_hold_goes_nowhere() -> None:
 def test_a_run_on_the_host_takes_the_pages_of_who_computed_it_again() -> None:
     cache = Cache(host=4)
     cache.serve("abcdefghijkl")
-    cache.tree.evict(2, 1)
+    cache.evict(2, 1)
     match = cache.match("abcd")
     pages = cache.pool.acquire(1)
     assert cache.tree.insert(match.receipt, ids("efgh"), pages, 3) == 1
@@ -541,7 +612,7 @@ def test_a_run_on_the_host_takes_the_pages_of_who_computed_it_again() -> None:
 def test_nothing_is_published_behind_the_host() -> None:
     cache = Cache(host=4)
     cache.serve("abcd")
-    cache.tree.evict(1, 1)
+    cache.evict(1, 1)
     match = cache.match("abcd")
     with pytest.raises(InvariantError, match="receipt 1 ends on the host; promote it first"):
         cache.tree.insert(match.receipt, ids("efgh"), cache.pool.acquire(1), 1)
@@ -596,13 +667,57 @@ def test_what_is_behind_a_withdrawn_page_goes_too(cache: Cache) -> None:
     assert cache.pool.num_free == 16
 
 
+def test_a_page_that_is_not_written_yet_is_not_copied_to_the_host() -> None:
+    cache = Cache(host=4)
+    receipt, table = cache.start("abcdefgh", step=1)
+    page = cache.pool.acquire(1)
+    cache.tree.insert(receipt, ids("ijkl"), page, 2)
+    cache.finish(receipt, np.concatenate([table, page]), last_step=2)
+    cache.pool.complete(1)
+    evicted = cache.tree.evict(2, 3)
+    assert (evicted.count, evicted.device_page_ids.tolist()) == (2, [table[1]])
+    assert cache.cached("abcdefghijkl") == (4, 0)
+    assert cache.pool.state(page[0]) is PageState.FENCED
+    cache.check()
+
+
+def test_what_is_on_the_host_behind_a_page_that_is_not_written_yet_goes_with_it() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcdefgh")
+    cache.tree.evict(2, 1)
+    cache.pool.complete(1)
+    match = cache.match("abcd")
+    page = cache.pool.acquire(1)
+    cache.tree.promote(match.receipt, page, 2)
+    cache.finish(match.receipt, page, last_step=2)
+    assert cache.cached("abcdefgh") == (4, 4)
+    evicted = cache.tree.evict(1, 3)
+    assert (evicted.count, len(evicted.device_page_ids)) == (1, 0)
+    assert (cache.tree.num_pages, cache.tree.num_host_pages) == (0, 0)
+    cache.check()
+
+
+def test_a_page_on_the_host_is_found_once_its_copy_is_made() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcdefghijkl")
+    cache.tree.evict(1, 4)
+    cache.tree.evict(1, 3)
+    for done, found in ((2, 0), (3, 4), (4, 8)):
+        cache.pool.complete(done)
+        assert cache.cached("abcdefghijkl") == (4, found)
+        match = cache.match("abcdefghijkl", partial=True)
+        assert len(match.host_page_ids) == found // PAGE_SIZE
+        cache.tree.release(match.receipt)
+    cache.check()
+
+
 def test_copies_of_a_failed_step_are_withdrawn_on_both_tiers() -> None:
     cache = Cache(host=4)
-    cache.serve("abcdefgh", step=1)
-    cache.tree.evict(1, 2)
+    cache.serve("abcdefgh")
+    cache.evict(1, 2)
     assert cache.tree.withdraw(2) == ()
     assert cache.cached("abcdefgh") == (4, 0)
-    cache.tree.evict(1, 3)
+    cache.evict(1, 3)
     match = cache.match("abcd")
     cache.tree.promote(match.receipt, cache.pool.acquire(1), 4)
     assert cache.tree.withdraw(4) == ((match.receipt, 0),)
@@ -663,7 +778,7 @@ def test_pages_that_cannot_be_published_are_refused_and_nothing_is(
 def test_a_promotion_takes_exactly_the_pages_on_the_host() -> None:
     cache = Cache(host=4)
     cache.serve("abcdefgh")
-    cache.tree.evict(1, 1)
+    cache.evict(1, 1)
     match = cache.match("abcdefgh")
     pages = cache.pool.acquire(2)
     message = "promote: receipt 1 covers 1 pages on the host, got 2"

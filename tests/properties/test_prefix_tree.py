@@ -64,6 +64,8 @@ class ModelTree:
     has_host: bool
     pages: dict[Prefix, CachedPage] = field(default_factory=dict)
     receipts: dict[int, Prefix] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
+    """Receipts whose release counts as a use."""
     now: int = 0
 
     def prefixes(self, path: Prefix) -> list[Prefix]:
@@ -80,9 +82,14 @@ class ModelTree:
     def next_pages(self, path: Prefix) -> list[Prefix]:
         return [p for p in self.behind(path) if len(p[1]) == len(path[1]) + self.page_size]
 
-    def longest(self, namespace: bytes, tokens: tuple[int, ...]) -> Prefix:
-        cached = [p for p in self.prefixes((namespace, tokens)) if p in self.pages]
-        return cached[-1] if cached else (namespace, ())
+    def longest(self, namespace: bytes, tokens: tuple[int, ...], done_step: int) -> Prefix:
+        found = (namespace, ())
+        for prefix in self.prefixes((namespace, tokens)):
+            cached = self.pages.get(prefix)
+            if cached is None or (cached.on_host and cached.step > done_step):
+                break
+            found = prefix
+        return found
 
     def tails(self, path: Prefix, rest: tuple[int, ...], done_step: int) -> dict[int, set[int]]:
         """Pages that begin with the most of `rest`: by how many tokens, at least one."""
@@ -120,13 +127,18 @@ class ModelTree:
         assert not others or self.key(first) < self.key(others[0]), "the order leaves a choice"
         return first
 
-    def evict(self, count: int, host_free: int) -> tuple[int, dict[int, Prefix]]:
+    def evict(self, count: int, host_free: int, done_step: int) -> tuple[int, dict[int, Prefix]]:
         """How many pages the device loses, and which of them the host has then."""
         moved: dict[Prefix, int] = {}
         for i in range(count):
             prefix = self.first_to_go(on_host=False)
             if prefix is None:
                 return i, {page: p for p, page in moved.items()}
+            if self.pages[prefix].step > done_step:
+                for gone in [prefix, *self.behind(prefix)]:
+                    host_free += self.pages.pop(gone).on_host
+                    moved.pop(gone, None)
+                continue
             if self.has_host and host_free == 0:
                 dropped = self.first_to_go(on_host=True)
                 if dropped is not None:
@@ -232,9 +244,26 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     # A sequence's life.
 
-    @rule(random=randoms, partial=st.booleans())
-    def match(self, random: Random, partial: bool) -> None:
-        self.start_with(*self.some_prompt(random), partial=partial)
+    @rule(random=randoms, partial=st.booleans(), use=st.booleans())
+    def match(self, random: Random, partial: bool, use: bool) -> None:
+        self.start_with(*self.some_prompt(random), partial=partial, use=use)
+
+    @precondition(lambda self: self.holders)
+    @rule(random=randoms)
+    def use(self, random: Random) -> None:
+        receipt = self.some_holder(random).receipt
+        tail = random.choice([NO_RECEIPT, *self.tail_receipts])
+        self.use_now(receipt, tail)
+
+    def use_now(self, receipt: int, tail: int) -> None:
+        model = self.model
+        self.tree.use(receipt, tail)
+        model.now += 1
+        used = {receipt, tail} - {NO_RECEIPT}
+        model.used |= used
+        for prefix in {p for one in used for p in model.prefixes(model.receipts[one])}:
+            model.pages[prefix].last_used = model.now
+            model.pages[prefix].hits += 1
 
     @rule(random=randoms, staying=st.lists(st.booleans(), max_size=5))
     def serve(self, random: Random, staying: list[bool]) -> None:
@@ -243,35 +272,39 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             self.next_step(in_flight=1)
             if len(self.holders) > 3:
                 self.finish_one(self.holders[0], self.step - 1)
-            holder = self.start_with(*self.some_prompt(random), partial=True)
+            holder = self.start_with(*self.some_prompt(random), partial=True, use=True)
             self.promote_if_possible(holder)
             self.insert_if_possible(holder, self.some_continuation(random, holder))
             if not stays:
                 self.finish_one(holder, self.step)
 
-    def start_with(self, namespace: bytes, tokens: tuple[int, ...], *, partial: bool) -> Holder:
+    def start_with(
+        self, namespace: bytes, tokens: tuple[int, ...], *, partial: bool, use: bool
+    ) -> Holder:
         model = self.model
-        path = model.longest(namespace, tokens)
+        path = model.longest(namespace, tokens, self.pool.done_step)
         found = [model.pages[prefix] for prefix in model.prefixes(path)]
         tails = model.tails(path, tokens[len(path[1]) :], self.pool.done_step)
 
-        match = self.tree.match(namespace, int32(tokens), partial=partial)
+        match = self.tree.match(namespace, int32(tokens), partial=partial, use=use)
 
         assert match.page_ids.tolist() == [c.page for c in found if not c.on_host]
         assert match.host_page_ids.tolist() == [c.page for c in found if c.on_host]
-        model.now += 1
+        model.now += use
         model.receipts[match.receipt] = path
+        used = path
         if not partial or not tails or any(cached.on_host for cached in found):
             assert (match.tail_page, match.tail_tokens, match.tail_receipt) == (-1, 0, NO_RECEIPT)
-            model.use(path, hits=1)
         else:
             assert match.tail_tokens == max(tails)
             assert match.tail_page in tails[match.tail_tokens]
             assert 0 < match.tail_tokens < self.page_size
-            tail = self.path_of_page(match.tail_page)
-            model.receipts[match.tail_receipt] = tail
-            model.use(tail, hits=1)
+            used = self.path_of_page(match.tail_page)
+            model.receipts[match.tail_receipt] = used
             self.tail_receipts.append(match.tail_receipt)
+        if use:
+            model.use(used, hits=1)
+            model.used |= {match.receipt, match.tail_receipt} - {NO_RECEIPT}
         self.pool.retain(match.page_ids)
         holder = Holder(match.receipt, match.page_ids.tolist())
         self.holders.append(holder)
@@ -290,8 +323,11 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     def release(self, receipt: int) -> None:
         self.tree.release(receipt)
-        self.model.now += 1
-        self.model.use(self.model.receipts.pop(receipt))
+        path = self.model.receipts.pop(receipt)
+        if receipt in self.model.used:
+            self.model.now += 1
+            self.model.use(path)
+            self.model.used.remove(receipt)
 
     def acquire(self, count: int) -> np.ndarray | None:
         """Free pages, made free by eviction where that helps."""
@@ -351,6 +387,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
                 adopted += 1
         assert adopted == count
         model.receipts[holder.receipt] = path
+        model.used.add(holder.receipt)
         model.use(path)
         holder.page_ids += pages.tolist()
 
@@ -361,6 +398,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         receipt = self.tree.fork(holder.receipt)
         assert receipt not in self.model.receipts
         self.model.receipts[receipt] = self.model.receipts[holder.receipt]
+        if holder.receipt in self.model.used:
+            self.model.used.add(receipt)
         self.pool.retain(int32(holder.page_ids))
         self.holders.append(Holder(receipt, list(holder.page_ids)))
 
@@ -393,7 +432,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     def evict_now(self, count: int) -> None:
         before = {c.page: p for p, c in self.model.pages.items() if not c.on_host}
-        expected, moved = self.model.evict(count, 0 if self.host is None else self.host.num_free)
+        host_free = 0 if self.host is None else self.host.num_free
+        expected, moved = self.model.evict(count, host_free, self.pool.done_step)
         evicted = self.tree.evict(count, self.step)
         assert evicted.count == expected
         sources, targets = evicted.device_page_ids.tolist(), evicted.host_page_ids.tolist()
@@ -461,6 +501,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             lambda: self.tree.promote(receipt, none, self.step),
             lambda: self.tree.fork(receipt),
             lambda: self.tree.release(receipt),
+            lambda: self.tree.use(receipt),
+            lambda: self.tree.page_ids(receipt, 0),
             lambda: self.tree.num_exclusive(receipt),
             lambda: self.tree.cut(receipt, 0),
         ):
@@ -545,14 +587,26 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         for receipt, path in self.model.receipts.items():
             prefixes = self.model.prefixes(path)
             device = [p for p in prefixes if not self.model.pages[p].on_host]
+            self.the_pages_behind_each_page_are_known(receipt, prefixes, len(device))
             assert self.tree.num_exclusive(receipt) == sum(locks[p] == 1 for p in device)
             found = self.tree.peek(path[0], int32([*path[1], 0]))
-            longest = self.model.longest(path[0], (*path[1], 0))
+            longest = self.model.longest(path[0], (*path[1], 0), self.pool.done_step)
             num_device = sum(not self.model.pages[p].on_host for p in self.model.prefixes(longest))
             assert found == (
                 num_device * self.page_size,
                 len(longest[1]) - num_device * self.page_size,
             )
+
+    def the_pages_behind_each_page_are_known(
+        self, receipt: int, prefixes: list[Prefix], num_device: int
+    ) -> None:
+        pages = [self.model.pages[prefix].page for prefix in prefixes]
+        for first in range(len(pages) + 1):
+            if first == len(pages) or num_device == len(pages):
+                assert self.tree.page_ids(receipt, first).tolist() == pages[first:]
+            else:
+                with pytest.raises(InvariantError, match=f"receipt {receipt} covers pages on the"):
+                    self.tree.page_ids(receipt, first)
 
     def teardown(self) -> None:
         """When everybody has left, clearing brings every page back."""
