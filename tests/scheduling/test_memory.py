@@ -76,6 +76,29 @@ def test_those_that_took_nothing_from_a_failed_step_go_on():
     assert [p.sequence_id for p in bench.commit(second)] == [b, *children]
 
 
+def test_a_page_that_a_failed_step_should_have_begun_is_not_found_when_a_later_one_completes_it():
+    bench = cached(max_num_batched_tokens=2)
+    bench.submit(12)
+    first, second = bench.plan(), bench.plan()
+    bench.fail(first)
+    bench.commit(second)
+    b = bench.submit(12)
+
+    assert work(bench.plan()) == [(b, 0, 2)]
+
+
+def test_a_copy_to_the_host_that_a_failed_step_should_have_made_is_not_found():
+    bench = cached(num_pages=4, num_host_pages=8)
+    bench.submit(12, 2)
+    bench.run()
+    bench.submit(range(50, 62), 2)
+    plan = bench.plan()
+    assert copies(plan, CopyKind.TO_HOST)
+    bench.fail(plan)
+
+    assert bench.tree.num_host_pages == 0
+
+
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_the_second_identical_request_computes_one_token(page_size):
     bench = cached(page_size=page_size)
