@@ -134,7 +134,7 @@ class KVMemory:
         match = NO_MATCH
         if self.tree is not None:
             match = self.tree.match(
-                sequence.namespace, _matchable(sequence), partial=self.partial_page_reuse
+                sequence.namespace, _matchable(sequence), partial=self.partial_page_reuse, use=False
             )
         return self._claim(sequence, match)
 
@@ -174,6 +174,8 @@ class KVMemory:
         if fresh is None:
             self.drop(claim)
             return False
+        if match.receipt != NO_RECEIPT:
+            self._tree.use(match.receipt, match.tail_receipt)
         self.pool.retain(match.page_ids)
         sequence.page_table.append(match.page_ids)
         sequence.page_table.append(fresh)
@@ -265,7 +267,7 @@ class KVMemory:
         evicted = self.tree.evict(short, step)
         self._copy(CopyKind.TO_HOST, evicted.device_page_ids, evicted.host_page_ids)
 
-    def publish(self, sequence: SequenceState) -> None:
+    def publish(self, sequence: SequenceState, *, leaving: bool = False) -> None:
         """Let others find the pages that are full of known tokens, computed or being computed.
 
         Called when the step that computes them has their numbers. Where the tree has a run already,
@@ -275,40 +277,32 @@ class KVMemory:
         first = sequence.published
         if full <= first or self.tree is None:
             return
+        start = capacity_tokens(first, self.page_size)
         count = self.tree.insert(
             sequence.receipt,
-            sequence.ids(
-                capacity_tokens(first, self.page_size),
-                capacity_tokens(full - first, self.page_size),
-            ),
+            sequence.ids(start, capacity_tokens(full, self.page_size) - start),
             sequence.page_table.page_ids[first:full],
             sequence.last_step,
         )
         sequence.published = full
-        if count < full - first:
-            self._take_over(sequence, full)
+        if count < full - first and not leaving:
+            self._take_over(sequence, first, self.tree.page_ids(sequence.receipt, first))
 
-    def _take_over(self, sequence: SequenceState, full: int) -> None:
-        """Replace duplicates of the tree's first `full` pages in the table of a sequence.
+    def _take_over(
+        self, sequence: SequenceState, first: int, page_ids: npt.NDArray[np.int32]
+    ) -> None:
+        """Put the tree's pages in place of a sequence's duplicates, from page `first` on.
 
         A sequence that kept both could need more than its share of pages, and not fit alone."""
-        tree = self._tree
-        match = tree.match(
-            sequence.namespace,
-            sequence.ids(0, capacity_tokens(full, self.page_size)),
-            partial=False,
-        )
-        tree.release(match.receipt)
         table = sequence.page_table.page_ids
-        changed = np.flatnonzero(table[:full] != match.page_ids)
-        if not len(changed):
-            return
-        self.pool.retain(match.page_ids[changed])
-        self.pool.release(table[changed], sequence.last_step)
+        end = first + len(page_ids)
+        changed = np.flatnonzero(table[first:end] != page_ids)
+        self.pool.retain(page_ids[changed])
+        self.pool.release(table[first:end][changed], sequence.last_step)
         sequence.page_table = PageTable()
-        sequence.page_table.append(match.page_ids)
-        sequence.page_table.append(table[full:])
-        sequence.borrowed = capacity_tokens(int(changed[-1]) + 1, self.page_size)
+        for part in (table[:first], page_ids, table[end:]):
+            sequence.page_table.append(part)
+        sequence.borrowed = capacity_tokens(first + int(changed[-1]) + 1, self.page_size)
 
     def num_reclaimable(self, sequence: SequenceState) -> int:
         """Pages that come back, now or after the steps in flight, if the sequence leaves."""
@@ -392,7 +386,7 @@ class KVMemory:
         if self.tree is None:
             return {}
         match = self.tree.match(
-            sequence.namespace, sequence.ids(0, sequence.num_known), partial=False
+            sequence.namespace, sequence.ids(0, sequence.num_known), partial=False, use=False
         )
         found = len(match.page_ids) + len(match.host_page_ids)
         cut = dict(self.tree.cut(match.receipt, min(num_pages, found)))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
+from aioserve.scheduling.memory import Claim
 from aioserve.scheduling.policy import SchedulerView, Verdict
 from aioserve.scheduling.sequence import Phase, SequenceState
 
@@ -46,6 +47,7 @@ class StepPlanner:
         self.items: list[WorkItem] = []
         self.sequences: list[SequenceState] = []
         self.preempted: list[int] = []
+        self._reserved: int | None = None
 
     def plan(self) -> StepPlan | None:
         """The step, with the books of every sequence moved past it; None for an empty one."""
@@ -163,8 +165,6 @@ class StepPlanner:
             return any(not s.paused for s in scheduler.waiting)
         view = self._view()
         waiting = [s.view for s in scheduler.waiting if not s.paused]
-        reserve = scheduler.reserve
-        reserved = reserve.total(s for s in scheduler.running if not s.paused)
         refused: list[SequenceState] = []
         started = 0
         blocked = False
@@ -178,14 +178,11 @@ class StepPlanner:
                 refused.append(sequence)
             if verdict is not Verdict.NOW:
                 continue
-            ahead = reserve.pages_ahead(sequence)
-            alone = not scheduler.running and not memory.pool.num_fenced
+            ahead = scheduler.reserve.pages_ahead(sequence)
             claim = memory.claim(sequence)
-            spare = memory.num_available - (0 if alone else ahead + reserved)
-            if claim.num_new_pages > spare:
+            if not self._fits(claim, ahead):
                 claim = memory.without_tail(sequence, claim)
-                spare = memory.num_available - (0 if alone else ahead + reserved)
-            if claim.num_new_pages > spare:
+            if not self._fits(claim, ahead):
                 memory.drop(claim)
                 blocked = not started
                 break
@@ -198,10 +195,10 @@ class StepPlanner:
             if not memory.take(sequence, claim, self.step):
                 blocked = not started
                 break
+            self._reserved = self._pages_reserved() + ahead
             scheduler.start(sequence)
             self._launch(sequence, count)
             started += 1
-            reserved += ahead
             seats = scheduler.num_seats_free
             if forced or self.budget <= 0 or seats <= 0:
                 break
@@ -209,6 +206,21 @@ class StepPlanner:
             scheduler.waiting = [s for s in scheduler.waiting if s.phase is Phase.WAITING]
         scheduler.reject(refused)
         return blocked
+
+    def _fits(self, claim: Claim, pages_ahead: int) -> bool:
+        """Whether there is memory for what a sequence claims and for the answers of all that run.
+        One that is alone may have all of it."""
+        room = self.memory.num_available - claim.num_new_pages
+        if room < 0:
+            return False
+        alone = not self.scheduler.running and not self.memory.pool.num_fenced
+        return alone or pages_ahead + self._pages_reserved() <= room
+
+    def _pages_reserved(self) -> int:
+        if self._reserved is None:
+            running = self.scheduler.running
+            self._reserved = self.scheduler.reserve.total(s for s in running if not s.paused)
+        return self._reserved
 
     def _force_progress(self) -> None:
         """Nothing is in flight and nothing was chosen: go on with the oldest sequence, whatever the

@@ -253,7 +253,7 @@ class Scheduler:
 
     def preempt(self, victim: SequenceState, step: int) -> None:
         """Take a sequence's pages for others while step `step` is planned."""
-        self.memory.publish(victim)
+        self.memory.publish(victim, leaving=True)
         self.memory.swap_out(victim, step)
         self._begin_again(victim)
         self.counters.preemptions += 1
@@ -329,7 +329,7 @@ class Scheduler:
             if sequence.phase is Phase.RUNNING:
                 self.running.remove(sequence)
                 if publish:
-                    self.memory.publish(sequence)
+                    self.memory.publish(sequence, leaving=True)
             elif sequence.phase is Phase.WAITING:
                 self.waiting.remove(sequence)
             elif sequence.phase is Phase.UNBORN:
