@@ -20,7 +20,8 @@ NO_RECEIPT = -1
 
 EVICTION_STRATEGIES = ("lru", "lfu", "fifo", "slru")
 """Which unlocked leaf goes first: the least recently used; the least often matched, then least
-recently used; the oldest; the least recently used of those never matched, then of the others
+recently used; the oldest, where a sequence is as old as the first page that it added without a
+break; the least recently used of those never matched, then of the others
 (segmented LRU without a bound on the protected segment; Karedla, Love and Wherry 1994)."""
 
 Int32Array = npt.NDArray[np.int32]
@@ -197,7 +198,8 @@ class PrefixTree:
         caller's alone. Where it has one on the host it takes the caller's pages and gives its host
         pages back. It adds a reference to each page that it takes. The receipt then covers the
         whole path, which counts as used. Raises `InvariantError` for a receipt that ends on the
-        host: `promote` comes first.
+        host: `promote` comes first. `step` may be done already: a page can be full of tokens that
+        are known only then.
         """
         return self._native.insert(receipt, token_ids, page_ids, step)
 
@@ -206,7 +208,7 @@ class PrefixTree:
         which `step` copies them.
 
         The tree adds its own reference to each page. The host pages are given back once `step` is
-        done in the host pool.
+        done in the host pool. Raises `InvariantError` for a step that is done.
         """
         self._native.promote(receipt, page_ids, step)
 
@@ -226,7 +228,8 @@ class PrefixTree:
         With a host pool each page goes there, if a page is free there or can be dropped for it, and
         is to be copied in `step` as the result says. A page whose step isn't done in the pool is
         dropped, and so is what is behind it on the host: a copy would outlive the failure of the
-        step that writes the page. `count` must be at least 0.
+        step that writes the page. `count` must be at least 0. Raises `InvariantError` for a step
+        that is done.
         """
         given_up, device_page_ids, host_page_ids = self._native.evict(count, step)
         return Evicted(

@@ -80,26 +80,20 @@ void PrefixTree::forget_overwritten(Evicted& evicted) {
 
 PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
     check_count(count, "count");
+    check_step(step, "evict");
     Evicted evicted;
     const EvictionOrder& order = tiers_[kDevice].order;
     while (evicted.count < count && !order.empty()) {
         const auto [key, leaf] = *order.begin();
         const auto needed = static_cast<size_t>(count - evicted.count);
-        // A page that isn't written yet has nothing to copy, and is lost with the step that fails.
-        const auto written_end = std::find_if(leaf->steps.rbegin(), leaf->steps.rend(),
-                                              [&](Step page) { return is_written(page); });
-        const auto unwritten = static_cast<size_t>(written_end - leaf->steps.rbegin());
-        if (unwritten > 0) {
-            const size_t wanted = std::min(needed, unwritten);
-            drop_tail(leaf, wanted);
-            evicted.count += static_cast<int64_t>(wanted);
-            continue;
-        }
-        const auto unwritten_above = std::find_if(leaf->steps.rbegin(), leaf->steps.rend(),
-                                              [&](Step page) { return !is_written(page); });
-        const auto written = static_cast<size_t>(unwritten_above - leaf->steps.rbegin());
-        const size_t wanted = std::min(needed, written);
-        const size_t room = make_room(key, wanted);
+        // A page that isn't written yet stays with the step that writes it: a copy of the page would
+        // bear the number of another, and be found after the first has failed.
+        const bool written = is_written(leaf->steps.back());
+        const auto other = std::find_if(leaf->steps.rbegin(), leaf->steps.rend(),
+                                        [&](Step one) { return is_written(one) != written; });
+        const size_t wanted =
+            std::min(needed, static_cast<size_t>(other - leaf->steps.rbegin()));
+        const size_t room = written ? make_room(key, wanted) : 0;
         if (room > 0) {
             demote(leaf, room, step, evicted);
         } else {

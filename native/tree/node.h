@@ -70,6 +70,7 @@ using EvictionOrder = std::set<std::pair<EvictionStrategy::Key, Node*>>;
 struct Receipt {
     ReceiptId id;
     bool is_used = false;  // its release counts as a use of the path
+    int64_t created = -1;  // of the run that it added last
     Node* end = nullptr;
     Receipt* previous = nullptr;
     Receipt* next = nullptr;

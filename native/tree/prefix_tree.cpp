@@ -183,26 +183,36 @@ PrefixTree::Found PrefixTree::peek(std::string_view name_space,
     return found;
 }
 
+// Copies are made by a step that is yet to run.
+void PrefixTree::check_step(Step step, const char* operation) const {
+    if (!is_written(step)) return;
+    throw TreeError(std::string(operation) + ": step must be after the last that is done, " +
+                    std::to_string(tiers_[kDevice].pool->done_step()) + ", got " +
+                    std::to_string(step));
+}
+
+void PrefixTree::check_held(std::span<const Page> pages, const char* operation) const {
+    const PagePool& pool = *tiers_[kDevice].pool;
+    for (const Page page : pages) {
+        const bool is_of_pool = page >= 0 && page < pool.num_pages();
+        if (is_of_pool && pool.ref_count(page) > 0) continue;
+        throw TreeError(std::string(operation) + ": page " + std::to_string(page) +
+                        (is_of_pool ? " is not held" : " is not of the pool"));
+    }
+}
+
 // Marks pages that the tree is about to take as its own, all or none.
 void PrefixTree::claim(std::span<const Page> pages, const char* operation) {
-    TierBooks& device = tiers_[kDevice];
+    std::vector<uint8_t>& in_tree = tiers_[kDevice].in_tree;
     for (size_t i = 0; i < pages.size(); ++i) {
-        const Page page = pages[i];
-        const char* wrong = nullptr;
-        if (page < 0 || page >= device.pool->num_pages()) {
-            wrong = " is not of the pool";
-        } else if (device.pool->ref_count(page) == 0) {
-            wrong = " is not held";
-        } else if (device.in_tree[static_cast<size_t>(page)] != 0) {
-            wrong = " is in the tree already, or named twice";
+        uint8_t& mark = in_tree[static_cast<size_t>(pages[i])];
+        if (mark == 0) {
+            mark = 1;
+            continue;
         }
-        if (wrong != nullptr) {
-            for (const Page claimed : pages.first(i)) {
-                device.in_tree[static_cast<size_t>(claimed)] = 0;
-            }
-            throw TreeError(std::string(operation) + ": page " + std::to_string(page) + wrong);
-        }
-        device.in_tree[static_cast<size_t>(page)] = 1;
+        for (const Page claimed : pages.first(i)) in_tree[static_cast<size_t>(claimed)] = 0;
+        throw TreeError(std::string(operation) + ": page " + std::to_string(pages[i]) +
+                        " is in the tree already, or named twice");
     }
 }
 
@@ -227,6 +237,7 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
         last = child;
     }
     const std::span<const Page> adopted = pages.subspan(kept);
+    check_held(pages, "insert");
     claim(adopted, "insert");
     tiers_[kDevice].pool->retain(adopted);
 
@@ -245,7 +256,10 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
         node = child;
     }
     if (!pages.empty()) {
-        const NodeUse use{.created = now_, .last_used = now_};
+        // A sequence that grows is one run, of the age of its first page, and no other receipt has
+        // added a page at that tick: the pages of one age are one path.
+        if (own.created != node->use.created) own.created = now_;
+        const NodeUse use{.created = own.created, .last_used = now_};
         node->use.last_used = now_;
         // Growing in place would let another receipt that ends here cover more.
         const bool grows = node->num_locks == 1 && node == own.end && node->children.empty() &&
@@ -280,6 +294,8 @@ void PrefixTree::promote(ReceiptId receipt, std::span<const Page> pages, Step st
                         std::to_string(num_host) + " pages on the host, got " +
                         std::to_string(pages.size()));
     }
+    check_step(step, "promote");
+    check_held(pages, "promote");
     claim(pages, "promote");
     tiers_[kDevice].pool->retain(pages);
     for (Node* node = end; node->tier == kHost; node = node->parent) {

@@ -158,6 +158,8 @@ class PrefixTree {
     void count_hits(ReceiptId receipt, const char* operation);
     ReceiptId give_receipt(Node* end, bool is_used);
     void use_path(Node* end);
+    void check_step(Step step, const char* operation) const;
+    void check_held(std::span<const Page> pages, const char* operation) const;
     void claim(std::span<const Page> pages, const char* operation);
 
     // shape.cpp: what keeps the books while nodes change

@@ -11,7 +11,7 @@ namespace aioserve {
 
 // How a page was used, in ticks of the tree's logical clock.
 struct NodeUse {
-    int64_t created = 0;
+    int64_t created = 0;  // inherited by what the same receipt adds behind it
     int64_t last_used = 0;
     int64_t hits = 0;  // matches that covered it
 };

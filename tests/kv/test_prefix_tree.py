@@ -61,8 +61,9 @@ class Cache:
         self.check()
         return table.tolist()
 
-    def evict(self, count: int, step: int) -> Evicted:
-        """Evict, and make the copies in `step`."""
+    def evict(self, count: int, step: int | None = None) -> Evicted:
+        """Evict, and make the copies: in `step`, or else in the next."""
+        step = self.pool.done_step + 1 if step is None else step
         evicted = self.tree.evict(count, step)
         for pool in (self.pool, self.host):
             if pool is not None:
@@ -360,11 +361,11 @@ def test_no_page_in_part_behind_or_on_the_host() -> None:
     cache = Cache(host=4)
     cache.serve("abcdefgh")
     cache.pool.complete(0)
-    cache.evict(1, 1)
+    cache.evict(1)
     match = cache.match("abcdefxx", partial=True)
     assert (len(match.page_ids), match.tail_page) == (1, -1)
     cache.tree.release(match.receipt)
-    cache.evict(1, 1)
+    cache.evict(1)
     match = cache.match("abcdefxx", partial=True)
     assert (len(match.host_page_ids), match.tail_page) == (1, -1)
 
@@ -372,14 +373,58 @@ def test_no_page_in_part_behind_or_on_the_host() -> None:
 # The shape.
 
 
-def test_chunks_of_one_sequence_are_one_node(cache: Cache) -> None:
-    match = cache.match("")
+@pytest.mark.parametrize("strategy", EVICTION_STRATEGIES)
+def test_chunks_of_one_sequence_are_one_node(strategy: str) -> None:
+    cache = Cache(strategy=strategy)
+    cache.serve("wxyz")
+    match = cache.match("wxyz")
     for chunk in ("abcd", "efghijkl", "mnop"):
         pages = cache.pool.acquire(len(chunk) // PAGE_SIZE)
         cache.tree.insert(match.receipt, ids(chunk), pages, 0)
         cache.pool.release(pages, NO_STEP)
+        cache.serve("cdefghij")  # others are younger
+        cache.check()
+    # Under "lru" even the prefix that was matched is part of it.
+    assert cache.tree.num_nodes == (3 if strategy == "lru" else 4)
+    assert cache.tree.cut(match.receipt, 5) == ()
+
+
+@pytest.mark.parametrize("strategy", EVICTION_STRATEGIES)
+def test_a_sequence_that_others_read_meanwhile_is_one_node_when_they_have_left(
+    strategy: str,
+) -> None:
+    cache = Cache(strategy=strategy)
+    receipt, table = cache.start("abcd")
+    others = []
+    for chunk in ("efgh", "ijkl", "mnop"):
+        others.append(cache.tree.fork(receipt))
+        page = cache.pool.acquire(1)
+        cache.tree.insert(receipt, ids(chunk), page, 0)
+        cache.pool.release(page, NO_STEP)
+    assert cache.tree.num_nodes == 5
+    for other in others:
+        cache.tree.release(other)
+    cache.finish(receipt, table)
     assert cache.tree.num_nodes == 2
-    assert cache.tree.cut(match.receipt, 4) == ()
+    cache.check()
+
+
+def test_under_fifo_a_sequence_is_as_old_as_its_first_page() -> None:
+    cache = Cache(strategy="fifo")
+    receipt, table = cache.start("abcd")
+    fork = cache.tree.fork(receipt)
+    cache.serve("pqrs")
+    for owner, chunk in ((receipt, "efgh"), (fork, "ijkl")):
+        page = cache.pool.acquire(1)
+        cache.tree.insert(owner, ids(chunk), page, NO_STEP)
+        cache.pool.release(page, NO_STEP)
+    cache.tree.release(fork)
+    cache.finish(receipt, table)
+    gone = []
+    for _ in range(4):
+        cache.tree.evict(1, 1)
+        gone.append([cache.cached(text)[0] for text in ("abcdefgh", "pqrs", "abcdijkl")])
+    assert gone == [[4, 4, 8], [4, 0, 8], [4, 0, 4], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(("strategy", "num_nodes"), [("lru", 2), ("fifo", 2), ("lfu", 3)])
@@ -410,13 +455,14 @@ def test_an_only_child_joins_its_parent_when_its_sibling_goes(cache: Cache) -> N
 def test_a_branch_as_deep_as_memory_needs_no_deep_stack() -> None:
     num_pages = 30_000
     pool = PagePool(num_pages, 1)
-    tree = PrefixTree(pool, strategy="fifo")  # where chunks are never merged
+    tree = PrefixTree(pool, strategy="lfu")  # which keeps chunks apart that a match told apart
     tokens = np.arange(num_pages, dtype=np.int32)
     receipt = tree.match(b"", tokens).receipt
     for start in range(0, num_pages, 10):
         pages = pool.acquire(10)
         tree.insert(receipt, tokens[start : start + 10], pages, 0)
         pool.release(pages, NO_STEP)
+        tree.use(receipt)
     assert tree.num_nodes == num_pages // 10 + 1
     assert tree.num_exclusive(receipt) == num_pages
     tree.sanity_check()
@@ -549,9 +595,9 @@ def test_a_full_host_drops_its_own_first_page_for_a_new_one() -> None:
     for text in ("aaaa", "bbbb", "cccc"):
         cache.serve(text)
     for text in ("aaaa", "bbbb"):
-        cache.evict(1, 1)
+        cache.evict(1)
         assert cache.cached(text) == (0, 4)
-    evicted = cache.evict(1, 1)
+    evicted = cache.evict(1)
     assert len(evicted.host_page_ids) == 1
     assert [cache.cached(x * 4) for x in "abc"] == [(0, 0), (0, 4), (0, 4)]
 
@@ -560,9 +606,9 @@ def test_a_page_worth_more_on_the_host_makes_place_for_one_page_only() -> None:
     cache = Cache(host=3)
     cache.serve("abcdefghijkl")
     cache.serve("pqrsqrstrstu")
-    cache.evict(3, 1)
+    cache.evict(3)
     cache.tree.release(cache.match("abcdefghijkl").receipt)  # used after what the device has
-    evicted = cache.evict(3, 1)
+    evicted = cache.evict(3)
     assert (evicted.count, len(evicted.host_page_ids)) == (3, 1)
     assert cache.cached("abcdefghijkl") == (0, 8)
     assert cache.cached("pqrsqrstrstu") == (0, 4)
@@ -572,7 +618,7 @@ def test_a_page_worth_more_on_the_host_makes_place_for_one_page_only() -> None:
 def test_a_copy_whose_target_is_dropped_again_is_not_asked_for() -> None:
     cache = Cache(host=2)
     pages = cache.serve("abcdefghijklmnop")
-    evicted = cache.evict(4, 1)
+    evicted = cache.evict(4)
     assert evicted.count == 4
     assert evicted.device_page_ids.tolist() == pages[:2]
     assert sorted(evicted.host_page_ids) == [0, 1]
@@ -583,10 +629,10 @@ def test_a_copy_whose_target_is_dropped_again_is_not_asked_for() -> None:
 def test_what_the_host_cannot_hold_goes_nowhere() -> None:
     cache = Cache(host=1)
     cache.serve("abcd")
-    cache.evict(1, 1)
+    cache.evict(1)
     locked = cache.match("abcd")
     cache.serve("pqrs")
-    evicted = cache.evict(1, 1)
+    evicted = cache.evict(1)
     assert (evicted.count, len(evicted.host_page_ids)) == (1, 0)
     assert (cache.cached("abcd"), cache.cached("pqrs")) == ((0, 4), (0, 0))
     assert cache.tree.evict_host(1) == 0
@@ -599,7 +645,7 @@ def test_what_the_host_cannot_hold_goes_nowhere() -> None:
 def test_a_run_on_the_host_takes_the_pages_of_who_computed_it_again() -> None:
     cache = Cache(host=4)
     cache.serve("abcdefghijkl")
-    cache.evict(2, 1)
+    cache.evict(2)
     match = cache.match("abcd")
     pages = cache.pool.acquire(1)
     assert cache.tree.insert(match.receipt, ids("efgh"), pages, 3) == 1
@@ -612,7 +658,7 @@ def test_a_run_on_the_host_takes_the_pages_of_who_computed_it_again() -> None:
 def test_nothing_is_published_behind_the_host() -> None:
     cache = Cache(host=4)
     cache.serve("abcd")
-    cache.evict(1, 1)
+    cache.evict(1)
     match = cache.match("abcd")
     with pytest.raises(InvariantError, match="receipt 1 ends on the host; promote it first"):
         cache.tree.insert(match.receipt, ids("efgh"), cache.pool.acquire(1), 1)
@@ -775,10 +821,52 @@ def test_pages_that_cannot_be_published_are_refused_and_nothing_is(
     cache.check()
 
 
+def test_a_duplicate_that_nobody_holds_is_refused(cache: Cache) -> None:
+    pages = cache.serve("abcdefgh")
+    match = cache.match("")
+    for page, message in ((9, "not held"), (16, "not of the pool"), (-1, "not of the pool")):
+        with pytest.raises(InvariantError, match=f"insert: page {page} is {message}"):
+            cache.tree.insert(match.receipt, ids("abcdefgh"), int32(pages[0], page), 0)
+    assert cache.tree.num_locked == 0
+    assert cache.tree.insert(match.receipt, ids("abcdefgh"), int32(*pages), 0) == 0
+
+
+def test_a_step_that_is_done_copies_nothing() -> None:
+    cache = Cache(host=4)
+    cache.serve("abcdefgh")
+    cache.evict(1, 5)
+    with pytest.raises(InvariantError, match="evict: step must be after the last that is done, 5"):
+        cache.tree.evict(1, 5)
+    match = cache.match("abcdefgh")
+    page = cache.pool.acquire(1)
+    with pytest.raises(InvariantError, match=r"promote: step must be after .* is done, 5, got 4"):
+        cache.tree.promote(match.receipt, page, 4)
+    assert cache.cached("abcdefgh") == (4, 4)
+    cache.check()
+
+
+def test_pages_that_somebody_else_holds_on_the_host_are_not_dropped_in_vain() -> None:
+    cache = Cache(host=3)
+    for text in ("aaaa", "bbbb", "cccc", "dddd"):
+        cache.serve(text)
+    assert cache.host is not None
+    for _ in range(3):
+        cache.host.retain(cache.evict(1).host_page_ids)
+    assert cache.tree.evict(1, 9).count == 1
+    assert [cache.cached(x * 4) for x in "abcd"] == [(0, 0), (0, 4), (0, 4), (0, 0)]
+
+
+def test_an_array_with_too_little_room_for_a_match_is_refused(cache: Cache) -> None:
+    cache.serve("abcdefgh")
+    with pytest.raises(ValueError, match="out must have room for 2 pages, got 1"):
+        cache.tree._native.match(b"", ids("abcdefghi"), False, True, int32(0))
+    assert cache.tree.num_receipts == 0
+
+
 def test_a_promotion_takes_exactly_the_pages_on_the_host() -> None:
     cache = Cache(host=4)
     cache.serve("abcdefgh")
-    cache.evict(1, 1)
+    cache.evict(1)
     match = cache.match("abcdefgh")
     pages = cache.pool.acquire(2)
     message = "promote: receipt 1 covers 1 pages on the host, got 2"

@@ -66,6 +66,8 @@ class ModelTree:
     receipts: dict[int, Prefix] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
     """Receipts whose release counts as a use."""
+    created: dict[int, int] = field(default_factory=dict)
+    """When the run began that each receipt added last."""
     now: int = 0
 
     def prefixes(self, path: Prefix) -> list[Prefix]:
@@ -100,6 +102,12 @@ class ModelTree:
             if common > 0 and not cached.on_host and cached.step <= done_step:
                 found.setdefault(common, set()).add(cached.page)
         return found
+
+    def created_behind(self, prefix: Prefix, receipt: int) -> int:
+        before = self.pages.get((prefix[0], prefix[1][: -self.page_size]))
+        if before is None or self.created.get(receipt) != before.created:
+            self.created[receipt] = self.now
+        return self.created[receipt]
 
     def use(self, path: Prefix, hits: int = 0) -> None:
         for prefix in self.prefixes(path):
@@ -380,7 +388,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         for prefix, page in zip(mine, pages.tolist(), strict=True):
             cached = model.pages.get(prefix)
             if cached is None:
-                model.pages[prefix] = CachedPage(page, self.step, model.now, model.now)
+                created = model.created_behind(prefix, holder.receipt)
+                model.pages[prefix] = CachedPage(page, self.step, created, model.now)
             elif cached.on_host:
                 cached.page, cached.step, cached.on_host = page, self.step, False
             else:
@@ -522,6 +531,18 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         new = int32([7] * self.page_size)  # of no prompt
         with pytest.raises(InvariantError, match=f"insert: page {page} is"):
             self.tree.insert(receipt, new, int32([page]), self.step)
+
+    @precondition(lambda self: self.holders)
+    @rule(random=randoms, page=st.integers(-1, 17))
+    def a_duplicate_that_nobody_holds_is_refused(self, random: Random, page: int) -> None:
+        namespace, tokens = self.model.receipts[(holder := self.some_holder(random)).receipt]
+        known = self.model.next_pages((namespace, tokens))
+        is_held = 0 <= page < self.pool.num_pages and self.pool.ref_count(page) > 0
+        if is_held or not known or self.host_part(holder.receipt):
+            return
+        again = int32(random.choice(known)[1][len(tokens) :])
+        with pytest.raises(InvariantError, match=f"insert: page {page} is not"):
+            self.tree.insert(holder.receipt, again, int32([page]), self.step)
 
     # The books.
 
