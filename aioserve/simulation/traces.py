@@ -62,15 +62,17 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
         """A prompt of the recorded length: int32 `[prompt_tokens]`.
 
         Blocks with equal ids are equal, and no token of one block is in another. The rest without
-        id is this request's alone.
+        id is this request's alone. Raises `TraceError` for an id without room among int32 tokens.
         """
-        first = np.array(self.block_ids, np.int64) * self.block_tokens
         own_token = MAX_TOKEN - self.number
-        if len(first) and first.max() + self.block_tokens > own_token:
-            raise TraceError(
-                f"request {self.number}: block id {max(self.block_ids)} with blocks of "
-                f"{self.block_tokens} tokens is too large for int32 tokens"
-            )
+        most = own_token // self.block_tokens - 1
+        for block_id in self.block_ids:
+            if not 0 <= block_id <= most:
+                raise TraceError(
+                    f"request {self.number}: block_ids must be 0 to {most} with blocks of "
+                    f"{self.block_tokens} for int32 tokens, got {block_id}"
+                )
+        first = np.array(self.block_ids, np.int64) * self.block_tokens
         tokens = np.full(self.prompt_tokens, own_token, np.int32)
         blocks = (first[:, None] + np.arange(self.block_tokens)).reshape(-1)[: self.prompt_tokens]
         tokens[: len(blocks)] = blocks

@@ -104,12 +104,19 @@ def test_blocks_are_equal_just_where_their_ids_are(prompts: list[tuple[list[int]
     assert rests.isdisjoint(of_blocks)
 
 
-def test_an_id_too_large_for_int32_tokens_is_refused() -> None:
+def test_an_id_too_large_for_int32_tokens_is_refused(tmp_path: Path) -> None:
     last = (2**31 - 1) // 512 - 1
     tokens = TraceRequest(0, 0.0, 512, 1, (last,), 512).prompt_ids()
     assert tokens[-1] == last * 512 + 511
-    with pytest.raises(TraceError, match=f"request 3: block id {last + 1} with blocks of 512"):
-        TraceRequest(3, 0.0, 512, 1, (last + 1,), 512).prompt_ids()
+    # 2**55 * 512 is 0 in int64, and 2**23 * 512 in int32.
+    for block_id in (last + 1, -1, 2**23, -(2**23), 2**55, 2**63, 2**200):
+        message = f"request 3: block_ids must be 0 to {last} with blocks of 512 .*, got {block_id}$"
+        with pytest.raises(TraceError, match=message):
+            TraceRequest(3, 0.0, 1024, 1, (0, block_id), 512).prompt_ids()
+    row = mooncake_row(input_length=1024, hash_ids=[0, 2**55])
+    (request,) = read_mooncake(written(tmp_path / "trace.jsonl", row))
+    with pytest.raises(TraceError, match=f"request 0: block_ids must be .*, got {2**55}$"):
+        request.prompt_ids()
 
 
 @pytest.mark.parametrize(
