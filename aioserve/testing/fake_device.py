@@ -72,7 +72,7 @@ class FakeDevice:
     def __init__(
         self, num_pages: int, page_size: int, num_slots: int, num_host_pages: int = 0
     ) -> None:
-        self._page_size = page_size
+        self.page_size = page_size
         self._kv = np.full((num_pages, page_size), JUNK, np.uint64)
         self._host_kv = np.full((num_host_pages, page_size), JUNK, np.uint64)
         self._entries = self._kv.reshape(-1)
@@ -155,10 +155,10 @@ class FakeDevice:
         if not (
             0 <= copy.source < len(source)
             and 0 <= copy.target < len(target)
-            and 0 < count <= self._page_size
+            and 0 < count <= self.page_size
         ):
             raise ValueError(
-                f"{copy}: {len(device)} pages of {self._page_size} tokens, {len(host)} on the host"
+                f"{copy}: {len(device)} pages of {self.page_size} tokens, {len(host)} on the host"
             )
         target[copy.target, :count] = source[copy.source, :count]
         target[copy.target, count:] = JUNK
@@ -168,12 +168,12 @@ class FakeDevice:
         if ids[-1] == PENDING_TOKEN:
             ids[-1] = self._last_tokens[item.slot]
         positions = np.arange(item.start, item.start + item.count)
-        pages = item.page_ids[positions // self._page_size]
+        pages = item.page_ids[positions // self.page_size]
         entries = _entries(ids, item.start, self._entry_before(item))
-        self._kv[pages, positions % self._page_size] = entries
+        self._kv[pages, positions % self.page_size] = entries
 
     def _write_one(self, item: WorkItem) -> None:
-        token_id, start, page_size = int(item.token_ids[0]), item.start, self._page_size
+        token_id, start, page_size = int(item.token_ids[0]), item.start, self.page_size
         if token_id == PENDING_TOKEN:
             token_id = self._last_tokens[item.slot]
         before = self._entry_before(item)
@@ -185,8 +185,8 @@ class FakeDevice:
         """The entry of the token before the item's first, from the page that holds it."""
         if item.start == 0:
             return 0
-        index, offset = divmod(item.start - 1, self._page_size)
-        return self._entries.item(int(item.page_ids[index]) * self._page_size + offset)
+        index, offset = divmod(item.start - 1, self.page_size)
+        return self._entries.item(int(item.page_ids[index]) * self.page_size + offset)
 
     def _sample(self, item: WorkItem) -> int:
         if item.sampling is None:
@@ -194,7 +194,7 @@ class FakeDevice:
         end = item.start + item.count
         if end > len(self._weights):
             self._weights = _weights(2 * end)
-        entries = self._kv[item.page_ids[: pages_for(end, self._page_size)]].reshape(-1)[:end]
+        entries = self._kv[item.page_ids[: pages_for(end, self.page_size)]].reshape(-1)[:end]
         token_id = _token(int(np.dot(entries, self._weights[:end])), item.seed)
         self._last_tokens[item.slot] = token_id
         return token_id

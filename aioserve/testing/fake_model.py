@@ -17,6 +17,7 @@ import tokenizers
 from aioserve.config import EngineConfig
 from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import LoadedModel, ModelLimits
+from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
 from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
 from aioserve.testing.faults import Fault, Faults, PlantedError
@@ -45,7 +46,11 @@ class _Launched(msgspec.Struct):
 
 
 class FakeRunner:
-    """Runs a `FakeDevice` on the event loop's clock, one step after the other."""
+    """Runs a `FakeDevice` on the event loop's clock, one step after the other.
+
+    A launch raises ValueError for a plan that writes to a page which a step in flight names for
+    another sequence.
+    """
 
     def __init__(self, device: FakeDevice, model: FakeModel) -> None:
         self.device = device
@@ -67,6 +72,8 @@ class FakeRunner:
         fault, source = self._model.faults.draw(index)
         if fault is Fault.LAUNCH_RAISES:
             raise PlantedError(f"launch {index}")
+        for launched in self._in_flight:
+            _check_fence(launched.plan, plan, self.device.page_size)
         seconds = self._model.step_seconds(plan)
         if fault is Fault.SLOW:
             seconds += self._model.faults.slow_seconds
@@ -101,6 +108,26 @@ class FakeRunner:
         if launched.fault is Fault.BAD_ROW:
             outcome = _with_a_bad_row(plan, outcome, launched.source)
         return self._model.disturb(launched.index, plan, outcome)
+
+
+def _check_fence(earlier: StepPlan, plan: StepPlan, page_size: int) -> None:
+    """Raise ValueError if `plan` writes to a page that `earlier`, which isn't done, names for
+    another sequence alone."""
+    named: dict[int, set[tuple[int, int]]] = {}
+    for item in earlier.items:
+        for page in item.page_ids[: pages_for(item.start + item.count, page_size)].tolist():
+            named.setdefault(page, set()).add((item.sequence_id, item.epoch))
+    for item in plan.items:
+        if not item.count:
+            continue
+        end = pages_for(item.start + item.count, page_size)
+        for page in item.page_ids[item.start // page_size : end].tolist():
+            owners = named.get(page)
+            if owners and (item.sequence_id, item.epoch) not in owners:
+                raise ValueError(
+                    f"step {plan.step} writes page {page} for sequence {item.sequence_id}, which "
+                    f"step {earlier.step}, still in flight, names for sequences {sorted(owners)}"
+                )
 
 
 def _with_a_bad_row(plan: StepPlan, outcome: StepOutcome, source: random.Random) -> StepOutcome:

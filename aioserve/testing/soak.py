@@ -19,6 +19,7 @@ import random
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
@@ -29,6 +30,7 @@ import msgspec
 from aioserve.engine.engine import Engine
 from aioserve.request import SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
+from aioserve.testing.fake_device import expected_tokens
 from aioserve.testing.fake_model import FakeModel
 from aioserve.testing.faults import Fault, Faults, random_step_seconds
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
@@ -60,6 +62,8 @@ class Findings(msgspec.Struct):
     wrong_ends: int = 0
     """Terminal events that were lost or doubled."""
     wrong_tokens: int = 0
+    failed_steps: int = 0
+    """Requests that ended since a step failed which was not to fail."""
     broken: int = 0
     """Batches that ended with an exception: broken invariants, a deadlock, a failed engine."""
     faults: list[str] = []
@@ -86,7 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"\n{total.requests:,} requests, {total.steps:,} steps, "
         f"{total.leaked_pages} leaked pages, "
         f"{total.wrong_ends} lost or doubled terminal events, "
-        f"{total.wrong_tokens} requests with wrong tokens, {total.broken} broken batches; "
+        f"{total.wrong_tokens} requests with wrong tokens, "
+        f"{total.failed_steps} with steps that failed by themselves, "
+        f"{total.broken} broken batches; "
         f"{seconds:.1f} s, {total.requests / seconds:,.0f} requests/s\n"
     )
     return 1 if total.faults else 0
@@ -142,7 +148,8 @@ def run_batch(seed: int, batch: int, requests: int) -> Findings:
     findings.requests = witness.ends.total()
     findings.wrong_ends = len(witness.wrong_ends) + witness.num_open
     findings.wrong_tokens = len(witness.wrong_tokens)
-    faults += [*witness.wrong_ends, *witness.wrong_tokens]
+    findings.failed_steps = len(witness.failed_steps)
+    faults += [*witness.failed_steps, *witness.wrong_ends, *witness.wrong_tokens]
     if faults:
         again = f"python -m {MODULE} --seed {seed} --batch {batch} --requests {requests}"
         findings.faults = [*faults[:SHOWN_FAULTS], f"{len(faults)} faults; to repeat them: {again}"]
@@ -182,12 +189,7 @@ async def _call(
     """One caller: some requests, one after the other."""
     for index in range(count):
         request_id = f"{caller}.{index}"
-        prompt = source.prompt()
-        params = SamplingParams(
-            max_tokens=draw.choice([1, 1, 2, 3, 4, 6, 9, 30]),
-            seed=draw.randrange(4),
-            n=draw.choice([1, 1, 1, 1, 1, 1, 2, 4]),
-        )
+        prompt, params = source.request()
         way = draw.random()
         read = partial(witness.read, prompt, params, request_id=request_id)
         if way < 0.8:
@@ -207,19 +209,30 @@ async def _call(
 
 
 class _Source:
-    """Prompts that share prefixes, some of which continue an earlier one."""
+    """Requests that share prefixes, continue earlier ones, or are the same once more."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
         self._letters = draw.choice([2, 256])
         self._prefixes = [self._ids(draw.randrange(70)) for _ in range(6)]
+        self._recent: deque[tuple[list[int], SamplingParams]] = deque(maxlen=8)
 
-    def prompt(self) -> list[int]:
+    def request(self) -> tuple[list[int], SamplingParams]:
         draw = self._draw
+        if self._recent and draw.random() < 0.25:
+            return draw.choice(self._recent)
         prompt = [*draw.choice(self._prefixes), *self._ids(draw.randint(1, 12))]
+        params = SamplingParams(
+            max_tokens=draw.choice([1, 1, 2, 3, 4, 6, 9, 30]),
+            seed=draw.randrange(4),
+            n=draw.choice([1, 1, 1, 1, 1, 1, 2, 4]),
+        )
         if draw.random() < 0.1 and len(prompt) < MAX_MODEL_LEN - 44:
-            self._prefixes[draw.randrange(len(self._prefixes))] = prompt
-        return prompt
+            count = draw.randrange(params.max_tokens or 1)
+            answer = expected_tokens(prompt, count, params.seed or 0)
+            self._prefixes[draw.randrange(len(self._prefixes))] = [*prompt, *answer]
+        self._recent.append((prompt, params))
+        return prompt, params
 
     def _ids(self, count: int) -> list[int]:
         return [self._draw.randrange(self._letters) for _ in range(count)]
@@ -245,10 +258,12 @@ class _Whimsical(SchedulingPolicy):
 
 
 def _model(draw: random.Random) -> FakeModel:
+    often = draw.choice([0, 1, 1, 10])
+    rates = {fault: often * rate for fault, rate in RATES.items()}
     return FakeModel(
         max_model_len=MAX_MODEL_LEN,
         step_seconds=random_step_seconds(0.0, 0.02, seed=draw.getrandbits(32)),
-        faults=Faults(rates=RATES, seed=draw.getrandbits(32)),
+        faults=Faults(rates=rates, seed=draw.getrandbits(32)),
     )
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 from aioserve.engine.engine import Engine
 from aioserve.engine.stream import TokenStream
-from aioserve.errors import AioserveError
+from aioserve.errors import AioserveError, StepError
 from aioserve.request import FinishReason, SamplingParams
 from aioserve.testing.fake_device import expected_tokens
+from aioserve.testing.faults import PlantedError
 
 __all__ = ["Witness"]
 
@@ -19,7 +20,8 @@ BY_ITSELF = (FinishReason.LENGTH, FinishReason.STOP)
 
 class Witness:
     """The contract: tokens are those of `expected_tokens`, in order; then comes exactly one end,
-    and nothing after it. `check` raises AssertionError if it was broken."""
+    and nothing after it; steps fail only where that was planted. `check` raises AssertionError if
+    it was broken."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -28,12 +30,14 @@ class Witness:
         self.wrong_tokens: list[str] = []
         self.wrong_ends: list[str] = []
         """Requests with no end, with two, or with tokens after it."""
+        self.failed_steps: list[str] = []
+        """Errors of steps that nobody planted, such as plans that the fake device refuses."""
         self.num_open = 0
         """Requests whose readers haven't come to an end."""
 
     def check(self) -> None:
         """Raise unless every request read so far had the right tokens and one end."""
-        problems = [*self.wrong_tokens, *self.wrong_ends]
+        problems = [*self.wrong_tokens, *self.wrong_ends, *self.failed_steps]
         if self.num_open:
             problems.append(f"{self.num_open} requests have no end")
         if problems:
@@ -73,6 +77,8 @@ class Witness:
                     await asyncio.sleep(seconds)
         except AioserveError as error:
             end = type(error).__name__
+            if isinstance(error, StepError) and not isinstance(error.__cause__, PlantedError):
+                self.failed_steps.append(f"{stream!r}: {error}")
         except asyncio.CancelledError:
             end = "cancelled"
             raise

@@ -108,7 +108,7 @@ async def drop_generator(witness: Witness, moment: Moment, *, prompt, params) ->
     reading.cancel()
     await asyncio.wait([reading])
     del generator, reading
-    gc.collect()
+    gc.collect(1)
 
 
 WAYS = [

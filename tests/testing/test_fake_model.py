@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aioserve import (
@@ -16,8 +17,11 @@ from aioserve import (
     SchedulingPolicy,
     StepError,
 )
+from aioserve.execution.plan import StepPlan, WorkItem
 from aioserve.testing import (
+    FakeDevice,
     FakeModel,
+    FakeRunner,
     Fault,
     Faults,
     PlantedError,
@@ -103,3 +107,34 @@ def test_the_tokenizer_has_one_token_per_byte():
     text = "naïve \u2603"
     assert tokenizer.encode(text) == list(text.encode())
     assert tokenizer.decode(list(text.encode())) == text
+
+
+def test_a_plan_that_writes_under_a_step_in_flight_is_refused():
+    def item(sequence_id: int, start: int, count: int, pages: list[int], epoch: int = 0):
+        return WorkItem(
+            sequence_id=sequence_id,
+            epoch=epoch,
+            slot=sequence_id,
+            start=start,
+            count=count,
+            token_ids=[0] * count,
+            page_ids=np.array(pages, np.int32),
+            sampling=PARAMS,
+            seed=0,
+        )
+
+    async def main() -> None:
+        device = FakeDevice(8, 4, num_slots=4)
+        runner = FakeRunner(device, FakeModel(step_seconds=lambda plan: 1.0))
+        first = item(1, 0, 6, [5, 3])
+        done = runner.launch(StepPlan(0, (first, item(2, 6, 0, [5, 3]))))
+        # It may write what it named itself, and others may read.
+        runner.launch(StepPlan(1, (item(1, 6, 1, [5, 3]), item(3, 4, 1, [5, 7]))))
+        for other in (item(3, 4, 1, [7, 3]), item(1, 0, 2, [5], epoch=1)):
+            with pytest.raises(ValueError, match=r"writes page [35] .* still in flight"):
+                runner.launch(StepPlan(2, (other,)))
+        await done
+        await asyncio.sleep(5)
+        await runner.launch(StepPlan(2, (item(3, 4, 1, [7, 3]),)))
+
+    simulate(main)
