@@ -3,7 +3,8 @@
 Traces hold no text. A prompt is a list of block ids, and equal ids stand for equal tokens behind
 equal tokens: KV that can be reused. `prompt_ids` makes tokens out of them.
 
-Two formats, one JSON value a line, plain or `.gz`:
+Two formats, one JSON value a line, plain or `.gz` (for those with a header line, see
+`csv_traces.py`):
 
 - Mooncake (Qin et al., FAST 2025): `timestamp` in ms, `input_length`, `output_length`, `hash_ids`,
   one id per 512 tokens, the last block perhaps partial. Ids are global.
@@ -57,6 +58,13 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int
     session: str = ""
     """Ids are equal only within a session."""
+    client: str = ""
+    """Who sent it, where the trace tells."""
+
+    @property
+    def own_token(self) -> int:
+        """The token of this request alone: what no other prompt shares is made of it."""
+        return MAX_TOKEN - self.number
 
     def prompt_ids(self) -> npt.NDArray[np.int32]:
         """A prompt of the recorded length: int32 `[prompt_tokens]`.
@@ -64,8 +72,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
         Blocks with equal ids are equal, and no token of one block is in another. The rest without
         id is this request's alone. Raises `TraceError` for an id without room among int32 tokens.
         """
-        own_token = MAX_TOKEN - self.number
-        most = own_token // self.block_tokens - 1
+        most = self.own_token // self.block_tokens - 1
         for block_id in self.block_ids:
             if not 0 <= block_id <= most:
                 raise TraceError(
@@ -73,7 +80,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
                     f"{self.block_tokens} for int32 tokens, got {block_id}"
                 )
         first = np.array(self.block_ids, np.int64) * self.block_tokens
-        tokens = np.full(self.prompt_tokens, own_token, np.int32)
+        tokens = np.full(self.prompt_tokens, self.own_token, np.int32)
         blocks = (first[:, None] + np.arange(self.block_tokens)).reshape(-1)[: self.prompt_tokens]
         tokens[: len(blocks)] = blocks
         return tokens

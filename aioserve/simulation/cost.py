@@ -1,0 +1,173 @@
+"""How long a step takes: a model of it, since nothing is computed here.
+
+A cost model sees the plan that a runner would see, and knows neither policies nor requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from aioserve.errors import ConfigError
+from aioserve.execution.plan import CopyKind, StepPlan
+from aioserve.simulation.hardware import Hardware
+
+__all__ = ["CostModel", "CostTable", "ModelShape", "RooflineCost", "read_cost_table"]
+
+
+class CostModel(Protocol):
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Seconds, more than 0, from the launch of a step to its tokens."""
+        ...
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cost of a decoder's step depends on."""
+
+    num_params: int
+    """Those that one token passes through."""
+    weight_bytes: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    bytes_per_value: int = 2
+    """Of keys and values."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_value
+
+
+class RooflineCost:
+    """A step takes as long as its arithmetic or its memory traffic, whichever is longer, and a
+    fixed time more (Williams et al., "Roofline", CACM 2009).
+
+    Every step reads all weights, and every sequence all keys and values before it. A token costs
+    two operations for each weight, and four for each value of a query head and each token that it
+    attends to.
+    """
+
+    def __init__(self, model: ModelShape, hardware: Hardware) -> None:
+        self.model = model
+        self.hardware = hardware
+        self._flops = hardware.flops_per_second * hardware.compute_efficiency
+        self._bytes = hardware.bytes_per_second * hardware.bandwidth_efficiency
+        self._kv_bytes = model.kv_bytes_per_token
+        self._pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        tokens = pairs = kv_tokens = 0
+        for item in plan.items:
+            count, end = item.count, item.start + item.count
+            tokens += count
+            # Read once up to the end, and written where computed. A fork reads nothing of its own.
+            kv_tokens += end + count if count else 0
+            pairs += count * (item.start + end + 1) // 2
+        for copy in plan.copies:
+            kv_tokens += 2 * copy.num_tokens if copy.kind is CopyKind.DEVICE else copy.num_tokens
+        flops = 2 * self.model.num_params * tokens + self._pair_flops * pairs
+        moved = self.model.weight_bytes + self._kv_bytes * kv_tokens
+        return self.hardware.step_seconds + max(flops / self._flops, moved / self._bytes)
+
+
+class CostTable:
+    """Measured steps: seconds by prompt tokens and by decoding sequences of the step.
+
+    Between the points of the grid a step takes what bilinear interpolation says, and beyond it it
+    grows as between the last two points on that side. A step below the first point of an axis takes
+    as long as one there.
+    """
+
+    def __init__(
+        self,
+        prefill_tokens: Sequence[int],
+        decode_batch: Sequence[int],
+        seconds: Sequence[Sequence[float]],
+    ) -> None:
+        """`seconds[i][j]` is a step of `prefill_tokens[i]` and `decode_batch[j]`.
+
+        Raises `ConfigError` unless both axes grow, have two points or more, and fit the grid, each
+        step takes time, and none that has more to do takes less.
+        """
+        self._axes = tuple(
+            _axis(name, points)
+            for name, points in (
+                ("prefill_tokens", prefill_tokens),
+                ("decode_batch", decode_batch),
+            )
+        )
+        shape = tuple(len(axis) for axis in self._axes)
+        if len(seconds) != shape[0] or any(len(row) != shape[1] for row in seconds):
+            raise ConfigError(f"seconds must be a grid of {shape[0]} by {shape[1]} values")
+        grid = np.array(seconds, float)
+        if not np.isfinite(grid).all() or grid.min() < 0 or (grid == 0).sum() > self._has_empty:
+            raise ConfigError("seconds must be finite and, but for an empty step, more than 0")
+        if (np.diff(grid, axis=0) < 0).any() or (np.diff(grid, axis=1) < 0).any():
+            raise ConfigError("seconds must not shrink as prefill_tokens or decode_batch grow")
+        self._seconds = grid.tolist()
+
+    @property
+    def _has_empty(self) -> bool:
+        return all(axis[0] == 0 for axis in self._axes)
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        prefill = decode = 0
+        for item in plan.items:
+            if item.count > 1 or item.sampling is None:
+                prefill += item.count
+            else:
+                decode += item.count
+        return self._at(prefill, decode)
+
+    def _at(self, prefill: int, decode: int) -> float:
+        i, u = _place(self._axes[0], prefill)
+        j, v = _place(self._axes[1], decode)
+        low, high = self._seconds[i], self._seconds[i + 1]
+        # Inside the grid, or on its edge; what lies beyond is added along each axis by itself.
+        x, y = min(u, 1.0), min(v, 1.0)
+        at_low, at_high = low[j] + y * (low[j + 1] - low[j]), high[j] + y * (high[j + 1] - high[j])
+        along_decode = (1 - x) * (low[j + 1] - low[j]) + x * (high[j + 1] - high[j])
+        inside = (1 - x) * at_low + x * at_high
+        return inside + (u - x) * (at_high - at_low) + (v - y) * along_decode
+
+
+def read_cost_table(path: str | Path) -> CostTable:
+    """A JSON object with `prefill_tokens`, `decode_batch` and `seconds`, as `CostTable` takes them.
+
+    Raises `ConfigError` for anything else, naming the file.
+    """
+    try:
+        table = msgspec.json.decode(Path(path).read_bytes(), type=_TableFile)
+        return CostTable(table.prefill_tokens, table.decode_batch, table.seconds)
+    except (OSError, msgspec.MsgspecError, ConfigError) as error:
+        raise ConfigError(f"cost table {path}: {error}") from error
+
+
+class _TableFile(msgspec.Struct, frozen=True):
+    prefill_tokens: tuple[int, ...]
+    decode_batch: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+
+def _axis(name: str, points: Sequence[int]) -> tuple[int, ...]:
+    axis = tuple(points)
+    if len(axis) < 2 or axis[0] < 0 or any(a >= b for a, b in pairwise(axis)):
+        raise ConfigError(f"{name} must be two or more growing counts, got {axis}")
+    return axis
+
+
+def _place(axis: tuple[int, ...], value: int) -> tuple[int, float]:
+    """The segment of an axis that holds `value`, and how far along it that lies: 0 to 1, and more
+    beyond the end."""
+    last = len(axis) - 2
+    index = 0
+    while index < last and value > axis[index + 1]:
+        index += 1
+    return index, max(0.0, (value - axis[index]) / (axis[index + 1] - axis[index]))

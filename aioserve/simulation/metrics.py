@@ -1,0 +1,238 @@
+"""What a simulated run was like for those who sent requests, and for the memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from aioserve.errors import ConfigError
+from aioserve.kv.pages import capacity_tokens
+from aioserve.simulation.simulator import Ending, RequestRecord, SimulationResult
+
+__all__ = ["ClientMetrics", "Goodput", "Metrics", "Spread", "Targets", "block_hits", "metrics_of"]
+
+
+class Targets(msgspec.Struct, frozen=True, kw_only=True):
+    """What a good answer keeps to; None asks for nothing."""
+
+    ttft_seconds: float | None = None
+    tpot_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_seconds", "tpot_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be more than 0, got {value}")
+
+    def met(self, record: RequestRecord) -> bool:
+        ttft, tpot = ttft_seconds(record), tpot_seconds(record)
+        if ttft is None or record.ending is not Ending.FINISHED:
+            return False
+        return (self.ttft_seconds is None or ttft <= self.ttft_seconds) and (
+            self.tpot_seconds is None or tpot is None or tpot <= self.tpot_seconds
+        )
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Of some values; percentiles are interpolated linearly."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Goodput(msgspec.Struct, frozen=True):
+    """Requests that met their targets."""
+
+    requests: int
+    share: float
+    """Of all requests of the trace, those refused included."""
+    requests_per_second: float
+
+
+class ClientMetrics(msgspec.Struct, frozen=True):
+    """One client's part of a run."""
+
+    requests: int
+    finished: int
+    tokens: int
+    """In prompts and answers of those that finished."""
+    ttft_seconds: Spread | None
+    max_wait_tokens: int
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """All times in seconds; a spread is None where there is nothing to measure."""
+
+    requests: int
+    finished: int
+    refused: int
+    """By the policy."""
+    too_long: int
+    """For the KV memory."""
+    seconds: float
+    busy_seconds: float
+    """In steps."""
+    steps: int
+    output_tokens: int
+    output_tokens_per_second: float
+    ttft_seconds: Spread | None
+    """From arrival to the first token."""
+    tpot_seconds: Spread | None
+    """Between the tokens of one answer, on average, where it has two or more."""
+    e2e_seconds: Spread | None
+    """From arrival to the last token."""
+    queue_seconds: Spread | None
+    """From arrival to the beginning of the first step."""
+    goodput: Goodput | None
+    """None without targets."""
+    max_wait_tokens: int
+    """Most tokens that were computed for others between a request's arrival and its first step."""
+    service_gap_tokens: int | None
+    clients: dict[str, ClientMetrics]
+    """By name, where the trace tells them."""
+    blocks: int
+    """Prefix blocks of the requests that started."""
+    block_hits: int
+    """Those found in the cache when their request started."""
+    block_hit_share: float | None
+    token_hit_share: float | None
+    """Of the prompt tokens of requests that started."""
+    tokens_computed: int
+    tokens_prefilled: int
+    """Prompt tokens computed; more than the prompts less the hits where requests began again."""
+    preemptions: int
+    num_pages: int
+    page_size: int
+    kv_occupancy_mean: float
+    """Share of pages that requests hold, over the time of steps. What the cache alone holds can be
+    evicted, and isn't counted."""
+    kv_occupancy_max: float
+
+
+def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metrics:
+    """The metrics of a run, with goodput where there are targets."""
+    records = result.requests
+    started = [r for r in records if r.started_seconds is not None]
+    blocks = sum(len(r.request.block_ids) for r in started)
+    hits = sum(block_hits(r, result.page_size) for r in started)
+    prompts = sum(r.request.prompt_tokens for r in started)
+    output_tokens = sum(r.output_tokens for r in records)
+    return Metrics(
+        requests=len(records),
+        finished=sum(r.ending is Ending.FINISHED for r in records),
+        refused=sum(r.ending is Ending.REFUSED for r in records),
+        too_long=sum(r.ending is Ending.TOO_LONG for r in records),
+        seconds=result.seconds,
+        busy_seconds=result.busy_seconds,
+        steps=result.steps,
+        output_tokens=output_tokens,
+        output_tokens_per_second=output_tokens / result.seconds if result.seconds else 0.0,
+        ttft_seconds=_spread([ttft_seconds(r) for r in records]),
+        tpot_seconds=_spread([tpot_seconds(r) for r in records]),
+        e2e_seconds=_spread([_e2e_seconds(r) for r in records]),
+        queue_seconds=_spread([_queue_seconds(r) for r in records]),
+        goodput=None if targets is None else _goodput(result, targets),
+        max_wait_tokens=_max_wait_tokens(records),
+        service_gap_tokens=result.service_gap_tokens,
+        clients=_clients(records),
+        blocks=blocks,
+        block_hits=hits,
+        block_hit_share=hits / blocks if blocks else None,
+        token_hit_share=sum(r.cached_tokens for r in started) / prompts if prompts else None,
+        tokens_computed=result.tokens_computed,
+        tokens_prefilled=result.tokens_prefilled,
+        preemptions=result.preemptions,
+        num_pages=result.num_pages,
+        page_size=result.page_size,
+        kv_occupancy_mean=result.pages_held_mean / result.num_pages,
+        kv_occupancy_max=result.pages_held_max / result.num_pages,
+    )
+
+
+def block_hits(record: RequestRecord, page_size: int) -> int:
+    """Prefix blocks of a request that were found in the cache when it started.
+
+    The end of a prompt that doesn't fill a page can't be in the cache, and its last token is always
+    computed: a block that is there but for these counts as found.
+    """
+    request = record.request
+    whole, rest = divmod(record.cached_tokens, request.block_tokens)
+    reachable = capacity_tokens((request.prompt_tokens - 1) // page_size, page_size)
+    if rest and record.cached_tokens >= reachable:
+        whole += 1
+    return min(whole, len(request.block_ids))
+
+
+def ttft_seconds(record: RequestRecord) -> float | None:
+    """From arrival to the first token; None where there was none."""
+    if record.first_token_seconds is None:
+        return None
+    return record.first_token_seconds - record.request.arrival_seconds
+
+
+def tpot_seconds(record: RequestRecord) -> float | None:
+    """Between the tokens of an answer, on average; None where it has fewer than two."""
+    first, end = record.first_token_seconds, record.end_seconds
+    if first is None or end is None or record.output_tokens < 2:
+        return None
+    return (end - first) / (record.output_tokens - 1)
+
+
+def _e2e_seconds(record: RequestRecord) -> float | None:
+    if record.end_seconds is None or record.ending is not Ending.FINISHED:
+        return None
+    return record.end_seconds - record.request.arrival_seconds
+
+
+def _queue_seconds(record: RequestRecord) -> float | None:
+    if record.started_seconds is None:
+        return None
+    return record.started_seconds - record.request.arrival_seconds
+
+
+def _max_wait_tokens(records: Sequence[RequestRecord]) -> int:
+    return max((r.wait_tokens for r in records if r.wait_tokens is not None), default=0)
+
+
+def _goodput(result: SimulationResult, targets: Targets) -> Goodput:
+    good = sum(targets.met(record) for record in result.requests)
+    return Goodput(
+        good,
+        good / len(result.requests) if result.requests else 0.0,
+        good / result.seconds if result.seconds else 0.0,
+    )
+
+
+def _clients(records: Sequence[RequestRecord]) -> dict[str, ClientMetrics]:
+    by_client: defaultdict[str, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        if record.request.client:
+            by_client[record.request.client].append(record)
+    return {
+        client: ClientMetrics(
+            requests=len(theirs),
+            finished=sum(r.ending is Ending.FINISHED for r in theirs),
+            tokens=sum(
+                r.request.prompt_tokens + r.output_tokens
+                for r in theirs
+                if r.ending is Ending.FINISHED
+            ),
+            ttft_seconds=_spread([ttft_seconds(r) for r in theirs]),
+            max_wait_tokens=_max_wait_tokens(theirs),
+        )
+        for client, theirs in sorted(by_client.items())
+    }
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = np.array([value for value in values if value is not None], float)
+    if not len(known):
+        return None
+    p50, p90, p99 = np.percentile(known, (50, 90, 99)).tolist()
+    return Spread(float(known.mean()), p50, p90, p99, float(known.max()))

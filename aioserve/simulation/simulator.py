@@ -1,0 +1,276 @@
+"""Runs a trace through the real scheduler and KV memory on a virtual clock.
+
+Nothing is computed: a cost model says how long a step takes, and the trace says how long an answer
+is. What is planned, found in the cache, evicted and preempted is what the engine would do, without
+overlap: each step is committed before the next is planned. The same input gives the same result.
+
+A trace has prompts without answers' text, so an answer is made of its request's own token and is
+never a prefix of another prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from operator import attrgetter
+
+import msgspec
+
+from aioserve.errors import ConfigError, InvariantError
+from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
+from aioserve.kv.page_pool import PagePool
+from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.request import SamplingParams
+from aioserve.scheduling.memory import KVMemory
+from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.simulation.cost import CostModel
+from aioserve.simulation.fairness import ServiceGap
+from aioserve.simulation.traces import TraceRequest
+
+__all__ = ["Ending", "RequestRecord", "SimulationResult", "simulate"]
+
+NO_END_IDS: frozenset[int] = frozenset()
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Ending(Enum):
+    """How a simulated request ended."""
+
+    FINISHED = "finished"
+    REFUSED = "refused"
+    """The policy answered NEVER."""
+    TOO_LONG = "too long"
+    """Prompt and answer don't fit the KV memory: the engine refuses such a request at once."""
+
+
+class RequestRecord(msgspec.Struct, gc=False):
+    """What became of one request; times in seconds on the trace's clock."""
+
+    request: TraceRequest
+    ending: Ending | None = None
+    """None until it has ended."""
+    output_tokens: int = 0
+    started_seconds: float | None = None
+    """When its first step began."""
+    first_token_seconds: float | None = None
+    end_seconds: float | None = None
+    wait_tokens: int | None = None
+    """Tokens that steps computed for others between its arrival and its first step."""
+    cached_tokens: int = 0
+    """Leading tokens that were in the cache when its first step began."""
+
+
+class SimulationResult(msgspec.Struct, frozen=True):
+    """Every request's record, in order of arrival, and what was counted over the whole run."""
+
+    requests: tuple[RequestRecord, ...]
+    page_size: int
+    num_pages: int
+    seconds: float
+    """From the first arrival to the last token."""
+    busy_seconds: float
+    """Of those, in steps."""
+    steps: int
+    tokens_computed: int
+    """Those of preempted requests computed again included."""
+    tokens_prefilled: int
+    tokens_cached: int
+    """Prompt tokens found in the cache, those of preempted requests that began again included."""
+    preemptions: int
+    pages_held_mean: float
+    """Pages that requests hold, over the time of steps; what the cache alone holds is left out."""
+    pages_held_max: int
+    service_gap_tokens: int | None
+    """Most by which the tokens computed for one client ran ahead of another's while both had
+    requests waiting all the time (Sheng et al., "Fairness in Serving LLMs", OSDI 2024); None where
+    the trace has fewer than two clients."""
+
+
+def simulate(
+    trace: Sequence[TraceRequest],
+    policy: SchedulingPolicy,
+    *,
+    cost: CostModel,
+    num_pages: int | None,
+    page_size: int = 16,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    output_reserve_tokens: int = 64,
+    prefix_caching: bool = True,
+    eviction: str = "lru",
+    progress: Callable[[int, int], None] | None = None,
+) -> SimulationResult:
+    """Run `trace` to its end under a fresh `policy`.
+
+    Options are those of `Engine`; `num_pages=None` is memory without a limit. An answer has at
+    least one token, whatever the trace says. `progress(done, total)` is told of requests that have
+    ended, at most once a step. Raises `ConfigError` for counts that make no sense.
+    """
+    for name, value in (
+        ("num_pages", num_pages),
+        ("page_size", page_size),
+        ("max_num_seqs", max_num_seqs),
+        ("max_num_batched_tokens", max_num_batched_tokens),
+    ):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    if output_reserve_tokens < 0:
+        raise ConfigError(
+            f"output_reserve_tokens must not be negative, got {output_reserve_tokens}"
+        )
+    ordered = sorted(trace, key=attrgetter("arrival_seconds"))
+    if num_pages is None:
+        num_pages = 1 + sum(pages_for(_max_length(request), page_size) for request in ordered)
+    pool = PagePool(num_pages, page_size)
+    scheduler = Scheduler(
+        KVMemory(pool, prefix_caching=prefix_caching, eviction=eviction),
+        policy,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        output_reserve_tokens=output_reserve_tokens,
+    )
+    return _Run(ordered, scheduler, cost, progress).result()
+
+
+class _Run:
+    """One trace on its way through one scheduler."""
+
+    def __init__(
+        self,
+        ordered: list[TraceRequest],
+        scheduler: Scheduler,
+        cost: CostModel,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.cost = cost
+        self.progress = progress
+        self.records = [RequestRecord(request) for request in ordered]
+        self.now = ordered[0].arrival_seconds if ordered else 0.0
+        self.arrived = 0
+        self.ended = 0
+        self.active: dict[int, RequestRecord] = {}
+        """Those submitted and not yet ended, by sequence id."""
+        self.submitted_at_tokens: dict[int, int] = {}
+        """Of those that haven't started: tokens computed before they arrived."""
+        self.busy_seconds = 0.0
+        self.page_seconds = 0.0
+        self.pages_held_max = 0
+        clients = {request.client for request in ordered}
+        self.gap = ServiceGap(sorted(clients)) if len(clients) > 1 else None
+
+    def result(self) -> SimulationResult:
+        began = self.now
+        while True:
+            self._submit_arrived()
+            before = self.scheduler.counters.tokens_processed
+            plan = self.scheduler.plan(self.now)
+            for progress in self.scheduler.take_rejected():
+                self._end(progress.sequence_id, Ending.REFUSED)
+            if plan is not None:
+                self._step(plan, before)
+            elif self.arrived < len(self.records):
+                self.now = self.records[self.arrived].request.arrival_seconds
+            elif not self.active:
+                break
+            else:
+                raise InvariantError(f"{len(self.active)} requests wait, and nothing is planned")
+            if self.progress is not None:
+                self.progress(self.ended, len(self.records))
+        counters, memory = self.scheduler.counters, self.scheduler.memory
+        return SimulationResult(
+            tuple(self.records),
+            memory.page_size,
+            memory.pool.num_pages,
+            self.now - began,
+            self.busy_seconds,
+            counters.steps,
+            counters.tokens_processed,
+            counters.tokens_prefilled,
+            memory.counters.tokens_cached,
+            counters.preemptions,
+            self.page_seconds / self.busy_seconds if self.busy_seconds else 0.0,
+            self.pages_held_max,
+            None if self.gap is None else self.gap.most,
+        )
+
+    def _submit_arrived(self) -> None:
+        scheduler = self.scheduler
+        fits = capacity_tokens(scheduler.memory.pool.num_pages, scheduler.memory.page_size)
+        while self.arrived < len(self.records):
+            record = self.records[self.arrived]
+            request = record.request
+            if request.arrival_seconds > self.now:
+                return
+            self.arrived += 1
+            max_length = _max_length(request)
+            if max_length > fits:
+                record.ending, record.end_seconds = Ending.TOO_LONG, request.arrival_seconds
+                self.ended += 1
+                continue
+            (sequence_id,) = scheduler.submit(
+                str(request.number),
+                request.prompt_ids(),
+                GREEDY,
+                seed=0,
+                end_ids=NO_END_IDS,
+                max_length=max_length,
+                now_seconds=request.arrival_seconds,
+                namespace=request.session.encode(),
+            )
+            self.active[sequence_id] = record
+            self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
+
+    def _step(self, plan: StepPlan, tokens_before: int) -> None:
+        started, self.now = self.now, self.now + self._seconds(plan)
+        self._count_pages(self.now - started)
+        token_ids: list[int] = []
+        for item in plan.items:
+            record = self.active[item.sequence_id]
+            arrived_at = self.submitted_at_tokens.pop(item.sequence_id, None)
+            if arrived_at is not None:
+                record.started_seconds = started
+                record.wait_tokens = tokens_before - arrived_at
+                record.cached_tokens = item.start
+            token_ids.append(PENDING_TOKEN if item.sampling is None else record.request.own_token)
+        if self.gap is not None:
+            self._count_service(plan, self.gap)
+        outcome = StepOutcome(plan.step, tuple(token_ids))
+        for progress in self.scheduler.commit(plan, outcome):
+            record = self.active[progress.sequence_id]
+            record.output_tokens += 1
+            if record.first_token_seconds is None:
+                record.first_token_seconds = self.now
+            if progress.finish_reason is not None:
+                self._end(progress.sequence_id, Ending.FINISHED)
+
+    def _seconds(self, plan: StepPlan) -> float:
+        seconds = self.cost.step_seconds(plan)
+        if not seconds > 0:
+            raise ConfigError(f"cost: a step must take more than 0 seconds, got {seconds}")
+        return seconds
+
+    def _end(self, sequence_id: int, ending: Ending) -> None:
+        record = self.active.pop(sequence_id)
+        self.submitted_at_tokens.pop(sequence_id, None)
+        record.ending, record.end_seconds = ending, self.now
+        self.ended += 1
+
+    def _count_pages(self, seconds: float) -> None:
+        memory = self.scheduler.memory
+        held = memory.pool.num_pages - memory.num_available
+        self.busy_seconds += seconds
+        self.page_seconds += held * seconds
+        self.pages_held_max = max(self.pages_held_max, held)
+
+    def _count_service(self, plan: StepPlan, gap: ServiceGap) -> None:
+        active = self.active
+        gap.step(
+            [(active[item.sequence_id].request.client, item.count) for item in plan.items],
+            {active[sequence_id].request.client for sequence_id in self.submitted_at_tokens},
+        )
+
+
+def _max_length(request: TraceRequest) -> int:
+    return request.prompt_tokens + max(1, request.output_tokens)

@@ -1,0 +1,154 @@
+"""Made-up workloads: what real traces have, one trait at a time, and drawn from a seed.
+
+The same name, count, rate and seed give the same trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from aioserve.errors import ConfigError
+from aioserve.simulation.traces import TraceRequest
+
+__all__ = ["WORKLOADS", "synthetic_trace"]
+
+BLOCK_TOKENS = 64
+MAX_PROMPT_TOKENS = 32_768
+MAX_OUTPUT_TOKENS = 4_096
+
+
+def synthetic_trace(
+    name: str, num_requests: int = 500, *, rate: float = 4.0, seed: int = 0
+) -> list[TraceRequest]:
+    """A workload of `WORKLOADS` with so many requests, about `rate` of them a second. (The last
+    conversations go on for a while when no more begin.)
+
+    Raises `ConfigError` for an unknown name, a count below 1 or a rate that isn't more than 0.
+    """
+    if name not in WORKLOADS:
+        raise ConfigError(f"no synthetic workload {name!r}; there are: {', '.join(WORKLOADS)}")
+    if num_requests < 1:
+        raise ConfigError(f"num_requests must be at least 1, got {num_requests}")
+    if not 0 < rate < np.inf:
+        raise ConfigError(f"rate must be more than 0, got {rate}")
+    if seed < 0:
+        raise ConfigError(f"seed must not be negative, got {seed}")
+    return WORKLOADS[name](np.random.default_rng(seed), num_requests, rate)
+
+
+def _prefix_trees(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
+    """Four system prompts, eight sets of examples behind each, and a question of one's own. Of both
+    some are asked for much more often than others."""
+    outputs = _lengths(rng, count, mean=100, sigma=0.6, most=1024)
+    questions = _lengths(rng, count, mean=150, sigma=0.6, most=2048)
+    requests = []
+    for number, arrival in enumerate(_poisson(rng, count, rate)):
+        system = int(rng.choice(4, p=_zipf(4)))
+        examples = int(rng.choice(8, p=_zipf(8)))
+        ids = [system * 16 + block for block in range(16)]
+        ids += [64 + (system * 8 + examples) * 12 + block for block in range(12)]
+        prompt = len(ids) * BLOCK_TOKENS + int(questions[number])
+        requests.append(_request(number, arrival, prompt, outputs[number], ids))
+    return requests
+
+
+def _conversations(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
+    """Conversations of up to eight turns. Each turn's prompt is the one before, its answer and
+    something new, some seconds later."""
+    drafts: list[tuple[float, int, int, list[int]]] = []
+    began, next_id = 0.0, 0
+    while len(drafts) < count:
+        began += float(rng.exponential(4.5 / rate))
+        arrival, ids = began, list[int]()
+        for _ in range(min(int(rng.integers(1, 9)), count - len(drafts))):
+            prompt_blocks = len(ids) + int(rng.integers(1, 12))
+            output = int(_lengths(rng, 1, mean=200, sigma=0.7, most=1024)[0])
+            grown = prompt_blocks + -(-output // BLOCK_TOKENS)
+            ids += range(next_id, next_id + grown - len(ids))
+            next_id = ids[-1] + 1
+            drafts.append((arrival, prompt_blocks * BLOCK_TOKENS, output, ids[:prompt_blocks]))
+            arrival += 5.0 + float(rng.exponential(20.0))
+    drafts.sort(key=lambda draft: draft[0])
+    return [_request(number, *draft) for number, draft in enumerate(drafts)]
+
+
+def _bursts(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
+    """Gamma arrivals with a coefficient of variation of 4: long pauses, then many at once."""
+    variation = 4.0
+    shape = 1 / variation**2
+    arrivals = np.cumsum(rng.gamma(shape, 1 / (rate * shape), count))
+    prompts = _lengths(rng, count, mean=800, sigma=0.8, most=8192)
+    outputs = _lengths(rng, count, mean=120, sigma=0.8, most=1024)
+    return [_request(i, arrivals[i], prompts[i], outputs[i]) for i in range(count)]
+
+
+def _tenants(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
+    """Eight clients of very unequal size, each with prompts and answers of its own typical length;
+    the largest sends twice as much in the middle third."""
+    share = _zipf(8)
+    surge = share * np.where(np.arange(8) == 0, 2.0, 1.0)
+    means = rng.uniform(100, 1500, 8), rng.uniform(30, 300, 8)
+    requests = []
+    for number, arrival in enumerate(_poisson(rng, count, rate)):
+        middle = count <= 3 * number < 2 * count
+        client = int(rng.choice(8, p=surge / surge.sum() if middle else share))
+        prompt = _lengths(rng, 1, mean=means[0][client], sigma=0.5, most=8192)[0]
+        output = _lengths(rng, 1, mean=means[1][client], sigma=0.5, most=1024)[0]
+        requests.append(_request(number, arrival, prompt, output, client=f"tenant-{client}"))
+    return requests
+
+
+def _heavy_tails(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
+    """Pareto lengths (shape 1.2): most requests are short, and a few hold much of all tokens."""
+    prompts = np.minimum(100 * (1 + rng.pareto(1.2, count)), MAX_PROMPT_TOKENS)
+    outputs = np.minimum(25 * (1 + rng.pareto(1.2, count)), MAX_OUTPUT_TOKENS)
+    arrivals = _poisson(rng, count, rate)
+    return [_request(i, arrivals[i], prompts[i], outputs[i]) for i in range(count)]
+
+
+WORKLOADS: dict[str, Callable[[np.random.Generator, int, float], list[TraceRequest]]] = {
+    "prefix-trees": _prefix_trees,
+    "conversations": _conversations,
+    "bursts": _bursts,
+    "tenants": _tenants,
+    "heavy-tails": _heavy_tails,
+}
+
+
+def _request(
+    number: int,
+    arrival: float,
+    prompt: float,
+    output: float,
+    ids: list[int] | None = None,
+    *,
+    client: str = "",
+) -> TraceRequest:
+    return TraceRequest(
+        number,
+        float(arrival),
+        max(1, int(prompt)),
+        max(1, int(output)),
+        tuple(ids or ()),
+        BLOCK_TOKENS if ids else max(1, int(prompt)),
+        client=client,
+    )
+
+
+def _poisson(rng: np.random.Generator, count: int, rate: float) -> list[float]:
+    return np.cumsum(rng.exponential(1 / rate, count)).tolist()
+
+
+def _lengths(
+    rng: np.random.Generator, count: int, *, mean: float, sigma: float, most: int
+) -> list[int]:
+    """Log-normal lengths of that mean before they are cut at `most`."""
+    drawn = rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
+    return np.clip(drawn, 1, most).astype(int).tolist()
+
+
+def _zipf(count: int) -> np.ndarray:
+    weights = 1 / np.arange(1, count + 1)
+    return weights / weights.sum()

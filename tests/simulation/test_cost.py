@@ -1,0 +1,135 @@
+"""Cost models: rooflines worked out by hand, and tables that are what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aioserve.errors import ConfigError
+from aioserve.execution.plan import CopyKind, PageCopy, StepPlan, WorkItem
+from aioserve.request import SamplingParams
+from aioserve.simulation.cost import CostTable, ModelShape, RooflineCost, read_cost_table
+from aioserve.simulation.hardware import PRESETS, Hardware, hardware_preset
+
+MODEL = ModelShape(
+    num_params=1000,
+    weight_bytes=2000,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+)
+MACHINE = Hardware("machine", 1e6, 1e6, 10**9, 0.5, 1.0, 1.0)
+
+
+def step(
+    *items: tuple[int, int], copies: tuple[PageCopy, ...] = (), samples: bool = True
+) -> StepPlan:
+    pages = np.empty(0, np.int32)
+    params = SamplingParams() if samples else None
+    return StepPlan(
+        1,
+        tuple(WorkItem(1, 0, 0, start, count, (), pages, params, 0) for start, count in items),
+        (),
+        copies,
+    )
+
+
+def test_a_token_reads_all_weights_and_its_context() -> None:
+    assert MODEL.kv_bytes_per_token == 128
+    # Memory: 2000 + 128 * (10 read + 1 written); arithmetic: 2 * 1000 + 4 * 64 * 10.
+    assert RooflineCost(MODEL, MACHINE).step_seconds(step((9, 1))) == 0.5 + 4560e-6
+
+
+def test_a_long_chunk_is_bound_by_arithmetic() -> None:
+    slow = Hardware("slow", 1e3, 1e9, 10**9, 0.5, 1.0, 1.0)
+    # Each token attends to itself and all before it: 11 + 12 + 13 pairs.
+    flops = 2 * 1000 * 3 + 4 * 2 * 4 * 8 * 36
+    assert RooflineCost(MODEL, slow).step_seconds(step((10, 3))) == 0.5 + flops / 1e3
+
+
+def test_forks_are_free_and_copies_are_not() -> None:
+    cost = RooflineCost(MODEL, MACHINE)
+    assert cost.step_seconds(step((9, 1), (10, 0))) == cost.step_seconds(step((9, 1)))
+    copies = (PageCopy(CopyKind.DEVICE, 0, 1, 3), PageCopy(CopyKind.TO_HOST, 0, 1, 4))
+    assert cost.step_seconds(step((9, 1), copies=copies)) == 0.5 + (3408 + 1280) * 1e-6
+
+
+def test_several_devices_share_a_step() -> None:
+    four = MACHINE.times(4)
+    assert (four.flops_per_second, four.bytes_per_second) == (4e6, 4e6)
+    assert (four.memory_bytes, four.step_seconds, four.num_devices) == (4 * 10**9, 0.5, 4)
+    with pytest.raises(ConfigError, match="num_devices must be at least 1, got 0"):
+        MACHINE.times(0)
+
+
+def test_presets_are_found_by_name() -> None:
+    assert hardware_preset("h100").memory_bytes == 80 * 10**9
+    with pytest.raises(ConfigError, match=f"no hardware 'tpu'; there are: {', '.join(PRESETS)}"):
+        hardware_preset("tpu")
+
+
+TABLE = {
+    "prefill_tokens": [0, 100, 300],
+    "decode_batch": [0, 8],
+    "seconds": [[0.0, 0.2], [1.0, 1.4], [2.0, 2.4]],
+}
+
+
+@pytest.mark.parametrize(
+    ("items", "seconds"),
+    [
+        ([(0, 100)], 1.0),
+        ([(0, 60), (20, 40)] + [(5, 1)] * 8, 1.4),
+        ([(5, 1)] * 4, 0.1),
+        ([(0, 50)], 0.5),
+        ([(0, 50)] + [(5, 1)] * 4, (0.0 + 0.2 + 1.0 + 1.4) / 4),
+        ([(0, 400)], 2.5),
+        ([(0, 100)] + [(5, 1)] * 16, 1.8),
+        ([(0, 400)] + [(5, 1)] * 16, 2.4 + 0.5 + 0.4),
+    ],
+)
+def test_a_table_is_interpolated(items: list[tuple[int, int]], seconds: float) -> None:
+    assert CostTable(**TABLE).step_seconds(step(*items)) == pytest.approx(seconds)
+
+
+def test_a_chunk_of_one_token_that_samples_nothing_is_no_decode() -> None:
+    assert CostTable(**TABLE).step_seconds(step(*[(5, 1)] * 50, samples=False)) == 0.5
+
+
+def test_a_step_below_all_that_was_measured_takes_as_long_as_the_first() -> None:
+    table = CostTable([100, 300], [1, 8], [[0.3, 0.4], [2.0, 2.1]])
+    assert table.step_seconds(step((5, 1))) == 0.3
+
+
+def test_a_table_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(TABLE))
+    assert read_cost_table(path).step_seconds(step((0, 100))) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prefill_tokens": [0, 100]}, "a grid of 2 by 2"),
+        ({"prefill_tokens": [0, 300, 100]}, "prefill_tokens must be two or more growing counts"),
+        ({"decode_batch": [4]}, "decode_batch must be two or more growing counts"),
+        ({"seconds": [[0.0, 0.2], [1.0, 1.4], [2.0]]}, "a grid of 3 by 2"),
+        ({"seconds": [[0.0, 0.2], [1.0, 0.4], [2.0, 2.4]]}, "must not shrink"),
+        ({"seconds": [[-1.0, 0.2], [1.0, 1.4], [2.0, 2.4]]}, "more than 0"),
+        ({"seconds": [[0.0, 0.0], [1.0, 1.4], [2.0, 2.4]]}, "more than 0"),
+        ({"decode_batch": [1, 8]}, "more than 0"),
+        ({"seconds": "fast"}, "seconds"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(TABLE | change))
+    with pytest.raises(ConfigError, match=message) as raised:
+        read_cost_table(path)
+    assert str(path) in str(raised.value)

@@ -1,0 +1,154 @@
+"""Metrics that are worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.errors import ConfigError
+from aioserve.simulation.fairness import ServiceGap
+from aioserve.simulation.metrics import Targets, block_hits, metrics_of
+from aioserve.simulation.simulator import Ending, RequestRecord, SimulationResult
+from aioserve.simulation.traces import TraceRequest
+
+
+def record(
+    number: int, first: float, end: float, output: int, *, client: str = ""
+) -> RequestRecord:
+    return RequestRecord(
+        TraceRequest(number, 1.0, 10, output, (), 10, client=client),
+        Ending.FINISHED,
+        output,
+        started_seconds=1.5,
+        first_token_seconds=first,
+        end_seconds=end,
+        wait_tokens=number,
+    )
+
+
+def result_of(*records: RequestRecord) -> SimulationResult:
+    return SimulationResult(records, 4, 10, 10.0, 8.0, 5, 100, 90, 0, 0, 2.5, 5, None)
+
+
+def test_latencies_are_those_of_the_records() -> None:
+    refused = RequestRecord(TraceRequest(9, 1.0, 10, 5, (), 10), Ending.REFUSED, end_seconds=1.0)
+    metrics = metrics_of(result_of(record(0, 2.0, 5.0, 4), record(1, 4.0, 4.0, 1), refused))
+    assert metrics.ttft_seconds is not None
+    assert (metrics.ttft_seconds.mean, metrics.ttft_seconds.max) == (2.0, 3.0)
+    assert metrics.ttft_seconds.p90 == pytest.approx(2.8)
+    assert metrics.tpot_seconds is not None
+    assert metrics.tpot_seconds.mean == 1.0
+    assert metrics.e2e_seconds is not None
+    assert metrics.e2e_seconds.p50 == 3.5
+    assert metrics.queue_seconds is not None
+    assert metrics.queue_seconds.max == 0.5
+    assert (metrics.finished, metrics.refused, metrics.max_wait_tokens) == (2, 1, 1)
+    assert metrics.output_tokens_per_second == 0.5
+    assert (metrics.kv_occupancy_mean, metrics.kv_occupancy_max) == (0.25, 0.5)
+    assert metrics.goodput is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "good"),
+    [
+        (Targets(), 2),
+        (Targets(ttft_seconds=1.0), 1),
+        (Targets(ttft_seconds=0.9), 0),
+        (Targets(tpot_seconds=0.9), 1),
+        (Targets(tpot_seconds=1.0, ttft_seconds=3.0), 2),
+    ],
+)
+def test_good_requests_meet_all_targets_that_are_given(targets: Targets, good: int) -> None:
+    refused = RequestRecord(TraceRequest(9, 1.0, 10, 5, (), 10), Ending.REFUSED, end_seconds=1.0)
+    result = result_of(record(0, 2.0, 5.0, 4), record(1, 4.0, 4.0, 1), refused)
+    goodput = metrics_of(result, targets).goodput
+    assert goodput is not None
+    assert (goodput.requests, goodput.share, goodput.requests_per_second) == (
+        good,
+        good / 3,
+        good / 10,
+    )
+
+
+def test_a_target_must_be_positive() -> None:
+    with pytest.raises(ConfigError, match="ttft_seconds must be more than 0, got 0"):
+        Targets(ttft_seconds=0)
+
+
+def test_clients_are_measured_each_for_itself() -> None:
+    metrics = metrics_of(
+        result_of(
+            record(3, 2.0, 5.0, 4, client="b"),
+            record(1, 3.0, 5.0, 2, client="a"),
+            record(2, 4.0, 5.0, 2, client="a"),
+        )
+    )
+    assert list(metrics.clients) == ["a", "b"]
+    theirs = metrics.clients["a"]
+    assert (theirs.requests, theirs.finished, theirs.tokens) == (2, 2, 24)
+    assert theirs.max_wait_tokens == 2
+    assert theirs.ttft_seconds is not None
+    assert theirs.ttft_seconds.mean == 2.5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "cached", "page_size", "hits"),
+    [
+        (100, 2, 0, 16, 0),
+        (100, 2, 63, 16, 0),
+        (100, 2, 64, 16, 1),
+        (100, 2, 95, 16, 1),  # the second block has 36 tokens, of which 32 fill pages
+        (100, 2, 96, 16, 2),
+        (128, 2, 112, 16, 2),  # the last page of a prompt that is all in the cache
+        (128, 2, 127, 16, 2),
+        (66, 2, 64, 16, 1),  # nothing of the second block was found
+        (66, 2, 65, 16, 2),
+        (100, 1, 99, 16, 1),
+    ],
+)
+def test_blocks_found_are_counted_whole(
+    prompt: int, ids: int, cached: int, page_size: int, hits: int
+) -> None:
+    request = TraceRequest(0, 0.0, prompt, 1, tuple(range(ids)), 64)
+    assert block_hits(RequestRecord(request, cached_tokens=cached), page_size) == hits
+
+
+def test_a_client_that_waits_for_nothing_is_not_behind() -> None:
+    gap = ServiceGap(["a", "b"])
+    gap.step([("a", 100)], ["a"])
+    gap.step([("a", 100)], [])
+    assert gap.most == 0
+    gap.step([("a", 100)], ["a", "b"])
+    gap.step([("a", 20), ("b", 50)], ["a", "b"])
+    assert gap.most == 100
+    gap.step([("a", 500)], ["a"])
+    gap.step([("a", 120)], ["a", "b"])
+    assert gap.most == 120
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=3),
+            st.sets(st.integers(0, 2)),
+        ),
+        max_size=8,
+    )
+)
+def test_the_gap_is_that_of_the_worst_span(
+    steps: list[tuple[list[tuple[int, int]], set[int]]],
+) -> None:
+    gap = ServiceGap(["0", "1", "2"])
+    for served, waiting in steps:
+        gap.step([(str(c), n) for c, n in served], {str(c) for c in waiting})
+    worst = 0
+    for first in range(len(steps)):
+        got = [0, 0, 0]
+        waited = {0, 1, 2}
+        for served, waiting in steps[first:]:
+            waited &= waiting
+            for client, tokens in served:
+                got[client] += tokens
+            worst = max([worst, *(abs(got[a] - got[b]) for a in waited for b in waited)])
+    assert gap.most == worst

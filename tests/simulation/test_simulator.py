@@ -1,0 +1,250 @@
+"""The simulator: every request ends once, and what is counted adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioserve import RequestView, SchedulerView, SchedulingPolicy, Verdict
+from aioserve.errors import ConfigError
+from aioserve.execution.plan import StepPlan
+from aioserve.kv.pages import capacity_tokens
+from aioserve.simulation.metrics import Targets, metrics_of
+from aioserve.simulation.simulator import Ending, SimulationResult, simulate
+from aioserve.simulation.traces import TraceRequest
+
+
+class LinearCost:
+    """A second a step and a hundredth more for each token."""
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return 1.0 + plan.num_tokens / 100
+
+
+class Whimsical(SchedulingPolicy):
+    """Answers from a list of numbers, over and over: order, chunks, and who waits or is refused."""
+
+    def __init__(self, whims: list[int]) -> None:
+        self.whims = whims
+        self.asked = 0
+
+    def whim(self, below: int) -> int:
+        self.asked += 1
+        return self.whims[self.asked % len(self.whims)] % below
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> list[RequestView]:
+        requests = list(waiting)
+        first = self.whim(len(requests) or 1)
+        return requests[first:] + requests[: self.whim(len(requests) + 1)][:first]
+
+    def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
+        return (Verdict.NOW, Verdict.NOW, Verdict.LATER, Verdict.NEVER)[self.whim(4)]
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        return self.whim(budget_tokens + 1)
+
+
+def run(
+    trace: list[TraceRequest], policy: SchedulingPolicy | None = None, **options: Any
+) -> SimulationResult:
+    given: dict[str, Any] = {"cost": LinearCost(), "num_pages": None, "page_size": 4}
+    return simulate(trace, policy or SchedulingPolicy(), **(given | options))
+
+
+def asking(
+    number: int, arrival: float, prompt: int, output: int, ids: tuple[int, ...] = (), **more: str
+) -> TraceRequest:
+    return TraceRequest(number, arrival, prompt, output, ids, 4, **more)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[TraceRequest]:
+    requests = []
+    for number in range(draw(st.integers(1, 12))):
+        blocks = draw(st.integers(0, 6))
+        first = draw(st.integers(0, 2)) * 10
+        requests.append(
+            asking(
+                number,
+                draw(st.sampled_from([0.0, 0.5, 3.0, 40.0])),
+                blocks * 4 + draw(st.integers(1, 3)),
+                draw(st.integers(0, 9)),
+                tuple(range(first, first + blocks)),
+                client=draw(st.sampled_from(["", "a", "b"])),
+                session=draw(st.sampled_from(["", "s"])),
+            )
+        )
+    return requests
+
+
+@settings(deadline=None)
+@given(
+    traces(),
+    st.none() | st.lists(st.integers(0, 100), min_size=1, max_size=20),
+    st.none() | st.integers(1, 20),
+    st.sampled_from([1, 3, 4]),
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_every_request_ends_once_and_all_counts_add_up(
+    trace: list[TraceRequest],
+    whims: list[int] | None,
+    num_pages: int | None,
+    page_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    prefix_caching: bool,
+) -> None:
+    def once() -> SimulationResult:
+        return run(
+            trace,
+            None if whims is None else Whimsical(whims),
+            num_pages=num_pages,
+            page_size=page_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            output_reserve_tokens=2,
+            prefix_caching=prefix_caching,
+        )
+
+    result = once()
+    records = result.requests
+    assert sorted(r.request.number for r in records) == list(range(len(trace)))
+    fits = capacity_tokens(result.num_pages, page_size)
+    for record in records:
+        request = record.request
+        answer = max(1, request.output_tokens)
+        assert (record.ending is Ending.TOO_LONG) == (request.prompt_tokens + answer > fits)
+        assert record.end_seconds is not None
+        if record.ending is Ending.FINISHED:
+            assert record.output_tokens == answer
+            assert record.started_seconds is not None
+            assert record.first_token_seconds is not None
+            assert request.arrival_seconds <= record.started_seconds < record.first_token_seconds
+            assert record.first_token_seconds <= record.end_seconds
+            assert (record.first_token_seconds == record.end_seconds) == (answer == 1)
+            assert record.wait_tokens is not None
+            assert 0 <= record.wait_tokens <= result.tokens_computed
+            assert 0 <= record.cached_tokens < request.prompt_tokens
+        elif record.output_tokens == 0:
+            assert record.first_token_seconds is None
+    if whims is None:
+        assert all(r.ending is not Ending.REFUSED for r in records)
+
+    metrics = metrics_of(result, Targets(ttft_seconds=5.0))
+    assert metrics.requests == metrics.finished + metrics.refused + metrics.too_long == len(trace)
+    assert metrics.output_tokens == sum(r.output_tokens for r in records)
+    started = [r for r in records if r.started_seconds is not None]
+    assert metrics.blocks == sum(len(r.request.block_ids) for r in started)
+    assert 0 <= metrics.block_hits <= metrics.blocks
+    if not metrics.preemptions:
+        prompts = sum(r.request.prompt_tokens - r.cached_tokens for r in started)
+        assert metrics.tokens_prefilled == prompts
+        # The last token of an answer is never computed.
+        assert metrics.tokens_computed == prompts + metrics.output_tokens - len(started)
+    if not prefix_caching and not metrics.preemptions:
+        assert metrics.block_hits == metrics.token_hit_share == 0 or not started
+    assert result.busy_seconds == pytest.approx(result.steps + result.tokens_computed / 100)
+    assert result.busy_seconds <= result.seconds + 1e-9
+    assert 0 <= metrics.kv_occupancy_mean <= metrics.kv_occupancy_max <= 1
+    assert sum(c.requests for c in metrics.clients.values()) == sum(bool(r.client) for r in trace)
+    assert metrics.goodput is not None
+    assert metrics.goodput.requests <= metrics.finished
+
+    assert msgspec.json.encode(metrics) == msgspec.json.encode(
+        metrics_of(once(), Targets(ttft_seconds=5.0))
+    )
+
+
+def test_times_are_those_of_the_steps() -> None:
+    # Step 1 computes 9 tokens, and steps 2 and 3 one each.
+    record, late = run([asking(0, 2.0, 9, 3), asking(1, 100.0, 4, 1)]).requests
+    assert record.started_seconds == 2.0
+    assert record.first_token_seconds == pytest.approx(3.09)
+    assert record.end_seconds == pytest.approx(5.11)
+    assert late.started_seconds == 100.0
+
+
+def test_a_wait_is_counted_in_tokens_of_others() -> None:
+    first, second = run(
+        [asking(0, 0.0, 10, 1), asking(1, 0.0, 5, 1)], max_num_batched_tokens=10
+    ).requests
+    assert (first.wait_tokens, second.wait_tokens) == (0, 10)
+
+
+def test_equal_blocks_are_found_and_answers_are_not() -> None:
+    trace = [
+        asking(0, 0.0, 8, 8, (0, 1)),
+        asking(1, 50.0, 13, 1, (0, 1, 2)),
+        asking(2, 60.0, 13, 1, (0, 1, 2)),
+    ]
+    records = run(trace).requests
+    assert [r.cached_tokens for r in records] == [0, 8, 12]
+    metrics = metrics_of(run(trace))
+    assert (metrics.blocks, metrics.block_hits) == (8, 5)
+    assert metrics.token_hit_share == 20 / 34
+
+
+def test_a_session_finds_only_its_own() -> None:
+    trace = [
+        asking(number, 50.0 * number, 9, 1, (0, 1), session=session)
+        for number, session in enumerate(["a", "b", "a"])
+    ]
+    assert [r.cached_tokens for r in run(trace).requests] == [0, 0, 8]
+
+
+def test_scarce_memory_preempts_and_loses_no_token() -> None:
+    trace = [asking(number, 0.0, 8, 24) for number in range(4)]
+    result = run(trace, num_pages=12, output_reserve_tokens=0)
+    assert result.preemptions > 0
+    assert result.pages_held_max <= 12
+    assert [r.output_tokens for r in result.requests] == [24] * 4
+
+
+def test_requests_that_fit_no_memory_are_set_aside() -> None:
+    metrics = metrics_of(run([asking(0, 0.0, 30, 3), asking(1, 0.0, 30, 2)], num_pages=8))
+    assert (metrics.too_long, metrics.finished) == (1, 1)
+
+
+def test_progress_counts_up_to_the_end() -> None:
+    seen: list[tuple[int, int]] = []
+    run([asking(n, n, 5, 2) for n in range(3)], progress=lambda *now: seen.append(now))
+    assert seen == sorted(seen)
+    assert seen[-1] == (3, 3)
+
+
+def test_an_empty_trace_has_nothing_to_measure() -> None:
+    metrics = metrics_of(run([]), Targets())
+    assert metrics.requests == metrics.steps == 0
+    assert metrics.ttft_seconds is None
+    assert metrics.block_hit_share is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("num_pages", 0),
+        ("page_size", 0),
+        ("max_num_seqs", -1),
+        ("max_num_batched_tokens", 0),
+        ("output_reserve_tokens", -1),
+    ],
+)
+def test_counts_that_make_no_sense_are_named(option: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{option} must .*{value}"):
+        run([asking(0, 0.0, 4, 1)], None, **{option: value})
+
+
+def test_a_step_that_takes_no_time_is_refused() -> None:
+    class Free:
+        def step_seconds(self, plan: StepPlan) -> float:
+            return 0.0
+
+    with pytest.raises(ConfigError, match="more than 0 seconds, got 0"):
+        run([asking(0, 0.0, 4, 1)], cost=Free())

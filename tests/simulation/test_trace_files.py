@@ -1,0 +1,147 @@
+"""Traces with a header line, the format of any file, and traces at another rate or scale."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from aioserve.errors import ConfigError
+from aioserve.simulation.csv_traces import read_azure, read_servegen
+from aioserve.simulation.trace_files import at_rate, read_trace, with_scaled_lengths
+from aioserve.simulation.traces import TraceError, TraceRequest
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+AZURE_SECONDS = "arrival_s,context_tokens,generated_tokens\n"
+SERVEGEN = "arrival_s,client,input_tokens,output_tokens\n"
+
+
+def written(path: Path, text: str) -> Path:
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["azure.csv", "azure.csv.gz"])
+def test_azures_times_count_from_the_first(tmp_path: Path, name: str) -> None:
+    path = written(
+        tmp_path / name,
+        AZURE + "2023-11-16 18:15:46.6805900,374,44\n\n2023-11-16 18:15:50.9951690,396,0\n",
+    )
+    first, second = read_azure(path)
+    assert first == TraceRequest(0, 0.0, 374, 44, (), 374)
+    assert second.arrival_seconds == pytest.approx(4.314579)
+    assert (second.number, second.prompt_tokens, second.output_tokens) == (1, 396, 0)
+
+
+def test_azures_times_may_be_seconds(tmp_path: Path) -> None:
+    path = written(tmp_path / "azure.csv", AZURE_SECONDS + "0.0,4808,10\n0.052,3180,8\n")
+    assert [r.arrival_seconds for r in read_azure(path)] == [0.0, 0.052]
+
+
+def test_servegens_clients_are_kept_and_further_columns_passed_over(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "servegen.csv",
+        SERVEGEN.replace("\n", ",reason_ratio\n") + "0.5,23,242,587,0.862\n",
+    )
+    (request,) = read_servegen(path)
+    assert request == TraceRequest(0, 0.5, 242, 587, (), 242, client="23")
+    assert set(request.prompt_ids()) == {request.own_token}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "a.csv:1: the columns must begin with TIMESTAMP"),
+        ("", "a.csv:1: the columns must begin"),
+        (AZURE_SECONDS + "0.0,10\n", "a.csv:2: 2 values in a file of 3 columns"),
+        (AZURE_SECONDS + "0.0,0,1\n", "a.csv:2: context_tokens must be 1 or more, got '0'"),
+        (AZURE_SECONDS + "0.0,1,-1\n", "a.csv:2: generated_tokens must be 0 or more, got '-1'"),
+        (AZURE_SECONDS + "0.0,1,1.5\n", "generated_tokens must be 0 or more, got '1.5'"),
+        (AZURE_SECONDS + "-1,1,1\n", "arrival_s must be seconds from 0 on, got '-1'"),
+        (AZURE_SECONDS + "nan,1,1\n", "arrival_s must be seconds from 0 on, got 'nan'"),
+        (AZURE + "yesterday,1,1\n", "TIMESTAMP must be a date and time, got 'yesterday'"),
+        (AZURE + "2023-11-16 18:15:46,1,1\n2023-11-16 18:15:45,1,1\n", "is before the first"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError) as raised:
+        read_azure(written(tmp_path / "a.csv", text))
+    assert message in str(raised.value)
+
+
+def test_half_a_gzip_file_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "cut.csv.gz"
+    path.write_bytes(gzip.compress((AZURE_SECONDS + "0.0,4808,10\n" * 50).encode())[:40])
+    for read in (read_azure, read_trace):
+        with pytest.raises(TraceError, match="not a whole gzip file"):
+            read(path)
+
+
+def test_the_first_line_tells_the_format(tmp_path: Path) -> None:
+    entry = {"t": 0.0, "type": "n", "in": 70, "out": 3, "hash_ids": [1]}
+    session = {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [entry]}
+    row = {"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [0, 4]}
+    texts = {
+        "mooncake": json.dumps(row),
+        "agentic": json.dumps(session),
+        "azure": AZURE_SECONDS + "0.0,600,10",
+        "servegen": SERVEGEN + "0.0,tom,601,10",
+    }
+    read = {
+        name: read_trace(written(tmp_path / f"{name}.gz", text))[0] for name, text in texts.items()
+    }
+    assert {name: r.prompt_tokens for name, r in read.items()} == {
+        "mooncake": 513,
+        "agentic": 70,
+        "azure": 600,
+        "servegen": 601,
+    }
+    assert read["agentic"].session == "a"
+    assert read["servegen"].client == "tom"
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", '{"prompt": "x"}\n', "\ufffd"])
+def test_other_files_are_no_traces(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TraceError, match="not the beginning of a known format"):
+        read_trace(written(tmp_path / "other", text))
+
+
+def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no request"):
+        read_trace(written(tmp_path / "empty.csv", SERVEGEN))
+
+
+def test_a_rate_stretches_all_arrivals_evenly() -> None:
+    trace = [TraceRequest(n, t, 10, 2, (), 10) for n, t in enumerate([0.0, 1.0, 4.0])]
+    assert [r.arrival_seconds for r in at_rate(trace, 0.5)] == [0.0, 1.5, 6.0]
+    for rate in (0.0, -1.0, float("inf")):
+        with pytest.raises(ConfigError, match="rate must be more than 0"):
+            at_rate(trace, rate)
+    with pytest.raises(ConfigError, match="arrive at once"):
+        at_rate(trace[:1], 1.0)
+
+
+def test_scaled_lengths_share_what_was_shared() -> None:
+    trace = [
+        TraceRequest(0, 0.0, 1025, 7, (0, 1, 2), 512),
+        TraceRequest(1, 0.0, 1024 + 17, 0, (0, 1, 3), 512),
+    ]
+    first, second = with_scaled_lengths(trace, 1 / 16)
+    assert (first.prompt_tokens, first.output_tokens, first.block_tokens) == (65, 1, 32)
+    assert (second.prompt_tokens, second.output_tokens) == (66, 0)
+    assert (first.prompt_ids()[:64] == second.prompt_ids()[:64]).all()
+    assert first.prompt_ids()[64] != second.prompt_ids()[64]
+    assert with_scaled_lengths(trace, 2.0)[0].block_tokens == 1024
+
+
+def test_a_scale_that_breaks_blocks_is_refused() -> None:
+    trace = [TraceRequest(0, 0.0, 1025, 7, (0, 1, 2), 512)]
+    with pytest.raises(ConfigError, match=r"scale_lengths 0.3 makes .* tokens of blocks of 512"):
+        with_scaled_lengths(trace, 0.3)
+    with pytest.raises(ConfigError, match="scale_lengths must be more than 0"):
+        with_scaled_lengths(trace, 0.0)
+    plain = [TraceRequest(0, 0.0, 1025, 7, (), 1025)]
+    assert with_scaled_lengths(plain, 0.3)[0].prompt_tokens == 308
