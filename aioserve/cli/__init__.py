@@ -41,6 +41,7 @@ app.command("aioserve.cli.run:run", name="run", help="Stream one answer to stdou
 app.command("aioserve.cli.chat:chat", name="chat", help="Talk to a model in turns.", sort_key=2)
 app.command("aioserve.cli.bench:app", name="bench", help="Measure the engine.", sort_key=3)
 app.command("aioserve.cli.doctor:doctor", name="doctor", help="Show what was found.", sort_key=4)
+app.command("aioserve.cli.plan:plan", name="plan", help="Show how many requests fit.", sort_key=5)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,169 @@
+"""`aioserve plan MODEL`: how many requests fit into the memory of some GPUs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from aioserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from aioserve.simulation.capacity import CapacityPlan
+
+__all__ = ["plan"]
+
+MAX_GPU_MEMORY_GIB = 1 << 20
+
+
+def plan(
+    model: str,
+    /,
+    *,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    context: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    gpu_memory_gib: float = 80.0,
+    num_gpus: int = 1,
+    memory_utilization: float = 0.9,
+    page_size: int = 16,
+    json: bool = False,
+) -> None:
+    """Show what a model's memory goes to and how many requests fit. Needs no GPU and no weights.
+
+    Args:
+        model: A preset such as llama-3-8b, llama-3-70b or qwen3-32b, a config.json, a model
+            directory, an embedded model or a hub id in the local cache.
+        dtype: Of the weights: float32, bfloat16, float16, fp8, int8, int4, or auto (what
+            config.json says).
+        kv_dtype: Of keys and values: float32, bfloat16, float16, fp8, int8, or auto (that of the
+            weights, bfloat16 where these are quantised).
+        context: Tokens of a request, prompt and answer together, as 4096 or 4K; may be given
+            several times. Not given: 4K, 32K and 128K, or the model's longest.
+        gpu_memory_gib: Memory of each GPU.
+        num_gpus: GPUs that share the model by tensor parallelism; must divide its KV heads.
+        memory_utilization: Share of the memory beside the weights that KV pages may take.
+        page_size: Tokens of a KV page.
+        json: Print JSON instead of tables.
+    """
+    from aioserve.simulation.capacity import GIB, plan_capacity
+    from aioserve.simulation.models import read_model
+
+    if not 0 < gpu_memory_gib <= MAX_GPU_MEMORY_GIB:
+        raise ConfigError(
+            f"gpu_memory_gib must be a number above 0 and at most {MAX_GPU_MEMORY_GIB}, "
+            f"got {gpu_memory_gib}"
+        )
+    found = plan_capacity(
+        model,
+        read_model(model),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        contexts=[tokens_of(text) for text in context],
+        gpu_memory_bytes=math.ceil(gpu_memory_gib * GIB),
+        num_gpus=num_gpus,
+        memory_utilization=memory_utilization,
+        page_size=page_size,
+    )
+    if json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        _print_tables(found)
+
+
+def tokens_of(text: str) -> int:
+    """4096, "4K" or "4k" as a count of tokens; K is 1,024. Raises `ConfigError`."""
+    digits = text[:-1] if text[-1:] in ("K", "k") else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 12:
+        raise ConfigError(f"context must be a count of tokens such as 4096 or 4K, got {text!r}")
+    return int(digits) * (1 if digits == text else 1024)
+
+
+def _print_tables(found: CapacityPlan) -> None:
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False)
+    gpus = "1 GPU" if found.num_gpus == 1 else f"{found.num_gpus} GPUs"
+    console.print(
+        f"{found.model}: {_parameters(found.num_parameters)} parameters in {found.dtype}, "
+        f"KV in {found.kv_dtype}, {gpus} of {_size(found.gpu_memory_bytes)}\n",
+        soft_wrap=True,
+    )
+    console.print(_memory(found))
+    console.print()
+    console.print(_requests(found))
+    if trouble := _trouble(found):
+        console.print(f"\n{trouble}", soft_wrap=True)
+
+
+def _memory(found: CapacityPlan) -> Table:
+    from rich.table import Table
+
+    several = found.num_gpus > 1
+    table = Table(box=None, pad_edge=False, show_header=several)
+    table.add_column("")
+    table.add_column("in all", justify="right")
+    if several:
+        table.add_column("per GPU", justify="right")
+    for name, each, total in (
+        ("weights", found.weight_bytes_per_gpu, found.weight_bytes),
+        ("KV per token", found.kv_bytes_per_token_per_gpu, found.kv_bytes_per_token),
+        (
+            f"page of {found.page_size} tokens",
+            found.page_bytes_per_gpu,
+            found.page_bytes_per_gpu * found.num_gpus,
+        ),
+        (
+            f"{found.num_pages:,} pages",
+            found.page_bytes_per_gpu * found.num_pages,
+            found.page_bytes_per_gpu * found.num_pages * found.num_gpus,
+        ),
+    ):
+        table.add_row(name, _size(total), *([_size(each)] if several else []))
+    return table
+
+
+def _requests(found: CapacityPlan) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("context", "KV per request", "pages", "requests at once"):
+        table.add_column(column, justify="right")
+    for row in found.contexts:
+        table.add_row(
+            f"{row.context_tokens:,}",
+            _size(row.kv_bytes_per_request, like=found.contexts[-1].kv_bytes_per_request),
+            f"{row.pages_per_request:,}",
+            f"{row.concurrent_requests:,}",
+        )
+    return table
+
+
+def _trouble(found: CapacityPlan) -> str:
+    """Why not every row has a request that fits, and what would help."""
+    if found.contexts[-1].concurrent_requests:
+        return ""
+    longest = f"a request of {found.contexts[-1].context_tokens:,} tokens"
+    what = f"The weights leave no room for {longest}."
+    if not found.weights_fit:
+        what = f"The weights don't fit: {_size(found.weight_bytes_per_gpu)} per GPU."
+    if found.fewest_gpus is None:
+        return f"{what} No number of these GPUs that divides the KV heads holds {longest}."
+    return f"{what} {found.fewest_gpus} of these GPUs would hold them and {longest}."
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e9:,.2f} billion" if count >= 10**9 else f"{count / 1e6:,.1f} million"
+
+
+def _size(count: int, *, like: int | None = None) -> str:
+    """In the largest unit of which `count`, or else `like`, has one."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if (count if like is None else like) >= unit:
+            return f"{count / unit:,.2f} {name}"
+    return f"{count} bytes"

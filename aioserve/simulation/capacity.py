@@ -1,0 +1,219 @@
+"""The memory calculator: how many requests fit. Arithmetic alone, nothing is measured or loaded.
+
+    memory of a GPU = its share of the weights + KV pages + what `memory_utilization` leaves free
+
+Tensor parallelism gives every GPU a part of each matrix and of the KV heads, and so a part of each
+page. Requests are assumed to share nothing and to be as long as the context; a cached prefix only
+makes room for more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from aioserve.config import PAGE_SIZES
+from aioserve.errors import ConfigError
+from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.models.config import DecoderConfig
+from aioserve.simulation.models import ParameterCount, count_parameters
+
+__all__ = [
+    "GIB",
+    "KV_PRECISIONS",
+    "PRECISIONS",
+    "CapacityPlan",
+    "ContextPlan",
+    "kv_bytes_per_token",
+    "plan_capacity",
+    "weight_bytes",
+]
+
+GIB = 1 << 30
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
+PRECISIONS = tuple(BITS)
+"""Of weights."""
+KV_PRECISIONS = ("float32", "bfloat16", "float16", "fp8", "int8")
+INT4_GROUP = 128
+"""Weights that share a 16-bit scale and a 4-bit zero point, as in AWQ and GPTQ checkpoints."""
+INT4_GROUP_BITS = 16 + 4
+DEFAULT_CONTEXTS = (4096, 32_768, 131_072)
+
+
+class ContextPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one length."""
+
+    context_tokens: int
+    """Prompt and answer together."""
+    kv_bytes_per_request: int
+    """On all GPUs together; whole pages."""
+    pages_per_request: int
+    concurrent_requests: int
+    """That fit at the same time."""
+
+
+class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's memory goes to. Bytes are in all, unless the name says per GPU."""
+
+    model: str
+    dtype: str
+    """Of the weights, one of `PRECISIONS`. Below 16 bits it is that of the layers' matrices;
+    embeddings, output head, norms and biases keep 16, as they mostly do in such checkpoints."""
+    kv_dtype: str
+    """One of `KV_PRECISIONS`."""
+    num_gpus: int
+    gpu_memory_bytes: int
+    """Of each GPU."""
+    memory_utilization: float
+    """Share of the memory beside the weights that KV pages take."""
+    page_size: int
+    num_parameters: int
+    weight_bytes: int
+    weight_bytes_per_gpu: int
+    kv_bytes_per_token: int
+    kv_bytes_per_token_per_gpu: int
+    page_bytes_per_gpu: int
+    weights_fit: bool
+    num_pages: int
+    """A page is spread over all GPUs, so each of them has as many."""
+    capacity_tokens: int
+    """That the pages hold."""
+    contexts: tuple[ContextPlan, ...]
+    fewest_gpus: int | None
+    """How many such GPUs hold the weights and one request of the longest context. None: no number
+    that divides the KV heads does."""
+
+
+def weight_bytes(count: ParameterCount, dtype: str, num_gpus: int = 1) -> int:
+    """Bytes on one of `num_gpus` that share the weights evenly. Norms and biases are on each.
+
+    The scales of fp8 and int8, one a row of a matrix, are left out: less than 0.1 %.
+    """
+    _check_choice("dtype", dtype, PRECISIONS)
+    if num_gpus < 1:
+        raise ConfigError(f"num_gpus must be at least 1, got {num_gpus}")
+    bits = BITS[dtype]
+    other_bits = max(bits, 16)
+    shared_bits = count.matrices * bits + count.embeddings * other_bits
+    if dtype == "int4":
+        shared_bits += -(-count.matrices // INT4_GROUP) * INT4_GROUP_BITS
+    return -(-shared_bits // (8 * num_gpus)) + count.vectors * other_bits // 8
+
+
+def kv_bytes_per_token(config: DecoderConfig, dtype: str, num_gpus: int = 1) -> int:
+    """Keys and values of one token in all layers, on one of `num_gpus` that share the KV heads.
+
+    Layers with a sliding window count like the others: their pages are kept until the request
+    ends. Raises `ConfigError` unless every GPU gets the same number of KV heads.
+    """
+    _check_choice("kv_dtype", dtype, KV_PRECISIONS)
+    heads = config.num_kv_heads
+    if num_gpus < 1 or heads % num_gpus:
+        listed = ", ".join(map(str, _gpu_counts(config)))
+        raise ConfigError(
+            f"num_gpus must divide the model's {heads} KV heads ({listed}), got {num_gpus}: "
+            "copies of one head on several GPUs (replication) are not planned for"
+        )
+    values = 2 * config.num_layers * (heads // num_gpus) * config.head_dim
+    return values * BITS[dtype] // 8
+
+
+def plan_capacity(
+    model: str,
+    config: DecoderConfig,
+    *,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    contexts: Sequence[int] = (),
+    gpu_memory_bytes: int = 80 * GIB,
+    num_gpus: int = 1,
+    memory_utilization: float = 0.9,
+    page_size: int = 16,
+) -> CapacityPlan:
+    """What fits. `model` is a name for the result and for messages.
+
+    dtype: "auto" is what config.json says, or bfloat16 where it says nothing.
+    kv_dtype: "auto" is `dtype`, or bfloat16 where that has fewer than 16 bits.
+    contexts: in tokens. None given: 4K, 32K and 128K, or the model's longest in place of those
+        beyond it.
+
+    Raises `ConfigError` for a value outside its range, naming argument, value and limit.
+    """
+    if dtype == "auto":
+        dtype = config.dtype or "bfloat16"
+    if kv_dtype == "auto":
+        kv_dtype = dtype if BITS.get(dtype, 0) >= 16 else "bfloat16"
+    _check_choice("page_size", page_size, PAGE_SIZES)
+    if gpu_memory_bytes < 1:
+        raise ConfigError(f"gpu_memory_bytes must be at least 1, got {gpu_memory_bytes}")
+    if not 0 < memory_utilization <= 1:
+        raise ConfigError(
+            f"memory_utilization must be a number above 0 and at most 1, got {memory_utilization}"
+        )
+    lengths = _lengths(model, config, contexts)
+    count = count_parameters(config)
+
+    def pages_on(gpus: int) -> int:
+        beside = gpu_memory_bytes - weight_bytes(count, dtype, gpus)
+        page_bytes = page_size * kv_bytes_per_token(config, kv_dtype, gpus)
+        return math.floor(max(0, beside) * memory_utilization) // page_bytes
+
+    longest_pages = pages_for(lengths[-1], page_size)
+    enough = [gpus for gpus in _gpu_counts(config) if pages_on(gpus) >= longest_pages]
+    gpu_token_bytes = kv_bytes_per_token(config, kv_dtype, num_gpus)
+    gpu_weight_bytes = weight_bytes(count, dtype, num_gpus)
+    num_pages = pages_on(num_gpus)
+    return CapacityPlan(
+        model=model,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        num_gpus=num_gpus,
+        gpu_memory_bytes=gpu_memory_bytes,
+        memory_utilization=memory_utilization,
+        page_size=page_size,
+        num_parameters=count.total,
+        weight_bytes=weight_bytes(count, dtype),
+        weight_bytes_per_gpu=gpu_weight_bytes,
+        kv_bytes_per_token=gpu_token_bytes * num_gpus,
+        kv_bytes_per_token_per_gpu=gpu_token_bytes,
+        page_bytes_per_gpu=page_size * gpu_token_bytes,
+        weights_fit=gpu_weight_bytes <= gpu_memory_bytes,
+        num_pages=num_pages,
+        capacity_tokens=capacity_tokens(num_pages, page_size),
+        contexts=tuple(
+            _context(tokens, page_size, gpu_token_bytes * num_gpus, num_pages) for tokens in lengths
+        ),
+        fewest_gpus=min(enough, default=None),
+    )
+
+
+def _context(tokens: int, page_size: int, token_bytes: int, num_pages: int) -> ContextPlan:
+    pages = pages_for(tokens, page_size)
+    return ContextPlan(
+        context_tokens=tokens,
+        kv_bytes_per_request=capacity_tokens(pages, page_size) * token_bytes,
+        pages_per_request=pages,
+        concurrent_requests=num_pages // pages,
+    )
+
+
+def _lengths(model: str, config: DecoderConfig, contexts: Sequence[int]) -> list[int]:
+    """Each once, the shortest first."""
+    longest = config.max_position_embeddings
+    for tokens in contexts:
+        if not 1 <= tokens <= longest:
+            raise ConfigError(f"context must be in [1, {longest}] for {model}, got {tokens}")
+    return sorted(set(contexts or (min(tokens, longest) for tokens in DEFAULT_CONTEXTS)))
+
+
+def _gpu_counts(config: DecoderConfig) -> list[int]:
+    heads = config.num_kv_heads
+    return [count for count in range(1, heads + 1) if heads % count == 0]
+
+
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        listed = ", ".join(map(str, choices))
+        raise ConfigError(f"{name} must be one of {listed}, got {value!r}")

@@ -1,0 +1,132 @@
+"""Decoders by name: well-known shapes as presets, others from their config.json. No weights needed.
+
+What is counted here are the tensors that a checkpoint of the shape would hold.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aioserve.errors import ModelNotFoundError
+from aioserve.models.config import DecoderConfig
+from aioserve.models.fields import read_json
+from aioserve.models.layout import layout_of
+from aioserve.models.resolve import resolve
+
+__all__ = ["PRESETS", "ParameterCount", "count_parameters", "read_model"]
+
+
+class ParameterCount(msgspec.Struct, frozen=True):
+    """How many numbers a decoder's weights are, by how they are treated."""
+
+    embeddings: int
+    """Token embedding, learned positions, and the output head where it isn't the embedding."""
+    matrices: int
+    """Of the layers' linear projections: what quantisation shrinks, and what every token is
+    multiplied with."""
+    vectors: int
+    """Norms and biases."""
+
+    @property
+    def total(self) -> int:
+        return self.embeddings + self.matrices + self.vectors
+
+
+def read_model(name: str) -> DecoderConfig:
+    """The decoder that `name` stands for: a preset, a config.json file, or whatever `resolve` finds
+    (a directory, an embedded model, a hub id in the local cache).
+
+    A directory that has the name of a preset is reached with a "./" before it. Raises `ModelError`.
+    """
+    if name in PRESETS:
+        return DecoderConfig.from_dict(PRESETS[name], source=f"preset {name}")
+    path = Path(name).expanduser()
+    if path.suffix == ".json" and path.is_file():
+        return DecoderConfig.from_dict(read_json(path), source=str(path))
+    try:
+        return DecoderConfig.from_directory(resolve(name))
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"{error}; presets are {', '.join(PRESETS)}") from error
+
+
+def count_parameters(config: DecoderConfig) -> ParameterCount:
+    """Counts the tensors of a checkpoint of `config`; tied embeddings count once."""
+    layout = layout_of(config)
+    embeddings = math.prod(layout.embedding.shape)
+    if layout.positions is not None:
+        embeddings += math.prod(layout.positions.shape)
+    if not config.tie_word_embeddings:
+        embeddings += math.prod(layout.head.shape)
+    matrices = vectors = 0
+    for part in (*layout.layers, layout.final_norm):
+        for tensor in part.tensors:
+            if len(tensor.shape) > 1:
+                matrices += math.prod(tensor.shape)
+            else:
+                vectors += math.prod(tensor.shape)
+    return ParameterCount(embeddings, matrices, vectors)
+
+
+def _llama(hidden: int, inner: int, layers: int, heads: int, **other: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+        "torch_dtype": "bfloat16",
+        **other,
+    }
+
+
+def _qwen3(hidden: int, inner: int, layers: int, heads: int, *, tied: bool) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Llama 3.1 and 3.2, whose contexts are longer than those of the first Llama 3.
+    "llama-3-1b": _llama(2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True),
+    "llama-3-3b": _llama(3072, 8192, 28, 24, head_dim=128, tie_word_embeddings=True),
+    "llama-3-8b": _llama(4096, 14_336, 32, 32),
+    "llama-3-70b": _llama(8192, 28_672, 80, 64),
+    "llama-3-405b": _llama(16_384, 53_248, 126, 128),
+    # Version 0.3; earlier ones have a vocabulary of 32,000.
+    "mistral-7b": {
+        "architectures": ["MistralForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32_768,
+        "max_position_embeddings": 32_768,
+        "sliding_window": None,
+        "torch_dtype": "bfloat16",
+    },
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
+    "qwen3-4b": _qwen3(2560, 9728, 36, 32, tied=True),
+    "qwen3-8b": _qwen3(4096, 12_288, 36, 32, tied=False),
+    "qwen3-14b": _qwen3(5120, 17_408, 40, 40, tied=False),
+    "qwen3-32b": _qwen3(5120, 25_600, 64, 64, tied=False),
+}
+"""As the config.json of each would say it. The rotary embedding, which has no weights, is left
+out."""

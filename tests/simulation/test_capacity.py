@@ -1,0 +1,191 @@
+"""The memory calculator says what is known of well-known models, and its sums add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.errors import ConfigError
+from aioserve.models.config import DecoderConfig
+from aioserve.simulation.capacity import (
+    GIB,
+    KV_PRECISIONS,
+    PRECISIONS,
+    CapacityPlan,
+    kv_bytes_per_token,
+    plan_capacity,
+    weight_bytes,
+)
+from aioserve.simulation.models import PRESETS, ParameterCount, count_parameters, read_model
+
+MODELS = {name: read_model(name) for name in PRESETS}
+
+
+def planned(model: str, **options: Any) -> CapacityPlan:
+    return plan_capacity(model, MODELS[model], **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "at_4k", "at_128k"),
+    [("llama-3-8b", 0.50, 16), ("llama-3-70b", 1.25, 40), ("llama-3-405b", 1.97, 63)],
+)
+def test_kv_per_request_is_that_of_the_known_table(
+    model: str, at_4k: float, at_128k: float
+) -> None:
+    rows = {row.context_tokens: row for row in planned(model).contexts}
+    assert round(rows[4096].kv_bytes_per_request / GIB, 2) == at_4k
+    assert rows[131_072].kv_bytes_per_request == at_128k * GIB
+
+
+def test_quantised_weights_keep_embeddings_head_and_norms_in_16_bits() -> None:
+    layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
+    others = 2 * 128_256 * 4096 + (2 * 32 + 1) * 4096
+    taken = {dtype: planned("llama-3-8b", dtype=dtype).weight_bytes for dtype in PRECISIONS}
+    assert taken["float32"] == 4 * (layers + others)
+    assert taken["bfloat16"] == taken["float16"] == 2 * (layers + others)
+    assert taken["fp8"] == taken["int8"] == layers + 2 * others
+    assert taken["int4"] == layers // 2 + layers // 128 * 20 // 8 + 2 * others
+
+
+def test_int4_weights_are_counted_with_their_scales() -> None:
+    assert weight_bytes(ParameterCount(0, 256, 0), "int4") == 256 // 2 + 2 * 20 // 8
+    assert weight_bytes(ParameterCount(10, 0, 0), "int4") == 20
+    assert weight_bytes(ParameterCount(0, 0, 10), "int4") == 20
+
+
+def test_kv_of_8_bits_takes_half() -> None:
+    whole, half = planned("llama-3-8b"), planned("llama-3-8b", kv_dtype="fp8")
+    assert (whole.kv_bytes_per_token, half.kv_bytes_per_token) == (131_072, 65_536)
+    assert half.num_pages == pytest.approx(2 * whole.num_pages, abs=1)
+
+
+def test_auto_is_what_the_config_says() -> None:
+    config = MODELS["llama-3-8b"]
+    chosen = planned("llama-3-8b", dtype="auto")
+    assert (chosen.dtype, chosen.kv_dtype) == ("bfloat16", "bfloat16")
+    assert planned("llama-3-8b", dtype="float32").kv_dtype == "float32"
+    assert planned("llama-3-8b", dtype="int4").kv_dtype == "bfloat16"
+    unsaid = DecoderConfig.from_dict(
+        {key: value for key, value in PRESETS["llama-3-8b"].items() if key != "torch_dtype"}
+    )
+    assert (config.dtype, unsaid.dtype) == ("bfloat16", None)
+    assert plan_capacity("m", unsaid).dtype == "bfloat16"
+
+
+def test_gpus_share_matrices_and_kv_heads_and_repeat_norms() -> None:
+    count = count_parameters(MODELS["llama-3-70b"])
+    one, four = planned("llama-3-70b"), planned("llama-3-70b", num_gpus=4)
+    assert 4 * four.kv_bytes_per_token_per_gpu == four.kv_bytes_per_token == one.kv_bytes_per_token
+    shared = 2 * (count.matrices + count.embeddings)
+    assert four.weight_bytes_per_gpu == shared // 4 + 2 * count.vectors
+    assert (one.weights_fit, four.weights_fit) == (False, True)
+    assert one.num_pages == 0
+    assert four.contexts[0].concurrent_requests > 0
+
+
+def test_how_many_gpus_would_do_is_told() -> None:
+    assert planned("llama-3-8b").fewest_gpus == 1
+    assert planned("llama-3-70b").fewest_gpus == 4
+    assert planned("llama-3-70b", contexts=[4096]).fewest_gpus == 2
+    assert planned("llama-3-405b").fewest_gpus is None
+    assert planned("llama-3-405b", dtype="fp8").fewest_gpus == 8
+
+
+def test_a_request_takes_whole_pages() -> None:
+    plan = planned("llama-3-8b", contexts=[17, 1], page_size=16)
+    assert [row.context_tokens for row in plan.contexts] == [1, 17]
+    assert [row.pages_per_request for row in plan.contexts] == [1, 2]
+    assert plan.contexts[1].kv_bytes_per_request == 32 * plan.kv_bytes_per_token
+
+
+def test_contexts_end_where_the_models_does() -> None:
+    def lengths(model: str) -> list[int]:
+        return [row.context_tokens for row in planned(model).contexts]
+
+    assert lengths("llama-3-8b") == [4096, 32_768, 131_072]
+    assert lengths("qwen3-8b") == [4096, 32_768, 40_960]
+    assert lengths("mistral-7b") == [4096, 32_768]
+
+
+@given(
+    model=st.sampled_from(sorted(MODELS)),
+    dtype=st.sampled_from(PRECISIONS),
+    kv_dtype=st.sampled_from(KV_PRECISIONS),
+    memory=st.integers(1, 2000 * GIB),
+    num_gpus=st.sampled_from([1, 2, 4, 8]),
+    utilization=st.floats(0, 1, exclude_min=True),
+    page_size=st.sampled_from([1, 16, 128]),
+    context=st.integers(1, 32_768),
+)
+def test_what_is_said_to_fit_fits_and_no_request_more(
+    model: str,
+    dtype: str,
+    kv_dtype: str,
+    memory: int,
+    num_gpus: int,
+    utilization: float,
+    page_size: int,
+    context: int,
+) -> None:
+    plan = planned(
+        model,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        gpu_memory_bytes=memory,
+        num_gpus=num_gpus,
+        memory_utilization=utilization,
+        page_size=page_size,
+        contexts=[context],
+    )
+    room = max(0, memory - plan.weight_bytes_per_gpu) * utilization
+    assert plan.num_pages * plan.page_bytes_per_gpu <= room
+    assert (plan.num_pages + 1) * plan.page_bytes_per_gpu > room - 1
+    assert plan.capacity_tokens == plan.num_pages * page_size
+    (row,) = plan.contexts
+    assert row.pages_per_request * page_size >= context > (row.pages_per_request - 1) * page_size
+    assert row.kv_bytes_per_request == (
+        row.pages_per_request * plan.page_bytes_per_gpu * plan.num_gpus
+    )
+    assert row.concurrent_requests * row.pages_per_request <= plan.num_pages
+    assert (row.concurrent_requests + 1) * row.pages_per_request > plan.num_pages
+    if row.concurrent_requests:
+        assert plan.weights_fit
+        assert plan.fewest_gpus is not None
+        assert plan.fewest_gpus <= num_gpus
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int3"}, r"dtype must be one of .*int4, got 'int3'"),
+        ({"kv_dtype": "int4"}, r"kv_dtype must be one of .*fp8, int8, got 'int4'"),
+        ({"contexts": [0]}, r"context must be in \[1, 131072\] for llama-3-8b, got 0"),
+        ({"contexts": [4096, 131_073]}, r"context must be in \[1, 131072\] .*got 131073"),
+        ({"gpu_memory_bytes": 0}, "gpu_memory_bytes must be at least 1, got 0"),
+        ({"memory_utilization": 0.0}, r"memory_utilization must be .*at most 1, got 0\.0"),
+        ({"memory_utilization": 1.5}, r"memory_utilization must be .*at most 1, got 1\.5"),
+        ({"memory_utilization": float("nan")}, "memory_utilization must be .*got nan"),
+        ({"page_size": 24}, "page_size must be one of .*128, got 24"),
+        ({"num_gpus": 0}, r"num_gpus must divide the model's 8 KV heads \(1, 2, 4, 8\), got 0"),
+        ({"num_gpus": -8}, "num_gpus must divide .*got -8"),
+        ({"num_gpus": 3}, "num_gpus must divide .*got 3: .*replication"),
+        ({"num_gpus": 16}, "num_gpus must divide .*got 16: .*replication"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_argument_value_and_limit(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned("llama-3-8b", **options)
+
+
+def test_the_parts_of_the_sum_refuse_what_they_do_not_know() -> None:
+    with pytest.raises(ConfigError, match="dtype must be one of"):
+        weight_bytes(ParameterCount(1, 1, 1), "auto")
+    with pytest.raises(ConfigError, match="num_gpus must be at least 1, got 0"):
+        weight_bytes(ParameterCount(1, 1, 1), "int8", 0)
+    with pytest.raises(ConfigError, match="kv_dtype must be one of"):
+        kv_bytes_per_token(MODELS["llama-3-8b"], "auto")
