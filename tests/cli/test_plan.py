@@ -17,9 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_table_says_what_fits(aioserve_here: Run) -> None:
     done = aioserve_here("plan", "llama-3-70b", "--num-gpus", 4)
     assert done.returncode == 0
-    assert (
-        "70.55 billion parameters in bfloat16, KV in bfloat16, 4 GPUs of 80.00 GiB" in done.stdout
-    )
+    assert "70.55 billion parameters in bfloat16" in done.stdout
+    assert "KV in bfloat16, 4 GPUs of 80.00 GiB" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["weights", "131.42", "GiB", "32.86", "GiB"] in rows
     assert ["KV", "per", "token", "320.00", "KiB", "80.00", "KiB"] in rows

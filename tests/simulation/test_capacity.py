@@ -62,12 +62,19 @@ def test_kv_of_8_bits_takes_half() -> None:
     assert half.num_pages == pytest.approx(2 * whole.num_pages, abs=1)
 
 
+def test_layers_with_a_window_count_in_full() -> None:
+    sliding = DecoderConfig.from_dict(PRESETS["mistral-7b"] | {"sliding_window": 4096})
+    assert any(sliding.windows)
+    assert plan_capacity("mistral-7b", sliding) == planned("mistral-7b")
+
+
 def test_auto_is_what_the_config_says() -> None:
     config = MODELS["llama-3-8b"]
     chosen = planned("llama-3-8b", dtype="auto")
     assert (chosen.dtype, chosen.kv_dtype) == ("bfloat16", "bfloat16")
     assert planned("llama-3-8b", dtype="float32").kv_dtype == "float32"
-    assert planned("llama-3-8b", dtype="int4").kv_dtype == "bfloat16"
+    for quantised in ("fp8", "int8", "int4"):
+        assert planned("llama-3-8b", dtype=quantised).kv_dtype == "bfloat16"
     unsaid = DecoderConfig.from_dict(
         {key: value for key, value in PRESETS["llama-3-8b"].items() if key != "torch_dtype"}
     )
