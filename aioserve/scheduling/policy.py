@@ -92,6 +92,13 @@ class RequestView:
         state = self._state
         return state.remaining - (self._memory.peek(state) if state.slot < 0 else 0)
 
+    def prefix_key(self, num_tokens: int) -> bytes:
+        """Equal for two requests exactly if their first `num_tokens` tokens are equal and the KV
+        of them may be shared. Of a request that has fewer, all tokens count."""
+        namespace = self._state.namespace
+        ids = self._state.ids(0, min(num_tokens, self._state.num_known))
+        return len(namespace).to_bytes(8, "little") + namespace + ids.tobytes()
+
     @property
     def pages(self) -> int:
         """KV pages held, shared ones included."""
@@ -196,6 +203,15 @@ class SchedulingPolicy:
         if covering:
             return min(covering, key=lambda r: (r.lost_tokens, r.in_flight, -r.arrival_index))
         return max(running, key=lambda r: (pages[r], r.arrival_index))
+
+    def starvation_bound_tokens(self, request: RequestView) -> int | None:
+        """The most that `request` may be overtaken: once that many tokens have been processed since
+        it arrived, no request that arrived later starts before it.
+
+        0 is order of arrival, None (the default) promises nothing. It is a declaration, held by
+        `aioserve.testing.check_policy`; the mechanism doesn't ask.
+        """
+        return None
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
         """These requests entered the queue since the last step was planned."""

@@ -15,6 +15,9 @@ class FirstComeFirstServed(SchedulingPolicy):
     Nobody is overtaken, preempted requests included: they keep their place.
     """
 
+    def starvation_bound_tokens(self, request: RequestView) -> int:
+        return 0
+
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         return waiting
 

@@ -1,0 +1,182 @@
+"""The bundled policies keep the contract, and do what each of them is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from aioserve import ConfigError
+from aioserve.execution.plan import StepPlan
+from aioserve.plugins import PluginRegistry
+from aioserve.testing import check_policy
+from aioserve_plugins.cache_aware import CacheAware
+from aioserve_plugins.fcfs import FirstComeFirstServed
+from aioserve_plugins.round_robin import RoundRobin
+from aioserve_plugins.shortest_first import ShortestFirst
+from tests.scheduling.bench import Bench, work
+
+BY_NAME = {
+    "cache_aware": CacheAware,
+    "fcfs": FirstComeFirstServed,
+    "round_robin": RoundRobin,
+    "shortest_first": ShortestFirst,
+}
+
+
+def planned(bench: Bench) -> StepPlan:
+    """One step, planned and done."""
+    plan = bench.plan()
+    bench.commit(plan)
+    return plan
+
+
+@pytest.mark.parametrize(
+    "make_policy",
+    [
+        *BY_NAME.values(),
+        lambda: RoundRobin(chunk_size=1),
+        lambda: RoundRobin(chunk_size=8),
+        lambda: CacheAware(patience=0.3),
+        lambda: CacheAware(patience=2.5, window=3),
+        lambda: ShortestFirst(patience=0.3),
+        lambda: ShortestFirst(patience=2.5, window=3),
+    ],
+)
+def test_each_keeps_the_contract_and_its_starvation_bound(make_policy):
+    check_policy(make_policy, max_examples=40)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_each_is_found_by_its_name(name):
+    registry = PluginRegistry()
+    assert type(registry.policy(name)) is BY_NAME[name]
+    assert registry.policies[name].spec.description
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "message"),
+    [
+        (RoundRobin, {"chunk_size": 0}, "chunk_size must be an int of at least 1, got 0"),
+        (RoundRobin, {"chunk_size": 1.5}, "chunk_size must be an int of at least 1, got 1.5"),
+        (CacheAware, {"patience": 0}, "patience must be positive and finite, got 0"),
+        (CacheAware, {"window": 0}, "window must be an int of at least 1, got 0"),
+        (ShortestFirst, {"patience": float("inf")}, "patience must be positive and finite"),
+        (ShortestFirst, {"patience": float("nan")}, "patience must be positive and finite"),
+        (ShortestFirst, {"window": -2}, "window must be an int of at least 1, got -2"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(policy, options, message):
+    with pytest.raises(ConfigError, match=message):
+        policy(**options)
+
+
+# -- round_robin
+
+
+def test_every_prompt_gets_its_chunk_in_turn():
+    bench = Bench(policy=RoundRobin(chunk_size=4), max_num_batched_tokens=8, page_size=1)
+    a, b, c = (bench.submit(ids) for ids in ([0] * 20, [1] * 20, [2] * 20))
+    plans = [work(planned(bench)) for _ in range(3)]
+    assert plans == [
+        [(a, 0, 4), (b, 0, 4)],
+        [(a, 4, 4), (c, 0, 4)],
+        [(b, 4, 4), (c, 4, 4)],
+    ]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one():
+    bench = Bench(policy=RoundRobin(chunk_size=4), max_num_batched_tokens=8)
+    long = bench.submit([0] * 60)
+    bench.step()
+    short = bench.submit([1] * 4)
+    assert work(planned(bench)) == [(long, 4, 4), (short, 0, 4)]
+
+
+def test_decodes_are_not_held_up_and_prompts_share_what_is_left():
+    bench = Bench(policy=RoundRobin(chunk_size=4), max_num_batched_tokens=8)
+    decoding = bench.submit([1])
+    bench.step()
+    a, b = bench.submit([0] * 20), bench.submit([2] * 20)
+    assert work(planned(bench)) == [(decoding, 1, 1), (a, 0, 4), (b, 0, 3)]
+
+
+def test_room_that_nobody_can_use_is_left_once():
+    bench = Bench(
+        policy=RoundRobin(chunk_size=4),
+        num_pages=26,
+        max_num_batched_tokens=8,
+        output_reserve_tokens=16,
+    )
+    a, b = bench.submit([0] * 40), bench.submit([1] * 40)
+    bench.step()
+    bench.submit([2] * 8, max_tokens=20)
+    sizes = [planned(bench).num_tokens for _ in range(6)]
+    assert {a, b} <= bench.scheduler.sequences.keys()
+    assert sizes == [4, 8, 8, 8, 8, 8]
+
+
+# -- cache_aware
+
+
+def cached(bench: Bench, prompt: list[int]) -> None:
+    """Serve a prompt, so that its pages are in the prefix cache."""
+    bench.submit(prompt, max_tokens=1)
+    bench.run()
+
+
+def test_the_longest_cached_prefix_starts_first():
+    bench = Bench(policy=CacheAware(), prefix_caching=True)
+    cached(bench, [7] * 17)
+    fresh = bench.submit([1] * 17)
+    known = bench.submit([*[7] * 16, 8])
+    longer = bench.submit([*[7] * 8, *[9] * 9])
+    assert work(planned(bench)) == [(known, 16, 1), (longer, 8, 9), (fresh, 0, 6)]
+
+
+def test_a_request_whose_prefix_another_one_computes_comes_after_the_others():
+    bench = Bench(policy=CacheAware(), prefix_caching=True, max_num_batched_tokens=64)
+    first = bench.submit([*[1] * 8, 2, 3])
+    alike = bench.submit([*[1] * 8, 4, 5])
+    other = bench.submit([9] * 10)
+    items = work(planned(bench))
+    assert items == [(first, 0, 10), (other, 0, 10), (alike, 8, 2)]
+
+
+def test_requests_that_may_not_share_are_not_put_off_for_each_other():
+    bench = Bench(policy=CacheAware(), prefix_caching=True, max_num_batched_tokens=64)
+    first = bench.submit([1] * 10)
+    alike = bench.submit([1] * 10, namespace=b"x")
+    other = bench.submit([9] * 10)
+    assert work(planned(bench)) == [(first, 0, 10), (alike, 0, 10), (other, 0, 10)]
+
+
+def test_nobody_overtakes_a_request_that_has_waited_for_its_patience():
+    bench = Bench(policy=CacheAware(patience=1), prefix_caching=True, max_num_seqs=1)
+    cached(bench, [7] * 9)
+    bench.submit([0] * 16, max_tokens=6)
+    bench.step()
+    patient = bench.submit([1] * 5)
+    for _ in range(5):
+        bench.step()
+    cheap = bench.submit([*[7] * 8, 1])
+    assert [item[0] for item in work(planned(bench))] == [patient]
+    assert cheap in bench.scheduler.sequences
+
+
+# -- shortest_first
+
+
+def test_the_fewest_tokens_to_compute_start_first():
+    bench = Bench(policy=ShortestFirst(), prefix_caching=True, max_num_batched_tokens=64)
+    cached(bench, [7] * 17)
+    long = bench.submit([1] * 12)
+    short = bench.submit([2] * 4)
+    known = bench.submit([*[7] * 16, 8])
+    assert [item[0] for item in work(planned(bench))] == [known, short, long]
+
+
+@pytest.mark.parametrize("policy", [CacheAware, ShortestFirst])
+def test_only_the_oldest_are_compared(policy):
+    bench = Bench(policy=policy(window=2), max_num_batched_tokens=64)
+    a, b, c = (bench.submit(count) for count in (9, 5, 1))
+    assert [item[0] for item in work(planned(bench))][-1] == c
+    assert {a, b, c} == bench.scheduler.sequences.keys()

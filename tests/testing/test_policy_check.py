@@ -1,0 +1,172 @@
+"""`check_policy` finds what it is for: each kind of bad policy, by name of the fault."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis.errors import InvalidArgument
+
+from aioserve import SchedulingPolicy, Verdict
+from aioserve.testing import check_policy
+
+
+class FirstCome(SchedulingPolicy):
+    """Declares that nobody is overtaken."""
+
+    def starvation_bound_tokens(self, request):
+        return 0
+
+
+class LastCome(FirstCome):
+    def order(self, waiting, view):
+        return reversed(waiting)
+
+
+class Shortest(SchedulingPolicy):
+    """Long prompts wait for as long as short ones come, and never for more than is declared."""
+
+    def starvation_bound_tokens(self, request):
+        return 4 * request.prompt_tokens
+
+    def order(self, waiting, view):
+        return sorted(waiting, key=lambda request: request.uncached_tokens)
+
+
+class Drops(FirstCome):
+    """Leaves one request out for as long as there is another."""
+
+    def order(self, waiting, view):
+        return [request for request in waiting if request.arrival_index != 2]
+
+
+class PutsOff(FirstCome):
+    def admit(self, request, view):
+        return Verdict.LATER if request.arrival_index == 2 else Verdict.NOW
+
+
+class GivesNoTokens(FirstCome):
+    def chunk(self, request, budget_tokens, view):
+        return 0 if request.arrival_index == 2 and not request.pages else budget_tokens
+
+
+class Repeats(SchedulingPolicy):
+    def order(self, waiting, view):
+        return [*waiting, *waiting[:1]]
+
+
+class Raises(SchedulingPolicy):
+    def admit(self, request, view):
+        if view.num_running > 1:
+            raise KeyError("planted")
+        return Verdict.NOW
+
+
+class RaisesWhenTold(SchedulingPolicy):
+    def finished(self, requests):
+        raise KeyError("planted")
+
+
+class OverBudget(SchedulingPolicy):
+    def chunk(self, request, budget_tokens, view):
+        return max(budget_tokens, 2)
+
+
+class NamesAnOutsider(SchedulingPolicy):
+    def victim(self, running, need_pages, view):
+        return None
+
+
+class Remembers(SchedulingPolicy):
+    """Names a request that was waiting once."""
+
+    def __init__(self):
+        self.seen = None
+
+    def order(self, waiting, view):
+        self.seen = self.seen or waiting[0]
+        return [self.seen]
+
+
+class Random(SchedulingPolicy):
+    def order(self, waiting, view):
+        return random.SystemRandom().sample(waiting, len(waiting))
+
+
+class CountsItsObjects(SchedulingPolicy):
+    """State of the class: the second run isn't like the first."""
+
+    numbers = itertools.count()
+
+    def __init__(self):
+        self.number = next(self.numbers)
+
+    def chunk(self, request, budget_tokens, view):
+        return max(1, budget_tokens - self.number % 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (LastCome, "starvation: sequence .* starvation_bound_tokens declares 0"),
+        (Shortest, "starvation: sequence .* has waited for"),
+        (Drops, "starvation"),
+        (PutsOff, "starvation"),
+        (GivesNoTokens, "starvation"),
+        (Repeats, "Repeats: order named .* doesn't wait or came before"),
+        (Raises, r"Raises: admit raised KeyError\('planted'\)"),
+        (RaisesWhenTold, "RaisesWhenTold: finished raised KeyError"),
+        (OverBudget, "OverBudget: chunk answered 2"),
+        (NamesAnOutsider, "NamesAnOutsider: victim answered None"),
+        (Remembers, "Remembers: order named"),
+        (Random, "not deterministic: plan"),
+        (CountsItsObjects, "not deterministic: plan"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_bad_policy_is_found_and_told_apart(policy, message):
+    with pytest.raises(AssertionError, match=message):
+        check_policy(policy)
+
+
+class Legal(SchedulingPolicy):
+    """Unfair and slow, as a policy may be: it declares nothing."""
+
+    def __init__(self):
+        self.random = random.Random(4)
+
+    def order(self, waiting, view):
+        return self.random.sample(waiting, self.random.randint(0, len(waiting)))
+
+    def admit(self, request, view):
+        return self.random.choice(list(Verdict))
+
+    def chunk(self, request, budget_tokens, view):
+        return self.random.randint(0, budget_tokens)
+
+    def victim(self, running, need_pages, view):
+        return self.random.choice(running)
+
+
+@pytest.mark.parametrize("policy", [SchedulingPolicy, FirstCome, Legal])
+def test_a_policy_that_keeps_the_contract_passes(policy):
+    check_policy(policy, max_examples=40)
+
+
+def test_the_workload_that_shows_a_fault_comes_with_it():
+    with pytest.raises(AssertionError, match=r"Repeats: order .*\nWorkload\(requests=\[R"):
+        check_policy(Repeats)
+
+
+def test_an_error_of_hypothesis_is_no_pass():
+    with pytest.raises(InvalidArgument):
+        check_policy(FirstCome, max_examples=0)
+
+
+def test_it_takes_a_factory_of_new_objects():
+    one = SchedulingPolicy()
+    with pytest.raises(AssertionError, match="a new policy object with each call"):
+        check_policy(lambda: one)
+    with pytest.raises(AssertionError, match="must give a SchedulingPolicy, got 3"):
+        check_policy(lambda: 3)  # pyright: ignore[reportArgumentType]
