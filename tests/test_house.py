@@ -15,8 +15,8 @@ PLUGINS = ROOT / "plugins" / "aioserve_plugins"
 ORDER = (
     "cli",
     "server",
-    "simulation",
     "testing",
+    "simulation",
     "engine",
     "plugins",
     "scheduling",

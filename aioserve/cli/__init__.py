@@ -42,6 +42,9 @@ app.command("aioserve.cli.chat:chat", name="chat", help="Talk to a model in turn
 app.command("aioserve.cli.bench:app", name="bench", help="Measure the engine.", sort_key=3)
 app.command("aioserve.cli.doctor:doctor", name="doctor", help="Show what was found.", sort_key=4)
 app.command("aioserve.cli.plan:plan", name="plan", help="Show how many requests fit.", sort_key=5)
+app.command(
+    "aioserve.cli.simulate:simulate", name="simulate", help="Try policies on a trace.", sort_key=6
+)
 
 
 def main(arguments: list[str] | None = None) -> None:

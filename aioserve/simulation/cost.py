@@ -15,7 +15,9 @@ import numpy as np
 
 from aioserve.errors import ConfigError
 from aioserve.execution.plan import CopyKind, StepPlan
+from aioserve.models.config import DecoderConfig
 from aioserve.simulation.hardware import Hardware
+from aioserve.simulation.models import count_parameters
 
 __all__ = ["CostModel", "CostTable", "ModelShape", "RooflineCost", "read_cost_table"]
 
@@ -29,15 +31,30 @@ class CostModel(Protocol):
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """What the cost of a decoder's step depends on."""
 
-    num_params: int
-    """Those that one token passes through."""
-    weight_bytes: int
+    layer_params: int
+    """Weights of the layers: every token is multiplied with them."""
+    head_params: int
+    """Weights of the output head: tokens that are sampled from are."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     bytes_per_value: int = 2
-    """Of keys and values."""
+    """Of weights, keys and values."""
+
+    @classmethod
+    def of(cls, config: DecoderConfig) -> ModelShape:
+        """The shape of a decoder in its own precision, or in bfloat16 where it doesn't tell."""
+        count = count_parameters(config)
+        return cls(
+            layer_params=count.matrices + count.vectors,
+            head_params=config.vocab_size * config.hidden_size,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bytes_per_value=4 if config.dtype == "float32" else 2,
+        )
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -59,21 +76,25 @@ class RooflineCost:
         self.hardware = hardware
         self._flops = hardware.flops_per_second * hardware.compute_efficiency
         self._bytes = hardware.bytes_per_second * hardware.bandwidth_efficiency
+        self._weight_bytes = (model.layer_params + model.head_params) * model.bytes_per_value
         self._kv_bytes = model.kv_bytes_per_token
         self._pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim
 
     def step_seconds(self, plan: StepPlan) -> float:
-        tokens = pairs = kv_tokens = 0
+        tokens = sampled = pairs = kv_tokens = 0
         for item in plan.items:
             count, end = item.count, item.start + item.count
             tokens += count
+            sampled += item.sampling is not None
             # Read once up to the end, and written where computed. A fork reads nothing of its own.
             kv_tokens += end + count if count else 0
             pairs += count * (item.start + end + 1) // 2
         for copy in plan.copies:
             kv_tokens += 2 * copy.num_tokens if copy.kind is CopyKind.DEVICE else copy.num_tokens
-        flops = 2 * self.model.num_params * tokens + self._pair_flops * pairs
-        moved = self.model.weight_bytes + self._kv_bytes * kv_tokens
+        model = self.model
+        flops = 2 * (model.layer_params * tokens + model.head_params * sampled)
+        flops += self._pair_flops * pairs
+        moved = self._weight_bytes + self._kv_bytes * kv_tokens
         return self.hardware.step_seconds + max(flops / self._flops, moved / self._bytes)
 
 

@@ -20,6 +20,7 @@ from aioserve.errors import ConfigError, InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.request import SamplingParams
 from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy
@@ -105,7 +106,7 @@ def simulate(
 
     Options are those of `Engine`; `num_pages=None` is memory without a limit. An answer has at
     least one token, whatever the trace says. `progress(done, total)` is told of requests that have
-    ended, at most once a step. Raises `ConfigError` for counts that make no sense.
+    ended, at most once a step. Raises `ConfigError` for options that make no sense.
     """
     for name, value in (
         ("num_pages", num_pages),
@@ -115,6 +116,9 @@ def simulate(
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
+    if eviction not in EVICTION_STRATEGIES:
+        known = ", ".join(EVICTION_STRATEGIES)
+        raise ConfigError(f"eviction must be one of {known}, got {eviction!r}")
     if output_reserve_tokens < 0:
         raise ConfigError(
             f"output_reserve_tokens must not be negative, got {output_reserve_tokens}"

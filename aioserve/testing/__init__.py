@@ -16,6 +16,7 @@ from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
 from aioserve.testing.faults import Fault, Faults, PlantedError, random_step_seconds
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
 from aioserve.testing.policy_check import check_policy
+from aioserve.testing.replay import replay
 from aioserve.testing.sim_loop import DeadlockError, SimLoop, SimulationError, simulate
 from aioserve.testing.witness import Witness
 
@@ -36,6 +37,7 @@ __all__ = [
     "count_leaked_pages",
     "expected_tokens",
     "random_step_seconds",
+    "replay",
     "scribble_free_pages",
     "simulate",
 ]

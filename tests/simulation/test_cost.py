@@ -13,10 +13,11 @@ from aioserve.execution.plan import CopyKind, PageCopy, StepPlan, WorkItem
 from aioserve.request import SamplingParams
 from aioserve.simulation.cost import CostTable, ModelShape, RooflineCost, read_cost_table
 from aioserve.simulation.hardware import PRESETS, Hardware, hardware_preset
+from aioserve.simulation.models import read_model
 
 MODEL = ModelShape(
-    num_params=1000,
-    weight_bytes=2000,
+    layer_params=900,
+    head_params=100,
     num_layers=2,
     num_heads=4,
     num_kv_heads=2,
@@ -40,20 +41,21 @@ def step(
 
 def test_a_token_reads_all_weights_and_its_context() -> None:
     assert MODEL.kv_bytes_per_token == 128
-    # Memory: 2000 + 128 * (10 read + 1 written); arithmetic: 2 * 1000 + 4 * 64 * 10.
+    # Memory: 2 * 1000 + 128 * (10 read + 1 written); arithmetic: 2 * 1000 + 4 * 64 * 10.
     assert RooflineCost(MODEL, MACHINE).step_seconds(step((9, 1))) == 0.5 + 4560e-6
 
 
 def test_a_long_chunk_is_bound_by_arithmetic() -> None:
     slow = Hardware("slow", 1e3, 1e9, 10**9, 0.5, 1.0, 1.0)
     # Each token attends to itself and all before it: 11 + 12 + 13 pairs.
-    flops = 2 * 1000 * 3 + 4 * 2 * 4 * 8 * 36
+    flops = 2 * (900 * 3 + 100) + 4 * 2 * 4 * 8 * 36
     assert RooflineCost(MODEL, slow).step_seconds(step((10, 3))) == 0.5 + flops / 1e3
 
 
-def test_forks_are_free_and_copies_are_not() -> None:
+def test_forks_only_sample_and_copies_move_memory() -> None:
     cost = RooflineCost(MODEL, MACHINE)
-    assert cost.step_seconds(step((9, 1), (10, 0))) == cost.step_seconds(step((9, 1)))
+    # A fork samples once more, and that is all.
+    assert cost.step_seconds(step((9, 1), (10, 0))) == 0.5 + (4560 + 200) * 1e-6
     copies = (PageCopy(CopyKind.DEVICE, 0, 1, 3), PageCopy(CopyKind.TO_HOST, 0, 1, 4))
     assert cost.step_seconds(step((9, 1), copies=copies)) == 0.5 + (3408 + 1280) * 1e-6
 
@@ -64,6 +66,12 @@ def test_several_devices_share_a_step() -> None:
     assert (four.memory_bytes, four.step_seconds, four.num_devices) == (4 * 10**9, 0.5, 4)
     with pytest.raises(ConfigError, match="num_devices must be at least 1, got 0"):
         MACHINE.times(0)
+
+
+def test_a_known_models_shape_is_that_of_its_weights() -> None:
+    shape = ModelShape.of(read_model("llama-3-8b"))
+    assert shape.layer_params + 2 * shape.head_params == 8_030_261_248
+    assert shape.kv_bytes_per_token == 131_072
 
 
 def test_presets_are_found_by_name() -> None:

@@ -234,9 +234,10 @@ def test_an_empty_trace_has_nothing_to_measure() -> None:
         ("max_num_seqs", -1),
         ("max_num_batched_tokens", 0),
         ("output_reserve_tokens", -1),
+        ("eviction", "random"),
     ],
 )
-def test_counts_that_make_no_sense_are_named(option: str, value: int) -> None:
+def test_options_that_make_no_sense_are_named(option: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"{option} must .*{value}"):
         run([asking(0, 0.0, 4, 1)], None, **{option: value})
 

@@ -1,0 +1,318 @@
+"""`aioserve simulate`: policies side by side on a trace, without a model.
+
+The simulator itself is in `aioserve.simulation`; this module reads options and prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from aioserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aioserve.simulation.cost import CostModel
+    from aioserve.simulation.metrics import Metrics, Targets
+    from aioserve.simulation.traces import TraceRequest
+
+__all__ = ["SimulateOptions", "simulate"]
+
+Progress = Callable[[int, int], None]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """What to run."""
+
+    synthetic: str | None = None
+    """A made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
+    heavy-tails."""
+    num_requests: int | None = None
+    """Requests of a made-up workload (500 when not given), or the first so many of a trace."""
+    seed: int = 0
+    """Key of a made-up workload."""
+    policy: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ("fcfs",)
+    """A scheduling policy, fcfs when not given; may be given several times."""
+    rate: float | None = None
+    """Requests a second; arrivals are stretched evenly. Not given: as recorded, or 4."""
+    scale_lengths: float = 1.0
+    """This many times the tokens of prompts, answers and shared blocks, for example 0.0625."""
+    model: str = "llama-3-8b"
+    """A preset, a config.json, a model directory, an embedded model or a cached hub id. Its weights
+    aren't read."""
+    hardware: str = "h100"
+    """h200, h100, a100, l4, or cpu, which is a rough guess."""
+    num_devices: int = 1
+    """That share model and memory evenly; what they tell each other isn't counted."""
+    cost_table: Path | None = None
+    """A JSON file of measured steps, in place of the roofline of model and hardware."""
+    num_pages: int | None = None
+    """KV pages. Not given: as many as the memory of the devices holds."""
+    unbounded_cache: Annotated[bool, Parameter(negative=())] = False
+    """KV memory without a limit."""
+    page_size: int = 16
+    """Tokens of one KV page."""
+    max_num_seqs: int = 256
+    """Sequences that run at once."""
+    max_num_batched_tokens: int = 2048
+    """Tokens of one step."""
+    prefix_caching: Annotated[bool, Parameter(negative="--no-prefix-caching")] = True
+    """Start requests from what is cached of their prefix."""
+    eviction: str = "lru"
+    """Which cached pages go first: lru, lfu, fifo or slru."""
+    ttft_target_seconds: float | None = None
+    """A good answer's first token comes this soon: counts goodput."""
+    tpot_target_seconds: float | None = None
+    """A good answer's further tokens take no longer than this on average: counts goodput."""
+    json: Annotated[bool, Parameter(negative=())] = False
+    """Print JSON instead of tables."""
+
+
+def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = None) -> None:
+    """Run scheduling policies over a trace on a virtual clock, with the engine's own scheduler.
+
+    Args:
+        trace: A file of requests: Mooncake or agentic JSONL, Azure or ServeGen CSV, plain or .gz.
+    """
+    import msgspec
+
+    from aioserve.plugins import PluginRegistry
+    from aioserve.simulation.metrics import metrics_of
+    from aioserve.simulation.simulator import simulate as run
+
+    options = options or SimulateOptions()
+    requests = _requests(trace, options)
+    targets = _targets(options)
+    registry = PluginRegistry()
+    policies = {name: registry.policy(name) for name in options.policy}
+    cost, num_pages = _cost(options), _num_pages(options)
+    found: dict[str, Metrics] = {}
+    for name, policy in policies.items():
+        with _bar(name) as progress:
+            result = run(
+                requests,
+                policy,
+                cost=cost,
+                num_pages=num_pages,
+                page_size=options.page_size,
+                max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+                prefix_caching=options.prefix_caching,
+                eviction=options.eviction,
+                progress=progress,
+            )
+        found[name] = metrics_of(result, targets)
+    facts = _facts(trace, options, requests)
+    if options.json:
+        given = dataclasses.asdict(options) | {"cost_table": _text(options.cost_table)}
+        report = {"trace": facts, "options": given, "policies": found}
+        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        _print_tables(facts, options, found)
+
+
+def _requests(trace: Path | None, options: SimulateOptions) -> list[TraceRequest]:
+    from aioserve.simulation.synthetic import synthetic_trace
+    from aioserve.simulation.trace_files import at_rate, read_trace, with_scaled_lengths
+
+    count = options.num_requests
+    if count is not None and count < 1:
+        raise ConfigError(f"num_requests must be at least 1, got {count}")
+    if (trace is None) == (options.synthetic is None):
+        raise ConfigError("give either a trace or --synthetic, and not both")
+    if trace is not None:
+        if not trace.is_file():
+            raise ConfigError(f"there is no trace {trace}")
+        requests = read_trace(trace)[:count]
+        if options.rate is not None:
+            requests = at_rate(requests, options.rate)
+    else:
+        rate = 4.0 if options.rate is None else options.rate
+        name = str(options.synthetic)
+        requests = synthetic_trace(name, count or 500, rate=rate, seed=options.seed)
+    if options.scale_lengths != 1.0:
+        requests = with_scaled_lengths(requests, options.scale_lengths)
+    return requests
+
+
+def _targets(options: SimulateOptions) -> Targets | None:
+    from aioserve.simulation.metrics import Targets
+
+    ttft, tpot = options.ttft_target_seconds, options.tpot_target_seconds
+    if ttft is None and tpot is None:
+        return None
+    return Targets(ttft_seconds=ttft, tpot_seconds=tpot)
+
+
+def _cost(options: SimulateOptions) -> CostModel:
+    from aioserve.simulation.cost import ModelShape, RooflineCost, read_cost_table
+    from aioserve.simulation.hardware import hardware_preset
+    from aioserve.simulation.models import read_model
+
+    if options.cost_table is not None:
+        return read_cost_table(options.cost_table)
+    hardware = hardware_preset(options.hardware).times(options.num_devices)
+    return RooflineCost(ModelShape.of(read_model(options.model)), hardware)
+
+
+def _num_pages(options: SimulateOptions) -> int | None:
+    from aioserve.simulation.capacity import plan_capacity
+    from aioserve.simulation.hardware import hardware_preset
+    from aioserve.simulation.models import read_model
+
+    if options.unbounded_cache:
+        if options.num_pages is not None:
+            raise ConfigError("give either --num-pages or --unbounded-cache, and not both")
+        return None
+    if options.num_pages is not None:
+        return options.num_pages
+    capacity = plan_capacity(
+        options.model,
+        read_model(options.model),
+        gpu_memory_bytes=hardware_preset(options.hardware).memory_bytes,
+        num_gpus=options.num_devices,
+        page_size=options.page_size,
+    )
+    if capacity.num_pages < 1:
+        raise ConfigError(
+            f"{options.model} leaves no room for KV pages on num_devices={options.num_devices} "
+            f"of {options.hardware}: give more of them, or num_pages"
+        )
+    return capacity.num_pages
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Progress | None]:
+    """A progress callback `(done, total)` drawing on stderr; None when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        shown = -1
+
+        def update(done: int, total: int) -> None:
+            nonlocal shown
+            if done != shown:
+                shown = done
+                bar.update(task, completed=done, total=total)
+
+        yield update
+
+
+def _facts(
+    trace: Path | None, options: SimulateOptions, requests: list[TraceRequest]
+) -> dict[str, Any]:
+    return {
+        "name": options.synthetic if trace is None else trace.name,
+        "requests": len(requests),
+        "prompt_tokens": sum(request.prompt_tokens for request in requests),
+        "output_tokens": sum(request.output_tokens for request in requests),
+        "seconds": max(request.arrival_seconds for request in requests),
+    }
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _print_tables(
+    facts: dict[str, Any], options: SimulateOptions, found: dict[str, Metrics]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=sys.stdout, markup=False, highlight=False)
+    metrics = next(iter(found.values()))
+    steps = f"steps as in {options.cost_table}"
+    if options.cost_table is None:
+        steps = f"{options.model} on {options.num_devices} x {options.hardware}"
+    pages = "unbounded KV memory" if options.unbounded_cache else f"{metrics.num_pages:,} pages"
+    console.print(
+        f"{facts['name']}: {facts['requests']:,} requests in {facts['seconds']:,.0f} s, "
+        f"{facts['prompt_tokens']:,} tokens in, {facts['output_tokens']:,} out; {steps}, {pages} "
+        f"of {metrics.page_size} tokens\n",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in found:
+        table.add_column(name, justify="right")
+    for cells in zip(*(_rows(metrics) for metrics in found.values()), strict=True):
+        table.add_row(cells[0][0], *(text for _, text in cells))
+    console.print(table)
+    if metrics.clients:
+        console.print()
+        console.print(_clients(found))
+
+
+def _rows(metrics: Metrics) -> list[tuple[str, str]]:
+    """Label and value of every line of the table; the same labels for every policy."""
+    rows = [("finished", f"{metrics.finished:,}")]
+    rows.append(("refused by the policy", f"{metrics.refused:,}"))
+    rows.append(("too long for the memory", f"{metrics.too_long:,}"))
+    for label, spread, unit, factor in (
+        ("time to first token", metrics.ttft_seconds, "s", 1),
+        ("time per output token", metrics.tpot_seconds, "ms", 1000),
+        ("whole answer", metrics.e2e_seconds, "s", 1),
+    ):
+        for name in ("p50", "p90", "p99"):
+            text = "-" if spread is None else f"{getattr(spread, name) * factor:,.2f}"
+            rows.append((f"{label} {name}, {unit}", text))
+    if metrics.goodput is not None:
+        rows.append(("met their targets", f"{metrics.goodput.share:.1%}"))
+        rows.append(("goodput, requests/s", f"{metrics.goodput.requests_per_second:,.3f}"))
+    rows.append(("output tokens/s", f"{metrics.output_tokens_per_second:,.1f}"))
+    rows.append(("longest wait, tokens", f"{metrics.max_wait_tokens:,}"))
+    if metrics.service_gap_tokens is not None:
+        rows.append(("gap between clients, tokens", f"{metrics.service_gap_tokens:,}"))
+    rows.append(("prefix blocks found", _share(metrics.block_hit_share)))
+    rows.append(("prompt tokens found", _share(metrics.token_hit_share)))
+    rows.append(("preemptions", f"{metrics.preemptions:,}"))
+    rows.append(("KV pages held, mean", f"{metrics.kv_occupancy_mean:.1%}"))
+    rows.append(("KV pages held, most", f"{metrics.kv_occupancy_max:.1%}"))
+    rows.append(("steps", f"{metrics.steps:,}"))
+    rows.append(("simulated time, s", f"{metrics.seconds:,.1f}"))
+    return rows
+
+
+def _clients(found: dict[str, Metrics]) -> Any:
+    """One line for each client: what it got, and under each policy how long it waited."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("client", "requests", "tokens"):
+        table.add_column(column, justify="left" if column == "client" else "right")
+    for name in found:
+        table.add_column(f"{name}: first token p99, s", justify="right")
+        table.add_column("longest wait, tokens", justify="right")
+    for client, theirs in next(iter(found.values())).clients.items():
+        cells = [client, f"{theirs.requests:,}", f"{theirs.tokens:,}"]
+        for metrics in found.values():
+            mine = metrics.clients[client]
+            cells.append("-" if mine.ttft_seconds is None else f"{mine.ttft_seconds.p99:,.2f}")
+            cells.append(f"{mine.max_wait_tokens:,}")
+        table.add_row(*cells)
+    return table
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

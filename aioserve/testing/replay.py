@@ -1,0 +1,58 @@
+"""One policy on one trace, in a test: what `aioserve simulate` does on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aioserve.plugins import PluginRegistry
+from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.simulation.cost import CostModel, ModelShape, RooflineCost
+from aioserve.simulation.hardware import hardware_preset
+from aioserve.simulation.metrics import Metrics, Targets, metrics_of
+from aioserve.simulation.models import read_model
+from aioserve.simulation.simulator import simulate
+from aioserve.simulation.synthetic import WORKLOADS, synthetic_trace
+from aioserve.simulation.trace_files import read_trace
+from aioserve.simulation.traces import TraceRequest
+
+__all__ = ["replay"]
+
+
+def replay(
+    trace: str | Path | Sequence[TraceRequest],
+    policy: str | SchedulingPolicy,
+    *,
+    cost: CostModel | None = None,
+    num_pages: int | None = None,
+    ttft_target_seconds: float | None = None,
+    tpot_target_seconds: float | None = None,
+    **options: Any,
+) -> Metrics:
+    """Run a trace through the real scheduler on a virtual clock and measure it.
+
+    trace: a file of any format that `aioserve simulate` reads, the name of one of its made-up
+        workloads, or requests.
+    policy: a fresh policy object, or the name of one that is installed.
+    cost: how long a step takes; a Llama 3 8B on one H100 unless given.
+    num_pages: pages of KV memory; None is memory without a limit.
+    options: `page_size`, `max_num_seqs` and the others of `aioserve.simulation.simulator.simulate`.
+
+    With a target, the metrics have a goodput. Raises `TraceError` and `ConfigError`.
+    """
+    if isinstance(trace, str) and trace in WORKLOADS:
+        requests: Sequence[TraceRequest] = synthetic_trace(trace)
+    elif isinstance(trace, str | Path):
+        requests = read_trace(trace)
+    else:
+        requests = trace
+    if cost is None:
+        cost = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
+    if isinstance(policy, str):
+        policy = PluginRegistry().policy(policy)
+    result = simulate(requests, policy, cost=cost, num_pages=num_pages, **options)
+    if ttft_target_seconds is None and tpot_target_seconds is None:
+        return metrics_of(result)
+    targets = Targets(ttft_seconds=ttft_target_seconds, tpot_seconds=tpot_target_seconds)
+    return metrics_of(result, targets)

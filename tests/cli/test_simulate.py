@@ -1,0 +1,153 @@
+"""`aioserve simulate`: the same figures as a table and as JSON, and errors that help."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aioserve import RequestView, SchedulerView, SchedulingPolicy
+from aioserve.plugins import PluginRegistry
+from tests.cli.command import Run
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+
+
+@pytest.fixture
+def mooncake(tmp_path: Path) -> Path:
+    """Six requests, of which every second begins like the one before."""
+    rows = [
+        {
+            "timestamp": 1000 * n,
+            "input_length": 1200,
+            "output_length": 4,
+            "hash_ids": [3 * (n // 2), 3 * (n // 2) + 1, 100 + n],
+        }
+        for n in range(6)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second policy, `late`, which starts the last request first."""
+
+    class Late(SchedulingPolicy):
+        def order(
+            self, waiting: Sequence[RequestView], view: SchedulerView
+        ) -> Iterable[RequestView]:
+            return reversed(waiting)
+
+    found = PluginRegistry.policy
+    monkeypatch.setattr(
+        PluginRegistry,
+        "policy",
+        lambda registry, name: Late() if name == "late" else found(registry, name),
+    )
+
+
+def simulated(aioserve: Run, *arguments: object) -> dict[str, Any]:
+    done = aioserve("simulate", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.usefixtures("late")
+def test_json_has_every_figure_of_every_policy(aioserve_here: Run, mooncake: Path) -> None:
+    arguments = (mooncake, "--policy", "fcfs", "--policy", "late", "--unbounded-cache")
+    found = simulated(aioserve_here, *arguments)
+    assert found["trace"]["requests"] == 6
+    assert list(found["policies"]) == ["fcfs", "late"]
+    fcfs = found["policies"]["fcfs"]
+    assert (fcfs["finished"], fcfs["blocks"], fcfs["block_hits"]) == (6, 18, 6)
+    assert fcfs["block_hit_share"] == pytest.approx(1 / 3)
+    assert fcfs["ttft_seconds"]["p50"] > 0
+    assert found == simulated(aioserve_here, *arguments)
+
+
+@pytest.mark.usefixtures("late")
+def test_the_table_has_a_column_for_every_policy(aioserve_here: Run, mooncake: Path) -> None:
+    done = aioserve_here("simulate", mooncake, "--policy", "fcfs", "--policy", "late")
+    assert done.returncode == 0, done.stderr
+    (heading,) = [line for line in done.stdout.splitlines() if "fcfs" in line]
+    assert "late" in heading
+    assert "prefix blocks found" in done.stdout
+    assert "33.3%" in done.stdout
+    assert done.stderr == ""
+
+
+def test_clients_have_a_line_each(aioserve_here: Run) -> None:
+    done = aioserve_here("simulate", "--synthetic", "tenants", "--num-requests", 40)
+    assert "tenant-0" in done.stdout
+    assert "gap between clients" in done.stdout
+
+
+def test_rate_and_scale_change_the_trace(aioserve_here: Run, mooncake: Path) -> None:
+    found = simulated(aioserve_here, mooncake, "--rate", 12, "--scale-lengths", 0.0625)
+    assert found["trace"]["seconds"] == pytest.approx(0.5)
+    assert found["trace"]["prompt_tokens"] == 6 * 75
+    assert found["policies"]["fcfs"]["block_hits"] == 6
+
+
+def test_a_larger_model_needs_more_devices(aioserve_here: Run, mooncake: Path) -> None:
+    arguments = ("simulate", mooncake, "--model", "llama-3-70b")
+    done = aioserve_here(*arguments)
+    assert done.returncode == 2
+    assert "no room for KV pages on num_devices=1 of h100" in done.stderr
+    assert aioserve_here(*arguments, "--num-devices", 4).returncode == 0
+
+
+def test_targets_add_goodput(aioserve_here: Run, mooncake: Path) -> None:
+    arguments = (mooncake, "--ttft-target-seconds", 60, "--tpot-target-seconds", 1e-9)
+    goodput = simulated(aioserve_here, *arguments)["policies"]["fcfs"]["goodput"]
+    assert goodput == {"requests": 0, "share": 0.0, "requests_per_second": 0.0}
+
+
+def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    table = {"prefill_tokens": [0, 1], "decode_batch": [0, 1], "seconds": [[1, 1], [1, 1]]}
+    path.write_text(json.dumps(table))
+    arguments = (mooncake, "--cost-table", path, "--num-requests", 1)
+    fcfs = simulated(aioserve_here, *arguments)["policies"]["fcfs"]
+    assert fcfs["busy_seconds"] == fcfs["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either a trace or --synthetic"),
+        (["--synthetic", "calm"], "no synthetic workload 'calm'"),
+        (["missing.csv"], "there is no trace missing.csv"),
+        (["--synthetic", "bursts", "--policy", "slowest"], "no scheduling policy 'slowest'"),
+        (["--synthetic", "bursts", "--num-requests", "0"], "num_requests must be at least 1"),
+        (["--synthetic", "bursts", "--rate", "0"], "rate must be more than 0"),
+        (["--synthetic", "bursts", "--hardware", "tpu"], "no hardware 'tpu'"),
+        (["--synthetic", "bursts", "--eviction", "mru"], "eviction must be one of lru"),
+        (["--synthetic", "bursts", "--num-pages", "9", "--unbounded-cache"], "and not both"),
+        (["--synthetic", "bursts", "--ttft-target-seconds", "0"], "ttft_seconds must be more"),
+        (["--synthetic", "bursts", "--cost-table", "missing.json"], "cost table missing.json"),
+    ],
+)
+def test_a_mistake_is_named(aioserve_here: Run, arguments: list[str], message: str) -> None:
+    done = aioserve_here("simulate", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("mooncake_synthetic", 0.170), ("agentic_coding", 0.945), ("mooncake_conversation", 0.303)],
+)
+def test_an_unbounded_cache_finds_what_was_seen_before(
+    aioserve_here: Run, name: str, share: float
+) -> None:
+    path = SHARED / f"{name}.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"no {path.name} beside the repository")
+    found = simulated(aioserve_here, path, "--unbounded-cache")
+    assert round(found["policies"]["fcfs"]["block_hit_share"], 3) == share

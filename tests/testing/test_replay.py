@@ -1,0 +1,62 @@
+"""A policy's metrics on a trace, for tests of policies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from aioserve import RequestView, SchedulerView, SchedulingPolicy
+from aioserve.errors import ConfigError, UnknownPolicyError
+from aioserve.execution.plan import StepPlan
+from aioserve.simulation.synthetic import synthetic_trace
+from aioserve.simulation.traces import TraceRequest
+from aioserve.testing import replay
+
+
+class ShortestFirst(SchedulingPolicy):
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        return sorted(waiting, key=lambda request: request.prompt_tokens)
+
+
+class SecondPerStep:
+    def step_seconds(self, plan: StepPlan) -> float:
+        return 1.0
+
+
+def test_a_policy_that_sorts_by_length_has_lower_latencies() -> None:
+    trace = synthetic_trace("heavy-tails", 200, rate=1000.0)
+    first_come = replay(trace, "fcfs", page_size=64)
+    shortest = replay(trace, ShortestFirst(), page_size=64)
+    assert first_come.finished == shortest.finished == 200
+    assert first_come.ttft_seconds is not None
+    assert shortest.ttft_seconds is not None
+    assert shortest.ttft_seconds.p50 < first_come.ttft_seconds.p50 / 2
+
+
+def test_a_trace_may_be_a_file_or_the_name_of_a_workload(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 513, "output_length": 3, "hash_ids": [0, 1]}
+    path.write_text(json.dumps(row))
+    metrics = replay(str(path), "fcfs", cost=SecondPerStep(), max_num_batched_tokens=512)
+    assert metrics.steps == 4
+    assert metrics.goodput is None
+    assert replay("bursts", SchedulingPolicy(), cost=SecondPerStep()).requests == 500
+
+
+def test_targets_count_goodput() -> None:
+    trace = [TraceRequest(n, 0.0, 100, 2, (), 100) for n in range(4)]
+    metrics = replay(
+        trace, "fcfs", cost=SecondPerStep(), max_num_batched_tokens=100, ttft_target_seconds=3.5
+    )
+    assert metrics.goodput is not None
+    assert 0 < metrics.goodput.requests < 4
+
+
+def test_what_is_unknown_is_named() -> None:
+    with pytest.raises(UnknownPolicyError, match="'slowest'"):
+        replay("bursts", "slowest")
+    with pytest.raises(ConfigError, match="page_size must be at least 1"):
+        replay("bursts", "fcfs", page_size=0)
