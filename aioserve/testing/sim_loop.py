@@ -160,7 +160,9 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._now_seconds = max(self._now_seconds, timers[0][0])
             elif not self._ready:
                 self._wait_for_a_blocked_thread()
-        while timers and timers[0][0] <= self._now_seconds:
+        # Those of one moment: where several are overdue, each has a round of its own.
+        due = min(timers[0][0], self._now_seconds) if timers else self._now_seconds
+        while timers and timers[0][0] <= due:
             timer = heapq.heappop(timers)[2]
             timer._scheduled = False
             if timer.cancelled():
@@ -174,7 +176,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.clear()
         if len(batch) < 2:
             return batch
-        owners = [_owner(handle) for handle in batch]
+        owners = _owners(batch)
         draw = self._draw
         order = sorted(range(len(batch)), key=lambda _: draw())
         if len(set(owners)) == len(batch):
@@ -333,9 +335,22 @@ class SimLoop(asyncio.BaseEventLoop):
         return f"{len(lines)} tasks aren't done:" + "".join(sorted(lines))
 
 
-def _owner(handle: asyncio.Handle) -> int:
-    """Handles with one owner keep their order."""
-    args = handle._args
-    if args and isinstance(args[0], asyncio.Future):
-        return id(args[0])
-    return id(getattr(handle._callback, "__self__", handle))
+def _owners(handles: list[asyncio.Handle]) -> list[int]:
+    """For each handle a number; those with equal numbers keep their order.
+
+    Handles belong together that are methods of one object, or callbacks of one future (or look
+    like those: their first argument is that future).
+    """
+    joined: dict[int, int] = {}
+
+    def find(key: int) -> int:
+        while (above := joined.setdefault(key, key)) != key:
+            key = above
+        return key
+
+    keys = [id(getattr(handle._callback, "__self__", handle)) for handle in handles]
+    for key, handle in zip(keys, handles, strict=True):
+        args = handle._args
+        if args and isinstance(args[0], asyncio.Future):
+            joined[find(id(args[0]))] = find(key)
+    return [find(key) for key in keys]

@@ -37,8 +37,8 @@ def test_slow_readers_get_every_token_and_hold_up_nobody(seed, n):
             began = loop.time()
             quick = [witness.read([100 + index], params(40)) for index in range(4)]
             assert await asyncio.gather(*quick) == ["length"] * 4
-            # As quick as alone, but for what the slow ones compute besides.
-            assert loop.time() - began < 1000 * STEP_SECONDS
+            # Nobody has waited for a slow one to be given up.
+            assert loop.time() - began < STALL_SECONDS / 2
             assert await asyncio.gather(*slow) == ["length"] * 5
 
     run(main, seed)

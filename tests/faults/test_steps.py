@@ -84,6 +84,7 @@ def test_everything_that_can_fail_fails_at_random(seed):
 
             await asyncio.gather(*(request() for _ in range(60)))
             assert witness.ends.total() == 60
+            assert witness.ends.keys() <= {"length", "left", "StepError", "RequestFailedError"}
 
     run(main, seed)
 

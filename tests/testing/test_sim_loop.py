@@ -73,6 +73,34 @@ def test_a_blocked_loop_lets_time_pass():
     assert simulate(main) == (2.0, True)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_timers_that_are_overdue_fire_in_the_order_of_their_times(seed):
+    async def main():
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        fired = []
+        for when in (1.5, 0.5, 2.0, 1.0):
+            loop.call_at(when, fired.append, when)
+        loop.block(3.0)
+        await asyncio.sleep(1)
+        return fired
+
+    assert simulate(main, seed=seed) == [0.5, 1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_methods_of_one_object_stay_in_order_also_with_futures_as_arguments(seed):
+    async def main():
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(5)]
+        queue = asyncio.Queue()
+        for future in futures:
+            loop.call_soon(queue.put_nowait, future)
+        return [futures.index(await queue.get()) for _ in futures]
+
+    assert simulate(main, seed=seed) == [0, 1, 2, 3, 4]
+
+
 def test_cancelled_timers_never_fire_and_are_forgotten():
     async def main() -> int:
         loop = asyncio.get_running_loop()
