@@ -40,7 +40,7 @@ from aioserve.testing.witness import Witness
 __all__ = ["Findings", "main", "run_batch"]
 
 MODULE = "aioserve.testing.soak"
-BATCH_REQUESTS = 5_000
+BATCH_REQUESTS = 2_000
 MAX_ROUNDS = 50_000_000
 MAX_MODEL_LEN = 128
 STEPS_BETWEEN_CHECKS = 100
@@ -251,7 +251,7 @@ class _Whimsical(SchedulingPolicy):
         return self._draw.choice([Verdict.NOW, Verdict.NOW, Verdict.LATER])
 
     def chunk(self, request, budget_tokens, view):
-        return self._draw.randint(-1, budget_tokens)
+        return self._draw.choice([budget_tokens, self._draw.randint(-1, budget_tokens)])
 
     def victim(self, running, need_pages, view):
         return self._draw.choice(running)
@@ -270,18 +270,18 @@ def _model(draw: random.Random) -> FakeModel:
 def _options(draw: random.Random) -> dict[str, Any]:
     page_size = draw.choice([1, 2, 8, 16, 64])
     num_pages = int(MAX_MODEL_LEN / page_size * draw.choice([1.5, 3, 6, 12, 24]))
-    num_host_pages = draw.choice([0, 0, num_pages // 2, 2 * num_pages])
+    num_host_pages = draw.choice([0, num_pages // 2, 2 * num_pages])
     return {
-        "policy": draw.choice([SchedulingPolicy(), SchedulingPolicy(), _Whimsical(draw)]),
+        "policy": _Whimsical(draw) if draw.random() < 0.2 else SchedulingPolicy(),
         "page_size": page_size,
         "num_pages": num_pages,
         "num_host_pages": num_host_pages,
         "prefix_caching": draw.random() < 0.9,
         "partial_page_reuse": draw.random() < 0.8,
         "eviction": draw.choice(["lru", "lru", "lfu", "fifo", "slru"]),
-        "preemption": draw.choice(["auto", "recompute", *(["swap"] if num_host_pages else [])]),
+        "preemption": draw.choice(["auto", "recompute", *(["swap"] * 3 if num_host_pages else [])]),
         "max_num_seqs": draw.choice([4, 32, 64]),
-        "max_num_batched_tokens": draw.choice([16, 128, 512]),
+        "max_num_batched_tokens": draw.choice([32, 128, 512]),
         "output_reserve_tokens": draw.choice([0, 16, 64]),
         "overlap": draw.random() < 0.8,
         "max_buffered_tokens": draw.choice([1, 4, 64]),
