@@ -8,7 +8,7 @@ import random
 import pytest
 
 from aioserve.testing import FakeModel, random_step_seconds
-from tests.faults.harness import SEEDS, STEP_SECONDS, params, run, until, watched
+from tests.faults.harness import SEEDS, params, run, until, watched
 
 STALL_SECONDS = 5.0
 OPTIONS = {"max_buffered_tokens": 8, "stall_timeout_seconds": STALL_SECONDS}
