@@ -32,7 +32,7 @@ class CacheAware(SchedulingPolicy):
     Raises `ConfigError` for a `patience` that isn't positive and finite, or a `window` below 1.
     """
 
-    def __init__(self, *, patience: float = 16.0, window: int = 64) -> None:
+    def __init__(self, *, patience: float = 64.0, window: int = 64) -> None:
         if not 0 < patience < math.inf:
             raise ConfigError(f"patience must be positive and finite, got {patience!r}")
         if not isinstance(window, int) or window < 1:

@@ -42,7 +42,7 @@ def planned(bench: Bench) -> StepPlan:
     ],
 )
 def test_each_keeps_the_contract_and_its_starvation_bound(make_policy):
-    check_policy(make_policy, max_examples=40)
+    check_policy(make_policy, max_examples=25)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
