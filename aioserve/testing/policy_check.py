@@ -154,7 +154,7 @@ def _workloads() -> SearchStrategy[Workload]:
         requests=st.lists(request, min_size=1, max_size=12)
         | st.lists(request, min_size=12, max_size=40),
         page_size=st.sampled_from([1, 4, 16]),
-        spare_pages=st.integers(0, 24),
+        spare_pages=st.sampled_from([0, 2, 8, 24]),
         max_num_seqs=st.integers(2, 5),
         max_num_batched_tokens=st.sampled_from([1, 8, 32, 64]),
         output_reserve_tokens=st.sampled_from([0, 8]),
