@@ -178,6 +178,13 @@ def test_a_wait_is_counted_in_tokens_of_others() -> None:
     assert (first.wait_tokens, second.wait_tokens) == (0, 10)
 
 
+def test_a_client_that_waits_is_behind_by_what_others_got() -> None:
+    trace = [asking(n, 0.0, 10, 1, client="aaab"[n]) for n in range(4)]
+    # Both have requests waiting until the third step starts the last of "a".
+    assert run(trace, max_num_batched_tokens=10).service_gap_tokens == 20
+    assert run(trace[:3]).service_gap_tokens is None
+
+
 def test_equal_blocks_are_found_and_answers_are_not() -> None:
     trace = [
         asking(0, 0.0, 8, 8, (0, 1)),
