@@ -15,6 +15,7 @@ unborn: they fork off, with its pages, in the step that has computed the prompt.
 from __future__ import annotations
 
 from bisect import insort
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -215,6 +216,11 @@ class Scheduler:
         for item, sequence in planned:
             # A page that it wrote in part may have been completed, and published, by a later step.
             cut.update(self.memory.forget(sequence, item.start // self.memory.page_size))
+        for sequence in chain.from_iterable(self.in_flight.values()):
+            # So may a page that it should have copied to the host, and a later step copied back.
+            if sequence.inherited_step >= plan.step:
+                first = sequence.cached // self.memory.page_size
+                cut.update(self.memory.forget(sequence, first))
         self._complete(plan)
         ended = [
             one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_whichever_step_fails_only_its_requests_end(fault, overlap):
             assert await witness.read([1], params()) == "length"
 
     for index in range(0, 40, 2):
-        run(lambda: main(index), seed=index)  # noqa: B023
+        run(partial(main, index), seed=index)
     assert ends == {"length", "RequestFailedError" if fault is Fault.BAD_ROW else "StepError"}
 
 

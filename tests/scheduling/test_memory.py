@@ -513,6 +513,37 @@ def test_pages_swapped_out_by_a_failed_step_are_recomputed():
     assert work(bench.plan()) == [(b, 0, 9)]
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_page_completed_over_what_a_failed_step_should_have_swapped_is_forgotten(cancelled):
+    bench = Bench(
+        num_host_pages=4, preemption="swap", prefix_caching=True, max_num_seqs=1, num_pages=16
+    )
+    a = bench.submit(5)
+    for _ in range(3):  # 7 tokens in 2 pages
+        bench.step()
+    tokens = expected_tokens(range(5), 3)
+    bench.scheduler.pause(a)
+    b = bench.submit([9, 9])
+    swapping = bench.plan()
+    assert [copy.kind for copy in swapping.copies] == [CopyKind.TO_HOST]
+    bench.scheduler.finish(b)
+    bench.scheduler.resume(a)
+    # Takes its half page back from the host, and fills and publishes it.
+    over = bench.plan()
+    assert work(over) == [(a, 7, 1)]
+    if cancelled:
+        bench.scheduler.finish(a)
+        a = bench.submit([*range(5), *tokens])
+        expected = expected_tokens([*range(5), *tokens], 8)
+    else:
+        expected = expected_tokens(range(5), 8)[3:]
+
+    bench.fail(swapping)
+    bench.commit(over)
+
+    assert bench.run()[a] == expected
+
+
 @pytest.mark.parametrize(("prompt", "swapped"), [(SWAP_FROM_TOKENS - 9, 0), (SWAP_FROM_TOKENS, 1)])
 def test_long_contexts_are_swapped_and_short_ones_recomputed(prompt, swapped):
     pages = 2 * (prompt // 4 + 1)
