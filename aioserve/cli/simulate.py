@@ -53,7 +53,8 @@ class SimulateOptions:
     num_devices: int = 1
     """That share model and memory evenly; what they tell each other isn't counted."""
     cost_table: Path | None = None
-    """A JSON file of measured steps, in place of the roofline of model and hardware."""
+    """A JSON file of measured steps, in place of the roofline of model and hardware, which then say
+    no more than how many pages there are."""
     num_pages: int | None = None
     """KV pages. Not given: as many as the memory of the devices holds."""
     unbounded_cache: Annotated[bool, Parameter(negative=())] = False

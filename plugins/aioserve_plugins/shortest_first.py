@@ -29,7 +29,7 @@ class ShortestFirst(SchedulingPolicy):
     """
 
     def __init__(self, *, patience: float = 64.0, window: int = 64) -> None:
-        if not 0 < patience < math.inf:
+        if not isinstance(patience, int | float) or not 0 < patience < math.inf:
             raise ConfigError(f"patience must be positive and finite, got {patience!r}")
         if not isinstance(window, int) or window < 1:
             raise ConfigError(f"window must be an int of at least 1, got {window!r}")

@@ -58,6 +58,7 @@ def test_each_is_found_by_its_name(name):
         (RoundRobin, {"chunk_size": 0}, "chunk_size must be an int of at least 1, got 0"),
         (RoundRobin, {"chunk_size": 1.5}, "chunk_size must be an int of at least 1, got 1.5"),
         (CacheAware, {"patience": 0}, "patience must be positive and finite, got 0"),
+        (CacheAware, {"patience": "1"}, "patience must be positive and finite, got '1'"),
         (CacheAware, {"window": 0}, "window must be an int of at least 1, got 0"),
         (ShortestFirst, {"patience": float("inf")}, "patience must be positive and finite"),
         (ShortestFirst, {"patience": float("nan")}, "patience must be positive and finite"),
