@@ -82,10 +82,10 @@ $(FOR_RUN): $(METADATA) | $(FOR_BUILD)
 	$(call install_requirements)
 
 $(FOR_TEST): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements,hub test)
+	$(call install_requirements,hub report test)
 
 $(FOR_DOCS): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements,docs)
+	$(call install_requirements,docs report)
 
 $(BUILT): $(NATIVE) $(METADATA) | $(FOR_BUILD)
 	$(INSTALL_ITSELF)
