@@ -1,0 +1,22 @@
+"""Finds plugins and asks them what they offer; one broken plugin harms nobody who doesn't use it.
+
+A plugin is a module named by an entry point of the group `aioserve`, or an object given to
+`Engine(plugins=[...])`, with hook implementations marked `@aioserve.hookimpl`. An entry point that
+carries the name of the policy that its module offers is known by that name although its module
+can't be imported.
+"""
+
+from __future__ import annotations
+
+from aioserve.plugins.registry import BrokenPlugin, Offer, PluginRegistry, check_policy_object
+from aioserve.plugins.specs import API_VERSION, PolicySpec, hookimpl
+
+__all__ = [
+    "API_VERSION",
+    "BrokenPlugin",
+    "Offer",
+    "PluginRegistry",
+    "PolicySpec",
+    "check_policy_object",
+    "hookimpl",
+]

@@ -1,0 +1,159 @@
+"""Options given with a name: `round_robin:chunk_size=512,adaptive=true`.
+
+Values are converted as the factory's keyword-only parameters are annotated. Knows nothing of what
+the factory makes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+from aioserve.errors import ConfigError, PluginError
+
+__all__ = ["made", "split_name"]
+
+
+def split_name(text: str) -> tuple[str, dict[str, str]]:
+    """`name:option=value,option=value` as the name and the options, values still as text.
+
+    Raises `ConfigError` for an option that isn't written that way, or given twice.
+    """
+    name, colon, rest = text.partition(":")
+    options: dict[str, str] = {}
+    for part in rest.split(",") if colon else ():
+        option, equals, value = part.partition("=")
+        if not equals or not option.strip():
+            raise ConfigError(
+                f"{text!r}: options are written NAME:OPTION=VALUE,OPTION=VALUE, got {part!r}"
+            )
+        if option.strip() in options:
+            raise ConfigError(f"{text!r}: option {option.strip()!r} is given twice")
+        options[option.strip()] = value.strip()
+    return name.strip(), options
+
+
+def made(factory: Callable[..., Any], options: Mapping[str, str], what: str) -> Any:
+    """What `factory` makes with `options`, converted. `what` names it in errors.
+
+    Raises `ConfigError` for an option that there isn't, a value that is none, an option that is
+    missing, and whatever value the factory itself refuses with a `ConfigError`; lets through what
+    else the factory raises.
+    """
+    parameters = _options_of(factory, what) if options else {}
+    values: dict[str, Any] = {}
+    for option, text in options.items():
+        if option not in parameters:
+            known = ", ".join(map(_shown, parameters.values())) or "it has none"
+            raise ConfigError(f"{what} has no option {option!r}; there are: {known}")
+        try:
+            values[option] = _converted(text, _kind(parameters[option]))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"option {option!r} of {what} {error}, got {text!r}") from None
+    try:
+        return factory(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
+    except TypeError:
+        missing = _missing(factory, values)
+        if missing:
+            raise ConfigError(f"{what} needs the options {', '.join(missing)}") from None
+        raise
+
+
+def _missing(factory: Callable[..., Any], values: Mapping[str, Any]) -> list[str]:
+    """Options without a default that `values` doesn't have."""
+    return [
+        name
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        and parameter.default is inspect.Parameter.empty
+        and name not in values
+    ]
+
+
+def _options_of(factory: Callable[..., Any], what: str) -> dict[str, inspect.Parameter]:
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except Exception as error:
+        raise PluginError(f"the options of {what} can't be read: {error!r}") from error
+    return {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    kind = _name(_kind(parameter))
+    if parameter.default is inspect.Parameter.empty:
+        return f"{parameter.name} ({kind})"
+    return f"{parameter.name} ({kind}, {parameter.default!r} unless given)"
+
+
+def _kind(parameter: inspect.Parameter) -> Any:
+    """The annotation; where there is none, the type of the default."""
+    if parameter.annotation is not inspect.Parameter.empty:
+        return parameter.annotation
+    return type(parameter.default)
+
+
+def _name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+
+
+def _converted(text: str, kind: Any) -> Any:
+    """Raises `ValueError` saying what the value must be, and `TypeError` for kinds that can't be
+    written in a name."""
+    origin, members = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _one_of(text, members)
+    if origin is Literal:
+        for choice in members:
+            if str(choice) == text:
+                return choice
+        raise ValueError(f"must be one of {', '.join(map(str, members))}")
+    if isinstance(origin, type) and issubclass(origin, Mapping) and len(members) == 2:
+        return _mapping(text, *members)
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError("must be true or false")
+        return text.lower() == "true"
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError(f"must be {'an int' if kind is int else 'a number'}") from None
+    raise TypeError(f"is a {_name(kind)}, which a name can't give: make the object yourself")
+
+
+def _one_of(text: str, kinds: tuple[Any, ...]) -> Any:
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    others = [kind for kind in kinds if kind is not type(None)]
+    errors: list[str] = []
+    for kind in others:
+        try:
+            return _converted(text, kind)
+        except ValueError as error:
+            errors.append(str(error))
+    raise ValueError(" or ".join([*errors, "none"] if type(None) in kinds else errors))
+
+
+def _mapping(text: str, key_kind: Any, value_kind: Any) -> dict[Any, Any]:
+    """`gold:4;free:1`. A key may hold colons, a value none."""
+    values: dict[Any, Any] = {}
+    for entry in filter(None, text.split(";")):
+        key, colon, value = entry.rpartition(":")
+        if not colon:
+            raise ValueError("must be written KEY:VALUE;KEY:VALUE")
+        try:
+            converted_key = _converted(key.strip(), key_kind)
+            values[converted_key] = _converted(value.strip(), value_kind)
+        except ValueError as error:
+            raise ValueError(f"{error} in {entry!r}") from None
+    return values

@@ -1,0 +1,270 @@
+"""Plugins: found, isolated, named when they break."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aioserve import (
+    ConfigError,
+    Engine,
+    PluginError,
+    PolicySpec,
+    SamplingParams,
+    UnknownPolicyError,
+    hookimpl,
+)
+from aioserve.plugins import API_VERSION, PluginRegistry
+from aioserve.testing.fake_model import FakeModel, expected_tokens
+from tests.plugin_system.planted import Lifo, LifoPlugin, broken, entry_point, offering
+
+
+def any_of(value) -> Any:
+    """A value whose type is nobody's business."""
+    return value
+
+
+def test_fcfs_is_found_through_its_entry_point():
+    info = PluginRegistry().policies["fcfs"]
+    assert info.distribution == "aioserve-plugins"
+    assert type(PluginRegistry().policy("fcfs")).__module__ == "aioserve_plugins.fcfs"
+
+
+def test_each_engine_gets_a_policy_object_of_its_own():
+    registry = PluginRegistry()
+    assert registry.policy("fcfs") is not registry.policy("fcfs")
+
+
+def test_a_broken_plugin_that_nobody_selects_is_a_warning(installed, caplog):
+    installed += [entry_point("bad", broken), entry_point("lifo", LifoPlugin)]
+    registry = PluginRegistry()
+    assert isinstance(registry.policy("lifo"), Lifo)
+    assert [plugin.name for plugin in registry.broken] == ["bad"]
+    assert "bad (some-dist 1.2): ImportError('planted')" in caplog.text
+
+
+def test_a_broken_plugin_that_is_selected_is_an_error_with_its_cause(installed):
+    installed.append(entry_point("bad", broken))
+    with pytest.raises(
+        PluginError, match=r"'bad' can't be loaded: bad \(some-dist 1.2\)"
+    ) as caught:
+        PluginRegistry().policy("bad")
+    assert isinstance(caught.value.__cause__, ImportError)
+
+
+def test_a_factory_that_raises_names_its_distribution(installed):
+    installed.append(entry_point("bad", lambda: offering([PolicySpec("bad", broken)])))
+    with pytest.raises(PluginError, match=r"some-dist 1.2 can't be made: ImportError"):
+        PluginRegistry().policy("bad")
+
+
+def test_two_plugins_may_not_offer_one_name(installed):
+    installed += [entry_point("a", LifoPlugin), entry_point("b", LifoPlugin)]
+    registry = PluginRegistry()
+    assert [plugin.name for plugin in registry.broken] == ["b"]
+    assert "offered by some-dist too" in str(registry.broken[0])
+
+
+def test_a_policy_belongs_to_the_entry_point_of_its_name(installed):
+    installed += [entry_point("a", lambda: LifoPlugin()), entry_point("lifo", LifoPlugin)]
+    registry = PluginRegistry()
+    assert [plugin.name for plugin in registry.broken] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        (object(), "has no hook marked"),
+        (SimpleNamespace(), "has no hook marked"),
+        (LifoPlugin, "is a class: give an object of it"),
+    ],
+)
+def test_an_object_without_hooks_is_refused(plugin, message):
+    with pytest.raises(PluginError, match=message):
+        PluginRegistry([plugin])
+
+
+def test_a_given_plugin_whose_hook_raises_is_an_error_with_its_cause():
+    class Plugin:
+        @hookimpl
+        def aioserve_scheduling_policies(self):
+            raise KeyError("planted")
+
+    with pytest.raises(PluginError, match="is broken: KeyError") as caught:
+        PluginRegistry([Plugin()])
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("offered", "message"),
+    [
+        ([Lifo], "must give PolicySpec objects"),
+        ("lifo", "must give a list of PolicySpec"),
+        (PolicySpec("lifo", Lifo), "must give a list of PolicySpec"),
+        ([PolicySpec("", Lifo)], "name must be letters"),
+        ([PolicySpec("a:b", Lifo)], "name must be letters"),
+        ([PolicySpec(any_of(3), Lifo)], "name must be letters"),
+        ([PolicySpec("lifo", any_of("Lifo"))], "factory must be callable, got 'Lifo'"),
+        ([PolicySpec("lifo", Lifo, any_of(None))], "description must be a str, got None"),
+        ([PolicySpec("lifo", Lifo), PolicySpec("lifo", Lifo)], "offered twice"),
+    ],
+)
+def test_a_hook_that_gives_something_else_breaks_its_plugin(installed, offered, message):
+    installed += [entry_point("bad", lambda: offering(offered)), entry_point("good", LifoPlugin)]
+    registry = PluginRegistry()
+    (found,) = registry.broken
+    assert message in str(found)
+    assert [offer.plugin for offer in registry.policies.values()] == ["good"]
+
+
+@pytest.mark.parametrize("api", [0, API_VERSION + 1, "1", True, None])
+def test_a_spec_made_for_another_api_version_is_broken_and_says_so(installed, api):
+    spec = PolicySpec("lifo", Lifo, api=api)
+    installed.append(entry_point("lifo", lambda: offering([spec])))
+    with pytest.raises(PluginError, match=r"some-dist 1\.2") as caught:
+        PluginRegistry().policy("lifo")
+    assert f"made for version {api!r} of the plugin API" in str(caught.value)
+    assert f"this aioserve has version {API_VERSION}" in str(caught.value)
+
+
+def test_a_spec_that_names_no_version_is_made_for_the_first():
+    assert PolicySpec("lifo", Lifo).api == 1
+
+
+def test_a_hook_must_be_plain(installed):
+    class Waiting:
+        @hookimpl
+        async def aioserve_scheduling_policies(self):
+            return []
+
+    class Wrapping:
+        @hookimpl(wrapper=True)
+        def aioserve_scheduling_policies(self):
+            return (yield)
+
+    class Misspelt:
+        @hookimpl
+        def aioserve_scheduling_policy(self):
+            return []
+
+    installed += [
+        entry_point("a", Waiting),
+        entry_point("b", Wrapping),
+        entry_point("c", Misspelt),
+    ]
+    first, second, third = PluginRegistry().broken
+    assert "must be a plain function, got an async one" in str(first)
+    assert "must not be a wrapper" in str(second)
+    assert "unknown hook 'aioserve_scheduling_policy'" in str(third)
+
+
+def test_a_module_that_ends_the_process_on_import_is_broken_like_any_other(installed):
+    def leave():
+        raise SystemExit(3)
+
+    installed.append(entry_point("bad", leave))
+    assert "SystemExit(3)" in str(PluginRegistry().broken[0])
+
+
+def test_a_factory_that_makes_something_else_breaks_its_contract(installed):
+    installed.append(entry_point("bad", lambda: offering([PolicySpec("bad", any_of(dict))])))
+    with pytest.raises(PluginError, match=r"'bad' of some-dist 1.2: its factory made {}, no"):
+        PluginRegistry().policy("bad")
+
+
+def test_a_module_is_a_plugin():
+    module = ModuleType("lifo_module")
+    module.aioserve_scheduling_policies = hookimpl(  # pyright: ignore[reportAttributeAccessIssue]
+        lambda: [PolicySpec("lifo", Lifo)]
+    )
+    assert isinstance(PluginRegistry([module]).policy("lifo"), Lifo)
+
+
+def test_without_plugins_the_error_says_so(installed):
+    with pytest.raises(UnknownPolicyError, match="none is installed"):
+        PluginRegistry().policy("fcfs")
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": "lifo", "plugins": [LifoPlugin()]}, {"policy": Lifo()}]
+)
+@pytest.mark.asyncio
+async def test_a_policy_is_given_by_plugin_object_or_as_itself(options):
+    async with Engine(FakeModel(), **options) as engine:
+        assert engine.dump()["policy"] == "Lifo"
+        answer = await engine.generate([1], SamplingParams(max_tokens=3, seed=0))
+        assert list(answer.token_ids) == expected_tokens([1], 3)
+
+
+# AIOSERVE_PLUGINS
+
+
+@pytest.fixture
+def three(installed):
+    """One bundled plugin, two of others; each notes that it was imported."""
+    imported = []
+
+    def load(name):
+        def imports():
+            imported.append(name)
+            return offering([PolicySpec(name, Lifo)])
+
+        return imports
+
+    installed += [
+        entry_point("fcfs", load("fcfs"), "aioserve-plugins"),
+        entry_point("mine", load("mine"), "My.Policies"),
+        entry_point("theirs", load("theirs"), "their_policies"),
+    ]
+    return imported
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, ["fcfs", "mine", "theirs"]),
+        ("off", ["fcfs"]),
+        (" OFF ", ["fcfs"]),
+        ("", ["fcfs"]),
+        ("mine", ["fcfs", "mine"]),
+        ("my-policies", ["fcfs", "mine"]),
+        ("My.Policies, their-policies", ["fcfs", "mine", "theirs"]),
+        ("fcfs,theirs", ["fcfs", "theirs"]),
+    ],
+)
+def test_the_environment_says_which_plugins_are_imported(three, monkeypatch, value, expected):
+    if value is not None:
+        monkeypatch.setenv("AIOSERVE_PLUGINS", value)
+    registry = PluginRegistry()
+    assert sorted(registry.policies) == expected
+    assert three == expected
+    assert sorted([*expected, *(plugin.name for plugin in registry.off)]) == [
+        "fcfs",
+        "mine",
+        "theirs",
+    ]
+
+
+def test_a_name_in_the_environment_that_is_not_installed_is_an_error(three, monkeypatch):
+    monkeypatch.setenv("AIOSERVE_PLUGINS", "mine,quota")
+    with pytest.raises(ConfigError, match=r"names 'quota', which is neither .*: aioserve"):
+        PluginRegistry()
+    assert three == []
+
+
+def test_a_broken_plugin_that_the_environment_names_is_an_error(installed, monkeypatch):
+    installed += [entry_point("lifo", LifoPlugin), entry_point("quota", broken)]
+    PluginRegistry().check_selected()
+    monkeypatch.setenv("AIOSERVE_PLUGINS", "lifo,quota")
+    with pytest.raises(PluginError) as caught:
+        PluginRegistry().check_selected()
+    assert "AIOSERVE_PLUGINS names a plugin that can't be loaded" in str(caught.value)
+    assert "quota (some-dist 1.2): ImportError('planted')" in str(caught.value)
+
+
+def test_what_is_switched_off_says_so(three, monkeypatch):
+    monkeypatch.setenv("AIOSERVE_PLUGINS", "mine")
+    with pytest.raises(UnknownPolicyError, match="AIOSERVE_PLUGINS leaves out: theirs"):
+        PluginRegistry().policy("theirs")
