@@ -8,6 +8,7 @@
     │   └── DuplicateRequestError    the request id is in use
     ├── ConfigError                  an engine option outside its range (also a ValueError)
     │   └── UnknownPolicyError       no plugin offers a scheduling policy of that name
+    ├── TraceError                   a trace of requests can't be read (also a ValueError)
     ├── PluginError                  a selected plugin can't be loaded
     ├── ModelError                   a model directory can't be loaded
     │   ├── ModelNotFoundError       no such directory, embedded model or cached hub id
@@ -47,6 +48,7 @@ __all__ = [
     "RequestRejectedError",
     "StepError",
     "StreamStalledError",
+    "TraceError",
     "UnknownPolicyError",
     "UnsupportedModelError",
     "WeightsError",
@@ -84,6 +86,11 @@ class ConfigError(AioserveError, ValueError):
 
 class UnknownPolicyError(ConfigError):
     """No installed plugin offers a scheduling policy of that name."""
+
+
+class TraceError(AioserveError, ValueError):
+    """A trace of requests can't be read, or isn't in the format it was read as; names the file, the
+    line and the field."""
 
 
 class PluginError(AioserveError):

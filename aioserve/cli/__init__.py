@@ -3,8 +3,8 @@
 This module knows the verbs' names and turns errors into exit codes. It must stay cheap: help and
 usage errors import no torch.
 
-Exit codes: 0 done; 1 the engine failed; 2 the command line, the prompt or the model name is wrong;
-130 interrupted (Ctrl-C); 141 the reader of stdout went away.
+Exit codes: 0 done; 1 the engine failed; 2 the command line, the prompt, the model name or the trace
+is wrong; 130 interrupted (Ctrl-C); 141 the reader of stdout went away.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from aioserve.errors import (
     ConfigError,
     InvalidRequestError,
     ModelNotFoundError,
+    TraceError,
 )
 
 __all__ = ["app", "main"]
@@ -65,7 +66,7 @@ def _run(arguments: list[str] | None) -> int:
     except BrokenPipeError:
         _give_up_stdout()
         return EXIT_BROKEN_PIPE
-    except (InvalidRequestError, ConfigError, ModelNotFoundError) as error:
+    except (InvalidRequestError, ConfigError, ModelNotFoundError, TraceError) as error:
         return _report(error, EXIT_USAGE)
     except AioserveError as error:
         return _report(error, EXIT_FAILED)

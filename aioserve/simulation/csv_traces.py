@@ -9,14 +9,13 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import math
-import zlib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from aioserve.simulation.traces import TraceError, TraceRequest
+from aioserve.errors import TraceError
+from aioserve.simulation.traces import TraceRequest, lines_of
 
 __all__ = ["AZURE_HEADERS", "SERVEGEN_HEADER", "read_azure", "read_servegen"]
 
@@ -105,27 +104,21 @@ class _Row:
 
 def _rows(path: Path, headers: tuple[tuple[str, ...], ...]) -> Iterator[_Row]:
     """The lines of a file that begins with one of `headers`."""
+    reader = csv.reader(line for _, line in lines_of(path))
     try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8", newline="") as lines:
-            reader = csv.reader(lines)
-            columns = next(reader, [])
-            for header in headers:
-                if tuple(columns[: len(header)]) == header:
-                    break
-            else:
-                known = " or ".join(",".join(header) for header in headers)
-                raise TraceError(f"{path}:1: the columns must begin with {known}, got {columns}")
-            for values in reader:
-                if not values:
-                    continue
-                place = f"{path}:{reader.line_num}"
-                if len(values) != len(columns):
-                    raise TraceError(
-                        f"{place}: {len(values)} values in a file of {len(columns)} columns"
-                    )
-                yield _Row(place, header, dict(zip(columns, values, strict=True)))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{path}: {error}") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: not a whole gzip file: {error}") from error
+        columns = next(filter(None, reader), [])
+        for header in headers:
+            if tuple(columns[: len(header)]) == header:
+                break
+        else:
+            known = " or ".join(",".join(header) for header in headers)
+            raise TraceError(f"{path}:1: the columns must begin with {known}, got {columns}")
+        for values in filter(None, reader):
+            place = f"{path}:{reader.line_num}"
+            if len(values) != len(columns):
+                raise TraceError(
+                    f"{place}: {len(values)} values in a file of {len(columns)} columns"
+                )
+            yield _Row(place, header, dict(zip(columns, values, strict=True)))
+    except csv.Error as error:
+        raise TraceError(f"{path}:{reader.line_num}: {error}") from error

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from aioserve.errors import ConfigError
+from aioserve.errors import ConfigError, TraceError
 from aioserve.simulation.csv_traces import (
     AZURE_HEADERS,
     SERVEGEN_HEADER,
     read_azure,
     read_servegen,
 )
-from aioserve.simulation.traces import TraceError, TraceRequest, read_agentic, read_mooncake
+from aioserve.simulation.traces import TraceRequest, lines_of, read_agentic, read_mooncake
 
 __all__ = ["at_rate", "read_trace", "with_scaled_lengths"]
 
@@ -87,14 +85,4 @@ def _scaled_block(request: TraceRequest, factor: float) -> int:
 
 
 def _first_line(path: Path) -> str:
-    try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                if line.strip():
-                    return line
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: {error}") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: not a whole gzip file: {error}") from error
-    return ""
+    return next((line for _, line in lines_of(path) if line.strip()), "")

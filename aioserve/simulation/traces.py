@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.errors import AioserveError
+from aioserve.errors import TraceError
 
-__all__ = ["MOONCAKE_BLOCK_TOKENS", "TraceError", "TraceRequest", "read_agentic", "read_mooncake"]
+__all__ = ["MOONCAKE_BLOCK_TOKENS", "TraceRequest", "read_agentic", "read_mooncake"]
 
 MOONCAKE_BLOCK_TOKENS = 512
 MAX_TOKEN = np.iinfo(np.int32).max
@@ -37,10 +37,6 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Row = TypeVar("Row")
-
-
-class TraceError(AioserveError, ValueError):
-    """A trace isn't in the format it was read as; names the file, the line and the field."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True, gc=False):
@@ -72,13 +68,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
         Blocks with equal ids are equal, and no token of one block is in another. The rest without
         id is this request's alone. Raises `TraceError` for an id without room among int32 tokens.
         """
-        most = self.own_token // self.block_tokens - 1
-        for block_id in self.block_ids:
-            if not 0 <= block_id <= most:
-                raise TraceError(
-                    f"request {self.number}: block_ids must be 0 to {most} with blocks of "
-                    f"{self.block_tokens} for int32 tokens, got {block_id}"
-                )
+        check_ids(f"request {self.number}", self)
         first = np.array(self.block_ids, np.int64) * self.block_tokens
         tokens = np.full(self.prompt_tokens, self.own_token, np.int32)
         blocks = (first[:, None] + np.arange(self.block_tokens)).reshape(-1)[: self.prompt_tokens]
@@ -171,23 +161,39 @@ def flattened(
             yield msgspec.structs.replace(entry, t=began + entry.t)
 
 
-def rows_of(path: Path, row: type[Row]) -> Iterator[tuple[str, Row]]:
-    """`file:line` and the value of every line that isn't blank."""
-    decoder = msgspec.json.Decoder(row)
+def lines_of(path: Path) -> Iterator[tuple[str, str]]:
+    """`file:line` and the text of every line, with its end. Raises `TraceError` for a file that
+    can't be read."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield f"{path}:{number}", decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                yield f"{path}:{number}", line.decode()
+    except UnicodeDecodeError as error:
         raise TraceError(f"{path}:{number}: {error}") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: not a whole gzip file: {error}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error
+
+
+def rows_of(path: Path, row: type[Row]) -> Iterator[tuple[str, Row]]:
+    """`file:line` and the value of every line that isn't blank."""
+    decoder = msgspec.json.Decoder(row)
+    for place, line in lines_of(path):
+        if not line.strip():
+            continue
+        try:
+            value = decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise TraceError(f"{place}: {error}") from error
+        yield place, value
 
 
 def check_blocks(place: str, request: TraceRequest) -> None:
-    """Raise unless the ids are as many as the prompt has blocks, a partial one counted or not."""
+    """Raise unless the ids have room among int32 tokens, and are as many as the prompt has blocks,
+    a partial one counted or not."""
+    check_ids(place, request)
     whole, rest = divmod(request.prompt_tokens, request.block_tokens)
     if len(request.block_ids) not in (whole, whole + (rest > 0)):
         raise TraceError(
@@ -195,3 +201,13 @@ def check_blocks(place: str, request: TraceRequest) -> None:
             f"{request.prompt_tokens} tokens has {whole} whole blocks of {request.block_tokens}"
             f"{' and a partial one' if rest else ''}"
         )
+
+
+def check_ids(place: str, request: TraceRequest) -> None:
+    most = request.own_token // request.block_tokens - 1
+    for block_id in request.block_ids:
+        if not 0 <= block_id <= most:
+            raise TraceError(
+                f"{place}: block_ids must be 0 to {most} with blocks of {request.block_tokens} for "
+                f"int32 tokens, got {block_id}"
+            )

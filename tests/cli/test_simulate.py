@@ -139,6 +139,17 @@ def test_a_mistake_is_named(aioserve_here: Run, arguments: list[str], message: s
     assert message in done.stderr
 
 
+def test_a_trace_that_is_none_is_named_with_its_line(
+    aioserve_here: Run, mooncake: Path, tmp_path: Path
+) -> None:
+    mooncake.write_text(mooncake.read_text() + '{"timestamp": "noon"}\n')
+    done = aioserve_here("simulate", mooncake)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"aioserve: {mooncake}:7: Expected `float`, got `str`")
+    assert done.stderr.count("\n") == 1
+    assert aioserve_here("simulate", tmp_path).returncode == 2
+
+
 @pytest.mark.parametrize(
     ("name", "share"),
     [("mooncake_synthetic", 0.170), ("agentic_coding", 0.945), ("mooncake_conversation", 0.303)],

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.errors import ConfigError
+from aioserve.errors import ConfigError, TraceError
 from aioserve.simulation.csv_traces import read_azure, read_servegen
 from aioserve.simulation.trace_files import at_rate, read_trace, with_scaled_lengths
-from aioserve.simulation.traces import TraceError, TraceRequest
+from aioserve.simulation.traces import TraceRequest
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AZURE_SECONDS = "arrival_s,context_tokens,generated_tokens\n"
@@ -70,6 +70,27 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message
     with pytest.raises(TraceError) as raised:
         read_azure(written(tmp_path / "a.csv", text))
     assert message in str(raised.value)
+
+
+def test_the_line_of_what_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    row = b"0.0,1,1\n"
+    path.write_bytes(AZURE_SECONDS.encode() + row + b"0.0,\xff,1\n" + row * 2000)
+    with pytest.raises(TraceError, match=r"a.csv:3: 'utf-8' codec can't decode"):
+        read_azure(path)
+    path.write_bytes(AZURE_SECONDS.encode() + row * 2 + b"9" * 200_000 + b"\n")
+    with pytest.raises(TraceError, match=r"a.csv:4: field larger than"):
+        read_azure(path)
+
+
+def test_blank_lines_before_the_columns_are_passed_over(tmp_path: Path) -> None:
+    assert len(read_trace(written(tmp_path / "a.csv", "\n\n" + AZURE_SECONDS + "0.0,1,1\n"))) == 1
+
+
+def test_a_file_that_cannot_be_read_is_no_trace(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "missing.csv", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(TraceError, match=f"^{path}: {why}"):
+            read_trace(path)
 
 
 def test_half_a_gzip_file_is_no_trace(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.simulation.traces import TraceError, TraceRequest, read_agentic, read_mooncake
+from aioserve.errors import TraceError
+from aioserve.simulation.traces import TraceRequest, read_agentic, read_mooncake
 
 
 def mooncake_row(**changes: Any) -> dict[str, Any]:
@@ -114,9 +115,9 @@ def test_an_id_too_large_for_int32_tokens_is_refused(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=message):
             TraceRequest(3, 0.0, 1024, 1, (0, block_id), 512).prompt_ids()
     row = mooncake_row(input_length=1024, hash_ids=[0, 2**55])
-    (request,) = read_mooncake(written(tmp_path / "trace.jsonl", row))
-    with pytest.raises(TraceError, match=f"request 0: block_ids must be .*, got {2**55}$"):
-        request.prompt_ids()
+    path = written(tmp_path / "trace.jsonl", mooncake_row(), row)
+    with pytest.raises(TraceError, match=rf"trace.jsonl:2: block_ids must be .*, got {2**55}$"):
+        read_mooncake(path)
 
 
 @pytest.mark.parametrize(
