@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve import _native
+from aioserve.kv.eviction import Eviction, GuardedStrategy
 from aioserve.kv.page_pool import PagePool
 
 __all__ = ["EVICTION_STRATEGIES", "NO_RECEIPT", "Evicted", "Match", "PrefixTree", "TreeNode"]
@@ -22,7 +23,8 @@ EVICTION_STRATEGIES = ("lru", "lfu", "fifo", "slru")
 """Which unlocked leaf goes first: the least recently used; the least often matched, then least
 recently used; the oldest, where a sequence is as old as the first page that it added without a
 break; the least recently used of those never matched, then of the others
-(segmented LRU without a bound on the protected segment; Karedla, Love and Wherry 1994)."""
+(segmented LRU without a bound on the protected segment; Karedla, Love and Wherry 1994). These are
+native; others are written in Python, see `aioserve.kv.eviction`."""
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -91,8 +93,9 @@ class PrefixTree:
 
     A receipt locks the path from the start of a prompt to the page where it ends. It survives every
     split and merge of nodes, and grows only through its own `insert`. Among unlocked pages those
-    at the ends of branches are evicted, in the order of `strategy`. With a `host_pool` they go
-    there first. Behind a page on the host all pages are on the host.
+    at the ends of branches are evicted, in the order of `strategy`; an object that raises or gives
+    no number is replaced by "lru" for good. With a `host_pool` they go there first. Behind a page
+    on the host all pages are on the host.
 
     Copies between the tiers are the caller's to make, in the order in which the calls ask for them.
     Within a step they come before all computation, so a device page whose KV leaves can be reused
@@ -107,9 +110,11 @@ class PrefixTree:
     __slots__ = ("_native", "host_pool", "page_size", "pool")
 
     def __init__(
-        self, pool: PagePool, *, host_pool: PagePool | None = None, strategy: str = "lru"
+        self, pool: PagePool, *, host_pool: PagePool | None = None, strategy: Eviction = "lru"
     ) -> None:
         """Raise `ValueError` for an unknown strategy or a host pool of another page size."""
+        if not isinstance(strategy, str | GuardedStrategy):
+            strategy = GuardedStrategy(strategy, type(strategy).__name__)
         self._native = _native.PrefixTree(
             pool._native, None if host_pool is None else host_pool._native, strategy
         )

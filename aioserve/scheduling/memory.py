@@ -21,6 +21,7 @@ import numpy.typing as npt
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import CopyKind, PageCopy
+from aioserve.kv.eviction import Eviction
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
 from aioserve.kv.page_table import PageTable
 from aioserve.kv.pages import capacity_tokens, pages_for
@@ -75,7 +76,7 @@ class KVMemory:
         host_pool: PagePool | None = None,
         prefix_caching: bool = True,
         partial_page_reuse: bool = True,
-        eviction: str = "lru",
+        eviction: Eviction = "lru",
         preemption: Preemption = "auto",
     ) -> None:
         if preemption == "swap" and host_pool is None:

@@ -14,6 +14,28 @@ using namespace aioserve;
 
 namespace {
 
+// Asks Python for a score. Nothing may be thrown in the middle of a change of the tree: an answer
+// that isn't a float is none. Ctrl-C during the call is put off until Python goes on.
+std::optional<double> ask(const nb::object& score, const NodeUse& use) {
+    try {
+        const nb::object answer = score(use.created, use.last_used, use.hits);
+        double number = 0;
+        if (nb::try_cast(answer, number) && number == number) return number;
+    } catch (nb::python_error& error) {
+        if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+    } catch (const std::exception&) {
+    }
+    return std::nullopt;
+}
+
+// A name, or a function that gives the score of a use.
+std::unique_ptr<EvictionStrategy> strategy_of(const nb::object& strategy) {
+    std::string_view name;
+    if (nb::try_cast(strategy, name)) return make_strategy(name);
+    return std::make_unique<CustomStrategy>(
+        [strategy](const NodeUse& use) { return ask(strategy, use); });
+}
+
 std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 nb::tuple match(PrefixTree& tree, const nb::bytes& name_space, nb::handle token_ids, bool partial,
@@ -91,8 +113,13 @@ void bind_tree(nb::module_& m) {
     nb::exception<TreeError>(m, "TreeError", errors.attr("InvariantError"));
 
     nb::class_<PrefixTree>(m, "PrefixTree")
-        .def(nb::init<PagePool&, PagePool*, std::string_view>(), "pool"_a, "host_pool"_a.none(),
-             "strategy"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def(
+            "__init__",
+            [](PrefixTree* tree, PagePool& pool, PagePool* host_pool, const nb::object& strategy) {
+                new (tree) PrefixTree(pool, host_pool, strategy_of(strategy));
+            },
+            "pool"_a, "host_pool"_a.none(), "strategy"_a, nb::keep_alive<1, 2>(),
+            nb::keep_alive<1, 3>())
         .def("match", &match)
         .def("use", &PrefixTree::use)
         .def("peek", &peek)

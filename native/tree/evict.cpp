@@ -17,6 +17,19 @@ void check_count(int64_t count, const char* name) {
 
 }  // namespace
 
+// The order in which leaves of a tier go. A strategy that changed has all of them listed anew.
+const EvictionOrder& PrefixTree::order_of(Tier tier) {
+    if (strategy_->has_changed() && !is_relisted_) {
+        is_relisted_ = true;
+        for (const std::unique_ptr<Node>& node : nodes_) {
+            if (!node->is_listed) continue;
+            unlist(node.get());
+            list_or_unlist(node.get());
+        }
+    }
+    return tiers_[tier].order;
+}
+
 void PrefixTree::drop_tail(Node* leaf, size_t num_pages) {
     std::vector<ReceiptId> none;
     const size_t left = leaf->pages.size() - num_pages;
@@ -31,7 +44,7 @@ void PrefixTree::drop_tail(Node* leaf, size_t num_pages) {
 size_t PrefixTree::make_room(const Key& key, size_t wanted) {
     PagePool* pool = tiers_[kHost].pool;
     if (pool == nullptr) return 0;
-    const EvictionOrder& order = tiers_[kHost].order;
+    const EvictionOrder& order = order_of(kHost);
     const auto room = [&] { return std::min(wanted, static_cast<size_t>(pool->num_free())); };
     const auto drop_first = [&](size_t count) {
         Node* leaf = order.begin()->second;
@@ -82,9 +95,8 @@ PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
     check_count(count, "count");
     check_step(step, "evict");
     Evicted evicted;
-    const EvictionOrder& order = tiers_[kDevice].order;
-    while (evicted.count < count && !order.empty()) {
-        const auto [key, leaf] = *order.begin();
+    while (evicted.count < count && !order_of(kDevice).empty()) {
+        const auto [key, leaf] = *order_of(kDevice).begin();
         const auto needed = static_cast<size_t>(count - evicted.count);
         // A page that isn't written yet stays with the step that writes it: a copy of the page would
         // bear the number of another, and be found after the first has failed.
@@ -107,10 +119,9 @@ PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
 
 int64_t PrefixTree::evict_host(int64_t count) {
     check_count(count, "count");
-    const EvictionOrder& order = tiers_[kHost].order;
     int64_t dropped = 0;
-    while (dropped < count && !order.empty()) {
-        Node* leaf = order.begin()->second;
+    while (dropped < count && !order_of(kHost).empty()) {
+        Node* leaf = order_of(kHost).begin()->second;
         const auto wanted = std::min(static_cast<size_t>(count - dropped), leaf->pages.size());
         drop_tail(leaf, wanted);
         dropped += static_cast<int64_t>(wanted);

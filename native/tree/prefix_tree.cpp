@@ -12,9 +12,10 @@ size_t capacity_of(const PagePool* pool) {
 
 }  // namespace
 
-PrefixTree::PrefixTree(PagePool& pool, PagePool* host_pool, std::string_view strategy)
+PrefixTree::PrefixTree(PagePool& pool, PagePool* host_pool,
+                       std::unique_ptr<EvictionStrategy> strategy)
     : page_size_(static_cast<size_t>(pool.page_size())),
-      strategy_(make_strategy(strategy)),
+      strategy_(std::move(strategy)),
       tiers_{TierBooks{&pool, std::vector<uint8_t>(capacity_of(&pool), 0), {}},
              TierBooks{host_pool, std::vector<uint8_t>(capacity_of(host_pool), 0), {}}} {
     if (host_pool == &pool) {
@@ -263,8 +264,7 @@ int64_t PrefixTree::insert(ReceiptId receipt, std::span<const Token> tokens,
         node->use.last_used = now_;
         // Growing in place would let another receipt that ends here cover more.
         const bool grows = node->num_locks == 1 && node == own.end && node->children.empty() &&
-                           !node->is_root() &&
-                           strategy_->key(node->use) == strategy_->key(use);
+                           !node->is_root() && strategy_->agree(node->use, use);
         Node* leaf = grows ? node : add_node();
         leaf->tokens.insert(leaf->tokens.end(), tokens.begin(), tokens.end());
         leaf->pages.insert(leaf->pages.end(), pages.begin(), pages.end());

@@ -95,7 +95,7 @@ class PrefixTree {
     };
 
     // Both pools must outlive the tree's use; `host_pool` may be null.
-    PrefixTree(PagePool& pool, PagePool* host_pool, std::string_view strategy);
+    PrefixTree(PagePool& pool, PagePool* host_pool, std::unique_ptr<EvictionStrategy> strategy);
 
     // Writes the matched pages to `pages`, which has room for all whole pages of `tokens`.
     Match match(std::string_view name_space, std::span<const Token> tokens, bool partial, bool use,
@@ -184,6 +184,7 @@ class PrefixTree {
     Node* drop(Node* node, size_t from, std::vector<ReceiptId>& moved);
 
     // evict.cpp
+    const EvictionOrder& order_of(Tier tier);
     void drop_tail(Node* leaf, size_t num_pages);
     size_t make_room(const Key& key, size_t wanted);
     void demote(Node* leaf, size_t num_pages, Step step, Evicted& evicted);
@@ -199,6 +200,7 @@ class PrefixTree {
 
     size_t page_size_;
     std::unique_ptr<EvictionStrategy> strategy_;
+    bool is_relisted_ = false;  // since the strategy has changed
     std::array<TierBooks, 2> tiers_;
     int64_t now_ = 0;  // ticks with every use
     ReceiptId next_receipt_ = 0;

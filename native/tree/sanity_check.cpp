@@ -79,7 +79,7 @@ void PrefixTree::recount_node(const View& view, Recount& recount) const {
     const bool is_listed = is_leaf && locks == 0 && !node.is_root();
     if (is_listed != node.is_listed) {
         wrong << "; " << name << (is_listed ? " isn't" : " is") << " listed for eviction";
-    } else if (is_listed && (node.listing->first != strategy_->key(node.use) ||
+    } else if (is_listed && (!strategy_->gives(node.listing->first, node.use) ||
                              node.listing->second != &node)) {
         wrong << "; " << name << " is listed under another key";
     }

@@ -148,7 +148,7 @@ bool PrefixTree::can_merge(const Node* parent) const {
     if (parent->is_root() || parent->children.size() != 1) return false;
     const Node* child = parent->children.begin()->node;
     return child->tier == parent->tier && child->num_locks == parent->num_locks &&
-           strategy_->key(child->use) == strategy_->key(parent->use);
+           strategy_->agree(child->use, parent->use);
 }
 
 // Takes the nodes right above `node` into it where they can be merged; returns the next above.

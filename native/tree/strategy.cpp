@@ -1,6 +1,8 @@
 #include "tree/strategy.h"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -10,6 +12,7 @@ namespace {
 
 // Least recently used first: the order of RadixAttention (Zheng et al., arXiv 2312.07104, 3.2).
 class Lru : public EvictionStrategy {
+  public:
     Key key(const NodeUse& use) const override { return {use.last_used, 0}; }
 };
 
@@ -32,7 +35,25 @@ class SegmentedLru : public EvictionStrategy {
     }
 };
 
+// The integer that stands where `number` stands among doubles.
+int64_t ordered(double number) {
+    const auto bits = std::bit_cast<int64_t>(number + 0.0);  // -0.0 is 0.0
+    return bits < 0 ? bits ^ std::numeric_limits<int64_t>::max() : bits;
+}
+
 }  // namespace
+
+EvictionStrategy::Key CustomStrategy::key(const NodeUse& use) const {
+    if (!has_failed_) {
+        if (const std::optional<double> score = score_(use)) return {ordered(*score), use.last_used};
+        has_failed_ = true;
+    }
+    return Lru{}.key(use);
+}
+
+bool CustomStrategy::gives(const Key& listed, const NodeUse& use) const {
+    return listed.second == use.last_used || (has_failed_ && listed == Lru{}.key(use));
+}
 
 std::unique_ptr<EvictionStrategy> make_strategy(std::string_view name) {
     if (name == "lru") return std::make_unique<Lru>();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from aioserve.errors import InvariantError
+from aioserve.kv.eviction import Eviction, PageUse
 from aioserve.kv.page_pool import NO_STEP, PagePool
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES, NO_RECEIPT, PrefixTree
 
@@ -52,7 +53,43 @@ STRATEGY_KEYS = {
     "lfu": lambda use: (use.hits, use.last_used),
     "fifo": lambda use: (use.created,),
     "slru": lambda use: (use.hits > 0, use.last_used),
+    "most recent": lambda use: (-use.last_used, use.last_used),
+    "all alike": lambda use: (0, use.last_used),
+    "hits and age": lambda use: (use.hits / 2 - use.created, use.last_used),
+    "raises soon": lambda use: (use.last_used,),
+    "answers nonsense soon": lambda use: (use.last_used,),
 }
+
+
+class FailsSoon:
+    """The order of "lru", which it must be before it fails and after."""
+
+    def __init__(self, fail: Callable[[], float]) -> None:
+        self.fail = fail
+        self.calls = 0
+
+    def key(self, use: PageUse) -> float:
+        self.calls += 1
+        assert self.calls <= 4, "it is asked after it has failed"
+        return use.last_used_tick if self.calls < 4 else self.fail()
+
+
+def strategy_of(name: str) -> Eviction:
+    if name in EVICTION_STRATEGIES:
+        return name
+    custom = {
+        "most recent": Keyed(lambda use: -use.last_used_tick),
+        "all alike": Keyed(lambda use: False),
+        "hits and age": Keyed(lambda use: use.hits / 2 - use.created_tick),
+        "raises soon": FailsSoon(lambda: 1 // 0),
+        "answers nonsense soon": FailsSoon(lambda: float("nan")),
+    }
+    return custom[name]
+
+
+@dataclass
+class Keyed:
+    key: Callable[[PageUse], float]
 
 
 @dataclass
@@ -200,7 +237,7 @@ class Holder:
 class PrefixTreeMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 2, 16, 64]),
-        strategy=st.sampled_from(EVICTION_STRATEGIES),
+        strategy=st.sampled_from(list(STRATEGY_KEYS)),
         num_pages=st.integers(6, 24),
         num_host_pages=st.sampled_from([None, 1, 4, 8, 8]),
     )
@@ -210,7 +247,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self.page_size = page_size
         self.pool = PagePool(num_pages, page_size)
         self.host = None if num_host_pages is None else PagePool(num_host_pages, page_size)
-        self.tree = PrefixTree(self.pool, host_pool=self.host, strategy=strategy)
+        self.tree = PrefixTree(self.pool, host_pool=self.host, strategy=strategy_of(strategy))
         self.model = ModelTree(page_size, strategy, self.host is not None)
         self.holders: list[Holder] = []
         self.tail_receipts: list[int] = []
