@@ -46,7 +46,13 @@ from aioserve.request import (
     Token,
     Usage,
 )
-from aioserve.scheduling.policy import RequestView, SchedulerView, SchedulingPolicy, Verdict
+from aioserve.scheduling.policy import (
+    Refusal,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    Verdict,
+)
 
 __version__ = "0.1.0"
 
@@ -70,6 +76,7 @@ __all__ = [
     "PolicySpec",
     "PromptTooLongError",
     "QueueFullError",
+    "Refusal",
     "RequestFailedError",
     "RequestRejectedError",
     "RequestView",

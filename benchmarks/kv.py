@@ -358,7 +358,7 @@ def decoding_scheduler(num_running: int, seats: int, num_steps: int) -> Schedule
         step = scheduler.plan(0.0)
         if step is None:
             raise AssertionError("nothing to compute")
-        scheduler.commit(step, outcome_of(step))
+        scheduler.commit(step, outcome_of(step), 0.0)
     return scheduler
 
 

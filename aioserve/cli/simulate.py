@@ -70,9 +70,9 @@ class SimulateOptions:
     eviction: str = "lru"
     """Which cached pages go first: lru, lfu, fifo or slru."""
     ttft_target_seconds: float | None = None
-    """A good answer's first token comes this soon: counts goodput."""
+    """A good answer's first token comes this soon: counts goodput, and policies see it."""
     tpot_target_seconds: float | None = None
-    """A good answer's further tokens take no longer than this on average: counts goodput."""
+    """A good answer's further tokens take no longer than this on average: likewise."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print JSON instead of tables."""
 
@@ -108,6 +108,8 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
                 max_num_batched_tokens=options.max_num_batched_tokens,
                 prefix_caching=options.prefix_caching,
                 eviction=options.eviction,
+                ttft_target_seconds=options.ttft_target_seconds,
+                tpot_target_seconds=options.tpot_target_seconds,
                 progress=progress,
             )
         found[name] = metrics_of(result, targets)

@@ -54,6 +54,9 @@ class Submission(msgspec.Struct):
     seed: int
     namespace: bytes
     """Requests share cached pages within one namespace alone."""
+    tenant: str | None
+    ttft_target_seconds: float | None
+    tpot_target_seconds: float | None
     end_ids: frozenset[int]
     max_length: int
     assemblers: tuple[TextAssembler, ...]
@@ -233,8 +236,11 @@ class CoreLoop:
             seed=entry.seed,
             end_ids=entry.end_ids,
             max_length=entry.max_length,
-            now_seconds=self._loop.time(),
+            now_seconds=entry.mailbox.started_seconds,
             namespace=entry.namespace,
+            tenant=entry.tenant,
+            ttft_target_seconds=entry.ttft_target_seconds,
+            tpot_target_seconds=entry.tpot_target_seconds,
         )
         request = LiveRequest(entry.mailbox)
         for index, sequence_id in enumerate(sequence_ids):
@@ -258,7 +264,7 @@ class CoreLoop:
             logger.exception("step %d failed; its %d sequences end", plan.step, len(plan.items))
             self._deliver(self.scheduler.fail(plan, repr(error)), step_error=error)
         else:
-            self._deliver(self.scheduler.commit(plan, outcome))
+            self._deliver(self.scheduler.commit(plan, outcome, self._loop.time()))
         self._progress_seconds = self._loop.time()
 
     # -- delivery
@@ -270,13 +276,10 @@ class CoreLoop:
             if sample is None:
                 continue
             if entry.rejected:
-                self._fail(
-                    sample.request,
-                    RequestRejectedError(
-                        f"the policy {self.scheduler.guard.name} refused request "
-                        f"{sample.request.mailbox.request_id!r}"
-                    ),
-                )
+                request_id = sample.request.mailbox.request_id
+                refused = f"the policy {self.scheduler.guard.name} refused request {request_id!r}"
+                reason = "" if entry.error is None else f": {entry.error}"
+                self._fail(sample.request, RequestRejectedError(refused + reason))
             elif step_error is not None:
                 error = StepError(f"the step of this request failed: {entry.error}")
                 self._fail(sample.request, _caused(error, step_error))

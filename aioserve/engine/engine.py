@@ -174,6 +174,9 @@ class Engine:
         *,
         request_id: str | None = None,
         cache_salt: str | None = None,
+        tenant: str | None = None,
+        ttft_target_seconds: float | None = None,
+        tpot_target_seconds: float | None = None,
     ) -> TokenStream:
         """Submit a request and return its stream at once.
 
@@ -182,12 +185,26 @@ class Engine:
         generation_config.json, greedily if they say nothing, until it ends by itself. Requests
         share cached prefixes only with others of the same `cache_salt` (1 to 256 characters).
 
+        The scheduling policy sees on whose behalf a request comes, `tenant` (1 to 256 characters),
+        and what its sender wants: the first token `ttft_target_seconds` after this call, and each
+        further one within `tpot_target_seconds` on average (both above 0 and finite). What it makes
+        of them is up to the policy.
+
         Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
-        `DuplicateRequestError`, `InvalidRequestError` for a bad id or salt, `QueueFullError`,
-        `EngineClosedError` and `WrongLoopError`. What only encoding the prompt can show is raised
-        by the first read of the stream instead.
+        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant or target,
+        `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What only encoding the prompt
+        can show is raised by the first read of the stream instead.
         """
-        return TokenStream(self._usable().intake.submit(prompt, params, request_id, cache_salt))
+        mailbox = self._usable().intake.submit(
+            prompt,
+            params,
+            request_id=request_id,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            ttft_target_seconds=ttft_target_seconds,
+            tpot_target_seconds=tpot_target_seconds,
+        )
+        return TokenStream(mailbox)
 
     async def generate(
         self,
@@ -196,10 +213,19 @@ class Engine:
         *,
         request_id: str | None = None,
         cache_salt: str | None = None,
+        tenant: str | None = None,
+        ttft_target_seconds: float | None = None,
+        tpot_target_seconds: float | None = None,
     ) -> Completion:
         """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
         async with self.stream(
-            prompt, params, request_id=request_id, cache_salt=cache_salt
+            prompt,
+            params,
+            request_id=request_id,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            ttft_target_seconds=ttft_target_seconds,
+            tpot_target_seconds=tpot_target_seconds,
         ) as stream:
             tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
             async for token in stream:

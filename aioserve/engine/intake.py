@@ -7,6 +7,7 @@ model, a template that refuses) ends the request's stream with the error.
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ has tokens that long on average."""
 ENCODER_THREADS = 2
 MAX_REQUEST_ID_CHARS = 256
 MAX_CACHE_SALT_CHARS = 256
+MAX_TENANT_CHARS = 256
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
 
@@ -61,6 +63,9 @@ class _Checked(msgspec.Struct, frozen=True):
     params: SamplingParams
     seed: int
     namespace: bytes
+    tenant: str | None
+    ttft_target_seconds: float | None
+    tpot_target_seconds: float | None
 
 
 class Intake:
@@ -85,14 +90,20 @@ class Intake:
         self,
         prompt: Prompt,
         params: SamplingParams | None,
-        request_id: str | None,
-        cache_salt: str | None,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        ttft_target_seconds: float | None = None,
+        tpot_target_seconds: float | None = None,
     ) -> Mailbox:
         """Check and queue a request. Raises what `Engine.stream` says, and has then changed
         nothing."""
         params = self._checked_params(params)
         request_id = self._checked_request_id(request_id)
         namespace = self._checked_namespace(cache_salt)
+        _check_name("tenant", tenant, MAX_TENANT_CHARS)
+        _check_target("ttft_target_seconds", ttft_target_seconds)
+        _check_target("tpot_target_seconds", tpot_target_seconds)
         if self.num_waiting >= self._config.max_waiting:
             raise QueueFullError(
                 f"{self.num_waiting} requests wait; max_waiting is {self._config.max_waiting}"
@@ -105,7 +116,9 @@ class Intake:
         mailbox = Mailbox(
             request_id, self._loop, self._core.owner, self._config.max_buffered_tokens, params.n
         )
-        request = _Checked(mailbox, params, seed, namespace)
+        request = _Checked(
+            mailbox, params, seed, namespace, tenant, ttft_target_seconds, tpot_target_seconds
+        )
         if isinstance(text_or_ids, np.ndarray):
             self._queue(request, text_or_ids)
         elif isinstance(text_or_ids, str) and len(text_or_ids) <= INLINE_CHARS:
@@ -153,24 +166,14 @@ class Intake:
     def _checked_request_id(self, request_id: str | None) -> str:
         if request_id is None:
             return uuid.uuid4().hex
-        if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS:
-            raise InvalidRequestError(
-                f"request_id must be a str of 1 to {MAX_REQUEST_ID_CHARS} characters, "
-                f"got {request_id!r}"
-            )
+        _check_name("request_id", request_id, MAX_REQUEST_ID_CHARS)
         encoding = (mailbox.request_id for mailbox in self._encoding)
         if self._core.is_live(request_id) or request_id in encoding:
             raise DuplicateRequestError(f"a live request has the id {request_id!r}")
         return request_id
 
     def _checked_namespace(self, cache_salt: str | None) -> bytes:
-        if cache_salt is not None and (
-            not isinstance(cache_salt, str) or not 1 <= len(cache_salt) <= MAX_CACHE_SALT_CHARS
-        ):
-            raise InvalidRequestError(
-                f"cache_salt must be a str of 1 to {MAX_CACHE_SALT_CHARS} characters, "
-                f"got {cache_salt!r}"
-            )
+        _check_name("cache_salt", cache_salt, MAX_CACHE_SALT_CHARS)
         return namespace_key(salt=cache_salt)
 
     def _checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
@@ -276,11 +279,33 @@ class Intake:
                 params=params,
                 seed=request.seed,
                 namespace=request.namespace,
+                tenant=request.tenant,
+                ttft_target_seconds=request.ttft_target_seconds,
+                tpot_target_seconds=request.tpot_target_seconds,
                 end_ids=end_ids,
                 max_length=max_length,
                 assemblers=assemblers,
             )
         )
+
+
+def _check_name(argument: str, value: object, max_chars: int) -> None:
+    """Raise unless it is a str of 1 to `max_chars` characters, or None."""
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= max_chars):
+        raise InvalidRequestError(
+            f"{argument} must be a str of 1 to {max_chars} characters, got {value!r}"
+        )
+
+
+def _check_target(argument: str, value: object) -> None:
+    """Raise unless it is a time, or None."""
+    if value is None:
+        return
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return
+    raise InvalidRequestError(
+        f"{argument} must be a number above 0 and finite, or None, got {value!r}"
+    )
 
 
 @contextmanager

@@ -46,7 +46,6 @@ class Mailbox:
     __slots__ = (
         "_owner",
         "_reader",
-        "_started",
         "_tokens",
         "capacity",
         "completion_tokens",
@@ -57,6 +56,7 @@ class Mailbox:
         "paused",
         "prompt_tokens",
         "request_id",
+        "started_seconds",
         "timings",
     )
 
@@ -78,8 +78,9 @@ class Mailbox:
         self.finish_reasons: list[FinishReason | None] = [None] * num_samples
         self.error: BaseException | None = None
         self.timings = Timings(None, 0.0, 0)
+        self.started_seconds = loop.time()
+        """When the request was submitted, on the loop's clock."""
         self._owner = owner
-        self._started = loop.time()
         self._tokens: deque[Token] = deque()
         self._reader: asyncio.Future[None] | None = None
 
@@ -96,7 +97,7 @@ class Mailbox:
             return
         self.completion_tokens += 1
         if self.timings.first_token_seconds is None:
-            self.timings = Timings(self.loop.time() - self._started, 0.0, 0)
+            self.timings = Timings(self.loop.time() - self.started_seconds, 0.0, 0)
         self._tokens.append(token)
         self._wake()
         if not self.paused and len(self._tokens) >= self.capacity:
@@ -122,7 +123,7 @@ class Mailbox:
         self.error = error
         self.timings = Timings(
             self.timings.first_token_seconds,
-            self.loop.time() - self._started,
+            self.loop.time() - self.started_seconds,
             self.completion_tokens,
         )
         self._wake()

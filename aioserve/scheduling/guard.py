@@ -13,7 +13,13 @@ import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from aioserve.scheduling.policy import RequestView, SchedulerView, SchedulingPolicy, Verdict
+from aioserve.scheduling.policy import (
+    Refusal,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    Verdict,
+)
 
 __all__ = ["PolicyGuard"]
 
@@ -75,11 +81,11 @@ class PolicyGuard:
             if left is None or id(request) in left:
                 yield request
 
-    def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
+    def admit(self, request: RequestView, view: SchedulerView) -> Verdict | Refusal:
         answer = self._ask("admit", lambda: self.policy.admit(request, view))
-        if isinstance(answer, Verdict):
+        if isinstance(answer, Verdict | Refusal):
             return answer
-        return self._nonsense("admit", answer, "a Verdict", Verdict.NOW)
+        return self._nonsense("admit", answer, "a Verdict or a Refusal", Verdict.NOW)
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         answer = self._ask("chunk", lambda: self.policy.chunk(request, budget_tokens, view))

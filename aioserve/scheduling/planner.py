@@ -21,7 +21,7 @@ import numpy.typing as npt
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
 from aioserve.scheduling.memory import Claim
-from aioserve.scheduling.policy import SchedulerView, Verdict
+from aioserve.scheduling.policy import Refusal, SchedulerView, Verdict
 from aioserve.scheduling.sequence import Phase, SequenceState
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class StepPlanner:
             return any(not s.paused for s in scheduler.waiting)
         view = self._view()
         waiting = [s.view for s in scheduler.waiting if not s.paused]
-        refused: list[SequenceState] = []
+        refused: list[tuple[SequenceState, str | None]] = []
         started = 0
         blocked = False
         for request in waiting if forced else self.guard.order(waiting, view):
@@ -174,8 +174,10 @@ class StepPlanner:
                 blocked = not started
                 break
             verdict = Verdict.NOW if forced else self.guard.admit(request, view)
-            if verdict is Verdict.NEVER:
-                refused.append(sequence)
+            if isinstance(verdict, Refusal):
+                refused.append((sequence, verdict.reason))
+            elif verdict is Verdict.NEVER:
+                refused.append((sequence, None))
             if verdict is not Verdict.NOW:
                 continue
             ahead = scheduler.reserve.pages_ahead(sequence)

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aioserve.errors import ConfigError
+
 if TYPE_CHECKING:
     from aioserve.scheduling.memory import KVMemory
     from aioserve.scheduling.sequence import SequenceState
 
-__all__ = ["RequestView", "SchedulerView", "SchedulingPolicy", "Verdict"]
+__all__ = ["Refusal", "RequestView", "SchedulerView", "SchedulingPolicy", "Verdict"]
+
+MAX_REASON_CHARS = 1000
 
 
 class Verdict(Enum):
@@ -28,6 +32,21 @@ class Verdict(Enum):
     an engine that has work never stands still."""
     NEVER = "never"
     """Refuse the request: its stream raises `RequestRejectedError`."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """`Verdict.NEVER` with a reason, which stands in the message of `RequestRejectedError`.
+
+    Raises `ConfigError` for a reason that isn't a str of 1 to 1000 characters.
+    """
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or not 1 <= len(self.reason) <= MAX_REASON_CHARS:
+            raise ConfigError(
+                f"reason must be a str of 1 to {MAX_REASON_CHARS} characters, got {self.reason!r}"
+            )
 
 
 class RequestView:
@@ -52,6 +71,27 @@ class RequestView:
     def arrival_seconds(self) -> float:
         """When the request arrived, on the clock of `SchedulerView.now_seconds`."""
         return self._state.arrival_seconds
+
+    @property
+    def tenant(self) -> str | None:
+        """On whose behalf the request was sent, where the caller said so."""
+        return self._state.tenant
+
+    @property
+    def ttft_target_seconds(self) -> float | None:
+        """How soon after its arrival the first token is wanted, where the caller said so."""
+        return self._state.ttft_target_seconds
+
+    @property
+    def tpot_target_seconds(self) -> float | None:
+        """How long each further token may take on average, where the caller said so."""
+        return self._state.tpot_target_seconds
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """When the first token was known, on the clock of `SchedulerView.now_seconds`; None until
+        it is."""
+        return self._state.first_token_seconds
 
     @property
     def prompt_tokens(self) -> int:
@@ -176,8 +216,9 @@ class SchedulingPolicy:
         """
         return waiting
 
-    def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
-        """Whether a request may start in this step. It does if there is memory for it."""
+    def admit(self, request: RequestView, view: SchedulerView) -> Verdict | Refusal:
+        """Whether a request may start in this step. It does if there is memory for it. A `Refusal`
+        is `Verdict.NEVER` with a reason for the caller."""
         return Verdict.NOW
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:

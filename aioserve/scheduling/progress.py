@@ -16,8 +16,9 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
     token_id: int | None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    """What went wrong; of a rejected request the policy's reason, where it gave one."""
     rejected: bool = False
-    """The policy answered NEVER."""
+    """The policy refused the request."""
 
 
 class SchedulerCounters(msgspec.Struct):

@@ -103,12 +103,16 @@ class Scheduler:
         max_length: int,
         now_seconds: float,
         namespace: bytes = b"",
+        tenant: str | None = None,
+        ttft_target_seconds: float | None = None,
+        tpot_target_seconds: float | None = None,
     ) -> tuple[int, ...]:
         """Queue `params.n` sequences and return their ids; sample i draws with `seed + i`.
 
         `max_length`, prompt and answer together, must fit the pool when it runs alone: that every
         run ends rests on it. Raises `InvariantError` otherwise; the edge refuses such requests.
-        Pages are shared with requests of the same `namespace` alone.
+        Pages are shared with requests of the same `namespace` alone. `tenant` and targets are for
+        the policy to see; the edge checks them.
         """
         pool = self.memory.pool
         fits = capacity_tokens(pool.num_pages, pool.page_size)
@@ -131,6 +135,9 @@ class Scheduler:
                 namespace=namespace,
                 arrival_seconds=now_seconds,
                 arrival_processed_tokens=self.counters.tokens_processed,
+                tenant=tenant,
+                ttft_target_seconds=ttft_target_seconds,
+                tpot_target_seconds=tpot_target_seconds,
                 memory=self.memory,
             )
             for sample in range(params.n)
@@ -174,7 +181,7 @@ class Scheduler:
         rejected, self._rejected = self._rejected, []
         return rejected
 
-    def commit(self, plan: StepPlan, outcome: StepOutcome) -> list[Progress]:
+    def commit(self, plan: StepPlan, outcome: StepOutcome, now_seconds: float) -> list[Progress]:
         """Take in what a step produced, in the order in which steps were planned."""
         self._complete(plan)
         progress: list[Progress] = []
@@ -197,6 +204,8 @@ class Scheduler:
                 continue
             token_id = outcome.token_ids[index]
             reason = sequence.append(token_id)
+            if sequence.first_token_seconds is None:
+                sequence.first_token_seconds = now_seconds
             sequence.proven_pages = item.page_ids
             self.counters.tokens_generated += 1
             progress.append(Progress(item.sequence_id, token_id, reason))
@@ -264,14 +273,14 @@ class Scheduler:
         self._begin_again(victim)
         self.counters.preemptions += 1
 
-    def reject(self, refused: list[SequenceState]) -> None:
-        """End requests that the policy won't have."""
-        for request in refused:
+    def reject(self, refused: list[tuple[SequenceState, str | None]]) -> None:
+        """End requests that the policy won't have, each with its reason if there is one."""
+        for request, reason in refused:
             self._rejected += [
-                Progress(s.sequence_id, None, FinishReason.ERROR, rejected=True)
+                Progress(s.sequence_id, None, FinishReason.ERROR, reason, rejected=True)
                 for s in (request, *request.unborn)
             ]
-        self._end(refused)
+        self._end([request for request, _ in refused])
 
     # -- parts
 

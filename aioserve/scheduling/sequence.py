@@ -60,6 +60,7 @@ class SequenceState:
         "computed",
         "end_ids",
         "epoch",
+        "first_token_seconds",
         "inherited_step",
         "last_step",
         "max_length",
@@ -80,6 +81,9 @@ class SequenceState:
         "shares_last_page",
         "slot",
         "swapped",
+        "tenant",
+        "tpot_target_seconds",
+        "ttft_target_seconds",
         "unborn",
         "view",
     )
@@ -97,6 +101,9 @@ class SequenceState:
         namespace: bytes,
         arrival_seconds: float,
         arrival_processed_tokens: int,
+        tenant: str | None,
+        ttft_target_seconds: float | None,
+        tpot_target_seconds: float | None,
         memory: KVMemory,
     ) -> None:
         self.sequence_id = sequence_id
@@ -109,6 +116,10 @@ class SequenceState:
         self.namespace = namespace
         self.arrival_seconds = arrival_seconds
         self.arrival_processed_tokens = arrival_processed_tokens
+        self.tenant = tenant
+        self.ttft_target_seconds = ttft_target_seconds
+        self.tpot_target_seconds = tpot_target_seconds
+        self.first_token_seconds: float | None = None
         self.prompt_tokens = len(prompt_ids)
         self.num_known = len(prompt_ids)
         self._known_ids = prompt_ids

@@ -10,6 +10,7 @@ never a prefix of another prompt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import attrgetter
@@ -100,12 +101,15 @@ def simulate(
     output_reserve_tokens: int = 64,
     prefix_caching: bool = True,
     eviction: str = "lru",
+    ttft_target_seconds: float | None = None,
+    tpot_target_seconds: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
     """Run `trace` to its end under a fresh `policy`.
 
-    Options are those of `Engine`; `num_pages=None` is memory without a limit. An answer has at
-    least one token, whatever the trace says. `progress(done, total)` is told of requests that have
+    Options are those of `Engine`; `num_pages=None` is memory without a limit. Each request has its
+    client as its tenant, and the targets as its own, for the policy to see. An answer has at least
+    one token, whatever the trace says. `progress(done, total)` is told of requests that have
     ended, at most once a step. Raises `ConfigError` for options that make no sense.
     """
     for name, value in (
@@ -119,6 +123,12 @@ def simulate(
     if eviction not in EVICTION_STRATEGIES:
         known = ", ".join(EVICTION_STRATEGIES)
         raise ConfigError(f"eviction must be one of {known}, got {eviction!r}")
+    for name, value in (
+        ("ttft_target_seconds", ttft_target_seconds),
+        ("tpot_target_seconds", tpot_target_seconds),
+    ):
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name} must be above 0 and finite, got {value}")
     if output_reserve_tokens < 0:
         raise ConfigError(
             f"output_reserve_tokens must not be negative, got {output_reserve_tokens}"
@@ -134,7 +144,8 @@ def simulate(
         max_num_batched_tokens=max_num_batched_tokens,
         output_reserve_tokens=output_reserve_tokens,
     )
-    return _Run(ordered, scheduler, cost, progress).result()
+    targets = (ttft_target_seconds, tpot_target_seconds)
+    return _Run(ordered, scheduler, cost, targets, progress).result()
 
 
 class _Run:
@@ -145,10 +156,12 @@ class _Run:
         ordered: list[TraceRequest],
         scheduler: Scheduler,
         cost: CostModel,
+        targets: tuple[float | None, float | None],
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self.scheduler = scheduler
         self.cost = cost
+        self.ttft_target_seconds, self.tpot_target_seconds = targets
         self.progress = progress
         self.records = [RequestRecord(request) for request in ordered]
         self.now = ordered[0].arrival_seconds if ordered else 0.0
@@ -222,6 +235,9 @@ class _Run:
                 max_length=max_length,
                 now_seconds=request.arrival_seconds,
                 namespace=request.session.encode(),
+                tenant=request.client or None,
+                ttft_target_seconds=self.ttft_target_seconds,
+                tpot_target_seconds=self.tpot_target_seconds,
             )
             self.active[sequence_id] = record
             self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
@@ -241,7 +257,7 @@ class _Run:
         if self.gap is not None:
             self._count_service(plan, self.gap)
         outcome = StepOutcome(plan.step, tuple(token_ids))
-        for progress in self.scheduler.commit(plan, outcome):
+        for progress in self.scheduler.commit(plan, outcome, self.now):
             record = self.active[progress.sequence_id]
             record.output_tokens += 1
             if record.first_token_seconds is None:

@@ -204,7 +204,7 @@ class _Run:
                     plans.append((*_work(plan), plan.preempted))
                     in_flight.append(plan)
                 if in_flight and (plan is None or len(in_flight) > self.workload.overlap):
-                    self._commit(in_flight.popleft())
+                    self._commit(in_flight.popleft(), step * STEP_SECONDS)
                 if not (todo or in_flight or self.scheduler.sequences):
                     break
             else:
@@ -263,8 +263,8 @@ class _Run:
                     f"processed tokens; starvation_bound_tokens declares {bound}"
                 )
 
-    def _commit(self, plan: StepPlan) -> None:
-        for progress in self.scheduler.commit(plan, self.device.execute(plan)):
+    def _commit(self, plan: StepPlan, now_seconds: float) -> None:
+        for progress in self.scheduler.commit(plan, self.device.execute(plan), now_seconds):
             if progress.token_id is not None:
                 self.received[progress.sequence_id].append(progress.token_id)
             if progress.finish_reason is not None:

@@ -39,20 +39,31 @@ def replay(
     num_pages: pages of KV memory; None is memory without a limit.
     options: `page_size`, `max_num_seqs` and the others of `aioserve.simulation.simulator.simulate`.
 
-    With a target, the metrics have a goodput. Raises `TraceError` and `ConfigError`.
+    With a target, which the policy sees of every request, the metrics have a goodput. Raises
+    `TraceError` and `ConfigError`.
     """
-    if isinstance(trace, str) and trace in WORKLOADS:
-        requests: Sequence[TraceRequest] = synthetic_trace(trace)
-    elif isinstance(trace, str | Path):
-        requests = read_trace(trace)
-    else:
-        requests = trace
     if cost is None:
         cost = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
     if isinstance(policy, str):
         policy = PluginRegistry().policy(policy)
-    result = simulate(requests, policy, cost=cost, num_pages=num_pages, **options)
+    result = simulate(
+        _requests(trace),
+        policy,
+        cost=cost,
+        num_pages=num_pages,
+        ttft_target_seconds=ttft_target_seconds,
+        tpot_target_seconds=tpot_target_seconds,
+        **options,
+    )
     if ttft_target_seconds is None and tpot_target_seconds is None:
         return metrics_of(result)
     targets = Targets(ttft_seconds=ttft_target_seconds, tpot_seconds=tpot_target_seconds)
     return metrics_of(result, targets)
+
+
+def _requests(trace: str | Path | Sequence[TraceRequest]) -> Sequence[TraceRequest]:
+    if isinstance(trace, str) and trace in WORKLOADS:
+        return synthetic_trace(trace)
+    if isinstance(trace, str | Path):
+        return read_trace(trace)
+    return trace

@@ -22,6 +22,7 @@ from aioserve import (
     InvalidSamplingError,
     PromptTooLongError,
     QueueFullError,
+    Refusal,
     RequestFailedError,
     RequestRejectedError,
     SamplingParams,
@@ -388,6 +389,71 @@ async def test_a_request_that_the_policy_refuses_fails_by_name():
         with pytest.raises(RequestRejectedError, match="Refusing refused request 'x'"):
             await engine.generate([1, 2, 3], SHORT, request_id="x")
         assert len((await engine.generate(PROMPT, SHORT)).token_ids) == 10
+
+
+@pytest.mark.asyncio
+async def test_the_reason_of_a_refusal_stands_in_the_error():
+    class Strict(SchedulingPolicy):
+        def admit(self, request, view):
+            if request.tenant == "greedy":
+                return Refusal(f"{request.tenant} has had {view.processed_tokens} tokens")
+            return Verdict.NOW
+
+    async with Engine(slow_model(), policy=Strict()) as engine:
+        assert len((await engine.generate(PROMPT, SHORT, tenant="modest")).token_ids) == 10
+        message = "Strict refused request 'x': greedy has had 14 tokens"
+        with pytest.raises(RequestRejectedError, match=message):
+            await engine.generate(PROMPT, SHORT, request_id="x", tenant="greedy")
+        assert await all_given_back(engine)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, "ab", "ab" * 50])
+@pytest.mark.asyncio
+async def test_a_policy_sees_what_the_caller_says_of_a_request(prompt):
+    arrived, ended = [], []
+
+    class Recording(SchedulingPolicy):
+        def arrived(self, requests):
+            arrived.extend(requests)
+
+        def finished(self, requests):
+            ended.extend((r.arrival_seconds, r.first_token_seconds) for r in requests)
+
+    async with Engine(slow_model(), policy=Recording()) as engine:
+        before = asyncio.get_running_loop().time()
+        completion = await engine.generate(
+            prompt, SHORT, tenant="blue", ttft_target_seconds=2, tpot_target_seconds=0.25
+        )
+        await engine.generate(prompt, SHORT)
+    told = [(r.tenant, r.ttft_target_seconds, r.tpot_target_seconds) for r in arrived]
+    assert told == [("blue", 2, 0.25), (None, None, None)]
+    (came, first), (came_later, _) = ended
+    assert completion.timings.first_token_seconds is not None
+    assert before <= came < first <= came + completion.timings.first_token_seconds < came_later
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tenant": ""}, "tenant must be a str of 1 to 256 characters, got ''"),
+        ({"tenant": "x" * 257}, "tenant must be a str of 1 to 256 characters, got 'xxx"),
+        ({"tenant": 7}, "tenant must be a str of 1 to 256 characters, got 7"),
+        ({"ttft_target_seconds": 0}, "ttft_target_seconds must be a number above 0.*got 0"),
+        ({"ttft_target_seconds": "1"}, "ttft_target_seconds must be a number.*got '1'"),
+        ({"ttft_target_seconds": True}, "ttft_target_seconds must be a number.*got True"),
+        ({"tpot_target_seconds": -0.1}, "tpot_target_seconds must be .* above 0 .*got -0.1"),
+        ({"tpot_target_seconds": float("inf")}, "tpot_target_seconds must be .* finite.*got inf"),
+        ({"tpot_target_seconds": float("nan")}, "tpot_target_seconds must be .* finite.*got nan"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_bad_tenant_or_target_is_refused_at_once(options, message):
+    async with Engine(slow_model()) as engine:
+        with pytest.raises(InvalidRequestError, match=message):
+            engine.stream(PROMPT, **options)
+        with pytest.raises(InvalidRequestError, match=message):
+            await engine.generate(PROMPT, **options)
+        assert engine.stats().num_waiting == 0
 
 
 @pytest.mark.asyncio

@@ -219,7 +219,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = self.in_flight.popleft()
         outcome = self.device.execute(plan)
         self.find_bad_rows(plan, outcome)
-        self.take(self.scheduler.commit(plan, outcome))
+        self.take(self.scheduler.commit(plan, outcome, self.now))
 
     @precondition(lambda self: self.in_flight)
     @rule(done=st.integers(0, 20))
@@ -243,7 +243,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.suspects = set(self.live())
             self.found_bad_rows = True
         self.find_bad_rows(plan, outcome)
-        self.take(self.scheduler.commit(plan, outcome))
+        self.take(self.scheduler.commit(plan, outcome, self.now))
 
     def find_bad_rows(self, plan, outcome):
         """A row that is computed over junk is not made of numbers."""

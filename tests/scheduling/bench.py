@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -70,8 +71,11 @@ class Bench:
         n: int = 1,
         namespace: bytes = b"",
         end_ids: frozenset[int] = frozenset(),
+        now_seconds: float = 0.0,
+        **seen: Any,
     ) -> tuple[int, ...]:
-        """Submit a prompt of these ids, or of 0, 1, 2, ...; the ids of its samples."""
+        """Submit a prompt of these ids, or of 0, 1, 2, ...; the ids of its samples. `seen`: what
+        the policy sees of the request, its tenant for example."""
         ids = np.arange(prompt) if isinstance(prompt, int) else np.array(prompt)
         return self.scheduler.submit(
             "r",
@@ -80,22 +84,23 @@ class Bench:
             seed=0,
             end_ids=end_ids,
             max_length=len(ids) + max_tokens,
-            now_seconds=0.0,
+            now_seconds=now_seconds,
             namespace=namespace,
+            **seen,
         )
 
     def submit(self, prompt: int | Sequence[int], max_tokens: int = 8, **options) -> int:
         (sequence_id,) = self.submit_all(prompt, max_tokens, **options)
         return sequence_id
 
-    def plan(self) -> StepPlan:
-        plan = self.scheduler.plan(0.0)
+    def plan(self, now_seconds: float = 0.0) -> StepPlan:
+        plan = self.scheduler.plan(now_seconds)
         self.scheduler.sanity_check()
         assert plan is not None
         return plan
 
-    def commit(self, plan: StepPlan) -> list[Progress]:
-        progress = self.scheduler.commit(plan, self.device.execute(plan))
+    def commit(self, plan: StepPlan, now_seconds: float = 0.0) -> list[Progress]:
+        progress = self.scheduler.commit(plan, self.device.execute(plan), now_seconds)
         self.scheduler.sanity_check()
         return progress
 

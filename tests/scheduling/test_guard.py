@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.scheduling.guard import PolicyGuard
-from aioserve.scheduling.policy import SchedulingPolicy, Verdict
+from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
 from tests.scheduling.test_scheduler import Bench, work
 
 
@@ -29,7 +29,10 @@ NONSENSE = [
     ("order", [None], "named None, which doesn't wait"),
     ("order", lambda waiting, view: [waiting[0], waiting[0]], "came before"),
     ("admit", ValueError("planted"), "raised ValueError"),
-    ("admit", True, "answered True, not a Verdict"),
+    ("admit", True, "answered True, not a Verdict or a Refusal"),
+    ("admit", lambda request, view: Refusal(""), "raised ConfigError"),
+    ("admit", lambda request, view: Refusal(None), "raised ConfigError"),  # pyright: ignore[reportArgumentType]
+    ("admit", lambda request, view: Refusal("x" * 1001), "raised ConfigError"),
     ("chunk", ValueError("planted"), "raised ValueError"),
     ("chunk", 99, "answered 99, not an int in"),
     ("chunk", -1, "answered -1"),

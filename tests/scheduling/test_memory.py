@@ -215,7 +215,7 @@ def test_nobody_finds_what_a_sequence_computed_whose_logits_were_not_numbers():
     bench.submit(12)
     plan = bench.plan()
     outcome = bench.device.execute(plan)
-    bench.scheduler.commit(plan, StepOutcome(0, outcome.token_ids, {0: "NaN"}))
+    bench.scheduler.commit(plan, StepOutcome(0, outcome.token_ids, {0: "NaN"}), 0.0)
     b = bench.submit(12)
 
     assert work(bench.plan()) == [(b, 0, 12)]
@@ -223,7 +223,8 @@ def test_nobody_finds_what_a_sequence_computed_whose_logits_were_not_numbers():
 
 def commit_with_a_bad_row(bench: Bench, plan, row: int):
     outcome = bench.device.execute(plan)
-    progress = bench.scheduler.commit(plan, StepOutcome(plan.step, outcome.token_ids, {row: "NaN"}))
+    outcome = StepOutcome(plan.step, outcome.token_ids, {row: "NaN"})
+    progress = bench.scheduler.commit(plan, outcome, 0.0)
     bench.scheduler.sanity_check()
     return progress
 

@@ -7,7 +7,7 @@ import pytest
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN
 from aioserve.request import FinishReason
-from aioserve.scheduling.policy import SchedulingPolicy, Verdict
+from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
 from tests.scheduling.bench import GREEDY, Bench, work
 
 
@@ -208,6 +208,58 @@ def test_a_request_that_the_policy_refuses_ends_at_once():
     (refused,) = bench.scheduler.take_rejected()
     assert (refused.sequence_id, refused.rejected) == (a, True)
     assert bench.scheduler.num_waiting == 0
+
+
+def test_a_refusal_ends_every_sample_with_its_reason():
+    class Refusing(SchedulingPolicy):
+        def admit(self, request, view):
+            return Refusal("later than wanted")
+
+    bench = Bench(policy=Refusing())
+    ids = bench.submit_all(20, n=2)
+
+    assert bench.scheduler.plan(0.0) is None
+    refused = bench.scheduler.take_rejected()
+    assert [entry.sequence_id for entry in refused] == list(ids)
+    assert {(entry.rejected, entry.error) for entry in refused} == {(True, "later than wanted")}
+    assert not bench.scheduler.sequences
+
+
+def test_a_policy_sees_whose_request_it_is_and_what_its_sender_wants():
+    bench = Bench()
+    options = {"tenant": "blue", "ttft_target_seconds": 0.5, "tpot_target_seconds": 0.05}
+    ids = bench.submit_all(20, n=2, now_seconds=3.0, **options)
+    plain = bench.submit(20)
+    for index in ids:
+        view = bench.scheduler.sequences[index].view
+        assert {name: getattr(view, name) for name in options} == options
+        assert view.arrival_seconds == 3.0
+    view = bench.scheduler.sequences[plain].view
+    assert {getattr(view, name) for name in options} == {None}
+
+
+def test_the_first_token_keeps_its_time_through_preemption():
+    bench = Bench(num_pages=4)
+    bench.submit(7, 9)
+    b = bench.submit(7, 9)
+    view = bench.scheduler.sequences[b].view
+    bench.commit(bench.plan(), now_seconds=2.0)
+    assert view.first_token_seconds == 2.0
+    bench.commit(bench.plan(), now_seconds=3.0)
+    bench.commit(bench.plan(), now_seconds=4.0)
+    assert view.preemptions == 1
+    assert view.first_token_seconds == 2.0
+
+
+def test_a_request_has_no_first_token_while_its_prompt_is_computed_or_its_token_in_flight():
+    bench = Bench()
+    view = bench.scheduler.sequences[bench.submit(20)].view
+    bench.commit(bench.plan(), now_seconds=1.0)
+    assert view.first_token_seconds is None
+    sampling = bench.plan()
+    assert view.first_token_seconds is None
+    bench.commit(sampling, now_seconds=2.5)
+    assert view.first_token_seconds == 2.5
 
 
 def test_a_cancelled_request_that_waits_is_never_computed():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioserve import RequestView, SchedulerView, SchedulingPolicy, Verdict
+from aioserve import Refusal, RequestView, SchedulerView, SchedulingPolicy, Verdict
 from aioserve.errors import ConfigError
 from aioserve.execution.plan import StepPlan
 from aioserve.kv.pages import capacity_tokens
@@ -42,8 +42,9 @@ class Whimsical(SchedulingPolicy):
         first = self.whim(len(requests) or 1)
         return requests[first:] + requests[: self.whim(len(requests) + 1)][:first]
 
-    def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
-        return (Verdict.NOW, Verdict.NOW, Verdict.LATER, Verdict.NEVER)[self.whim(4)]
+    def admit(self, request: RequestView, view: SchedulerView) -> Verdict | Refusal:
+        verdicts = (Verdict.NOW, Verdict.NOW, Verdict.LATER, Verdict.NEVER, Refusal("a whim"))
+        return verdicts[self.whim(5)]
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         return self.whim(budget_tokens + 1)
@@ -185,6 +186,29 @@ def test_a_client_that_waits_is_behind_by_what_others_got() -> None:
     assert run(trace[:3]).service_gap_tokens is None
 
 
+def test_a_policy_sees_clients_as_tenants_and_the_targets_of_the_run() -> None:
+    seen: list[tuple[str | None, float | None, float | None]] = []
+
+    class Recording(SchedulingPolicy):
+        def arrived(self, requests: Sequence[RequestView]) -> None:
+            seen.extend((r.tenant, r.ttft_target_seconds, r.tpot_target_seconds) for r in requests)
+
+    trace = [asking(0, 0.0, 8, 1, client="a"), asking(1, 0.0, 8, 1)]
+    run(trace, Recording(), ttft_target_seconds=2.0, tpot_target_seconds=0.5)
+    assert seen == [("a", 2.0, 0.5), (None, 2.0, 0.5)]
+
+
+def test_a_policy_sees_when_the_first_token_came() -> None:
+    seen: list[float | None] = []
+
+    class Recording(SchedulingPolicy):
+        def finished(self, requests: Sequence[RequestView]) -> None:
+            seen.extend(request.first_token_seconds for request in requests)
+
+    result = run([asking(0, 0.0, 8, 1), asking(1, 0.5, 8, 4)], Recording())
+    assert seen == [record.first_token_seconds for record in result.requests]
+
+
 def test_equal_blocks_are_found_and_answers_are_not() -> None:
     trace = [
         asking(0, 0.0, 8, 8, (0, 1)),
@@ -242,6 +266,8 @@ def test_an_empty_trace_has_nothing_to_measure() -> None:
         ("max_num_batched_tokens", 0),
         ("output_reserve_tokens", -1),
         ("eviction", "random"),
+        ("ttft_target_seconds", 0.0),
+        ("tpot_target_seconds", float("inf")),
     ],
 )
 def test_options_that_make_no_sense_are_named(option: str, value: object) -> None:

@@ -55,6 +55,17 @@ def test_targets_count_goodput() -> None:
     assert 0 < metrics.goodput.requests < 4
 
 
+def test_a_policy_sees_the_targets() -> None:
+    seen: set[tuple[float | None, float | None]] = set()
+
+    class Recording(SchedulingPolicy):
+        def arrived(self, requests: Sequence[RequestView]) -> None:
+            seen.update((r.ttft_target_seconds, r.tpot_target_seconds) for r in requests)
+
+    replay("bursts", Recording(), ttft_target_seconds=3.5, tpot_target_seconds=0.1)
+    assert seen == {(3.5, 0.1)}
+
+
 def test_what_is_unknown_is_named() -> None:
     with pytest.raises(UnknownPolicyError, match="'slowest'"):
         replay("bursts", "slowest")
