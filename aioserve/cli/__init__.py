@@ -46,6 +46,12 @@ app.command("aioserve.cli.plan:plan", name="plan", help="Show how many requests 
 app.command(
     "aioserve.cli.simulate:simulate", name="simulate", help="Try policies on a trace.", sort_key=6
 )
+app.command(
+    "aioserve.cli.calibrate:calibrate",
+    name="calibrate",
+    help="Measure what steps take here.",
+    sort_key=7,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -52,9 +52,10 @@ class SimulateOptions:
     """h200, h100, a100, l4, or cpu, which is a rough guess."""
     num_devices: int = 1
     """That share model and memory evenly; what they tell each other isn't counted."""
-    cost_table: Path | None = None
-    """A JSON file of measured steps, in place of the roofline of model and hardware, which then say
-    no more than how many pages there are."""
+    cost_table: str | None = None
+    """A file of measured steps, in place of the roofline of model and hardware, which then say no
+    more than how many pages there are: that of `aioserve calibrate`, or a splitwise latency profile
+    as FILE:MODEL,HARDWARE,TENSOR_PARALLEL."""
     num_pages: int | None = None
     """KV pages. Not given: as many as the memory of the devices holds."""
     unbounded_cache: Annotated[bool, Parameter(negative=())] = False
@@ -115,7 +116,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
         found[name] = metrics_of(result, targets)
     facts = _facts(trace, options, requests)
     if options.json:
-        given = dataclasses.asdict(options) | {"cost_table": _text(options.cost_table)}
+        given = dataclasses.asdict(options)
         report = {"trace": facts, "options": given, "policies": found}
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
@@ -156,12 +157,13 @@ def _targets(options: SimulateOptions) -> Targets | None:
 
 
 def _cost(options: SimulateOptions) -> CostModel:
-    from aioserve.simulation.cost import ModelShape, RooflineCost, read_cost_table
+    from aioserve.simulation.cost import ModelShape, RooflineCost
     from aioserve.simulation.hardware import hardware_preset
+    from aioserve.simulation.latency_profile import read_cost
     from aioserve.simulation.models import read_model
 
     if options.cost_table is not None:
-        return read_cost_table(options.cost_table)
+        return read_cost(options.cost_table)
     hardware = hardware_preset(options.hardware).times(options.num_devices)
     return RooflineCost(ModelShape.of(read_model(options.model)), hardware)
 
@@ -231,10 +233,6 @@ def _facts(
         "output_tokens": sum(request.output_tokens for request in requests),
         "seconds": max(request.arrival_seconds for request in requests),
     }
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def _print_tables(

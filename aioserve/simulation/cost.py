@@ -5,10 +5,11 @@ A cost model sees the plan that a runner would see, and knows neither policies n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -19,7 +20,16 @@ from aioserve.models.config import DecoderConfig
 from aioserve.simulation.hardware import Hardware
 from aioserve.simulation.models import count_parameters
 
-__all__ = ["CostModel", "CostTable", "ModelShape", "RooflineCost", "read_cost_table"]
+__all__ = [
+    "CostModel",
+    "CostTable",
+    "CostTableFile",
+    "ModelShape",
+    "RooflineCost",
+    "StepLoad",
+    "place_on",
+    "read_cost_table",
+]
 
 
 class CostModel(Protocol):
@@ -98,12 +108,39 @@ class RooflineCost:
         return self.hardware.step_seconds + max(flops / self._flops, moved / self._bytes)
 
 
+class StepLoad(msgspec.Struct, frozen=True):
+    """What a cost table sees of a step."""
+
+    prefill_tokens: int
+    """Tokens of prompts."""
+    decode_batch: int
+    """Sequences with one token that is sampled from."""
+    context_tokens: int
+    """That these decoding sequences attend to, together."""
+    attended_pairs: int
+    """Of a prompt's token and a token that it attends to, over all prompt tokens."""
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> StepLoad:
+        prefill = decode = context = pairs = 0
+        for item in plan.items:
+            end = item.start + item.count
+            if item.count > 1 or item.sampling is None:
+                prefill += item.count
+                pairs += item.count * (item.start + end + 1) // 2
+            elif item.count:
+                decode += 1
+                context += end
+        return cls(prefill, decode, context, pairs)
+
+
 class CostTable:
-    """Measured steps: seconds by prompt tokens and by decoding sequences of the step.
+    """Measured steps: seconds by prompt tokens and by decoding sequences of the step, and what each
+    token of context adds.
 
     Between the points of the grid a step takes what bilinear interpolation says, and beyond it it
     grows as between the last two points on that side. A step below the first point of an axis takes
-    as long as one there.
+    as long as one there. Forks and page copies are not counted.
     """
 
     def __init__(
@@ -111,11 +148,15 @@ class CostTable:
         prefill_tokens: Sequence[int],
         decode_batch: Sequence[int],
         seconds: Sequence[Sequence[float]],
+        *,
+        seconds_per_context_token: float = 0.0,
+        seconds_per_attended_pair: float = 0.0,
     ) -> None:
-        """`seconds[i][j]` is a step of `prefill_tokens[i]` and `decode_batch[j]`.
+        """`seconds[i][j]` is a step of `prefill_tokens[i]` and `decode_batch[j]` without context;
+        see `StepLoad` for what the other two are multiplied with.
 
         Raises `ConfigError` unless both axes grow, have two points or more, and fit the grid, each
-        step takes time, and none that has more to do takes less.
+        step takes time, none that has more to do takes less, and context costs no less than 0.
         """
         self._axes = tuple(
             _axis(name, points)
@@ -132,49 +173,71 @@ class CostTable:
             raise ConfigError("seconds must be finite and, but for an empty step, more than 0")
         if (np.diff(grid, axis=0) < 0).any() or (np.diff(grid, axis=1) < 0).any():
             raise ConfigError("seconds must not shrink as prefill_tokens or decode_batch grow")
+        for name, value in (
+            ("seconds_per_context_token", seconds_per_context_token),
+            ("seconds_per_attended_pair", seconds_per_attended_pair),
+        ):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name} must be finite and not negative, got {value}")
         self._seconds = grid.tolist()
+        self._per_context_token = seconds_per_context_token
+        self._per_attended_pair = seconds_per_attended_pair
 
     @property
     def _has_empty(self) -> bool:
         return all(axis[0] == 0 for axis in self._axes)
 
     def step_seconds(self, plan: StepPlan) -> float:
-        prefill = decode = 0
-        for item in plan.items:
-            if item.count > 1 or item.sampling is None:
-                prefill += item.count
-            else:
-                decode += item.count
-        return self._at(prefill, decode)
+        return self.seconds(StepLoad.of(plan))
 
-    def _at(self, prefill: int, decode: int) -> float:
-        i, u = _place(self._axes[0], prefill)
-        j, v = _place(self._axes[1], decode)
+    def seconds(self, load: StepLoad) -> float:
+        """What a step of that load takes."""
+        i, u = place_on(self._axes[0], load.prefill_tokens)
+        j, v = place_on(self._axes[1], load.decode_batch)
         low, high = self._seconds[i], self._seconds[i + 1]
         # Inside the grid, or on its edge; what lies beyond is added along each axis by itself.
         x, y = min(u, 1.0), min(v, 1.0)
         at_low, at_high = low[j] + y * (low[j + 1] - low[j]), high[j] + y * (high[j + 1] - high[j])
         along_decode = (1 - x) * (low[j + 1] - low[j]) + x * (high[j + 1] - high[j])
         inside = (1 - x) * at_low + x * at_high
-        return inside + (u - x) * (at_high - at_low) + (v - y) * along_decode
+        context = load.context_tokens * self._per_context_token
+        context += load.attended_pairs * self._per_attended_pair
+        return inside + (u - x) * (at_high - at_low) + (v - y) * along_decode + context
+
+
+class CostTableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cost table as JSON. The fields are those that `CostTable` takes, and two more."""
+
+    prefill_tokens: tuple[int, ...]
+    decode_batch: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    seconds_per_context_token: float = 0.0
+    seconds_per_attended_pair: float = 0.0
+    measured: dict[str, str | int | float | bool | None] = {}
+    """Where the figures come from: for people, and not read by the simulator."""
+    version: Literal[1] = 1
+    """Of the format."""
+
+    def table(self) -> CostTable:
+        """Raises `ConfigError` for figures that make no sense."""
+        return CostTable(
+            self.prefill_tokens,
+            self.decode_batch,
+            self.seconds,
+            seconds_per_context_token=self.seconds_per_context_token,
+            seconds_per_attended_pair=self.seconds_per_attended_pair,
+        )
 
 
 def read_cost_table(path: str | Path) -> CostTable:
-    """A JSON object with `prefill_tokens`, `decode_batch` and `seconds`, as `CostTable` takes them.
+    """The table in a file that `CostTableFile` describes.
 
     Raises `ConfigError` for anything else, naming the file.
     """
     try:
-        table = msgspec.json.decode(Path(path).read_bytes(), type=_TableFile)
-        return CostTable(table.prefill_tokens, table.decode_batch, table.seconds)
+        return msgspec.json.decode(Path(path).read_bytes(), type=CostTableFile).table()
     except (OSError, msgspec.MsgspecError, ConfigError) as error:
         raise ConfigError(f"cost table {path}: {error}") from error
-
-
-class _TableFile(msgspec.Struct, frozen=True):
-    prefill_tokens: tuple[int, ...]
-    decode_batch: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
 
 
 def _axis(name: str, points: Sequence[int]) -> tuple[int, ...]:
@@ -184,7 +247,7 @@ def _axis(name: str, points: Sequence[int]) -> tuple[int, ...]:
     return axis
 
 
-def _place(axis: tuple[int, ...], value: int) -> tuple[int, float]:
+def place_on(axis: Sequence[int], value: int) -> tuple[int, float]:
     """The segment of an axis that holds `value`, and how far along it that lies: 0 to 1, and more
     beyond the end."""
     last = len(axis) - 2

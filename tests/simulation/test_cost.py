@@ -11,7 +11,13 @@ import pytest
 from aioserve.errors import ConfigError
 from aioserve.execution.plan import CopyKind, PageCopy, StepPlan, WorkItem
 from aioserve.request import SamplingParams
-from aioserve.simulation.cost import CostTable, ModelShape, RooflineCost, read_cost_table
+from aioserve.simulation.cost import (
+    CostTable,
+    ModelShape,
+    RooflineCost,
+    StepLoad,
+    read_cost_table,
+)
 from aioserve.simulation.hardware import PRESETS, Hardware, hardware_preset
 from aioserve.simulation.models import read_model
 
@@ -113,6 +119,18 @@ def test_a_step_below_all_that_was_measured_takes_as_long_as_the_first() -> None
     assert table.step_seconds(step((5, 1))) == 0.3
 
 
+def test_context_is_added_to_the_grid() -> None:
+    table = CostTable(**TABLE, seconds_per_context_token=1e-3, seconds_per_attended_pair=1e-5)
+    plan = step((60, 40), (0, 60), (9, 1), (19, 1), *[(0, 1)] * 6)
+    pairs = sum(range(61, 101)) + sum(range(1, 61))
+    assert StepLoad.of(plan) == StepLoad(100, 8, 36, pairs)
+    assert table.step_seconds(plan) == pytest.approx(1.4 + 0.036 + pairs * 1e-5)
+
+
+def test_forks_cost_a_table_nothing() -> None:
+    assert StepLoad.of(step((9, 1), (10, 0))) == StepLoad(0, 1, 10, 0)
+
+
 def test_a_table_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_text(json.dumps(TABLE))
@@ -131,6 +149,10 @@ def test_a_table_is_read_from_a_file(tmp_path: Path) -> None:
         ({"seconds": [[0.0, 0.0], [1.0, 1.4], [2.0, 2.4]]}, "more than 0"),
         ({"decode_batch": [1, 8]}, "more than 0"),
         ({"seconds": "fast"}, "seconds"),
+        ({"seconds_per_context_token": -1e-9}, "seconds_per_context_token must be finite"),
+        ({"seconds_per_attended_pair": -1e-9}, "seconds_per_attended_pair must be finite"),
+        ({"seconds_per_token": 1e-9}, "unknown field `seconds_per_token`"),
+        ({"version": 2}, "version"),
     ],
 )
 def test_a_table_that_is_none_is_refused(

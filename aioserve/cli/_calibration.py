@@ -1,0 +1,229 @@
+"""Measures what the engine's steps take: real requests through a real engine, in mixes that cover
+the grid of a cost table.
+
+A step's time is what passes between its end and that of the one before, or its launch where it came
+later, as the engine's own loop sees it. So all that the engine does for a step is in it: planning,
+delivering, and what of these the runner doesn't hide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from aioserve.cli._engine import leaving_at_once, loading_bar
+from aioserve.cli.random_models import model_or_random
+from aioserve.request import SamplingParams
+from aioserve.simulation.calibration import StepSample
+from aioserve.simulation.cost import StepLoad
+
+if TYPE_CHECKING:
+    from aioserve import Engine
+    from aioserve.config import EngineConfig
+    from aioserve.execution.plan import StepOutcome, StepPlan
+    from aioserve.execution.runner import LoadedModel, Runner
+
+__all__ = ["Grid", "Recorder", "measure_grid", "measure_mixes", "recorded_engine"]
+
+Progress = Callable[[], None]
+
+STEPS_BETWEEN = 5
+"""Tokens that each prompt of the grid is answered with: steps that no request comes or goes in, as
+most are."""
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """Which mixes of prompt tokens and decoding sequences are measured, at which contexts."""
+
+    prefill_tokens: tuple[int, ...]
+    """From 0."""
+    decode_batch: tuple[int, ...]
+    """From 0."""
+    context_tokens: tuple[int, ...]
+    """Of each decoding sequence when it begins."""
+
+    @classmethod
+    def up_to(cls, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> Grid:
+        """Powers of two up to what one step of the engine may hold, and a short and a long
+        context."""
+        long = max_model_len // 2
+        most = min(max_num_batched_tokens, max_model_len - long - 1)
+        return cls(
+            prefill_tokens=(0, *_growing(16, most, 2)),
+            decode_batch=(0, *_growing(1, max_num_seqs, 2)),
+            context_tokens=(min(16, long), min(1024, long)),
+        )
+
+    @property
+    def num_rounds(self) -> int:
+        """In one pass of `measure_grid`."""
+        return len(self.decode_batch) * len(self.context_tokens)
+
+
+class Recorder:
+    """Loads a model for an engine, and notes every step that it runs."""
+
+    def __init__(self, model: str, progress: Callable[[int, int], None] | None = None) -> None:
+        self.samples: list[StepSample] = []
+        self._model = model
+        self._progress = progress
+
+    async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        # Off the loop: this imports torch.
+        loading = await asyncio.to_thread(importlib.import_module, "aioserve.execution.loading")
+        loaded = await loading.load(
+            self._model, config, num_slots=num_slots, progress=self._progress
+        )
+        return msgspec.structs.replace(loaded, runner=_NotingRunner(loaded.runner, self.samples))
+
+    def take(self) -> list[StepSample]:
+        """The steps since the last call."""
+        taken = list(self.samples)
+        self.samples.clear()
+        return taken
+
+
+class _NotingRunner:
+    def __init__(self, runner: Runner, samples: list[StepSample]) -> None:
+        self._runner = runner
+        self._samples = samples
+        self._ended = 0.0
+
+    @property
+    def wake_delays_seconds(self) -> Sequence[float]:
+        return self._runner.wake_delays_seconds
+
+    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        return self._noted(plan, time.perf_counter(), self._runner.launch(plan))
+
+    async def _noted(
+        self, plan: StepPlan, launched: float, handle: Awaitable[StepOutcome]
+    ) -> StepOutcome:
+        outcome = await handle
+        now = time.perf_counter()
+        seconds = now - max(launched, self._ended)
+        self._ended = now
+        self._samples.append(StepSample(StepLoad.of(plan), seconds))
+        return outcome
+
+    async def aclose(self) -> None:
+        await self._runner.aclose()
+
+
+@asynccontextmanager
+async def recorded_engine(model: str, **options: Any) -> AsyncIterator[tuple[Engine, Recorder]]:
+    """A started engine whose steps are noted; `model` and `options` as `open_engine` takes them.
+
+    It has run one request, which paid for what is built once.
+    """
+    from aioserve import Engine
+
+    path = model_or_random(model)
+    with leaving_at_once(), loading_bar(model) as progress:
+        recorder = Recorder(path, progress)
+        engine = Engine(recorder, **options)
+        await engine.__aenter__()
+    async with _leaving(engine):
+        await _answer(engine, [0] * (engine.limits.max_model_len // 2), 4)
+        recorder.take()
+        yield engine, recorder
+
+
+@asynccontextmanager
+async def _leaving(engine: Engine) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await engine.__aexit__(None, None, None)
+
+
+async def measure_grid(engine: Engine, grid: Grid, seed: int, progress: Progress) -> None:
+    """One pass over the grid, in an order drawn from `seed`.
+
+    For each batch and context, as many sequences decode while prompts of all sizes come one by one,
+    some of which begin with what is cached. `progress` is called after each of
+    `grid.num_rounds` rounds.
+    """
+    source = np.random.default_rng(seed)
+    vocab_size = engine.limits.vocab_size
+    # The same prompts in all rounds, so that their keys and values are computed once.
+    shape = max(1, *grid.decode_batch), max(grid.context_tokens)
+    prompts = np.random.default_rng(0).integers(vocab_size, size=shape)
+    rounds = list(itertools.product(grid.decode_batch, grid.context_tokens))
+    for batch, context in source.permutation(rounds):
+        starts = [(start, size) for start in (0, context) for size in grid.prefill_tokens[1:]]
+        async with _decoding(engine, prompts[:batch, :context].tolist()):
+            for start, size in source.permutation(starts):
+                own = source.integers(vocab_size, size=size)
+                prompt = [*prompts[0, :start].tolist(), *own.tolist()]
+                await _answer(engine, prompt, STEPS_BETWEEN)
+        progress()
+
+
+@asynccontextmanager
+async def _decoding(engine: Engine, prompts: Sequence[list[int]]) -> AsyncIterator[None]:
+    """Requests that decode meanwhile; they have begun to, and are ended afterwards."""
+    longest = engine.limits.max_model_len
+    streams = [engine.stream(prompt, _params(longest - len(prompt))) for prompt in prompts]
+
+    async def read(stream: Any) -> None:
+        async for _ in stream:
+            pass
+
+    for stream in streams:
+        await stream.started()
+    readers = [asyncio.create_task(read(stream)) for stream in streams]
+    try:
+        yield
+    finally:
+        for stream in streams:
+            stream.close()
+        await asyncio.gather(*readers)
+
+
+async def measure_mixes(
+    engine: Engine, num_requests: int, concurrency: int, seed: int, progress: Progress
+) -> None:
+    """Random requests, `concurrency` at once: steps as they come. `progress` is called after each
+    request."""
+    source = np.random.default_rng(seed)
+    limits = engine.limits
+    lengths = 2 ** source.uniform(2, math.log2(limits.max_model_len // 2), num_requests)
+    outputs = source.integers(1, min(64, limits.max_model_len // 2), num_requests)
+    queue = zip(lengths.astype(int), outputs.tolist(), strict=True)
+
+    async def worker() -> None:
+        for length, output in queue:
+            await _answer(engine, source.integers(limits.vocab_size, size=length).tolist(), output)
+            progress()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(worker())
+
+
+async def _answer(engine: Engine, prompt: list[int], output_tokens: int) -> None:
+    async for _ in engine.stream(prompt, _params(output_tokens)):
+        pass
+
+
+def _params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+
+def _growing(first: int, last: int, factor: int) -> tuple[int, ...]:
+    """`first`, each next one `factor` times as much, and `last`."""
+    counts = itertools.takewhile(
+        lambda count: count * factor <= last,
+        (first * factor**power for power in itertools.count()),
+    )
+    return (*counts, last)

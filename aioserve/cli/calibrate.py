@@ -1,0 +1,146 @@
+"""`aioserve calibrate MODEL -o table.json`: what steps take here, for the simulator.
+
+How steps are measured is in `_calibration.py`, how they are fitted in `aioserve.simulation`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from aioserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aioserve.simulation.calibration import PredictionError
+    from aioserve.simulation.cost import CostTableFile
+
+__all__ = ["calibrate"]
+
+PASSES = 2
+THOROUGH_PASSES = 8
+MIXED_REQUESTS = 48
+"""Random requests after each pass over the grid."""
+
+
+def calibrate(
+    model: str = "pyhelp",
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))],
+    thorough: Annotated[bool, Parameter(negative=())] = False,
+    max_num_seqs: int = 32,
+    max_num_batched_tokens: int = 2048,
+    page_size: int = 16,
+    dtype: str = "auto",
+    overlap: Annotated[bool, Parameter(negative="--no-overlap")] = True,
+    seed: int = 0,
+) -> None:
+    """Measure what the engine's steps take with a model on this machine, and write a cost table.
+
+    Args:
+        model: A model directory, embedded model, hub id in the local cache, or random:30m,
+            random:0.6b.
+        output: The file for `aioserve simulate --cost-table`.
+        thorough: Measure four times as long.
+        max_num_seqs: Most sequences that decode at once.
+        max_num_batched_tokens: Tokens of one step.
+        page_size: Tokens of one KV page.
+        dtype: Of the weights: auto, float32 or bfloat16.
+        overlap: Plan a step while the one before is running.
+        seed: Decides the order of the measurements and what the held-out steps are.
+    """
+    for name, value, least in (("max_num_seqs", max_num_seqs, 1), ("seed", seed, 0)):
+        if value < least:
+            raise ConfigError(f"{name} must be at least {least}, got {value}")
+    if not output.parent.is_dir():
+        raise ConfigError(f"output: there is no directory {output.parent}")
+    options = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "page_size": page_size,
+        "dtype": dtype,
+        "overlap": overlap,
+    }
+    passes = THOROUGH_PASSES if thorough else PASSES
+    table, error = asyncio.run(_measured(model, options, passes, seed))
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(table), indent=1)
+    output.write_bytes(text + b"\n")
+    _print(output, table, error)
+
+
+async def _measured(
+    model: str, options: dict[str, Any], passes: int, seed: int
+) -> tuple[CostTableFile, PredictionError]:
+    from importlib import metadata
+
+    from msgspec.structs import replace
+
+    from aioserve.cli._calibration import Grid, measure_grid, measure_mixes, recorded_engine
+    from aioserve.cli._machine import compute_facts
+    from aioserve.simulation.calibration import fit_table, prediction_error
+
+    # One more seat, for the prompts that come while the others decode.
+    seats = options["max_num_seqs"] + 1
+    async with recorded_engine(model, **options | {"max_num_seqs": seats}) as (engine, recorder):
+        grid = Grid.up_to(options["max_num_batched_tokens"], seats - 1, engine.limits.max_model_len)
+        fitted, held_out = [], []
+        with _bar(passes * (grid.num_rounds + MIXED_REQUESTS)) as progress:
+            for number in range(passes):
+                await measure_grid(engine, grid, seed + number, progress)
+                fitted += recorder.take()
+                await measure_mixes(engine, MIXED_REQUESTS, seats, seed + number, progress)
+                held_out += recorder.take()
+        found = engine.dump()["model"]["dtype"]
+    table = fit_table(fitted, grid.prefill_tokens, grid.decode_batch)
+    error = prediction_error(table.table(), held_out)
+    measured = {
+        "model": Path(model).name,
+        **options,
+        "dtype": found,
+        **compute_facts(),
+        "aioserve": metadata.version("aioserve"),
+        "steps": len(fitted),
+        "held_out_steps": error.steps,
+        "held_out_median_error": round(error.median, 4),
+        "held_out_p90_error": round(error.p90, 4),
+        "held_out_total_error": round(error.total, 4),
+    }
+    return replace(table, measured=measured), error
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[], None]]:
+    """A function that moves a bar on stderr on by one; without a terminal, it does nothing."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring steps", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _print(output: Path, table: CostTableFile, error: PredictionError) -> None:
+    measured, seconds = table.measured, table.seconds
+    largest = table.prefill_tokens[-1], table.decode_batch[-1]
+    print(
+        f"{output}: {measured['steps']:,} steps of {measured['model']}, {measured['dtype']}, "
+        f"{measured['threads']} threads\n"
+        f"one sequence decodes in {seconds[0][1] * 1e3:.2f} ms, {largest[1]} in "
+        f"{seconds[0][-1] * 1e3:.2f} ms, and {largest[0]:,} prompt tokens take "
+        f"{seconds[-1][0] * 1e3:.2f} ms; each 1,000 tokens of context add "
+        f"{table.seconds_per_context_token * 1e6:.3f} ms to decoding\n"
+        f"{error.steps:,} other steps of random mixes are told with an error of "
+        f"{error.median:.1%} (median), {error.p90:.1%} (p90), and their sum with {error.total:+.1%}"
+    )

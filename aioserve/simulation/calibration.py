@@ -1,0 +1,133 @@
+"""Cost tables out of measured steps: the fit, and how well it tells steps that it hasn't seen.
+
+Knows nothing about how steps are measured; `aioserve calibrate` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import ConfigError
+from aioserve.simulation.cost import CostTable, CostTableFile, StepLoad, place_on
+
+__all__ = ["PredictionError", "StepSample", "fit_table", "prediction_error"]
+
+Floats = npt.NDArray[np.float64]
+
+ROUNDS = 20
+"""Of reweighting: enough for the fit to settle within a thousandth."""
+LEAST_ERROR = 1e-3
+"""Relative errors below this weigh the same, and so do predictions below this part of the longest
+step."""
+MOST_HELD_UP = 5.0
+"""A step that took longer than so many times what is predicted counts as so many."""
+
+
+class StepSample(msgspec.Struct, frozen=True):
+    """One measured step."""
+
+    load: StepLoad
+    seconds: float
+
+
+class PredictionError(msgspec.Struct, frozen=True):
+    """How far a table is from measured steps; relative to what was measured."""
+
+    steps: int
+    median: float
+    """Of the single steps' errors, all taken as positive."""
+    p90: float
+    total: float
+    """Of the sum of all steps: positive where the table says more."""
+
+
+def fit_table(
+    samples: Sequence[StepSample], prefill_tokens: Sequence[int], decode_batch: Sequence[int]
+) -> CostTableFile:
+    """The table with those axes, both from 0, that has the least mean relative error.
+
+    Its shape is a median regression (least absolute deviations, by iteratively reweighted least
+    squares; Schlossmacher, "An Iterative Technique for Absolute Deviations Curve Fitting", JASA
+    1973), so that a step which something else held up weighs no more than another. The grid is
+    then made to grow along both axes, and all of it scaled by the factor that makes the sum of all
+    steps right, since queues grow with the sum. A step with neither prompt nor decoding tokens
+    doesn't exist, and that point is given the value of a single decoding sequence.
+
+    Raises `ConfigError` for axes that aren't such, and where points of the grid lack samples.
+    """
+    for name, axis in (("prefill_tokens", prefill_tokens), ("decode_batch", decode_batch)):
+        if len(axis) < 2 or axis[0] != 0 or any(np.diff(axis) <= 0):
+            raise ConfigError(f"{name} must be two or more growing counts from 0, got {axis}")
+    shape = len(prefill_tokens), len(decode_batch)
+    rows = np.array([_row(sample.load, prefill_tokens, decode_batch) for sample in samples])
+    rows = rows.reshape(len(samples), shape[0] * shape[1] + 2)
+    seconds = np.array([sample.seconds for sample in samples], float)
+    used = np.array([column.any() for column in rows.T])
+    for point in np.flatnonzero(~used[1:-2]) + 1:
+        i, j = divmod(int(point), shape[1])
+        raise ConfigError(
+            f"no step was measured near prefill_tokens={prefill_tokens[i]} and "
+            f"decode_batch={decode_batch[j]}"
+        )
+    found = _least_absolute(rows, seconds, used)
+    for last in np.flatnonzero(found[-2:] < 0):
+        used[last - 2] = False
+    if not used[-2:].all():
+        found = np.maximum(_least_absolute(rows, seconds, used), 0)
+    grid = found[:-2].reshape(shape)
+    grid[0, 0] = grid[0, 1]
+    grid = np.maximum(grid, seconds.min() / 2)
+    for axis in (0, 1):
+        grid = np.maximum.accumulate(grid, axis=axis)
+    predicted = rows @ np.concatenate([grid.ravel(), found[-2:]])
+    level = np.minimum(seconds, MOST_HELD_UP * predicted).sum() / predicted.sum()
+    return CostTableFile(
+        prefill_tokens=tuple(prefill_tokens),
+        decode_batch=tuple(decode_batch),
+        seconds=tuple(tuple(row) for row in (grid * level).tolist()),
+        seconds_per_context_token=float(found[-2] * level),
+        seconds_per_attended_pair=float(found[-1] * level),
+    )
+
+
+def prediction_error(table: CostTable, samples: Sequence[StepSample]) -> PredictionError:
+    """Of a table on steps, at least one, that it was best not fitted to."""
+    measured = np.array([sample.seconds for sample in samples])
+    predicted = np.array([table.seconds(sample.load) for sample in samples])
+    errors = np.abs(predicted / measured - 1)
+    median, p90 = np.percentile(errors, (50, 90)).tolist()
+    return PredictionError(len(samples), median, p90, float(predicted.sum() / measured.sum() - 1))
+
+
+def _row(load: StepLoad, prefill_tokens: Sequence[int], decode_batch: Sequence[int]) -> Floats:
+    """What each point of the grid, a token of context and an attended pair count for in a step."""
+    weights = np.zeros((len(prefill_tokens), len(decode_batch)))
+    i, u = place_on(prefill_tokens, load.prefill_tokens)
+    j, v = place_on(decode_batch, load.decode_batch)
+    x, y = min(u, 1.0), min(v, 1.0)
+    # As `CostTable.seconds` adds them up: inside the grid, then beyond each of its ends.
+    weights[i : i + 2, j : j + 2] = np.outer((1 - x, x), (1 - y, y))
+    weights[i : i + 2, j : j + 2] += np.outer((x - u, u - x), (1 - y, y))
+    weights[i : i + 2, j : j + 2] += np.outer((1 - x, x), (y - v, v - y))
+    return np.concatenate([weights.ravel(), [load.context_tokens, load.attended_pairs]])
+
+
+def _least_absolute(rows: Floats, seconds: Floats, used: npt.NDArray[np.bool_]) -> Floats:
+    """Least sum of absolute errors over the `used` columns, the others' being 0. Errors are
+    relative to what is predicted: a step that was measured too short must not weigh more for it."""
+    # Columns of about the same size, or the small ones would be taken for rounding errors.
+    scale = np.maximum(rows[:, used].max(axis=0), 1e-300)
+    scaled = rows[:, used] / scale
+    weights = np.ones(len(seconds))
+    found = np.zeros(rows.shape[1])
+    for _ in range(ROUNDS):
+        found[used] = np.linalg.lstsq(scaled * weights[:, None], seconds * weights, rcond=None)[0]
+        predicted = np.maximum(scaled @ found[used], LEAST_ERROR * seconds.max())
+        errors = np.maximum(np.abs(predicted - seconds), LEAST_ERROR * predicted)
+        weights = 1 / np.sqrt(errors * predicted)
+    found[used] /= scale
+    return found

@@ -1,0 +1,141 @@
+"""Cost tables out of the latency profile that was published with splitwise-sim (Patel et al.,
+"Splitwise", ISCA 2024): prompt and token times of large models on GPUs, measured with vLLM.
+
+A row is a run of one batch: `model`, `hardware`, `tensor_parallel`, `prompt_size` and `token_size`
+of each request, `batch_size`, and in milliseconds `prompt_time` (all prompts), `token_time` (one
+token of each answer) and `e2e_time`. The file is CSV, or JSON with one row a line; plain or `.gz`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from aioserve.errors import ConfigError
+from aioserve.simulation.cost import CostTable, CostTableFile, read_cost_table
+
+__all__ = ["read_cost", "read_latency_profile"]
+
+PROFILE = re.compile(r"(.+\.(?:csv|jsonl)(?:\.gz)?)(?::([^:]*))?")
+"""A profile's file, and the setup behind it."""
+
+MOST_DRAWN_OUT = 2.0
+"""A run that took longer than so many times the sum of its parts was not one batch."""
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class ProfileRow(msgspec.Struct, frozen=True):
+    model: str
+    hardware: str
+    tensor_parallel: Count
+    prompt_size: Count
+    batch_size: Count
+    token_size: Count
+    prompt_time: Milliseconds
+    token_time: Milliseconds
+    e2e_time: Milliseconds
+
+    @property
+    def setup(self) -> str:
+        return f"{self.model},{self.hardware},{self.tensor_parallel}"
+
+    @property
+    def in_one_batch(self) -> bool:
+        """Whether the batch fitted the memory; otherwise its parts ran one after the other."""
+        parts = self.prompt_time + self.token_size * self.token_time
+        return self.e2e_time < MOST_DRAWN_OUT * parts
+
+
+def read_cost(source: str) -> CostTable:
+    """A cost table's JSON file, or `FILE:MODEL,HARDWARE,TENSOR_PARALLEL` for a setup of a latency
+    profile, whose name ends in .csv or .jsonl, or in these and .gz.
+
+    Raises `ConfigError` as `read_cost_table` and `read_latency_profile`.
+    """
+    profile = PROFILE.fullmatch(source)
+    if profile is None:
+        return read_cost_table(source)
+    return read_latency_profile(profile[1], profile[2] or "")
+
+
+def read_latency_profile(path: str | Path, setup: str) -> CostTable:
+    """The table of one setup, `MODEL,HARDWARE,TENSOR_PARALLEL`, as in "llama2-70b,h100-80gb,8".
+
+    Prompt time is taken by tokens of all prompts together, and token time by batch size: medians
+    over the runs, made to grow. The profile has no steps with both. Such a step is taken to be as
+    long as the prompt time of all its tokens, or as the token time of its sequences, whichever is
+    longer. What context adds isn't told apart: token times are those of the profile's prompts, most
+    of which have 512 tokens.
+
+    Raises `ConfigError` for a file that is no profile and for a setup that isn't in it, listing
+    those that are.
+    """
+    by_setup: defaultdict[str, list[ProfileRow]] = defaultdict(list)
+    for row in _rows(Path(path)):
+        by_setup[row.setup].append(row)
+    wanted = ",".join(part.strip() for part in setup.split(","))
+    if wanted not in by_setup:
+        known = "; ".join(sorted(by_setup))
+        raise ConfigError(f"cost table {path}: no setup {setup!r}; there are: {known}")
+    rows = [row for row in by_setup[wanted] if row.in_one_batch]
+    prompts = _medians([(row.prompt_size * row.batch_size, row.prompt_time) for row in rows])
+    tokens = _medians([(row.batch_size, row.token_time) for row in rows])
+    if len(prompts) < 2 or len(tokens) < 2:
+        raise ConfigError(f"cost table {path}: {wanted} has not two prompt and two batch sizes")
+    return _table(prompts, tokens)
+
+
+def _table(prompts: dict[int, float], tokens: dict[int, float]) -> CostTable:
+    prefill, decode = (0, 1, *(size for size in prompts if size > 1)), (0, *tokens)
+    sizes, times = np.array(list(prompts)), np.array(list(prompts.values()))
+    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+    grid = np.zeros((len(prefill), len(decode)))
+    for j, batch in enumerate(decode):
+        total = np.array(prefill[1:]) + batch
+        beyond = np.maximum(total - sizes[-1], 0) * slope
+        grid[1:, j] = np.interp(total, sizes, times) + beyond
+        if batch:
+            grid[:, j] = np.maximum(grid[:, j], tokens[batch])
+    return CostTableFile(prefill, decode, tuple(map(tuple, grid.tolist()))).table()
+
+
+def _medians(runs: list[tuple[int, float]]) -> dict[int, float]:
+    """Seconds by size, from milliseconds; none less than that of a smaller size."""
+    by_size: defaultdict[int, list[float]] = defaultdict(list)
+    for size, milliseconds in runs:
+        by_size[size].append(milliseconds / 1000)
+    longest, found = 0.0, dict[int, float]()
+    for size in sorted(by_size):
+        longest = found[size] = max(longest, median(by_size[size]))
+    return found
+
+
+def _rows(path: Path) -> Iterator[ProfileRow]:
+    number = 0
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8", newline="") as lines:
+            is_json = lines.read(1) == "{"
+            lines.seek(0)
+            rows = map(json.loads, lines) if is_json else csv.DictReader(lines)
+            number = 1 if is_json else 2
+            for row in rows:
+                yield msgspec.convert(row, ProfileRow, strict=False)
+                number += 1
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"cost table {path}: {error}") from error
+    except (ValueError, csv.Error) as error:
+        raise ConfigError(f"cost table {path}:{number}: no latency profile: {error}") from error

@@ -1,0 +1,75 @@
+"""`aioserve calibrate` writes a table that `aioserve simulate` reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Run
+
+SMALL = ("--max-num-seqs", 2, "--max-num-batched-tokens", 64)
+
+
+def test_a_model_is_measured_and_its_table_simulated(
+    aioserve: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.json"
+    done = aioserve("calibrate", tiny_model, "-o", path, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "random mixes are told with an error of" in done.stdout
+    table = json.loads(path.read_text())
+    assert table["version"] == 1
+    assert table["prefill_tokens"] == [0, 16, 32, 64]
+    assert table["decode_batch"] == [0, 1, 2]
+    assert min(map(min, table["seconds"])) > 0
+    measured = table["measured"]
+    assert measured["model"] == tiny_model.name
+    assert (measured["dtype"], measured["overlap"]) == ("float32", True)
+    assert measured["steps"] > 2 * 3 * 2 * 6
+    assert measured["held_out_steps"] > 0
+    assert str(tmp_path) not in path.read_text()
+
+    done = aioserve("simulate", "--synthetic", "bursts", "--num-requests", 5, "--cost-table", path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-o", "nowhere/table.json"), "output: there is no directory nowhere"),
+        (("-o", "table.json", "--max-num-seqs", 0), "max_num_seqs must be at least 1, got 0"),
+        (("-o", "table.json", "--seed", -1), "seed must be at least 0, got -1"),
+        (("no-such-model", "-o", "table.json"), "no-such-model"),
+    ],
+)
+def test_a_mistake_is_named(
+    aioserve_here: Run,
+    arguments: tuple[object, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = aioserve_here("calibrate", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not Path("table.json").exists()
+
+
+def test_steps_may_come_from_a_setup_of_a_published_profile(
+    aioserve_here: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.csv"
+    columns = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,e2e_time"
+    runs = ("m,gpu,100,1,9,20,1000,9020,4", "m,gpu,100,2,9,30,1000,9030,4")
+    path.write_text("\n".join([f"{columns},tensor_parallel", *runs]) + "\n")
+    arguments = ("simulate", "--synthetic", "bursts", "--num-requests", 3, "--json")
+    done = aioserve_here(*arguments, "--cost-table", f"{path}:m,gpu,4")
+    assert done.returncode == 0, done.stderr
+    tpot = json.loads(done.stdout)["policies"]["fcfs"]["tpot_seconds"]
+    assert tpot["p50"] >= 1.0
+    done = aioserve_here(*arguments, "--cost-table", f"{path}:m,gpu,8")
+    assert done.returncode == 2
+    assert "no setup 'm,gpu,8'; there are: m,gpu,4" in done.stderr
