@@ -69,7 +69,7 @@ def test_steps_may_come_from_a_setup_of_a_published_profile(
     done = aioserve_here(*arguments, "--cost-table", f"{path}:m,gpu,4")
     assert done.returncode == 0, done.stderr
     tpot = json.loads(done.stdout)["policies"]["fcfs"]["tpot_seconds"]
-    assert tpot["p50"] >= 1.0
+    assert tpot["p50"] >= 0.999
     done = aioserve_here(*arguments, "--cost-table", f"{path}:m,gpu,8")
     assert done.returncode == 2
     assert "no setup 'm,gpu,8'; there are: m,gpu,4" in done.stderr
