@@ -12,7 +12,18 @@ from aioserve.errors import ConfigError
 from aioserve.kv.pages import capacity_tokens
 from aioserve.simulation.simulator import Ending, RequestRecord, SimulationResult
 
-__all__ = ["ClientMetrics", "Goodput", "Metrics", "Spread", "Targets", "block_hits", "metrics_of"]
+__all__ = [
+    "ClientMetrics",
+    "Goodput",
+    "Metrics",
+    "Spread",
+    "Targets",
+    "block_hits",
+    "e2e_seconds",
+    "metrics_of",
+    "tpot_seconds",
+    "ttft_seconds",
+]
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +146,7 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
         output_tokens_per_second=output_tokens / result.seconds if result.seconds else 0.0,
         ttft_seconds=_spread([ttft_seconds(r) for r in records]),
         tpot_seconds=_spread([tpot_seconds(r) for r in records]),
-        e2e_seconds=_spread([_e2e_seconds(r) for r in records]),
+        e2e_seconds=_spread([e2e_seconds(r) for r in records]),
         queue_seconds=_spread([_queue_seconds(r) for r in records]),
         goodput=None if targets is None else _goodput(result, targets),
         max_wait_tokens=_max_wait_tokens(records),
@@ -177,14 +188,17 @@ def ttft_seconds(record: RequestRecord) -> float | None:
 
 
 def tpot_seconds(record: RequestRecord) -> float | None:
-    """Between the tokens of an answer, on average; None where it has fewer than two."""
+    """Between the tokens of a whole answer, on average; None where it has fewer than two."""
     first, end = record.first_token_seconds, record.end_seconds
-    if first is None or end is None or record.output_tokens < 2:
+    if record.ending is not Ending.FINISHED or record.output_tokens < 2:
+        return None
+    if first is None or end is None:
         return None
     return (end - first) / (record.output_tokens - 1)
 
 
-def _e2e_seconds(record: RequestRecord) -> float | None:
+def e2e_seconds(record: RequestRecord) -> float | None:
+    """From arrival to the last token; None where the answer was never finished."""
     if record.end_seconds is None or record.ending is not Ending.FINISHED:
         return None
     return record.end_seconds - record.request.arrival_seconds

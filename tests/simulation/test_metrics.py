@@ -49,6 +49,23 @@ def test_latencies_are_those_of_the_records() -> None:
     assert metrics.goodput is None
 
 
+def test_an_answer_that_was_never_finished_has_no_time_per_token() -> None:
+    # Preempted after two tokens, and refused when it asked to go on.
+    cut = RequestRecord(
+        TraceRequest(9, 1.0, 10, 5, (), 10),
+        Ending.REFUSED,
+        2,
+        started_seconds=1.5,
+        first_token_seconds=2.0,
+        end_seconds=50.0,
+    )
+    metrics = metrics_of(result_of(cut))
+    assert metrics.tpot_seconds is None
+    assert metrics.e2e_seconds is None
+    assert metrics.ttft_seconds is not None
+    assert metrics.ttft_seconds.max == 1.0
+
+
 @pytest.mark.parametrize(
     ("targets", "good"),
     [

@@ -1,0 +1,120 @@
+"""What a simulated run did, step by step, for charts: recorded only where somebody asks for it.
+
+Knows neither metrics nor how charts are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.execution.plan import StepPlan
+
+__all__ = ["Preempted", "Span", "StepSample", "Timeline"]
+
+
+class StepSample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One step; times in seconds on the trace's clock."""
+
+    began_seconds: float
+    ended_seconds: float
+    waiting: int
+    """Requests that wait while it runs."""
+    running: int
+    prefill_tokens: int
+    """Of prompts, and of answers that are computed again after a preemption."""
+    decode_tokens: int
+    """One for each sequence that goes on with its answer."""
+    pages_held: int
+    """By requests."""
+    pages_cached: int
+    """By the prefix cache alone: they can be evicted."""
+
+
+class Span(msgspec.Struct, gc=False):
+    """Time in which steps computed tokens of one request: one chunk of prefill, or as many
+    decoding steps as came one after the other."""
+
+    request: int
+    """Its number in the trace."""
+    decodes: bool
+    began_seconds: float
+    ended_seconds: float
+    tokens: int
+    last_step: int
+    """Number of the last step in it."""
+
+
+class Preempted(msgspec.Struct, frozen=True, gc=False):
+    request: int
+    seconds: float
+
+
+class Timeline:
+    """The steps of one run. Pass an empty one to `simulate`, which fills it."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepSample] = []
+        self.spans: list[Span] = []
+        """In the order in which they began."""
+        self.preemptions: list[Preempted] = []
+        self._decoding: dict[int, Span] = {}
+        """The last decoding span of each request."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def column(self, name: str) -> npt.NDArray[np.float64]:
+        """One field of every step: float64 `[len(self)]`."""
+        return np.array([getattr(step, name) for step in self.steps], np.float64)
+
+    def add(
+        self,
+        plan: StepPlan,
+        *,
+        requests: Sequence[int],
+        decodes: Sequence[bool],
+        preempted: Sequence[int],
+        began_seconds: float,
+        ended_seconds: float,
+        waiting: int,
+        running: int,
+        pages_held: int,
+        pages_cached: int,
+    ) -> None:
+        """Take down one step. `requests` and `decodes` are aligned with the plan's items: whose
+        each is, by its number in the trace, and whether it goes on with an answer; `preempted` are
+        the numbers of those that gave their pages back."""
+        prefill = decode = 0
+        step, spans, decoding = plan.step, self.spans, self._decoding
+        for item, request, goes_on in zip(plan.items, requests, decodes, strict=True):
+            if goes_on:
+                decode += item.count
+                span = decoding.get(request)
+                if span is not None and span.last_step == step - 1:
+                    span.ended_seconds = ended_seconds
+                    span.tokens += item.count
+                    span.last_step = step
+                    continue
+            else:
+                prefill += item.count
+            span = Span(request, goes_on, began_seconds, ended_seconds, item.count, step)
+            spans.append(span)
+            if goes_on:
+                decoding[request] = span
+        self.preemptions += [Preempted(request, began_seconds) for request in preempted]
+        self.steps.append(
+            StepSample(
+                began_seconds=began_seconds,
+                ended_seconds=ended_seconds,
+                waiting=waiting,
+                running=running,
+                prefill_tokens=prefill,
+                decode_tokens=decode,
+                pages_held=pages_held,
+                pages_cached=pages_cached,
+            )
+        )
