@@ -7,8 +7,7 @@ A prompt's rank is its length less the work that the engine has done since it ar
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from aioserve import Engine, SamplingParams, SchedulingPolicy
-from aioserve.scheduling.policy import RequestView, SchedulerView
+from aioserve import Engine, RequestView, SamplingParams, SchedulerView, SchedulingPolicy
 
 
 class ShortestPromptFirst(SchedulingPolicy):

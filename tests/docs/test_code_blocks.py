@@ -3,7 +3,8 @@
 A ```python block runs, in the order of its page and in one namespace with the page's others. A
 ```console block's `$ aioserve` lines run and must exit with 0. The info string can say otherwise:
 `no-run` (needs something that a test has not), or a file below the repository that contains the
-block word by word. Other languages are not run.
+block word by word. A ```text printed``` block is what the last ```python block before it printed.
+Other languages are not run.
 """
 
 from __future__ import annotations
@@ -57,10 +58,15 @@ def relative(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_the_python_blocks_of_a_page_run_in_order(page: Path) -> None:
+def test_the_python_blocks_of_a_page_run_in_order(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     namespace: dict[str, Any] = {"__name__": "__docs__"}
     for block in blocks(page):
+        if block.tag == "printed":
+            assert capsys.readouterr().out.strip() == block.text, f"{relative(page)}:{block.line}"
         if block.language == "python" and not block.tag:
+            capsys.readouterr()
             # Blank lines in front make a traceback show the page's own line numbers.
             source = "\n" * block.line + block.text
             exec(compile(source, relative(page), "exec", dont_inherit=True), namespace)
@@ -89,7 +95,7 @@ def test_the_commands_that_the_documentation_shows_work(
 
 
 def test_blocks_that_quote_a_file_are_found_in_it() -> None:
-    quoting = [block for block in EVERY_BLOCK if block.tag and block.tag != "no-run"]
+    quoting = [block for block in EVERY_BLOCK if block.tag not in ("", "no-run", "printed")]
     assert quoting
     for block in quoting:
         place = f"{relative(block.page)}:{block.line}"

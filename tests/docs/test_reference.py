@@ -14,10 +14,14 @@ from aioserve import (
     Completion,
     Engine,
     EngineStats,
+    RequestView,
     Sample,
     SamplingParams,
+    SchedulerView,
+    SchedulingPolicy,
     Token,
     TokenStream,
+    Verdict,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +84,21 @@ def test_every_sampling_parameter_has_a_row() -> None:
 
 def test_every_statistic_has_a_row() -> None:
     assert first_column(section("stats.md")) == list(EngineStats.__struct_fields__)
+
+
+@pytest.mark.parametrize("kind", [SchedulingPolicy, RequestView])
+def test_what_a_policy_sees_and_is_asked_is_all_there(kind: type) -> None:
+    rows = first_column(section("policy-interface.md", f"`{kind.__name__}`"))
+    assert {re.split(r"\W", name)[0] for name in rows} == public(kind)
+
+
+def test_every_fact_about_the_scheduler_has_a_row() -> None:
+    rows = first_column(section("policy-interface.md", "`SchedulerView`"))
+    assert rows == list(SchedulerView.__struct_fields__)
+
+
+def test_every_verdict_has_a_row() -> None:
+    assert first_column(section("policy-interface.md", "`Verdict`")) == [v.name for v in Verdict]
 
 
 def test_every_error_has_a_row() -> None:
