@@ -70,6 +70,8 @@ class SimulateOptions:
     """Start requests from what is cached of their prefix."""
     eviction: str = "lru"
     """Which cached pages go first: lru, lfu, fifo or slru."""
+    overlap: Annotated[bool, Parameter(negative="--no-overlap")] = True
+    """Plan a step while the one before is running."""
     ttft_target_seconds: float | None = None
     """A good answer's first token comes this soon: counts goodput, and policies see it."""
     tpot_target_seconds: float | None = None
@@ -109,6 +111,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
                 max_num_batched_tokens=options.max_num_batched_tokens,
                 prefix_caching=options.prefix_caching,
                 eviction=options.eviction,
+                overlap=options.overlap,
                 ttft_target_seconds=options.ttft_target_seconds,
                 tpot_target_seconds=options.tpot_target_seconds,
                 progress=progress,

@@ -1,8 +1,8 @@
 """Runs a trace through the real scheduler and KV memory on a virtual clock.
 
 Nothing is computed: a cost model says how long a step takes, and the trace says how long an answer
-is. What is planned, found in the cache, evicted and preempted is what the engine would do, without
-overlap: each step is committed before the next is planned. The same input gives the same result.
+is. What is planned, found in the cache, evicted and preempted is what the engine would do; with
+overlap, a step is planned while the one before it runs. The same input gives the same result.
 
 A trace has prompts without answers' text, so an answer is made of its request's own token and is
 never a prefix of another prompt.
@@ -11,6 +11,7 @@ never a prefix of another prompt.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import attrgetter
@@ -101,6 +102,7 @@ def simulate(
     output_reserve_tokens: int = 64,
     prefix_caching: bool = True,
     eviction: str = "lru",
+    overlap: bool = True,
     ttft_target_seconds: float | None = None,
     tpot_target_seconds: float | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -145,7 +147,7 @@ def simulate(
         output_reserve_tokens=output_reserve_tokens,
     )
     targets = (ttft_target_seconds, tpot_target_seconds)
-    return _Run(ordered, scheduler, cost, targets, progress).result()
+    return _Run(ordered, scheduler, cost, overlap, targets, progress).result()
 
 
 class _Run:
@@ -156,6 +158,7 @@ class _Run:
         ordered: list[TraceRequest],
         scheduler: Scheduler,
         cost: CostModel,
+        overlap: bool,
         targets: tuple[float | None, float | None],
         progress: Callable[[int, int], None] | None,
     ) -> None:
@@ -165,6 +168,11 @@ class _Run:
         self.progress = progress
         self.records = [RequestRecord(request) for request in ordered]
         self.now = ordered[0].arrival_seconds if ordered else 0.0
+        self.max_in_flight = 2 if overlap else 1
+        self.in_flight: deque[tuple[StepPlan, float]] = deque()
+        """Steps launched and not yet committed, with the times of their ends."""
+        self.last_end = self.now
+        """Of the steps launched."""
         self.arrived = 0
         self.ended = 0
         self.active: dict[int, RequestRecord] = {}
@@ -186,7 +194,12 @@ class _Run:
             for progress in self.scheduler.take_rejected():
                 self._end(progress.sequence_id, Ending.REFUSED)
             if plan is not None:
-                self._step(plan, before)
+                self._launch(plan, before)
+            # As in the engine's loop: it waits for a step when none may be launched beside it.
+            if self.in_flight and (plan is None or len(self.in_flight) == self.max_in_flight):
+                self._finish_step()
+            elif plan is not None:
+                continue
             elif self.arrived < len(self.records):
                 self.now = self.records[self.arrived].request.arrival_seconds
             elif not self.active:
@@ -242,10 +255,11 @@ class _Run:
             self.active[sequence_id] = record
             self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
 
-    def _step(self, plan: StepPlan, tokens_before: int) -> None:
-        started, self.now = self.now, self.now + self._seconds(plan)
-        self._count_pages(self.now - started)
-        token_ids: list[int] = []
+    def _launch(self, plan: StepPlan, tokens_before: int) -> None:
+        started = max(self.now, self.last_end)
+        self.last_end = started + self._seconds(plan)
+        self.in_flight.append((plan, self.last_end))
+        self._count_pages(self.last_end - started)
         for item in plan.items:
             record = self.active[item.sequence_id]
             arrived_at = self.submitted_at_tokens.pop(item.sequence_id, None)
@@ -253,9 +267,17 @@ class _Run:
                 record.started_seconds = started
                 record.wait_tokens = tokens_before - arrived_at
                 record.cached_tokens = item.start
-            token_ids.append(PENDING_TOKEN if item.sampling is None else record.request.own_token)
         if self.gap is not None:
             self._count_service(plan, self.gap)
+
+    def _finish_step(self) -> None:
+        plan, self.now = self.in_flight.popleft()
+        token_ids = [
+            PENDING_TOKEN
+            if item.sampling is None
+            else self.active[item.sequence_id].request.own_token
+            for item in plan.items
+        ]
         outcome = StepOutcome(plan.step, tuple(token_ids))
         for progress in self.scheduler.commit(plan, outcome, self.now):
             record = self.active[progress.sequence_id]

@@ -92,6 +92,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
     st.integers(1, 4),
     st.integers(1, 40),
     st.booleans(),
+    st.booleans(),
 )
 def test_every_request_ends_once_and_all_counts_add_up(
     trace: list[TraceRequest],
@@ -101,6 +102,7 @@ def test_every_request_ends_once_and_all_counts_add_up(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     prefix_caching: bool,
+    overlap: bool,
 ) -> None:
     def once() -> SimulationResult:
         return run(
@@ -112,6 +114,7 @@ def test_every_request_ends_once_and_all_counts_add_up(
             max_num_batched_tokens=max_num_batched_tokens,
             output_reserve_tokens=2,
             prefix_caching=prefix_caching,
+            overlap=overlap,
         )
 
     result = once()
@@ -170,6 +173,16 @@ def test_times_are_those_of_the_steps() -> None:
     assert record.first_token_seconds == pytest.approx(3.09)
     assert record.end_seconds == pytest.approx(5.11)
     assert late.started_seconds == 100.0
+
+
+def test_a_request_that_comes_during_a_step_waits_for_the_one_planned_beside_it() -> None:
+    trace = [asking(0, 0.0, 9, 3), asking(1, 0.5, 4, 1)]
+    # Steps of 9 tokens, of 1, and of the newcomer's 4 beside another 1.
+    first, second = run(trace).requests
+    assert (second.started_seconds, second.first_token_seconds) == pytest.approx((2.10, 3.15))
+    assert first.end_seconds == second.first_token_seconds
+    _, alone = run(trace, overlap=False).requests
+    assert (alone.started_seconds, alone.first_token_seconds) == pytest.approx((1.09, 2.14))
 
 
 def test_a_wait_is_counted_in_tokens_of_others() -> None:
