@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -52,11 +53,14 @@ class Refusal(msgspec.Struct, frozen=True):
 class RequestView:
     """What a policy sees of one request. Read-only; valid until the request has finished."""
 
-    __slots__ = ("_memory", "_state")
+    __slots__ = ("_key", "_memory", "_state")
 
     def __init__(self, state: SequenceState, memory: KVMemory) -> None:
         self._state = state
         self._memory = memory
+        self._key = (-1, b"")
+        """The last prefix key, and of how many tokens: policies ask for the same in step after
+        step, and it takes a look at each token to find."""
 
     @property
     def request_id(self) -> str:
@@ -133,11 +137,16 @@ class RequestView:
         return state.remaining - (self._memory.peek(state) if state.slot < 0 else 0)
 
     def prefix_key(self, num_tokens: int) -> bytes:
-        """Equal for two requests exactly if their first `num_tokens` tokens are equal and the KV
-        of them may be shared. Of a request that has fewer, all tokens count."""
-        namespace = self._state.namespace
-        ids = self._state.ids(0, min(num_tokens, self._state.num_known))
-        return len(namespace).to_bytes(8, "little") + namespace + ids.tobytes()
+        """16 bytes, equal for two requests exactly if their first `num_tokens` tokens are equal
+        and the KV of them may be shared (BLAKE2b, so "exactly" up to a chance of 2**-64). Of a
+        request that has fewer, all tokens count."""
+        count = min(num_tokens, self._state.num_known)
+        if count != self._key[0]:
+            namespace = self._state.namespace
+            key = blake2b(len(namespace).to_bytes(8, "little") + namespace, digest_size=16)
+            key.update(self._state.ids(0, count))
+            self._key = (count, key.digest())
+        return self._key[1]
 
     @property
     def pages(self) -> int:

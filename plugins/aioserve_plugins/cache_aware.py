@@ -21,9 +21,9 @@ __all__ = ["CacheAware"]
 class CacheAware(SchedulingPolicy):
     """Starts first what the prefix cache serves best, before it is evicted.
 
-    The rank is the highest response ratio (Brinch Hansen, 1971) in tokens of work:
-    `(waited + uncached) / uncached`, and of equal ones the longest match. Once a request has waited
-    for `patience` times what it has to compute, it goes before all that arrived later.
+    The rank is a response ratio (Brinch Hansen, 1971) in tokens of work, which counts what the
+    cache saves as time already waited: `(cached + waited / patience) / uncached`. Once a request
+    has waited for `patience` times what it has to compute, it goes before all that arrived later.
 
     A request that goes on like one ahead of it is moved behind the others: when its turn comes it
     finds that prefix in the cache. Only the `window` oldest are compared, since to know what is
@@ -56,7 +56,8 @@ class CacheAware(SchedulingPolicy):
                 overdue.append(request)
                 computed.add(request.prefix_key(_next_page_end(cached, view)))
             else:
-                ranked.append((-waited / uncached, -cached, request.arrival_index, request))
+                ratio = (cached + waited / self.patience) / uncached
+                ranked.append((-ratio, -cached, request.arrival_index, request))
         first: list[RequestView] = []
         deferred: list[RequestView] = []
         for _, minus_cached, _, request in sorted(ranked):

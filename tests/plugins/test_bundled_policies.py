@@ -133,6 +133,14 @@ def test_the_longest_cached_prefix_starts_first():
     assert work(planned(bench)) == [(known, 16, 1), (longer, 8, 9), (fresh, 0, 6)]
 
 
+def test_what_is_found_counts_for_more_than_a_little_less_to_compute():
+    bench = Bench(policy=CacheAware(), prefix_caching=True, max_num_batched_tokens=64)
+    cached(bench, [7] * 17)
+    short = bench.submit([1] * 4)
+    known = bench.submit([*[7] * 16, *[8] * 5])
+    assert [item[0] for item in work(planned(bench))] == [known, short]
+
+
 def test_a_request_whose_prefix_another_one_computes_comes_after_the_others():
     bench = Bench(policy=CacheAware(), prefix_caching=True, max_num_batched_tokens=64)
     first = bench.submit([*[1] * 8, 2, 3])
