@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SimulateOptions", "simulate"]
 
 Progress = Callable[[int, int], None]
+WIDTH_OF_FILES = 10_000
 
 
 @Parameter(name="*")
@@ -76,6 +77,11 @@ class SimulateOptions:
     """A good answer's first token comes this soon: counts goodput, and policies see it."""
     tpot_target_seconds: float | None = None
     """A good answer's further tokens take no longer than this on average: likewise."""
+    report: Path | None = None
+    """Write a page with charts to this file; needs the extra `report`."""
+    gantt_window: str | None = None
+    """START:END in seconds on the trace's clock: the steps that the report shows one by one. Not
+    given: the 60 during which most requests are there."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print JSON instead of tables."""
 
@@ -88,18 +94,28 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     """
     import msgspec
 
+    from aioserve.cli._simulation_report import check_report, window_of, write_report
     from aioserve.plugins import PluginRegistry
     from aioserve.simulation.metrics import metrics_of
+    from aioserve.simulation.report import PolicyRun
     from aioserve.simulation.simulator import simulate as run
+    from aioserve.simulation.timeline import Timeline
 
     options = options or SimulateOptions()
+    window_of(options.gantt_window)
+    if options.report is not None:
+        check_report(options.report)
+    elif options.gantt_window is not None:
+        raise ConfigError("gantt_window is of the report: give --report too")
     requests = _requests(trace, options)
     targets = _targets(options)
     registry = PluginRegistry()
     policies = {name: registry.policy(name) for name in options.policy}
     cost, num_pages = _cost(options), _num_pages(options)
     found: dict[str, Metrics] = {}
+    drawn: list[PolicyRun] = []
     for name, policy in policies.items():
+        timeline = None if options.report is None else Timeline()
         with _bar(name) as progress:
             result = run(
                 requests,
@@ -114,12 +130,17 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
                 overlap=options.overlap,
                 ttft_target_seconds=options.ttft_target_seconds,
                 tpot_target_seconds=options.tpot_target_seconds,
+                timeline=timeline,
                 progress=progress,
             )
         found[name] = metrics_of(result, targets)
+        if timeline is not None:
+            drawn.append(PolicyRun(name, result, found[name], timeline))
     facts = _facts(trace, options, requests)
+    if options.report is not None:
+        write_report(options.report, drawn, facts, trace, options, targets)
     if options.json:
-        given = dataclasses.asdict(options)
+        given = dataclasses.asdict(options) | {"report": _text(options.report)}
         report = {"trace": facts, "options": given, "policies": found}
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
@@ -136,8 +157,6 @@ def _requests(trace: Path | None, options: SimulateOptions) -> list[TraceRequest
     if (trace is None) == (options.synthetic is None):
         raise ConfigError("give either a trace or --synthetic, and not both")
     if trace is not None:
-        if not trace.is_file():
-            raise ConfigError(f"there is no trace {trace}")
         requests = read_trace(trace)[:count]
         if options.rate is not None:
             requests = at_rate(requests, options.rate)
@@ -238,13 +257,21 @@ def _facts(
     }
 
 
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
 def _print_tables(
     facts: dict[str, Any], options: SimulateOptions, found: dict[str, Metrics]
 ) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(file=sys.stdout, markup=False, highlight=False)
+    from aioserve.simulation.figures import client_rows, rows
+
+    # A file has room for all columns, and a narrow terminal for all digits on more lines.
+    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
+    console = Console(file=sys.stdout, width=width, markup=False, highlight=False)
     metrics = next(iter(found.values()))
     steps = f"steps as in {options.cost_table}"
     if options.cost_table is None:
@@ -259,64 +286,12 @@ def _print_tables(
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for name in found:
-        table.add_column(name, justify="right")
-    for cells in zip(*(_rows(metrics) for metrics in found.values()), strict=True):
-        table.add_row(cells[0][0], *(text for _, text in cells))
+        table.add_column(name, justify="right", overflow="fold")
+    for label, cells in rows(found):
+        table.add_row(label, *cells)
+    for label, lines in client_rows(found):
+        table.add_row()
+        table.add_row(f"{label}, by client (requests)")
+        for client, cells in lines:
+            table.add_row(f"  {client}", *cells)
     console.print(table)
-    if metrics.clients:
-        console.print()
-        console.print(_clients(found))
-
-
-def _rows(metrics: Metrics) -> list[tuple[str, str]]:
-    """Label and value of every line of the table; the same labels for every policy."""
-    rows = [("finished", f"{metrics.finished:,}")]
-    rows.append(("refused by the policy", f"{metrics.refused:,}"))
-    rows.append(("too long for the memory", f"{metrics.too_long:,}"))
-    for label, spread, unit, factor in (
-        ("time to first token", metrics.ttft_seconds, "s", 1),
-        ("time per output token", metrics.tpot_seconds, "ms", 1000),
-        ("whole answer", metrics.e2e_seconds, "s", 1),
-    ):
-        for name in ("p50", "p90", "p99"):
-            text = "-" if spread is None else f"{getattr(spread, name) * factor:,.2f}"
-            rows.append((f"{label} {name}, {unit}", text))
-    if metrics.goodput is not None:
-        rows.append(("met their targets", f"{metrics.goodput.share:.1%}"))
-        rows.append(("goodput, requests/s", f"{metrics.goodput.requests_per_second:,.3f}"))
-    rows.append(("output tokens/s", f"{metrics.output_tokens_per_second:,.1f}"))
-    rows.append(("longest wait, tokens", f"{metrics.max_wait_tokens:,}"))
-    if metrics.service_gap_tokens is not None:
-        rows.append(("gap between clients, tokens", f"{metrics.service_gap_tokens:,}"))
-    rows.append(("prefix blocks found", _share(metrics.block_hit_share)))
-    rows.append(("prompt tokens found", _share(metrics.token_hit_share)))
-    rows.append(("preemptions", f"{metrics.preemptions:,}"))
-    rows.append(("KV pages held, mean", f"{metrics.kv_occupancy_mean:.1%}"))
-    rows.append(("KV pages held, most", f"{metrics.kv_occupancy_max:.1%}"))
-    rows.append(("steps", f"{metrics.steps:,}"))
-    rows.append(("simulated time, s", f"{metrics.seconds:,.1f}"))
-    return rows
-
-
-def _clients(found: dict[str, Metrics]) -> Any:
-    """One line for each client: what it got, and under each policy how long it waited."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("client", "requests", "tokens"):
-        table.add_column(column, justify="left" if column == "client" else "right")
-    for name in found:
-        table.add_column(f"{name}: first token p99, s", justify="right")
-        table.add_column("longest wait, tokens", justify="right")
-    for client, theirs in next(iter(found.values())).clients.items():
-        cells = [client, f"{theirs.requests:,}", f"{theirs.tokens:,}"]
-        for metrics in found.values():
-            mine = metrics.clients[client]
-            cells.append("-" if mine.ttft_seconds is None else f"{mine.ttft_seconds.p99:,.2f}")
-            cells.append(f"{mine.max_wait_tokens:,}")
-        table.add_row(*cells)
-    return table
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"

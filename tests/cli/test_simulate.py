@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import html
 import json
+import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 
 from aioserve import RequestView, SchedulerView, SchedulingPolicy
 from aioserve.plugins import PluginRegistry
+from aioserve.simulation.figures import CLIENT_FIGURES, FIGURES
 from tests.cli.command import Run
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -81,12 +86,6 @@ def test_the_table_has_a_column_for_every_policy(aioserve_here: Run, mooncake: P
     assert done.stderr == ""
 
 
-def test_clients_have_a_line_each(aioserve_here: Run) -> None:
-    done = aioserve_here("simulate", "--synthetic", "tenants", "--num-requests", 40)
-    assert "tenant-0" in done.stdout
-    assert "gap between clients" in done.stdout
-
-
 def test_rate_and_scale_change_the_trace(aioserve_here: Run, mooncake: Path) -> None:
     found = simulated(aioserve_here, mooncake, "--rate", 12, "--scale-lengths", 0.0625)
     assert found["trace"]["seconds"] == pytest.approx(0.5)
@@ -122,7 +121,11 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
     [
         ([], "give either a trace or --synthetic"),
         (["--synthetic", "calm"], "no synthetic workload 'calm'"),
-        (["missing.csv"], "there is no trace missing.csv"),
+        (["missing.csv"], "missing.csv: No such file or directory"),
+        (["--synthetic", "bursts", "--report", "no/where.html"], "report: no/where.html can't be"),
+        (["--synthetic", "bursts", "--report", "."], "report: . can't be written: Is a directory"),
+        (["--synthetic", "bursts", "--gantt-window", "0:1"], "give --report too"),
+        (["--synthetic", "bursts", "--gantt-window", "2:1"], "gantt_window must be START:END"),
         (["--synthetic", "bursts", "--policy", "slowest"], "no scheduling policy 'slowest'"),
         (["--synthetic", "bursts", "--num-requests", "0"], "num_requests must be at least 1"),
         (["--synthetic", "bursts", "--rate", "0"], "rate must be more than 0"),
@@ -139,6 +142,92 @@ def test_a_mistake_is_named(aioserve_here: Run, arguments: list[str], message: s
     assert message in done.stderr
 
 
+@pytest.mark.usefixtures("late")
+def test_every_figure_of_the_table_is_in_the_json(aioserve_here: Run) -> None:
+    arguments = ["--synthetic", "tenants", "--num-requests", 60, "--rate", 50]
+    arguments += ["--ttft-target-seconds", 0.5, "--policy", "fcfs", "--policy", "late"]
+    found = simulated(aioserve_here, *arguments)
+    shown = aioserve_here("simulate", *arguments).stdout
+    heading, *lines = [line for line in shown.splitlines() if line.strip()]
+    for number in (found["trace"]["requests"], found["trace"]["prompt_tokens"]):
+        assert f"{number:,}" in heading
+    policies = found["policies"]
+    expected = [
+        (figure.label, [figure.show(part(policy, figure.field)) for policy in policies.values()])
+        for figure in FIGURES
+    ]
+    for figure in CLIENT_FIGURES:
+        expected.append((f"{figure.label}, by client (requests)", []))
+        for client, theirs in policies["fcfs"]["clients"].items():
+            cells = [
+                figure.show(part(policy["clients"][client], figure.field))
+                for policy in policies.values()
+            ]
+            expected.append((f"{client} ({theirs['requests']})", cells))
+    assert [line.split() for line in lines[1:]] == [
+        [*label.split(), *cells] for label, cells in expected
+    ]
+
+
+def part(values: dict[str, Any], field: str) -> Any:
+    return functools.reduce(lambda value, name: value[name], field.split("."), values)
+
+
+def test_many_policies_are_all_shown_where_nobody_sets_a_width(
+    aioserve_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"policy-number-{n}" for n in range(12)]
+    monkeypatch.setattr(PluginRegistry, "policy", lambda registry, name: SchedulingPolicy())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    asked = [word for name in names for word in ("--policy", name)]
+    shown = aioserve_here("simulate", "--synthetic", "bursts", "--num-requests", 5, *asked).stdout
+    assert any(line.split() == names for line in shown.splitlines())
+
+
+def test_a_report_is_written_beside_the_table(
+    aioserve_here: Run, mooncake: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "a report.html"
+    arguments = ("simulate", mooncake, "--policy", "fcfs", "--tpot-target-seconds", 0.05)
+    plain = aioserve_here(*arguments)
+    done = aioserve_here(*arguments, "--report", page, "--gantt-window", "0:1.5")
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, "")
+    first = page.read_text()
+    assert "Step by step, 0.00 to 1.50 s" in first
+    assert "target 50 ms" in first
+    # The command on the page makes the same page again.
+    command = html.unescape(re.findall(r"<pre>(.*)</pre>", first)[0])
+    program, *words = shlex.split(command)
+    assert program == "aioserve"
+    page.unlink()
+    assert aioserve_here(*words).returncode == 0
+    assert page.read_text() == first
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(
+    aioserve_here: Run, mooncake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*arguments: object, **options: object) -> None:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr("aioserve.simulation.simulator.simulate", run)
+    done = aioserve_here("simulate", mooncake, "--report", tmp_path / "none" / "a.html")
+    assert done.returncode == 2
+    assert "a.html can't be written: No such file or directory" in done.stderr
+
+
+def test_a_report_of_before_stays_when_the_run_fails(
+    aioserve_here: Run, mooncake: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "a.html"
+    arguments = ("simulate", mooncake, "--report", page, "--num-pages", 0)
+    assert aioserve_here(*arguments).returncode == 2
+    assert not page.exists()
+    page.write_text("before")
+    assert aioserve_here(*arguments).returncode == 2
+    assert page.read_text() == "before"
+
+
 def test_a_trace_that_is_none_is_named_with_its_line(
     aioserve_here: Run, mooncake: Path, tmp_path: Path
 ) -> None:
@@ -152,7 +241,11 @@ def test_a_trace_that_is_none_is_named_with_its_line(
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("mooncake_synthetic", 0.170), ("agentic_coding", 0.945), ("mooncake_conversation", 0.303)],
+    [
+        ("mooncake_synthetic", 0.1696),
+        ("agentic_coding", 0.9453),
+        ("mooncake_conversation", 0.3035),
+    ],
 )
 def test_an_unbounded_cache_finds_what_was_seen_before(
     aioserve_here: Run, name: str, share: float
@@ -161,4 +254,4 @@ def test_an_unbounded_cache_finds_what_was_seen_before(
     if not path.exists():
         pytest.skip(f"no {path.name} beside the repository")
     found = simulated(aioserve_here, path, "--unbounded-cache")
-    assert round(found["policies"]["fcfs"]["block_hit_share"], 3) == share
+    assert round(found["policies"]["fcfs"]["block_hit_share"], 4) == share

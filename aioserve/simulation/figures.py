@@ -1,0 +1,108 @@
+"""The figures of a run as people read them: which ones, in what unit, under what name.
+
+Every one is a field of `Metrics`, so that whoever reads those misses nothing that is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from aioserve.simulation.metrics import ClientMetrics, Metrics
+
+__all__ = ["CLIENT_FIGURES", "FIGURES", "Figure", "client_rows", "rows"]
+
+MISSING = "-"
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One figure: where it is, and how it's shown."""
+
+    label: str
+    field: str
+    """Of the metrics, with dots into the parts of a part."""
+    form: str = "{:,}"
+    factor: float = 1
+
+    def of(self, metrics: Metrics | ClientMetrics) -> Any:
+        """The value; None where there was nothing to measure."""
+        head, _, rest = self.field.partition(".")
+        value = getattr(metrics, head)
+        return value if value is None or not rest else attrgetter(rest)(value)
+
+    def text(self, metrics: Metrics | ClientMetrics) -> str:
+        return self.show(self.of(metrics))
+
+    def show(self, value: float | None) -> str:
+        return MISSING if value is None else self.form.format(value * self.factor)
+
+
+def _percentiles(label: str, field: str, unit: str, factor: float = 1) -> list[Figure]:
+    return [
+        Figure(f"{label} {name}, {unit}", f"{field}.{name}", "{:,.2f}", factor)
+        for name in ("p50", "p90", "p99")
+    ]
+
+
+FIGURES = (
+    Figure("finished", "finished"),
+    Figure("refused by the policy", "refused"),
+    Figure("too long for the memory", "too_long"),
+    *_percentiles("time to first token", "ttft_seconds", "s"),
+    *_percentiles("time per output token", "tpot_seconds", "ms", 1000),
+    *_percentiles("whole answer", "e2e_seconds", "s"),
+    Figure("met their targets", "goodput.share", "{:.1%}"),
+    Figure("goodput, requests/s", "goodput.requests_per_second", "{:,.3f}"),
+    Figure("output tokens/s", "output_tokens_per_second", "{:,.1f}"),
+    Figure("longest wait, tokens", "max_wait_tokens"),
+    Figure("gap between clients, tokens", "service_gap_tokens"),
+    Figure("prefix blocks found", "block_hit_share", "{:.1%}"),
+    Figure("prompt tokens found", "token_hit_share", "{:.1%}"),
+    Figure("preemptions", "preemptions"),
+    Figure("KV pages held, mean", "kv_occupancy_mean", "{:.1%}"),
+    Figure("KV pages held, most", "kv_occupancy_max", "{:.1%}"),
+    Figure("steps", "steps"),
+    Figure("simulated time, s", "seconds", "{:,.1f}"),
+)
+ONLY_WHERE_MEASURED = ("goodput", "service_gap_tokens")
+
+CLIENT_FIGURES = (
+    Figure("tokens served", "tokens"),
+    Figure("time to first token p99, s", "ttft_seconds.p99", "{:,.2f}"),
+    Figure("longest wait, tokens", "max_wait_tokens"),
+)
+"""Of each client under each policy."""
+
+
+def rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[str]]]:
+    """Label, and the text under each policy, of every figure."""
+    shown = []
+    for figure in FIGURES:
+        head = figure.field.partition(".")[0]
+        if head in ONLY_WHERE_MEASURED and all(getattr(m, head) is None for m in found.values()):
+            continue
+        shown.append((figure.label, [figure.text(metrics) for metrics in found.values()]))
+    return shown
+
+
+def client_rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """For each figure of clients its label, and a row for each client: its name with its number of
+    requests, and the text under each policy. Nothing where the trace names no clients."""
+    first = next(iter(found.values()))
+    return [
+        (
+            figure.label,
+            [
+                (
+                    f"{client} ({theirs.requests:,})",
+                    [figure.text(metrics.clients[client]) for metrics in found.values()],
+                )
+                for client, theirs in first.clients.items()
+            ],
+        )
+        for figure in CLIENT_FIGURES
+        if first.clients
+    ]

@@ -1,0 +1,49 @@
+"""Small runs to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aioserve import SchedulingPolicy
+from aioserve.execution.plan import StepPlan
+from aioserve.simulation.metrics import Targets, metrics_of
+from aioserve.simulation.report import PolicyRun
+from aioserve.simulation.simulator import simulate
+from aioserve.simulation.timeline import Timeline
+from aioserve.simulation.traces import TraceRequest
+
+__all__ = ["asking", "run_of"]
+
+
+class Steady:
+    """A step takes a tenth of a second."""
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return 0.1
+
+
+def asking(number: int, *, at: float = 0.0, output: int = 4, client: str = "") -> TraceRequest:
+    return TraceRequest(number, at, 10, output, (), 10, client=client)
+
+
+def run_of(
+    trace: Sequence[TraceRequest],
+    *,
+    name: str = "fcfs",
+    num_pages: int | None = None,
+    targets: Targets | None = None,
+    max_num_seqs: int = 256,
+) -> PolicyRun:
+    """A run under first come, first served, whatever its `name`."""
+    timeline = Timeline()
+    result = simulate(
+        trace,
+        SchedulingPolicy(),
+        cost=Steady(),
+        num_pages=num_pages,
+        page_size=4,
+        max_num_seqs=max_num_seqs,
+        output_reserve_tokens=0,
+        timeline=timeline,
+    )
+    return PolicyRun(name, result, metrics_of(result, targets), timeline)
