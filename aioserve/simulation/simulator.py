@@ -29,6 +29,7 @@ from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.cost import CostModel
 from aioserve.simulation.fairness import ServiceGap
+from aioserve.simulation.timeline import Timeline
 from aioserve.simulation.traces import TraceRequest
 
 __all__ = ["Ending", "RequestRecord", "SimulationResult", "simulate"]
@@ -105,14 +106,16 @@ def simulate(
     overlap: bool = True,
     ttft_target_seconds: float | None = None,
     tpot_target_seconds: float | None = None,
+    timeline: Timeline | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
     """Run `trace` to its end under a fresh `policy`.
 
     Options are those of `Engine`; `num_pages=None` is memory without a limit. Each request has its
     client as its tenant, and the targets as its own, for the policy to see. An answer has at least
-    one token, whatever the trace says. `progress(done, total)` is told of requests that have
-    ended, at most once a step. Raises `ConfigError` for options that make no sense.
+    one token, whatever the trace says. `timeline`, an empty one, takes down every step.
+    `progress(done, total)` is told of requests that have ended, at most once a step. Raises
+    `ConfigError` for options that make no sense.
     """
     for name, value in (
         ("num_pages", num_pages),
@@ -147,7 +150,7 @@ def simulate(
         output_reserve_tokens=output_reserve_tokens,
     )
     targets = (ttft_target_seconds, tpot_target_seconds)
-    return _Run(ordered, scheduler, cost, overlap, targets, progress).result()
+    return _Run(ordered, scheduler, cost, overlap, targets, timeline, progress).result()
 
 
 class _Run:
@@ -160,11 +163,13 @@ class _Run:
         cost: CostModel,
         overlap: bool,
         targets: tuple[float | None, float | None],
+        timeline: Timeline | None,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self.scheduler = scheduler
         self.cost = cost
         self.ttft_target_seconds, self.tpot_target_seconds = targets
+        self.timeline = timeline
         self.progress = progress
         self.records = [RequestRecord(request) for request in ordered]
         self.now = ordered[0].arrival_seconds if ordered else 0.0
@@ -259,7 +264,9 @@ class _Run:
         started = max(self.now, self.last_end)
         self.last_end = started + self._seconds(plan)
         self.in_flight.append((plan, self.last_end))
-        self._count_pages(self.last_end - started)
+        held = self._count_pages(self.last_end - started)
+        if self.timeline is not None:
+            self._take_down(self.timeline, plan, started, held)
         for item in plan.items:
             record = self.active[item.sequence_id]
             arrived_at = self.submitted_at_tokens.pop(item.sequence_id, None)
@@ -299,12 +306,32 @@ class _Run:
         record.ending, record.end_seconds = ending, self.now
         self.ended += 1
 
-    def _count_pages(self, seconds: float) -> None:
+    def _take_down(self, timeline: Timeline, plan: StepPlan, began: float, held: int) -> None:
+        records = [self.active[item.sequence_id] for item in plan.items]
+        timeline.add(
+            plan,
+            requests=[record.request.number for record in records],
+            decodes=[
+                item.count == 1 and item.start >= record.request.prompt_tokens
+                for item, record in zip(plan.items, records, strict=True)
+            ],
+            preempted=[self.active[victim].request.number for victim in plan.preempted],
+            began_seconds=began,
+            ended_seconds=self.last_end,
+            waiting=self.scheduler.num_waiting,
+            running=self.scheduler.num_running,
+            pages_held=held,
+            pages_cached=self.scheduler.memory.num_cached,
+        )
+
+    def _count_pages(self, seconds: float) -> int:
+        """Count, for a step of so many seconds, the pages that requests hold; how many."""
         memory = self.scheduler.memory
         held = memory.pool.num_pages - memory.num_available
         self.busy_seconds += seconds
         self.page_seconds += held * seconds
         self.pages_held_max = max(self.pages_held_max, held)
+        return held
 
     def _count_service(self, plan: StepPlan, gap: ServiceGap) -> None:
         active = self.active
