@@ -9,11 +9,10 @@ import msgspec
 from aioserve.errors import ConfigError
 from aioserve.request import MAX_SEED
 
-__all__ = ["DType", "Device", "EngineConfig", "Eviction", "Preemption"]
+__all__ = ["DType", "Device", "EngineConfig", "Preemption"]
 
 Device = Literal["auto", "cpu"]
 DType = Literal["auto", "float32", "bfloat16"]
-Eviction = Literal["lru", "lfu", "fifo", "slru"]
 Preemption = Literal["auto", "recompute", "swap"]
 
 MAX_SEQS = 65_536
@@ -45,10 +44,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     partial_page_reuse: bool = True
     """Copy the valid part of a cached page where a prompt ends or goes on differently inside it,
     instead of computing that part again."""
-    eviction: Eviction = "lru"
-    """Which cached pages go first when memory is needed: least recently used, least frequently
-    used, first in first out, or segmented LRU (what was used once goes before what was used
-    again)."""
+    eviction: str = "lru"
+    """Which cached pages go first when memory is needed: "lru", least recently used; "lfu", least
+    frequently used; "fifo", first in first out; "slru", segmented LRU (what was used once goes
+    before what was used again); or the name of a strategy that a plugin offers. That there is one
+    of the name shows when the engine is entered."""
     num_host_pages: int = 0
     """Pages of a second pool in the host's memory, where evicted cached pages and swapped-out
     requests go. 0: none."""
@@ -92,7 +92,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_int("max_buffered_tokens", self.max_buffered_tokens, 1)
         _check_int("output_reserve_tokens", self.output_reserve_tokens, 0)
         _check_int("seed", self.seed, 0, MAX_SEED)
-        _check_choice("eviction", self.eviction, get_args(Eviction))
+        if not isinstance(self.eviction, str) or not self.eviction:
+            raise ConfigError(
+                f"eviction must be the name of an eviction strategy, got {self.eviction!r}"
+            )
         _check_choice("preemption", self.preemption, get_args(Preemption))
         _check_int("num_host_pages", self.num_host_pages, 0)
         if self.preemption == "swap" and self.num_host_pages == 0:

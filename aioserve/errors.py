@@ -18,7 +18,7 @@
     │   ├── EngineClosedError        used before `async with` or after it ended
     │   ├── WrongLoopError           used from another event loop than its own
     │   ├── QueueFullError           more requests wait than `max_waiting` allows
-    │   ├── RequestRejectedError     the scheduling policy refused the request
+    │   ├── RequestRejectedError     the scheduling policy or a plugin refused the request
     │   ├── StepError                the step that computed this request failed
     │   ├── RequestFailedError       something failed in this request alone (NaN logits, template)
     │   └── StreamStalledError       the reader took nothing for `stall_timeout_seconds`
@@ -130,7 +130,7 @@ class QueueFullError(EngineError):
 
 
 class RequestRejectedError(EngineError):
-    """The scheduling policy refused to admit the request."""
+    """The scheduling policy, or a plugin's admission check, refused the request."""
 
 
 class StepError(EngineError):

@@ -118,9 +118,7 @@ def _policies() -> Facts:
     from aioserve.plugins import PluginRegistry
 
     registry = PluginRegistry()
-    found = {
-        name: f"{info.distribution} {info.version}" for name, info in registry.policies.items()
-    }
+    found = {name: str(offer.origin) for name, offer in registry.policies.items()}
     return {"found": found, "broken": [str(broken) for broken in registry.broken]}
 
 

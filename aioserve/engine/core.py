@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.engine.mailbox import Mailbox, MailboxOwner
+from aioserve.engine.notices import Notices
 from aioserve.errors import (
     AioserveError,
     EngineError,
@@ -35,6 +36,7 @@ from aioserve.errors import (
 )
 from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import Runner
+from aioserve.plugins import Observers, RequestInfo
 from aioserve.request import FinishReason, SamplingParams, Token
 from aioserve.scheduling.progress import Progress
 from aioserve.scheduling.scheduler import Scheduler
@@ -49,14 +51,12 @@ class Submission(msgspec.Struct):
     """An encoded request on its way into the scheduler."""
 
     mailbox: Mailbox
+    info: RequestInfo
     prompt_ids: npt.NDArray[np.int32]
     params: SamplingParams
     seed: int
     namespace: bytes
     """Requests share cached pages within one namespace alone."""
-    tenant: str | None
-    ttft_target_seconds: float | None
-    tpot_target_seconds: float | None
     end_ids: frozenset[int]
     max_length: int
     assemblers: tuple[TextAssembler, ...]
@@ -66,10 +66,11 @@ class Submission(msgspec.Struct):
 class LiveRequest:
     """A request that the scheduler knows, with the samples that go on."""
 
-    __slots__ = ("mailbox", "samples", "stall_timer")
+    __slots__ = ("info", "mailbox", "samples", "stall_timer")
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, info: RequestInfo) -> None:
         self.mailbox = mailbox
+        self.info = info
         self.samples: list[LiveSample] = []
         self.stall_timer: asyncio.TimerHandle | None = None
 
@@ -97,11 +98,13 @@ class CoreLoop:
         scheduler: Scheduler,
         runner: Runner,
         *,
+        observers: Observers,
         overlap: bool,
         stall_timeout_seconds: float,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
+        self.notices = Notices(observers, scheduler)
         self.failure: BaseException | None = None
         """What ended the loop before `stop` was called: a bug, or a cancelled task."""
         self.owner = MailboxOwner(self._reader_left, self._pause, self._resume)
@@ -190,6 +193,7 @@ class CoreLoop:
             self._end_all(FinishReason.ERROR, failed)
         finally:
             self._ended = True
+            self.notices.tell()
             self._idle.set()
 
     async def _serve(self) -> None:
@@ -205,6 +209,7 @@ class CoreLoop:
             elif plan is None:
                 if self._stopping:
                     return
+                self.notices.tell()
                 if not self._requests and not self._inbox:
                     self._idle.set()
                 self._asleep = True
@@ -238,11 +243,12 @@ class CoreLoop:
             max_length=entry.max_length,
             now_seconds=entry.mailbox.started_seconds,
             namespace=entry.namespace,
-            tenant=entry.tenant,
-            ttft_target_seconds=entry.ttft_target_seconds,
-            tpot_target_seconds=entry.tpot_target_seconds,
+            tenant=entry.info.tenant,
+            ttft_target_seconds=entry.info.ttft_target_seconds,
+            tpot_target_seconds=entry.info.tpot_target_seconds,
         )
-        request = LiveRequest(entry.mailbox)
+        self.notices.arrived(entry.info)
+        request = LiveRequest(entry.mailbox, entry.info)
         for index, sequence_id in enumerate(sequence_ids):
             sample = LiveSample(request, index, sequence_id, entry.assemblers[index])
             request.samples.append(sample)
@@ -258,14 +264,22 @@ class CoreLoop:
             return failed
 
     async def _finish_step(self, plan: StepPlan, handle: Awaitable[StepOutcome]) -> None:
+        failed = False
         try:
             outcome = await handle
         except Exception as error:
+            failed = True
             logger.exception("step %d failed; its %d sequences end", plan.step, len(plan.items))
             self._deliver(self.scheduler.fail(plan, repr(error)), step_error=error)
         else:
             self._deliver(self.scheduler.commit(plan, outcome, self._loop.time()))
         self._progress_seconds = self._loop.time()
+        self.notices.tell_of_step(
+            plan,
+            failed=failed,
+            now_seconds=self._progress_seconds,
+            num_waiting=self.num_waiting,
+        )
 
     # -- delivery
 
@@ -333,6 +347,7 @@ class CoreLoop:
         for sample in request.samples:
             del self._samples[sample.sequence_id]
         del self._requests[request.mailbox]
+        self.notices.ended(request.info, request.mailbox)
         self._free_id(request.mailbox)
         if request.stall_timer is not None:
             request.stall_timer.cancel()

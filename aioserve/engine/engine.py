@@ -14,9 +14,9 @@ from typing import Any
 
 import anyio
 
-from aioserve.config import Device, DType, EngineConfig, Eviction, Preemption
+from aioserve.config import Device, DType, EngineConfig, Preemption
 from aioserve.engine.intake import Prompt
-from aioserve.engine.live import LiveEngine
+from aioserve.engine.live import Chosen, LiveEngine
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import EngineClosedError
@@ -38,15 +38,17 @@ class Engine:
                 print(token.text, end="")
 
     `model` is a Hugging Face directory, a hub id in the local cache, or "pyhelp", the model that
-    comes with aioserve. `policy` is the name of a scheduling policy that a plugin offers, or a
-    `SchedulingPolicy` object, which then belongs to this engine. `plugins` are objects with hook
-    implementations that needn't be installed. `progress` is called while weights load, in the
-    loading thread, with bytes done and bytes in all. The other options are those of
-    `aioserve.config.EngineConfig`.
+    comes with aioserve. `policy` is the name of a scheduling policy that a plugin offers, options
+    behind it ("round_robin:chunk_size=512"), or a `SchedulingPolicy` object, which then belongs to
+    this engine. `plugins` are objects with hook implementations that needn't be installed.
+    Installed observers and admission checks are part of every engine. `progress` is called while
+    weights load, in the loading thread, with bytes done and bytes in all. The other options are
+    those of `aioserve.config.EngineConfig`.
 
     An engine works between `async with` and its end, once, on one event loop; several engines may
     live on one loop. Raises `ConfigError` for an option outside its range; entering raises
-    `ModelError`, `UnknownPolicyError` and `PluginError`.
+    `ModelError`, `UnknownPolicyError`, `PluginError`, and `ConfigError` for a name that no plugin
+    offers.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Engine:
         memory_utilization: float = 0.9,
         prefix_caching: bool = True,
         partial_page_reuse: bool = True,
-        eviction: Eviction = "lru",
+        eviction: str = "lru",
         num_host_pages: int = 0,
         preemption: Preemption = "auto",
         max_num_seqs: int = 256,
@@ -113,13 +115,10 @@ class Engine:
             raise EngineClosedError("an engine can be entered once; make another")
         self._state = "loading"
         try:
-            policy = self._policy
-            if isinstance(policy, str) or self._plugins:
-                registry = await asyncio.to_thread(PluginRegistry, self._plugins)
-                policy = registry.policy(policy) if isinstance(policy, str) else policy
+            chosen = self._choose(await asyncio.to_thread(PluginRegistry, self._plugins))
             model = await self._load()
             try:
-                self._live = LiveEngine(self.config, policy, model)
+                self._live = LiveEngine(self.config, chosen, model)
             except BaseException:
                 await _finish(model.runner.aclose())
                 raise
@@ -138,6 +137,16 @@ class Engine:
         self._state = "closed"
         if self._live is not None:
             await _finish(self._live.aclose())
+
+    def _choose(self, registry: PluginRegistry) -> Chosen:
+        registry.check_selected()
+        policy = self._policy
+        return Chosen(
+            registry.policy(policy) if isinstance(policy, str) else policy,
+            registry.eviction(self.config.eviction),
+            registry.make_observers(),
+            registry.admission(),
+        )
 
     async def _load(self) -> LoadedModel:
         num_slots = SLOTS_PER_SEQUENCE * self.config.max_num_seqs

@@ -31,9 +31,11 @@ from aioserve.errors import (
     PromptTooLongError,
     QueueFullError,
     RequestFailedError,
+    RequestRejectedError,
 )
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.namespace import namespace_key
+from aioserve.plugins import Admission, RequestInfo
 from aioserve.request import FinishReason, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.chat import validate_messages
@@ -71,10 +73,13 @@ class _Checked(msgspec.Struct, frozen=True):
 class Intake:
     """Makes submissions for one core loop."""
 
-    def __init__(self, config: EngineConfig, model: LoadedModel, core: CoreLoop) -> None:
+    def __init__(
+        self, config: EngineConfig, model: LoadedModel, core: CoreLoop, admission: Admission
+    ) -> None:
         self._config = config
         self._model = model
         self._core = core
+        self._admission = admission
         self._loop = asyncio.get_running_loop()
         self._threads = anyio.CapacityLimiter(ENCODER_THREADS)
         self._encoding: dict[Mailbox, asyncio.Task[None]] = {}
@@ -268,6 +273,21 @@ class Intake:
         max_length = limits.max_model_len
         if params.max_tokens is not None:
             max_length = min(max_length, len(ids) + params.max_tokens)
+        info = RequestInfo(
+            request_id=request.mailbox.request_id,
+            tenant=request.tenant,
+            prompt_tokens=len(ids),
+            max_tokens=max_length - len(ids),
+            num_samples=params.n,
+            ttft_target_seconds=request.ttft_target_seconds,
+            tpot_target_seconds=request.tpot_target_seconds,
+            arrival_seconds=request.mailbox.started_seconds,
+        )
+        try:
+            self._admission.check(info)
+        except RequestRejectedError as error:
+            request.mailbox.finish(FinishReason.ERROR, error)
+            return
         end_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             end_ids |= limits.eos_token_ids
@@ -275,13 +295,11 @@ class Intake:
         self._core.submit(
             Submission(
                 mailbox=request.mailbox,
+                info=info,
                 prompt_ids=ids,
                 params=params,
                 seed=request.seed,
                 namespace=request.namespace,
-                tenant=request.tenant,
-                ttft_target_seconds=request.ttft_target_seconds,
-                tpot_target_seconds=request.tpot_target_seconds,
                 end_ids=end_ids,
                 max_length=max_length,
                 assemblers=assemblers,

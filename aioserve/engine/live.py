@@ -13,21 +13,32 @@ from aioserve.engine.intake import Intake
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import ConfigError, EngineClosedError, WrongLoopError
 from aioserve.execution.runner import LoadedModel
+from aioserve.kv.eviction import Eviction
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens
 from aioserve.kv.prefix_tree import PrefixTree
+from aioserve.plugins import Admission, Observers
 from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
 
-__all__ = ["LiveEngine"]
+__all__ = ["Chosen", "LiveEngine"]
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """What plugins give one engine: objects of its own."""
+
+    policy: SchedulingPolicy
+    eviction: Eviction
+    observers: Observers
+    admission: Admission
 
 
 class LiveEngine:
     """Made on the event loop that it serves."""
 
-    def __init__(self, config: EngineConfig, policy: SchedulingPolicy, model: LoadedModel) -> None:
+    def __init__(self, config: EngineConfig, chosen: Chosen, model: LoadedModel) -> None:
         self.config = config
         self.model = model
         self.loop = asyncio.get_running_loop()
@@ -37,10 +48,10 @@ class LiveEngine:
                 f"max_model_len of {model.name} is {model.limits.max_model_len}, but "
                 f"{model.limits.num_pages} pages of {config.page_size} tokens hold {holds}"
             )
-        self.memory = _kv_memory(config, model.limits.num_pages)
+        self.memory = _kv_memory(config, chosen.eviction, model.limits.num_pages)
         self.scheduler = Scheduler(
             self.memory,
-            policy,
+            chosen.policy,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             output_reserve_tokens=config.output_reserve_tokens,
@@ -48,10 +59,11 @@ class LiveEngine:
         self.core = CoreLoop(
             self.scheduler,
             model.runner,
+            observers=chosen.observers,
             overlap=config.overlap,
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
-        self.intake = Intake(config, model, self.core)
+        self.intake = Intake(config, model, self.core, chosen.admission)
         self._task = self.loop.create_task(self.core.run(), name=f"aioserve {model.name}")
 
     def check(self) -> None:
@@ -118,6 +130,7 @@ class LiveEngine:
             "limits": {**limits, "eos_token_ids": sorted(limits["eos_token_ids"])},
             "config": msgspec.structs.asdict(self.config),
             "policy": self.scheduler.guard.name,
+            "observers": list(self.core.notices.observers.labels),
             "stats": msgspec.structs.asdict(self.stats()),
             "steps_in_flight": [
                 {
@@ -136,7 +149,7 @@ class LiveEngine:
         }
 
 
-def _kv_memory(config: EngineConfig, num_pages: int) -> KVMemory:
+def _kv_memory(config: EngineConfig, eviction: Eviction, num_pages: int) -> KVMemory:
     host_pool = None
     if config.num_host_pages:
         host_pool = PagePool(config.num_host_pages, config.page_size)
@@ -145,7 +158,7 @@ def _kv_memory(config: EngineConfig, num_pages: int) -> KVMemory:
         host_pool=host_pool,
         prefix_caching=config.prefix_caching,
         partial_page_reuse=config.partial_page_reuse,
-        eviction=config.eviction,
+        eviction=eviction,
         preemption=config.preemption,
     )
 

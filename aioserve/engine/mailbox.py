@@ -50,6 +50,7 @@ class Mailbox:
         "capacity",
         "completion_tokens",
         "error",
+        "failure",
         "finish_reason",
         "finish_reasons",
         "loop",
@@ -77,6 +78,8 @@ class Mailbox:
         self.finish_reason: FinishReason | None = None
         self.finish_reasons: list[FinishReason | None] = [None] * num_samples
         self.error: BaseException | None = None
+        self.failure: str | None = None
+        """Name and message of the error, also after it was raised."""
         self.timings = Timings(None, 0.0, 0)
         self.started_seconds = loop.time()
         """When the request was submitted, on the loop's clock."""
@@ -121,6 +124,7 @@ class Mailbox:
         self.finish_reason = reason
         self.finish_reasons = [ended or reason for ended in self.finish_reasons]
         self.error = error
+        self.failure = None if error is None else f"{type(error).__name__}: {error}"
         self.timings = Timings(
             self.timings.first_token_seconds,
             self.loop.time() - self.started_seconds,

@@ -2,21 +2,32 @@
 
 A plugin is a module named by an entry point of the group `aioserve`, or an object given to
 `Engine(plugins=[...])`, with hook implementations marked `@aioserve.hookimpl`. An entry point that
-carries the name of the policy that its module offers is known by that name although its module
-can't be imported.
+carries the name of what its module offers is known by that name although its module can't be
+imported.
 """
 
 from __future__ import annotations
 
+from aioserve.plugins.admission import Admission
+from aioserve.plugins.observers import Observer, Observers
+from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo
 from aioserve.plugins.registry import BrokenPlugin, Offer, PluginRegistry, check_policy_object
-from aioserve.plugins.specs import API_VERSION, PolicySpec, hookimpl
+from aioserve.plugins.specs import API_VERSION, EvictionSpec, ObserverSpec, PolicySpec, hookimpl
 
 __all__ = [
     "API_VERSION",
+    "Admission",
     "BrokenPlugin",
+    "EvictionSpec",
+    "Observer",
+    "ObserverSpec",
+    "Observers",
     "Offer",
     "PluginRegistry",
     "PolicySpec",
+    "RequestInfo",
+    "RequestSummary",
+    "StepInfo",
     "check_policy_object",
     "hookimpl",
 ]

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 import pluggy
 
 from aioserve.errors import PluginError
-from aioserve.plugins.specs import API_VERSION, GROUP, HookSpecs, PolicySpec
+from aioserve.plugins.specs import (
+    API_VERSION,
+    GROUP,
+    AnySpec,
+    EvictionSpec,
+    HookSpecs,
+    ObserverSpec,
+    PolicySpec,
+)
 
 __all__ = ["Contents", "contents_of"]
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
-Spec = TypeVar("Spec", bound=PolicySpec)
+Spec = TypeVar("Spec", PolicySpec, EvictionSpec, ObserverSpec)
 
 
 class Contents(msgspec.Struct, frozen=True):
     """Everything that one plugin offers."""
 
     policies: tuple[PolicySpec, ...] = ()
+    evictions: tuple[EvictionSpec, ...] = ()
+    observers: tuple[ObserverSpec, ...] = ()
+    admit: pluggy.HookCaller | None = None
+    """Its `aioserve_admit`, if it has one."""
+    admit_place: tuple[bool, bool] = (False, False)
+    """Sorts admission checks: `tryfirst` before the others, `trylast` behind them."""
+
+    @property
+    def names(self) -> set[str]:
+        """Of all specs."""
+        return {spec.name for spec in (*self.policies, *self.evictions, *self.observers)}
 
 
 def contents_of(plugin: object) -> Contents:
@@ -43,8 +61,14 @@ def contents_of(plugin: object) -> Contents:
     for caller in callers:
         for implementation in caller.get_hookimpls():
             _check_plain(caller.name, implementation)
+    hook = manager.hook
+    admit = next(iter(hook.aioserve_admit.get_hookimpls()), None)
     return Contents(
-        policies=_specs(manager.hook.aioserve_scheduling_policies, PolicySpec),
+        policies=_specs(hook.aioserve_scheduling_policies, PolicySpec),
+        evictions=_specs(hook.aioserve_eviction_strategies, EvictionSpec),
+        observers=_specs(hook.aioserve_observers, ObserverSpec),
+        admit=None if admit is None else hook.aioserve_admit,
+        admit_place=(False, False) if admit is None else (not admit.tryfirst, admit.trylast),
     )
 
 
@@ -55,22 +79,24 @@ def _check_plain(name: str, implementation: pluggy.HookImpl) -> None:
         raise PluginError(f"{name} must not be a wrapper: plugins are asked one by one")
 
 
-def _specs(hook: Callable[[], list[Any]], kind: type[Spec]) -> tuple[Spec, ...]:
+def _specs(hook: pluggy.HookCaller, kind: type[Spec]) -> tuple[Spec, ...]:
     """The specs that a hook gives, each checked."""
-    name = getattr(hook, "name", "the hook")
-    specs: list[Spec] = []
-    for offered in hook():
+    specs: dict[str, Spec] = {}
+    offers: list[Any] = hook()
+    for offered in offers:
         if not isinstance(offered, list | tuple):
-            raise PluginError(f"{name} must give a list of {kind.__name__}, got {offered!r}")
+            raise PluginError(f"{hook.name} must give a list of {kind.__name__}, got {offered!r}")
         for spec in offered:
             if not isinstance(spec, kind):
-                raise PluginError(f"{name} must give {kind.__name__} objects, got {spec!r}")
+                raise PluginError(f"{hook.name} must give {kind.__name__} objects, got {spec!r}")
             _check_spec(spec)
-            specs.append(spec)
-    return tuple(specs)
+            if spec.name in specs:
+                raise PluginError(f"{kind.__name__} {spec.name!r} is offered twice")
+            specs[spec.name] = spec
+    return tuple(specs.values())
 
 
-def _check_spec(spec: PolicySpec) -> None:
+def _check_spec(spec: AnySpec) -> None:
     kind = type(spec).__name__
     if not isinstance(spec.name, str) or not NAME.fullmatch(spec.name):
         raise PluginError(

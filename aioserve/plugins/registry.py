@@ -5,52 +5,80 @@ use it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from aioserve.errors import ConfigError, PluginError, UnknownPolicyError
+from aioserve.kv.eviction import Eviction, GuardedStrategy
+from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
+from aioserve.plugins.admission import Admission, AdmissionCheck
 from aioserve.plugins.contents import Contents, contents_of
 from aioserve.plugins.installed import InstalledPlugin, installed_plugins
+from aioserve.plugins.observers import Observers
 from aioserve.plugins.options import made, split_name
-from aioserve.plugins.specs import PolicySpec
+from aioserve.plugins.records import RequestInfo
+from aioserve.plugins.specs import EvictionSpec, ObserverSpec, PolicySpec
 from aioserve.scheduling.policy import SchedulingPolicy
 
-__all__ = ["BrokenPlugin", "Offer", "PluginRegistry", "check_policy_object"]
+__all__ = ["BrokenPlugin", "Offer", "Origin", "PluginRegistry", "check_policy_object"]
 
 logger = logging.getLogger(__name__)
 
-Spec = TypeVar("Spec", bound=PolicySpec)
+Spec = TypeVar("Spec", PolicySpec, EvictionSpec, ObserverSpec)
 
 GIVEN = "given to the engine"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a plugin came from."""
+
+    plugin: str
+    """Name of the entry point, or of the object that was given."""
+    distribution: str
+    version: str
+    selected: bool
+    """It was given, or AIOSERVE_PLUGINS names it: that it is broken is an error."""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".rstrip()
 
 
 class Offer(msgspec.Struct, Generic[Spec], frozen=True):
     """Something that a plugin offers by name."""
 
     spec: Spec
-    distribution: str
-    version: str
-    plugin: str = ""
-    """Name of the entry point; empty for a plugin that was given to the engine."""
+    origin: Origin
 
-    def __str__(self) -> str:
-        return f"{self.spec.name!r} of {self.distribution} {self.version}".rstrip()
+    @property
+    def label(self) -> str:
+        """For logs and errors."""
+        return f"{self.spec.name} ({self.origin})"
+
+
+class AdmissionOffer(msgspec.Struct, frozen=True):
+    """A plugin that is asked about each request."""
+
+    ask: Callable[[RequestInfo], object]
+    place: tuple[bool, bool]
+    origin: Origin
+
+    @property
+    def label(self) -> str:
+        return f"{self.origin.plugin} ({self.origin})"
 
 
 class BrokenPlugin(msgspec.Struct, frozen=True):
-    """An entry point whose module couldn't be loaded or broke its contract."""
+    """A plugin that couldn't be loaded or broke its contract."""
 
     name: str
-    distribution: str
-    version: str
+    origin: Origin
     cause: BaseException
-    selected: bool = False
-    """AIOSERVE_PLUGINS names it."""
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.distribution} {self.version}): {self.cause!r}"
+        return f"{self.name} ({self.origin}): {self.cause!r}"
 
 
 class PluginRegistry:
@@ -62,12 +90,18 @@ class PluginRegistry:
 
     def __init__(self, plugins: Iterable[object] = ()) -> None:
         self.policies: dict[str, Offer[PolicySpec]] = {}
+        self.evictions: dict[str, Offer[EvictionSpec]] = {}
+        """Without the native ones."""
+        self.observers: dict[str, Offer[ObserverSpec]] = {}
+        self.admissions: list[AdmissionOffer] = []
+        """In the order in which they are asked."""
         self.broken: list[BrokenPlugin] = []
         self.off: list[InstalledPlugin] = []
         """Those that AIOSERVE_PLUGINS leaves out; they are not imported."""
         for plugin in plugins:
+            origin = Origin(_name_of(plugin), GIVEN, "", selected=True)
             try:
-                self._add(contents_of(plugin), GIVEN, "", "")
+                self._add(contents_of(plugin), origin)
             except PluginError:
                 raise
             except Exception as error:
@@ -75,11 +109,14 @@ class PluginRegistry:
         installed = installed_plugins()
         self.off = [plugin for plugin in installed if not plugin.allowed]
         loaded = [(plugin, self._load(plugin)) for plugin in installed if plugin.allowed]
-        # A policy belongs to the entry point of its name before it belongs to any other.
+        # A name belongs to the entry point of that name before it belongs to any other.
         for own_name in (True, False):
             for plugin, contents in loaded:
-                if any(spec.name == plugin.name for spec in contents.policies) is own_name:
+                if (plugin.name in contents.names) is own_name:
                     self._try_adding(plugin, contents)
+        self.admissions.sort(key=attrgetter("place"))
+
+    # -- what an engine chooses
 
     def policy(self, text: str) -> SchedulingPolicy:
         """A new policy object of a name, or of a name with options: `NAME:OPTION=VALUE,...`.
@@ -88,27 +125,74 @@ class PluginRegistry:
         `PluginError` for a policy whose plugin is broken.
         """
         name, options = split_name(text)
-        self._check_not_broken("policy", name, self.policies)
-        if name not in self.policies:
+        offer = self._offer("policy", name, self.policies)
+        if offer is None:
             raise UnknownPolicyError(f"no scheduling policy {name!r}; {self._known(self.policies)}")
-        offer = self.policies[name]
-        try:
-            policy = made(offer.spec.factory, options, f"policy {name!r}")
-        except (ConfigError, PluginError):
-            raise
-        except Exception as error:
-            raise PluginError(f"policy {offer} can't be made: {error!r}") from error
+        policy = _made(offer, options, "policy")
         if not isinstance(policy, SchedulingPolicy):
-            raise PluginError(f"policy {offer}: its factory made {policy!r}, no SchedulingPolicy")
+            raise PluginError(
+                f"policy {offer.label}: its factory made {policy!r}, no SchedulingPolicy"
+            )
         return policy
+
+    def eviction(self, text: str) -> Eviction:
+        """What `PrefixTree` takes for the name of an eviction strategy, options as of a policy.
+
+        Raises `ConfigError` listing the names there are, and `PluginError` for a strategy whose
+        plugin is broken.
+        """
+        name, options = split_name(text)
+        if name in EVICTION_STRATEGIES:
+            if options:
+                raise ConfigError(f"eviction strategy {name!r} has no options, got {text!r}")
+            return name
+        offer = self._offer("eviction strategy", name, self.evictions)
+        if offer is None:
+            known = self._known([*EVICTION_STRATEGIES, *self.evictions])
+            raise ConfigError(f"eviction: no strategy {name!r}; {known}")
+        strategy = _made(offer, options, "eviction strategy")
+        if not callable(getattr(strategy, "key", None)):
+            raise PluginError(
+                f"eviction strategy {offer.label}: its factory made {strategy!r}, without a key()"
+            )
+        return GuardedStrategy(strategy, offer.label)
+
+    # -- what every engine has
 
     def check_selected(self) -> None:
         """Raise `PluginError` for a broken plugin that AIOSERVE_PLUGINS names."""
         for broken in self.broken:
-            if broken.selected:
+            if broken.origin.selected:
                 raise PluginError(
                     f"AIOSERVE_PLUGINS names a plugin that can't be loaded: {broken}"
                 ) from broken.cause
+
+    def make_observers(self) -> Observers:
+        """New observer objects, attached. One that can't be made is left out, with a warning;
+        raises `PluginError` where its plugin was given or is named by AIOSERVE_PLUGINS."""
+        observers = Observers()
+        for offer in list(self.observers.values()):
+            try:
+                observers.attach(_made(offer, {}, "observer"), offer.label)
+            except (PluginError, ConfigError) as error:
+                if offer.origin.selected:
+                    raise
+                self._leave_out(offer.spec.name, offer.origin, error)
+        return observers
+
+    def admission(self) -> Admission:
+        """Every plugin's check of requests."""
+        return Admission([AdmissionCheck(offer.ask, offer.label) for offer in self.admissions])
+
+    # -- parts
+
+    def _offer(self, kind: str, name: str, offers: Mapping[str, Offer[Spec]]) -> Offer[Spec] | None:
+        if name in offers:
+            return offers[name]
+        for broken in self.broken:
+            if broken.name == name:
+                raise PluginError(f"{kind} {name!r} can't be loaded: {broken}") from broken.cause
+        return None
 
     def _known(self, names: Iterable[str]) -> str:
         known = ", ".join(sorted(names))
@@ -117,36 +201,47 @@ class PluginRegistry:
             text += f"; AIOSERVE_PLUGINS leaves out: {', '.join(p.name for p in self.off)}"
         return text
 
-    def _check_not_broken(self, kind: str, name: str, offers: dict[str, Offer[Spec]]) -> None:
-        for broken in self.broken:
-            if broken.name == name and name not in offers:
-                raise PluginError(f"{kind} {name!r} can't be loaded: {broken}") from broken.cause
-
     def _load(self, plugin: InstalledPlugin) -> Contents:
         try:
             return contents_of(plugin.point.load())
         except (Exception, SystemExit) as error:
-            self._leave_out(plugin, error)
+            self._leave_out(plugin.name, _origin(plugin), error)
             return Contents()
 
     def _try_adding(self, plugin: InstalledPlugin, contents: Contents) -> None:
         try:
-            self._add(contents, plugin.distribution, plugin.version, plugin.name)
+            self._add(contents, _origin(plugin))
         except PluginError as error:
-            self._leave_out(plugin, error)
+            self._leave_out(plugin.name, _origin(plugin), error)
 
-    def _leave_out(self, plugin: InstalledPlugin, error: BaseException) -> None:
-        broken = BrokenPlugin(
-            plugin.name, plugin.distribution, plugin.version, error, plugin.selected
-        )
+    def _leave_out(self, name: str, origin: Origin, error: BaseException) -> None:
+        broken = BrokenPlugin(name, origin, error)
         self.broken.append(broken)
         logger.warning("plugin left out: %s", broken)
 
-    def _add(self, contents: Contents, distribution: str, version: str, plugin: str) -> None:
+    def _add(self, contents: Contents, origin: Origin) -> None:
         """All that a plugin offers, or nothing of it."""
-        policies = _offers(contents.policies, distribution, version, plugin)
-        _check_free("policy", policies, self.policies)
-        self.policies.update(policies)
+        for spec in contents.evictions:
+            if spec.name in EVICTION_STRATEGIES:
+                raise PluginError(f"eviction strategy {spec.name!r} is built in")
+        additions = (
+            ("policy", self.policies, contents.policies),
+            ("eviction strategy", self.evictions, contents.evictions),
+            ("observer", self.observers, contents.observers),
+        )
+        for kind, offers, specs in additions:
+            for spec in specs:
+                if spec.name in offers:
+                    other = offers[spec.name].origin.distribution
+                    raise PluginError(f"{kind} {spec.name!r} is offered by {other} too")
+        self.policies.update({s.name: Offer(s, origin) for s in contents.policies})
+        self.evictions.update({s.name: Offer(s, origin) for s in contents.evictions})
+        self.observers.update({s.name: Offer(s, origin) for s in contents.observers})
+        if contents.admit is not None:
+            admit = contents.admit
+            self.admissions.append(
+                AdmissionOffer(lambda info: admit(request=info), contents.admit_place, origin)
+            )
 
 
 def check_policy_object(policy: object) -> SchedulingPolicy:
@@ -156,16 +251,19 @@ def check_policy_object(policy: object) -> SchedulingPolicy:
     return policy
 
 
-def _offers(
-    specs: Sequence[Spec], distribution: str, version: str, plugin: str
-) -> dict[str, Offer[Spec]]:
-    offers = {spec.name: Offer(spec, distribution, version, plugin) for spec in specs}
-    if len(offers) < len(specs):
-        raise PluginError(f"a name is offered twice among {[spec.name for spec in specs]}")
-    return offers
+def _made(offer: Offer[Any], options: Mapping[str, str], kind: str) -> Any:
+    """What the factory makes; `PluginError` naming the plugin if it raises."""
+    try:
+        return made(offer.spec.factory, options, f"{kind} {offer.spec.name!r}")
+    except (ConfigError, PluginError):
+        raise
+    except Exception as error:
+        raise PluginError(f"{kind} {offer.label} can't be made: {error!r}") from error
 
 
-def _check_free(kind: str, offers: dict[str, Offer[Spec]], taken: dict[str, Offer[Spec]]) -> None:
-    for name in offers:
-        if name in taken:
-            raise PluginError(f"{kind} {name!r} is offered by {taken[name].distribution} too")
+def _origin(plugin: InstalledPlugin) -> Origin:
+    return Origin(plugin.name, plugin.distribution, plugin.version, plugin.selected)
+
+
+def _name_of(plugin: object) -> str:
+    return getattr(plugin, "__name__", None) or type(plugin).__name__

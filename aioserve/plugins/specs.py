@@ -11,9 +11,21 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pluggy
 
-from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.kv.eviction import EvictionStrategy
+from aioserve.plugins.observers import Observer
+from aioserve.plugins.records import RequestInfo
+from aioserve.scheduling.policy import Refusal, SchedulingPolicy
 
-__all__ = ["API_VERSION", "GROUP", "HookSpecs", "PolicySpec", "hookimpl"]
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "AnySpec",
+    "EvictionSpec",
+    "HookSpecs",
+    "ObserverSpec",
+    "PolicySpec",
+    "hookimpl",
+]
 
 GROUP = "aioserve"
 """Of entry points, and the project name of pluggy's markers."""
@@ -40,9 +52,45 @@ class PolicySpec(msgspec.Struct, frozen=True):
     doesn't say is of the first."""
 
 
+class EvictionSpec(msgspec.Struct, frozen=True):
+    """An order in which cached pages are given up, offered by a plugin."""
+
+    name: str
+    factory: Callable[..., EvictionStrategy]
+    """Makes one object for one engine; options as of a policy."""
+    description: str = ""
+    api: int = 1
+
+
+class ObserverSpec(msgspec.Struct, frozen=True):
+    """An observer that a plugin attaches to every engine."""
+
+    name: str
+    factory: Callable[[], Observer]
+    """Makes one object for one engine."""
+    description: str = ""
+    api: int = 1
+
+
+AnySpec = PolicySpec | EvictionSpec | ObserverSpec
+
+
 class HookSpecs:
     """The hooks that a plugin may implement."""
 
     @hookspec
     def aioserve_scheduling_policies(self) -> Sequence[PolicySpec]:  # pyright: ignore[reportReturnType]
         """Scheduling policies that the plugin offers."""
+
+    @hookspec
+    def aioserve_eviction_strategies(self) -> Sequence[EvictionSpec]:  # pyright: ignore[reportReturnType]
+        """Eviction strategies that the plugin offers."""
+
+    @hookspec
+    def aioserve_observers(self) -> Sequence[ObserverSpec]:  # pyright: ignore[reportReturnType]
+        """Observers to attach to every engine."""
+
+    @hookspec(firstresult=True)
+    def aioserve_admit(self, request: RequestInfo) -> Refusal | None:
+        """Whether a request may enter the queue: None lets it in. Asked once for each request, on
+        the event loop, when the length of its prompt is known."""

@@ -28,7 +28,7 @@ def any_of(value) -> Any:
 
 def test_fcfs_is_found_through_its_entry_point():
     info = PluginRegistry().policies["fcfs"]
-    assert info.distribution == "aioserve-plugins"
+    assert info.origin.distribution == "aioserve-plugins"
     assert type(PluginRegistry().policy("fcfs")).__module__ == "aioserve_plugins.fcfs"
 
 
@@ -56,7 +56,9 @@ def test_a_broken_plugin_that_is_selected_is_an_error_with_its_cause(installed):
 
 def test_a_factory_that_raises_names_its_distribution(installed):
     installed.append(entry_point("bad", lambda: offering([PolicySpec("bad", broken)])))
-    with pytest.raises(PluginError, match=r"some-dist 1.2 can't be made: ImportError"):
+    with pytest.raises(
+        PluginError, match=r"policy bad \(some-dist 1.2\) can't be made: ImportError"
+    ):
         PluginRegistry().policy("bad")
 
 
@@ -116,7 +118,7 @@ def test_a_hook_that_gives_something_else_breaks_its_plugin(installed, offered, 
     registry = PluginRegistry()
     (found,) = registry.broken
     assert message in str(found)
-    assert [offer.plugin for offer in registry.policies.values()] == ["good"]
+    assert [offer.origin.plugin for offer in registry.policies.values()] == ["good"]
 
 
 @pytest.mark.parametrize("api", [0, API_VERSION + 1, "1", True, None])
@@ -170,7 +172,7 @@ def test_a_module_that_ends_the_process_on_import_is_broken_like_any_other(insta
 
 def test_a_factory_that_makes_something_else_breaks_its_contract(installed):
     installed.append(entry_point("bad", lambda: offering([PolicySpec("bad", any_of(dict))])))
-    with pytest.raises(PluginError, match=r"'bad' of some-dist 1.2: its factory made {}, no"):
+    with pytest.raises(PluginError, match=r"bad \(some-dist 1.2\): its factory made {}, no"):
         PluginRegistry().policy("bad")
 
 

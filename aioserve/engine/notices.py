@@ -1,0 +1,78 @@
+"""Collects what observers are told of: requests that came and went since they were told last.
+
+Costs nothing where there are no observers.
+"""
+
+from __future__ import annotations
+
+from aioserve.engine.mailbox import Mailbox
+from aioserve.execution.plan import StepPlan
+from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo
+from aioserve.request import FinishReason
+from aioserve.scheduling.scheduler import Scheduler
+
+__all__ = ["Notices"]
+
+
+class Notices:
+    """Of one core loop, which says when each request enters the scheduler and leaves it."""
+
+    def __init__(self, observers: Observers, scheduler: Scheduler) -> None:
+        self.observers = observers
+        self._scheduler = scheduler
+        self._arrived: list[RequestInfo] = []
+        self._ended: list[tuple[RequestInfo, Mailbox]] = []
+
+    def arrived(self, request: RequestInfo) -> None:
+        if self.observers:
+            self._arrived.append(request)
+
+    def ended(self, request: RequestInfo, mailbox: Mailbox) -> None:
+        """The mailbox may get its end a little later, but before `tell`."""
+        if self.observers:
+            self._ended.append((request, mailbox))
+
+    def tell_of_step(
+        self, plan: StepPlan, *, failed: bool, now_seconds: float, num_waiting: int
+    ) -> None:
+        """A step was committed, or failed."""
+        if not self.observers:
+            return
+        memory = self._scheduler.memory
+        self._tell(
+            StepInfo(
+                step=plan.step,
+                end_seconds=now_seconds,
+                num_sequences=len(plan.items),
+                computed_tokens=plan.num_tokens,
+                num_preempted=len(plan.preempted),
+                failed=failed,
+                num_running=self._scheduler.num_running,
+                num_waiting=num_waiting,
+                pages_free=memory.pool.num_free,
+                pages_cached=memory.num_cached,
+            )
+        )
+
+    def tell(self) -> None:
+        """No step is to come for now."""
+        if self._arrived or self._ended:
+            self._tell(None)
+
+    def _tell(self, step: StepInfo | None) -> None:
+        arrived, self._arrived = self._arrived, []
+        ended, self._ended = self._ended, []
+        self.observers.tell(arrived, step, [_summary(*request) for request in ended])
+
+
+def _summary(request: RequestInfo, mailbox: Mailbox) -> RequestSummary:
+    return RequestSummary(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        finish_reason=mailbox.finish_reason or FinishReason.ABORT,
+        error=mailbox.failure,
+        prompt_tokens=request.prompt_tokens,
+        completion_tokens=mailbox.completion_tokens,
+        first_token_seconds=mailbox.timings.first_token_seconds,
+        total_seconds=mailbox.timings.total_seconds,
+    )

@@ -1,0 +1,61 @@
+"""What plugins are told of requests and steps: small frozen values."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aioserve.request import FinishReason
+
+__all__ = ["RequestInfo", "RequestSummary", "StepInfo"]
+
+
+class RequestInfo(msgspec.Struct, frozen=True, gc=False):
+    """A request whose prompt's length is known."""
+
+    request_id: str
+    tenant: str | None
+    """On whose behalf it was sent, where the caller said so."""
+    prompt_tokens: int
+    max_tokens: int
+    """Most tokens that each answer may have, whether the caller or the model limits it."""
+    num_samples: int
+    ttft_target_seconds: float | None
+    tpot_target_seconds: float | None
+    arrival_seconds: float
+    """When it was submitted, on the clock of the engine's event loop."""
+
+
+class StepInfo(msgspec.Struct, frozen=True, gc=False):
+    """A step that was committed, and the engine as it was then."""
+
+    step: int
+    end_seconds: float
+    """When it was committed, on the clock of the engine's event loop."""
+    num_sequences: int
+    computed_tokens: int
+    num_preempted: int
+    """Sequences that gave their pages back while it was planned."""
+    failed: bool
+    """It raised, and the requests in it ended with `StepError`."""
+    num_running: int
+    num_waiting: int
+    pages_free: int
+    pages_cached: int
+    """Held by the prefix cache alone."""
+
+
+class RequestSummary(msgspec.Struct, frozen=True, gc=False):
+    """A request that has ended."""
+
+    request_id: str
+    tenant: str | None
+    finish_reason: FinishReason
+    error: str | None
+    """Name and message of the error that ended it, if one did."""
+    prompt_tokens: int
+    completion_tokens: int
+    """Of all its samples together."""
+    first_token_seconds: float | None
+    """From its arrival; None if it had no token."""
+    total_seconds: float
+    """From its arrival."""

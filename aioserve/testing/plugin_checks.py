@@ -1,0 +1,169 @@
+"""Whether eviction strategies, observers and admission checks keep their contracts, tried on random
+input."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import TYPE_CHECKING
+
+from aioserve.kv.eviction import EvictionStrategy, PageUse
+from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo
+from aioserve.request import FinishReason
+from aioserve.scheduling.policy import Refusal
+
+if TYPE_CHECKING:
+    from hypothesis import settings
+    from hypothesis.strategies import SearchStrategy
+
+__all__ = ["check_admission", "check_eviction", "check_observer"]
+
+
+def check_eviction(
+    make_strategy: Callable[[], EvictionStrategy], *, max_examples: int = 100
+) -> None:
+    """Raise `AssertionError` with the smallest example unless the strategy answers every use of
+    pages with a number that depends on nothing else.
+
+    `make_strategy` makes a new object with each call. Needs hypothesis.
+    """
+    from hypothesis import given
+
+    @_settings(max_examples)
+    @given(_uses(), _uses())
+    def check(use: PageUse, other: PageUse) -> None:
+        strategy = make_strategy()
+        first = strategy.key(use)
+        if not isinstance(first, Real) or math.isnan(first):
+            raise AssertionError(f"key({use}) is {first!r}, not a number")
+        strategy.key(other)
+        for again in (strategy.key(use), make_strategy().key(use)):
+            if again != first:
+                raise AssertionError(
+                    f"key({use}) is {first!r} and then {again!r}: it must depend on the use alone"
+                )
+
+    check()
+
+
+def check_observer(make_observer: Callable[[], Observer], *, max_examples: int = 100) -> None:
+    """Raise unless the observer takes in whatever an engine may tell it, in any order.
+
+    `make_observer` makes a new object with each call. Needs hypothesis.
+    """
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    if not isinstance(make_observer(), Observer):
+        raise AssertionError(f"make_observer must give an Observer, got {make_observer()!r}")
+    told = st.one_of(
+        st.tuples(st.just("arrived"), st.lists(_requests(), min_size=1).map(tuple)),
+        st.tuples(st.just("step_finished"), _steps()),
+        st.tuples(st.just("finished"), st.lists(_summaries(), min_size=1).map(tuple)),
+    )
+
+    @_settings(max_examples)
+    @given(st.lists(told))
+    def check(calls: list[tuple[str, object]]) -> None:
+        observer = make_observer()
+        for method, value in calls:
+            answer = getattr(observer, method)(value)
+            if inspect.iscoroutine(answer):
+                answer.close()
+                raise AssertionError(f"{method} is async: nobody awaits it")
+
+    check()
+
+
+def check_admission(ask: Callable[[RequestInfo], object], *, max_examples: int = 100) -> None:
+    """Raise unless `ask`, an `aioserve_admit`, answers every request with None or a `Refusal`.
+
+    Needs hypothesis.
+    """
+    from hypothesis import given
+
+    @_settings(max_examples)
+    @given(_requests())
+    def check(request: RequestInfo) -> None:
+        answer = ask(request)
+        if answer is not None and not isinstance(answer, Refusal):
+            raise AssertionError(
+                f"aioserve_admit({request}) is {answer!r}, neither None nor a Refusal"
+            )
+
+    check()
+
+
+def _settings(max_examples: int) -> settings:
+    from hypothesis import Phase, settings
+
+    return settings(
+        max_examples=max_examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        report_multiple_bugs=False,
+    )
+
+
+def _uses() -> SearchStrategy[PageUse]:
+    from hypothesis import strategies as st
+
+    ticks = st.integers(0, 2**40)
+    return st.builds(
+        lambda created, since, hits: PageUse(created, created + since, hits), ticks, ticks, ticks
+    )
+
+
+def _requests() -> SearchStrategy[RequestInfo]:
+    from hypothesis import strategies as st
+
+    target = st.none() | st.floats(0.001, 1000)
+    return st.builds(
+        RequestInfo,
+        request_id=st.text(min_size=1, max_size=8),
+        tenant=st.none() | st.text(min_size=1, max_size=8),
+        prompt_tokens=st.integers(1, 10**6),
+        max_tokens=st.integers(1, 10**6),
+        num_samples=st.integers(1, 8),
+        ttft_target_seconds=target,
+        tpot_target_seconds=target,
+        arrival_seconds=st.floats(0, 1e9),
+    )
+
+
+def _steps() -> SearchStrategy[StepInfo]:
+    from hypothesis import strategies as st
+
+    count = st.integers(0, 10**6)
+    return st.builds(
+        StepInfo,
+        step=count,
+        end_seconds=st.floats(0, 1e9),
+        num_sequences=count,
+        computed_tokens=count,
+        num_preempted=count,
+        failed=st.booleans(),
+        num_running=count,
+        num_waiting=count,
+        pages_free=count,
+        pages_cached=count,
+    )
+
+
+def _summaries() -> SearchStrategy[RequestSummary]:
+    from hypothesis import strategies as st
+
+    return st.builds(
+        RequestSummary,
+        request_id=st.text(min_size=1, max_size=8),
+        tenant=st.none() | st.text(min_size=1, max_size=8),
+        finish_reason=st.sampled_from(FinishReason),
+        error=st.none() | st.text(),
+        prompt_tokens=st.integers(0, 10**6),
+        completion_tokens=st.integers(0, 10**6),
+        first_token_seconds=st.none() | st.floats(0, 1e6),
+        total_seconds=st.floats(0, 1e6),
+    )
