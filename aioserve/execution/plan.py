@@ -77,7 +77,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     step: int
     items: tuple[WorkItem, ...]
     preempted: tuple[int, ...] = ()
-    """Ids of the sequences that gave their pages back while this step was planned."""
+    """Ids of the sequences that gave their pages back since the step before was planned."""
     copies: tuple[PageCopy, ...] = ()
     """Done one after the other, in this order, before anything of `items` is written: a page may
     be the target of one copy and the source of a later one."""

@@ -67,7 +67,10 @@ class StepPlanner:
         scheduler.launched = self.step
         scheduler.in_flight[self.step] = self.sequences
         return StepPlan(
-            self.step, tuple(self.items), tuple(self.preempted), self.memory.take_copies()
+            self.step,
+            tuple(self.items),
+            scheduler.take_preempted(),
+            self.memory.take_copies(),
         )
 
     # -- those that run

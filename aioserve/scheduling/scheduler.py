@@ -70,6 +70,7 @@ class Scheduler:
         self.running: list[SequenceState] = []
         self._arrived: list[RequestView] = []
         self._rejected: list[Progress] = []
+        self._preempted: list[int] = []
         self._next_id = 0
 
     @property
@@ -272,6 +273,13 @@ class Scheduler:
         self.memory.swap_out(victim, step)
         self._begin_again(victim)
         self.counters.preemptions += 1
+        self._preempted.append(victim.sequence_id)
+
+    def take_preempted(self) -> tuple[int, ...]:
+        """Ids of the sequences preempted since the last plan that had work, which names them: one
+        without work is none."""
+        preempted, self._preempted = tuple(self._preempted), []
+        return preempted
 
     def reject(self, refused: list[tuple[SequenceState, str | None]]) -> None:
         """End requests that the policy won't have, each with its reason if there is one."""

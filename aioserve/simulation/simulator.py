@@ -188,7 +188,7 @@ class _Run:
         self.page_seconds = 0.0
         self.pages_held_max = 0
         clients = {request.client for request in ordered}
-        self.gap = ServiceGap(sorted(clients)) if len(clients) > 1 else None
+        self.gap = ServiceGap() if len(clients) > 1 else None
 
     def result(self) -> SimulationResult:
         began = self.now
@@ -225,7 +225,8 @@ class _Run:
             counters.tokens_prefilled,
             memory.counters.tokens_cached,
             counters.preemptions,
-            self.page_seconds / self.busy_seconds if self.busy_seconds else 0.0,
+            # Rounded, the mean of what was always the same may be above it.
+            min(self.page_seconds / (self.busy_seconds or 1), self.pages_held_max),
             self.pages_held_max,
             None if self.gap is None else self.gap.most,
         )
@@ -315,7 +316,11 @@ class _Run:
                 item.count == 1 and item.start >= record.request.prompt_tokens
                 for item, record in zip(plan.items, records, strict=True)
             ],
-            preempted=[self.active[victim].request.number for victim in plan.preempted],
+            preempted=[
+                self.active[victim].request.number
+                for victim in plan.preempted
+                if victim in self.active  # and not refused since
+            ],
             began_seconds=began,
             ended_seconds=self.last_end,
             waiting=self.scheduler.num_waiting,

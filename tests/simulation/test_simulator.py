@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from aioserve.execution.plan import StepPlan
 from aioserve.kv.pages import capacity_tokens
 from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.simulator import Ending, SimulationResult, simulate
+from aioserve.simulation.timeline import Span, Timeline
 from aioserve.simulation.traces import TraceRequest
 
 
@@ -104,7 +106,7 @@ def test_every_request_ends_once_and_all_counts_add_up(
     prefix_caching: bool,
     overlap: bool,
 ) -> None:
-    def once() -> SimulationResult:
+    def once(timeline: Timeline | None = None) -> SimulationResult:
         return run(
             trace,
             None if whims is None else Whimsical(whims),
@@ -115,6 +117,7 @@ def test_every_request_ends_once_and_all_counts_add_up(
             output_reserve_tokens=2,
             prefix_caching=prefix_caching,
             overlap=overlap,
+            timeline=timeline,
         )
 
     result = once()
@@ -161,9 +164,45 @@ def test_every_request_ends_once_and_all_counts_add_up(
     assert metrics.goodput is not None
     assert metrics.goodput.requests <= metrics.finished
 
-    assert msgspec.json.encode(metrics) == msgspec.json.encode(
-        metrics_of(once(), Targets(ttft_seconds=5.0))
-    )
+    timeline = Timeline()
+    again = metrics_of(once(timeline), Targets(ttft_seconds=5.0))
+    assert msgspec.json.encode(metrics) == msgspec.json.encode(again)
+    check_timeline(timeline, result)
+
+
+def check_timeline(timeline: Timeline, result: SimulationResult) -> None:
+    """What was taken down adds up to what was counted."""
+    assert len(timeline) == result.steps
+    refused = any(record.ending is Ending.REFUSED for record in result.requests)
+    missed = result.preemptions - len(timeline.preemptions)
+    assert missed == 0 or (refused and missed > 0)
+    assert timeline.column("pages_held").max(initial=0) == result.pages_held_max
+    durations = timeline.column("ended_seconds") - timeline.column("began_seconds")
+    assert durations.sum() == pytest.approx(result.busy_seconds)
+    tokens = timeline.column("prefill_tokens") + timeline.column("decode_tokens")
+    assert tokens.sum() == sum(s.tokens for s in timeline.spans) == result.tokens_computed
+    if not result.preemptions:
+        assert timeline.column("prefill_tokens").sum() == result.tokens_prefilled
+    for step, after in pairwise(timeline.steps):
+        assert step.ended_seconds <= after.began_seconds
+    records = {record.request.number: record for record in result.requests}
+    last: dict[int, Span] = {}
+    for span in timeline.spans:
+        record, before = records[span.request], last.get(span.request)
+        assert span.began_seconds < span.ended_seconds
+        if before is None:
+            assert span.began_seconds == record.started_seconds
+            assert not span.decodes
+        else:
+            assert before.ended_seconds <= span.began_seconds
+            # Decoding steps in a row are one span.
+            assert not (
+                before.decodes and span.decodes and before.ended_seconds == span.began_seconds
+            )
+        last[span.request] = span
+    for record in records.values():
+        if record.ending is Ending.FINISHED:
+            assert last[record.request.number].ended_seconds == record.end_seconds
 
 
 def test_times_are_those_of_the_steps() -> None:
