@@ -52,6 +52,9 @@ app.command(
     help="Measure what steps take here.",
     sort_key=7,
 )
+app.command(
+    "aioserve.cli.plugins:app", name="plugins", help="List, check and begin plugins.", sort_key=8
+)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from tests.cli.command import Run
 
 def test_help_lists_every_verb(aioserve: Run) -> None:
     shown = aioserve("--help").stdout
-    for verb in ("run", "chat", "bench", "doctor", "plan", "simulate", "calibrate"):
+    for verb in ("run", "chat", "bench", "doctor", "plan", "simulate", "calibrate", "plugins"):
         assert verb in shown
 
 

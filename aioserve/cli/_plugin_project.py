@@ -1,0 +1,214 @@
+"""The project that `aioserve plugins new` writes: a policy that works, its tests, and how to go on.
+
+Knows nothing of what is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+from collections.abc import Collection
+from pathlib import Path
+from string import Template
+
+from aioserve.errors import ConfigError
+
+__all__ = ["write_project"]
+
+NAME = re.compile(r"[a-z][a-z0-9_-]*")
+MAX_NAME_CHARS = 64
+
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=68"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "$distribution"
+version = "0.1.0"
+description = "A scheduling policy for aioserve: short prompts first"
+readme = "README.md"
+requires-python = ">=3.11"
+dependencies = ["aioserve"]
+
+[project.optional-dependencies]
+test = ["hypothesis", "pytest>=8"]
+
+# The key is the name that aioserve knows the policy by, also while its module is broken.
+[project.entry-points.aioserve]
+$module = "$module"
+
+[tool.setuptools.packages.find]
+where = ["src"]
+
+[tool.pytest.ini_options]
+testpaths = ["tests"]
+"""
+
+POLICY = '''\
+"""Short prompts first, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from aioserve import (
+    ConfigError,
+    PolicySpec,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    hookimpl,
+)
+
+
+class $policy(SchedulingPolicy):
+    """Starts prompts of up to `short_tokens` uncached tokens before longer ones.
+
+    A request for which the engine has processed `patience_tokens` tokens since it arrived goes
+    before all that came later.
+    """
+
+    def __init__(self, *, short_tokens: int = 256, patience_tokens: int = 16_384) -> None:
+        for name, value in (("short_tokens", short_tokens), ("patience_tokens", patience_tokens)):
+            if value < 0:
+                raise ConfigError(f"{name} must not be negative, got {value}")
+        self.short_tokens = short_tokens
+        self.patience_tokens = patience_tokens
+
+    def starvation_bound_tokens(self, request: RequestView) -> int:
+        return self.patience_tokens
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        def rank(request: RequestView) -> int:
+            if view.processed_tokens - request.arrival_processed_tokens >= self.patience_tokens:
+                return 0
+            return 1 if request.uncached_tokens <= self.short_tokens else 2
+
+        return sorted(waiting, key=rank)  # of equal rank, in order of arrival
+
+
+@hookimpl
+def aioserve_scheduling_policies() -> list[PolicySpec]:
+    return [PolicySpec("$module", $policy, "short prompts first", api=1)]
+'''
+
+TESTS = '''\
+"""The policy keeps its contract, and does what it is for."""
+
+from __future__ import annotations
+
+import pytest
+from aioserve import ConfigError, Engine
+from aioserve.testing import FakeModel, check_invariants, check_policy, replay, simulate
+from $module import $policy
+
+
+def test_it_keeps_the_contract() -> None:
+    check_policy($policy)
+
+
+@pytest.mark.parametrize("options", [{"short_tokens": 8}, {"patience_tokens": 0}])
+def test_it_keeps_the_contract_with_other_options(options) -> None:
+    check_policy(lambda: $policy(**options), max_examples=50)
+
+
+def test_a_negative_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match="patience_tokens must not be negative, got -1"):
+        $policy(patience_tokens=-1)
+
+
+def test_most_requests_wait_less_than_under_fcfs() -> None:
+    mine = replay("heavy-tails", $policy(), max_num_seqs=8)
+    theirs = replay("heavy-tails", "fcfs", max_num_seqs=8)
+    assert mine.ttft_seconds is not None
+    assert theirs.ttft_seconds is not None
+    assert mine.ttft_seconds.p50 < theirs.ttft_seconds.p50
+
+
+def test_an_engine_serves_under_it_by_name() -> None:
+    async def serve() -> None:
+        async with Engine(FakeModel(), policy="$module:short_tokens=2") as engine:
+            completion = await engine.generate([1, 2, 3])
+            assert completion.token_ids
+            check_invariants(engine)
+
+    simulate(serve)
+'''
+
+README = """\
+# $distribution
+
+A scheduling policy for [aioserve](https://pypi.org/project/aioserve/): short prompts first, and
+nobody waits for ever.
+
+    pip install --editable '.[test]'
+    aioserve plugins                    # it is listed
+    aioserve plugins check $module
+    pytest
+
+Compare it with others on a made-up workload or a recorded trace:
+
+    aioserve simulate --synthetic heavy-tails --policy fcfs --policy $module:short_tokens=512
+
+Serve with it:
+
+    async with Engine("path/to/model", policy="$module:short_tokens=512") as engine:
+        ...
+
+| option | default | |
+| --- | --- | --- |
+| `short_tokens` | 256 | prompts with at most this many uncached tokens are short |
+| `patience_tokens` | 16384 | what the engine processes before a request goes first |
+"""
+
+GITIGNORE = """\
+__pycache__/
+*.egg-info/
+build/
+dist/
+.venv/
+"""
+
+
+def write_project(name: str, parent: Path, taken: Collection[str]) -> Path:
+    """Write the project of policy `name` below `parent` and return its directory.
+
+    Raises `ConfigError` for a name that can't be a module's, is `taken` by a plugin or by another
+    module, and for a directory that exists or can't be made.
+    """
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
+        raise ConfigError(
+            f"name must be 1 to {MAX_NAME_CHARS} lower-case letters, digits, '_' and '-', a letter "
+            f"first, got {name!r}"
+        )
+    module = name.replace("-", "_")
+    if keyword.iskeyword(module) or importlib.util.find_spec(module) is not None:
+        raise ConfigError(f"name: there is a Python module {module!r} already; choose another name")
+    if module in taken:
+        raise ConfigError(f"name: a plugin offers {module!r} already; choose another name")
+    project = parent / module
+    values = {
+        "distribution": module.replace("_", "-").rstrip("-"),
+        "module": module,
+        "policy": "".join(part.capitalize() for part in module.split("_")),
+    }
+    files = {
+        "pyproject.toml": PYPROJECT,
+        f"src/{module}/__init__.py": POLICY,
+        f"tests/test_{module}.py": TESTS,
+        "README.md": README,
+        ".gitignore": GITIGNORE,
+    }
+    try:
+        project.mkdir(parents=True)
+        for path, text in files.items():
+            file = project / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(Template(text).substitute(values), encoding="utf-8")
+    except FileExistsError:
+        raise ConfigError(f"dir: {project} exists already") from None
+    except OSError as error:
+        raise ConfigError(f"dir: {project} can't be written: {error}") from error
+    return project

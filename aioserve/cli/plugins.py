@@ -1,0 +1,232 @@
+"""`aioserve plugins`: what is installed, whether it keeps its contract, and how to begin one."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from aioserve.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from aioserve.plugins import PluginRegistry
+
+__all__ = ["app"]
+
+Row = dict[str, Any]
+Check = tuple[str, Callable[[int], None]]
+"""What is checked, and a function that raises if it fails on so many examples."""
+
+NATIVE = {
+    "lru": "least recently used first",
+    "lfu": "least frequently used first",
+    "fifo": "oldest first",
+    "slru": "used once before used again",
+}
+
+app = App(name="plugins", help="List, check and begin plugins.")
+
+
+@app.default
+def list_plugins(
+    *,
+    all: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """List what plugins offer.
+
+    Args:
+        all: Also those that are broken, with the cause, and those that AIOSERVE_PLUGINS leaves out.
+        json: Print JSON instead of a table.
+    """
+    from aioserve.plugins import PluginRegistry
+
+    registry = PluginRegistry()
+    usable, others = list(_usable(registry)), list(_others(registry))
+    rows = [*usable, *others] if all else usable
+    if json:
+        print(json_module.dumps(rows, indent=2))
+        return
+    _print_table(rows)
+    if others and not all:
+        print(f"\n{len(others)} more can't be used; --all shows them")
+
+
+@app.command
+def check(name: str, /, *, examples: int = 100) -> None:
+    """Try what a plugin offers on random input; exit code 1 if it breaks its contract.
+
+    Args:
+        name: Of a policy, an eviction strategy, an observer or a plugin; a policy or strategy may
+            have options: NAME:OPTION=VALUE.
+        examples: How many are tried.
+    """
+    from aioserve.plugins import PluginRegistry
+
+    if examples < 1:
+        raise ConfigError(f"examples must be at least 1, got {examples}")
+    registry = PluginRegistry()
+    checks = list(_checks(registry, name))
+    broken = [one for one in registry.broken if one.name == name]
+    if not checks and not broken:
+        known = sorted({row["name"] for row in (*_usable(registry), *_others(registry))})
+        raise ConfigError(f"no plugin offers {name!r}; there are: {', '.join(known)}")
+    failed = len(broken)
+    for one in broken:
+        print(f"{one.name} ({one.origin}) is broken: {one.cause!r}")
+    for what, run in checks:
+        try:
+            run(examples)
+        except ImportError as error:
+            if error.name != "hypothesis":
+                raise
+            raise PluginError("`plugins check` needs hypothesis: pip install hypothesis") from error
+        except Exception as error:
+            failed += 1
+            text = str(error) if isinstance(error, AssertionError) else repr(error)
+            print(f"{what} fails: {text}")
+        else:
+            print(f"{what} keeps its contract: {examples} random examples")
+    if failed:
+        sys.stdout.flush()
+        raise PluginError(f"{failed} of {len(checks) + len(broken)} checks failed")
+
+
+@app.command
+def new(name: str, /, *, dir: Path = Path()) -> None:
+    """Write a complete project of a scheduling policy, ready to be installed.
+
+    Args:
+        name: Of the project and its policy: lower-case letters, digits, '_' and '-'.
+        dir: Where the project's directory is made.
+    """
+    from aioserve.cli._plugin_project import write_project
+    from aioserve.plugins import PluginRegistry
+
+    registry = PluginRegistry()
+    taken = {row["name"] for row in (*_usable(registry), *_others(registry))}
+    project = write_project(name, dir, taken)
+    print(
+        f"{project} is ready. Next:\n"
+        f"  pip install --editable '{project}[test]'\n"
+        f"  aioserve plugins check {project.name}\n"
+        f"  aioserve simulate --synthetic bursts --policy fcfs --policy {project.name}\n"
+        f"  pytest {project}"
+    )
+
+
+def _usable(registry: PluginRegistry) -> Iterator[Row]:
+    from importlib.metadata import version
+
+    from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
+
+    for kind, offers, state in (
+        ("policy", registry.policies, "ready"),
+        ("eviction", registry.evictions, "ready"),
+        ("observer", registry.observers, "active"),
+    ):
+        for name, offer in sorted(offers.items()):
+            spec, origin = offer.spec, offer.origin
+            yield _row(
+                kind, name, spec.description, origin.distribution, origin.version, spec.api, state
+            )
+        if kind == "eviction":
+            for name in EVICTION_STRATEGIES:
+                yield _row(kind, name, NATIVE[name], "aioserve", version("aioserve"), None, "ready")
+    for offer in registry.admissions:
+        origin = offer.origin
+        yield _row(
+            "admission", origin.plugin, "", origin.distribution, origin.version, None, "active"
+        )
+
+
+def _others(registry: PluginRegistry) -> Iterator[Row]:
+    for broken in registry.broken:
+        origin = broken.origin
+        yield _row(
+            "plugin", broken.name, "", origin.distribution, origin.version, None, "broken"
+        ) | {"cause": repr(broken.cause)}
+    for plugin in registry.off:
+        yield _row("plugin", plugin.name, "", plugin.distribution, plugin.version, None, "off") | {
+            "cause": "AIOSERVE_PLUGINS leaves it out"
+        }
+
+
+def _row(
+    kind: str,
+    name: str,
+    description: str,
+    distribution: str,
+    version: str,
+    api: int | None,
+    state: str,
+) -> Row:
+    return {
+        "kind": kind,
+        "name": name,
+        "description": description,
+        "distribution": distribution,
+        "version": version,
+        "api": api,
+        "state": state,
+        "cause": None,
+    }
+
+
+def _print_table(rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("kind", "name", "description", "distribution", "version", "api", "state"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("kind", "name", "version"))
+    for row in rows:
+        shown = [row[key] for key in ("kind", "name", "description", "distribution", "version")]
+        state = row["state"] if row["cause"] is None else f"{row['state']}: {row['cause']}"
+        table.add_row(*shown, "" if row["api"] is None else str(row["api"]), state)
+    Console(file=sys.stdout, markup=False, highlight=False).print(table)
+
+
+def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
+    """Of everything that has the name, or comes from the plugin of that name."""
+    from aioserve.kv.eviction import GuardedStrategy
+    from aioserve.testing import check_admission, check_eviction, check_observer, check_policy
+
+    name, colon, options = text.partition(":")
+
+    def meant(offer: Any) -> bool:
+        return name == offer.spec.name or (not colon and name == offer.origin.plugin)
+
+    def strategy(text: str) -> Any:
+        made = registry.eviction(text)
+        return made.strategy if isinstance(made, GuardedStrategy) else made
+
+    for offer in filter(meant, registry.policies.values()):
+        full = offer.spec.name + colon + options
+        registry.policy(full)  # an option that is wrong is an error of the command line
+        yield (
+            f"policy {full} ({offer.origin})",
+            lambda n, full=full: check_policy(lambda: registry.policy(full), max_examples=n),
+        )
+    for offer in filter(meant, registry.evictions.values()):
+        full = offer.spec.name + colon + options
+        registry.eviction(full)
+        yield (
+            f"eviction strategy {full} ({offer.origin})",
+            lambda n, full=full: check_eviction(lambda: strategy(full), max_examples=n),
+        )
+    for offer in filter(meant, registry.observers.values()):
+        yield (
+            f"observer {offer.label}",
+            lambda n, make=offer.spec.factory: check_observer(make, max_examples=n),
+        )
+    for offer in registry.admissions:
+        if name == offer.origin.plugin:
+            yield (
+                f"admission {offer.label}",
+                lambda n, ask=offer.ask: check_admission(ask, max_examples=n),
+            )

@@ -1,0 +1,222 @@
+"""`aioserve plugins`: what it lists, what it finds, and the project that it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Run
+
+GOOD = """\
+from aioserve import *
+
+class Backwards(SchedulingPolicy):
+    def __init__(self, *, broken: bool = False):
+        self.broken = broken
+    def order(self, waiting, view):
+        return waiting + waiting if self.broken else reversed(waiting)
+
+class Fewest:
+    def key(self, use):
+        return use.hits
+
+class Fickle:
+    calls = 0
+    def key(self, use):
+        Fickle.calls += 1
+        return Fickle.calls
+
+class Counter(Observer):
+    pass
+
+class Divider(Observer):
+    def step_finished(self, step):
+        1 / step.num_sequences
+
+@hookimpl
+def aioserve_scheduling_policies():
+    return [PolicySpec("backwards", Backwards, "last come, first served")]
+
+@hookimpl
+def aioserve_eviction_strategies():
+    return [EvictionSpec("fewest", Fewest, "few hits first"), EvictionSpec("fickle", Fickle)]
+
+@hookimpl
+def aioserve_observers():
+    return [ObserverSpec("counter", Counter), ObserverSpec("divider", Divider)]
+
+@hookimpl
+def aioserve_admit(request):
+    return None
+"""
+
+Install = Callable[..., str]
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Install:
+    """Install a module as a distribution with one plugin; what PYTHONPATH must be."""
+
+    def install(name: str, source: str, version: str = "3.4") -> str:
+        (tmp_path / f"{name}.py").write_text(source)
+        info = tmp_path / f"{name}_dist-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}-dist\nVersion: {version}\n"
+        )
+        (info / "entry_points.txt").write_text(f"[aioserve]\n{name} = {name}\n")
+        return str(tmp_path)
+
+    return install
+
+
+def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install) -> None:
+    install("bad", "raise RuntimeError('planted')")
+    path = install("all_kinds", GOOD)
+    done = aioserve("plugins", "--all", "--json", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    rows = {(row["kind"], row["name"]): row for row in json.loads(done.stdout)}
+    assert rows["policy", "backwards"] == {
+        "kind": "policy",
+        "name": "backwards",
+        "description": "last come, first served",
+        "distribution": "all_kinds-dist",
+        "version": "3.4",
+        "api": 1,
+        "state": "ready",
+        "cause": None,
+    }
+    assert {("policy", "fcfs"), ("eviction", "lru"), ("eviction", "fewest")} <= rows.keys()
+    assert rows["observer", "counter"]["state"] == "active"
+    assert rows["admission", "all_kinds"]["state"] == "active"
+    broken = rows["plugin", "bad"]
+    assert (broken["state"], broken["cause"]) == ("broken", "RuntimeError('planted')")
+
+    table = aioserve("plugins", PYTHONPATH=path).stdout
+    assert "backwards" in table
+    assert "planted" not in table
+    assert "1 more can't be used; --all shows them" in table
+    table = aioserve("plugins", "--all", PYTHONPATH=path, AIOSERVE_PLUGINS="off").stdout
+    assert "off: AIOSERVE_PLUGINS" in table
+    assert "backwards" not in table
+    assert "fcfs" in table
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("backwards", 0, "policy backwards (all_kinds-dist 3.4) keeps its contract: 20 random"),
+        ("backwards:broken=true", 1, "policy backwards:broken=true (all_kinds-dist 3.4) fails"),
+        ("fewest", 0, "eviction strategy fewest (all_kinds-dist 3.4) keeps its contract"),
+        ("fickle", 1, "eviction strategy fickle (all_kinds-dist 3.4) fails: key("),
+        ("counter", 0, "observer counter (all_kinds-dist 3.4) keeps its contract"),
+        ("divider", 1, "divider (all_kinds-dist 3.4) fails: ZeroDivisionError"),
+        ("all_kinds", 1, "admission all_kinds (all_kinds-dist 3.4) keeps its contract"),
+        ("bad", 1, "bad (bad-dist 3.4) is broken: RuntimeError('planted')"),
+        ("backwards:broke=1", 2, "has no option 'broke'; there are: broken (bool, False"),
+        ("sideways", 2, "no plugin offers 'sideways'; there are: all_kinds, backwards, bad"),
+    ],
+)
+def test_a_check_says_who_keeps_the_contract(
+    aioserve_here: Run,
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    code: int,
+    said: str,
+) -> None:
+    install("bad", "raise RuntimeError('planted')")
+    monkeypatch.syspath_prepend(install("all_kinds", GOOD))
+    sys.modules.pop("all_kinds", None)
+    done = aioserve_here("plugins", "check", name, "--examples", 20)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+
+
+def test_no_examples_are_no_check(aioserve_here: Run) -> None:
+    done = aioserve_here("plugins", "check", "fcfs", "--examples", 0)
+    assert (done.returncode, "examples must be at least 1" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "name must be 1 to 64 lower-case letters"),
+        ("Mine", "name must be 1 to 64 lower-case letters"),
+        ("2nd", "name must be 1 to 64 lower-case letters"),
+        ("a/b", "name must be 1 to 64 lower-case letters"),
+        ("a" * 65, "name must be 1 to 64 lower-case letters"),
+        ("class", "there is a Python module 'class' already"),
+        ("json", "there is a Python module 'json' already"),
+        ("round-robin", "a plugin offers 'round_robin' already"),
+        ("there", "there exists already"),
+    ],
+)
+def test_a_project_is_not_written_over_anything(
+    aioserve_here: Run, tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    done = aioserve_here("plugins", "new", name, "--dir", tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+@pytest.mark.timeout(180)
+def test_a_new_project_is_installed_listed_checked_simulated_and_served(tmp_path: Path) -> None:
+    """In processes of their own, from where nothing but what was installed is found."""
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(site), "COLUMNS": "160"}
+
+    def python(*arguments: object) -> str:
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment,
+            cwd=elsewhere,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def aioserve(*arguments: object) -> str:
+        return python("-m", "aioserve", *arguments)
+
+    told = aioserve("plugins", "new", "two-classes", "--dir", tmp_path)
+    project = tmp_path / "two_classes"
+    assert f"{project} is ready" in told
+    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--quiet")
+    python("-m", "pip", "install", *offline, "--target", site, project)
+
+    (row,) = [
+        row for row in json.loads(aioserve("plugins", "--json")) if row["name"] == "two_classes"
+    ]
+    assert (row["distribution"], row["version"]) == ("two-classes", "0.1.0")
+    assert (row["kind"], row["api"], row["state"]) == ("policy", 1, "ready")
+
+    checked = aioserve("plugins", "check", "two_classes:patience_tokens=64", "--examples", 30)
+    assert "keeps its contract" in checked
+
+    name = "two_classes:short_tokens=64"
+    report = json.loads(
+        aioserve(
+            "simulate", "--synthetic", "bursts", "--policy", "fcfs", "--policy", name, "--json"
+        )
+    )
+    assert set(report["policies"]) == {"fcfs", name}
+    assert report["policies"][name]["finished"] == 500
+
+    load = ("--num-prompts", 3, "--input-len", 12, "--output-len", 4, "--json", "-")
+    served = aioserve("bench", "throughput", "--model", "pyhelp", "--policy", name, *load)
+    assert json.loads(served)["options"]["policy"] == name
+
+    assert "passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", project)
