@@ -11,7 +11,7 @@ never a prefix of another prompt.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import attrgetter
@@ -184,6 +184,12 @@ class _Run:
         """Those submitted and not yet ended, by sequence id."""
         self.submitted_at_tokens: dict[int, int] = {}
         """Of those that haven't started: tokens computed before they arrived."""
+        self.own_tokens: dict[int, int] = {}
+        """What the answer of each sequence is made of."""
+        self.clients: dict[int, str] = {}
+        """Who sent each sequence."""
+        self.waiting = Counter[str]()
+        """Requests of each client that haven't started; those without any are left out."""
         self.busy_seconds = 0.0
         self.page_seconds = 0.0
         self.pages_held_max = 0
@@ -260,6 +266,9 @@ class _Run:
             )
             self.active[sequence_id] = record
             self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
+            self.own_tokens[sequence_id] = request.own_token
+            self.clients[sequence_id] = request.client
+            self.waiting[request.client] += 1
 
     def _launch(self, plan: StepPlan, tokens_before: int) -> None:
         started = max(self.now, self.last_end)
@@ -268,27 +277,26 @@ class _Run:
         held = self._count_pages(self.last_end - started)
         if self.timeline is not None:
             self._take_down(self.timeline, plan, started, held)
-        for item in plan.items:
-            record = self.active[item.sequence_id]
-            arrived_at = self.submitted_at_tokens.pop(item.sequence_id, None)
-            if arrived_at is not None:
+        not_started = self.submitted_at_tokens
+        for item in plan.items if not_started else ():
+            if item.sequence_id in not_started:
+                record = self.active[item.sequence_id]
                 record.started_seconds = started
-                record.wait_tokens = tokens_before - arrived_at
+                record.wait_tokens = tokens_before - self._no_longer_waits(item.sequence_id)
                 record.cached_tokens = item.start
         if self.gap is not None:
             self._count_service(plan, self.gap)
 
     def _finish_step(self) -> None:
         plan, self.now = self.in_flight.popleft()
+        own_tokens, active = self.own_tokens, self.active
         token_ids = [
-            PENDING_TOKEN
-            if item.sampling is None
-            else self.active[item.sequence_id].request.own_token
+            PENDING_TOKEN if item.sampling is None else own_tokens[item.sequence_id]
             for item in plan.items
         ]
         outcome = StepOutcome(plan.step, tuple(token_ids))
         for progress in self.scheduler.commit(plan, outcome, self.now):
-            record = self.active[progress.sequence_id]
+            record = active[progress.sequence_id]
             record.output_tokens += 1
             if record.first_token_seconds is None:
                 record.first_token_seconds = self.now
@@ -303,9 +311,18 @@ class _Run:
 
     def _end(self, sequence_id: int, ending: Ending) -> None:
         record = self.active.pop(sequence_id)
-        self.submitted_at_tokens.pop(sequence_id, None)
+        if sequence_id in self.submitted_at_tokens:
+            self._no_longer_waits(sequence_id)
         record.ending, record.end_seconds = ending, self.now
         self.ended += 1
+
+    def _no_longer_waits(self, sequence_id: int) -> int:
+        """Tokens computed before it arrived."""
+        client = self.clients[sequence_id]
+        self.waiting[client] -= 1
+        if not self.waiting[client]:
+            del self.waiting[client]
+        return self.submitted_at_tokens.pop(sequence_id)
 
     def _take_down(self, timeline: Timeline, plan: StepPlan, began: float, held: int) -> None:
         records = [self.active[item.sequence_id] for item in plan.items]
@@ -339,11 +356,15 @@ class _Run:
         return held
 
     def _count_service(self, plan: StepPlan, gap: ServiceGap) -> None:
-        active = self.active
-        gap.step(
-            [(active[item.sequence_id].request.client, item.count) for item in plan.items],
-            {active[sequence_id].request.client for sequence_id in self.submitted_at_tokens},
-        )
+        if len(self.waiting) < 2:
+            gap.step((), ())
+            return
+        clients = self.clients
+        tokens = Counter([clients[item.sequence_id] for item in plan.items])
+        for item in plan.items:
+            if item.count != 1:
+                tokens[clients[item.sequence_id]] += item.count - 1
+        gap.step(tokens.items(), self.waiting)
 
 
 def _max_length(request: TraceRequest) -> int:
