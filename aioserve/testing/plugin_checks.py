@@ -142,7 +142,7 @@ def _steps() -> SearchStrategy[StepInfo]:
         StepInfo,
         step=count,
         end_seconds=st.floats(0, 1e9),
-        num_sequences=count,
+        num_sequences=st.integers(1, 10**6),
         computed_tokens=count,
         num_preempted=count,
         failed=st.booleans(),

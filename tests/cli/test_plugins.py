@@ -37,7 +37,7 @@ class Counter(Observer):
 
 class Divider(Observer):
     def step_finished(self, step):
-        1 / step.num_sequences
+        1 / 0
 
 @hookimpl
 def aioserve_scheduling_policies():

@@ -68,7 +68,7 @@ def test_a_good_observer_passes():
 
 class Mean(Observer):
     def step_finished(self, step):
-        self.mean = step.computed_tokens / step.num_sequences
+        self.mean = step.computed_tokens / (not step.failed)
 
 
 class Late(Observer):
