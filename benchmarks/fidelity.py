@@ -1,0 +1,321 @@
+"""How well the simulator tells what the engine does: one trace, live and simulated.
+
+Every installed policy serves the same requests twice: live, by an engine on this machine, each
+request sent when the trace says, and in the simulator, whose steps take what a cost table says that
+was measured in the same run, as `aioserve calibrate` does. Passes of measuring and live runs take
+turns, so that both see the same machine. Compared are time to first token, from the moment the
+trace says, and time per output token, at p50 and p99. Of the live runs the median counts; their
+noise is the largest less the smallest, relative to that. Two policies are ranked otherwise if live
+they are further apart than noise, and simulated in the other order.
+
+    python benchmarks/fidelity.py
+    python benchmarks/fidelity.py --trace azure_code.csv --scale-lengths 0.125 --rate 30
+
+Lengths are scaled, and requests too long for the model are left out. Prompts are random tokens that
+share what the trace's blocks share; answers are as long as the trace says. Leave the machine alone
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aioserve.simulation.traces import TraceRequest
+
+FIGURES = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"))
+NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
+TIE = 0.02
+"""Policies this close to each other are a tie even where live runs agree to the microsecond."""
+
+
+def main() -> None:
+    options = parse_arguments()
+    if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
+        print(f"the machine is busy (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
+    result = asyncio.run(compare(options))
+    print_result(result)
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="pyhelp")
+    parser.add_argument("--trace", type=Path, help="a file that `aioserve simulate` reads")
+    parser.add_argument("--synthetic", default="bursts", help="a made-up workload instead")
+    parser.add_argument("--num-requests", type=int, default=400)
+    parser.add_argument("--rate", type=float, default=24.0, help="requests a second")
+    parser.add_argument("--scale-lengths", type=float, default=0.5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--policies", nargs="+", help="those installed, unless given")
+    parser.add_argument("--repeats", type=int, default=2, help="live runs of each policy")
+    parser.add_argument("--ttft-target-seconds", type=float, help="that policies see")
+    parser.add_argument("--tpot-target-seconds", type=float)
+    parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=256)
+    parser.add_argument("--num-pages", type=int)
+    parser.add_argument("--no-overlap", dest="overlap", action="store_false")
+    parser.add_argument("--json", metavar="FILE")
+    return parser.parse_args()
+
+
+async def compare(options: argparse.Namespace) -> dict[str, Any]:
+    from aioserve.cli._calibration import Grid
+    from aioserve.cli._machine import compute_facts
+    from aioserve.plugins import PluginRegistry
+    from aioserve.simulation.calibration import fit_table, prediction_error
+    from aioserve.simulation.simulator import simulate
+
+    policies = options.policies or sorted(PluginRegistry().policies)
+    limits = await limits_of(options)
+    grid = Grid.up_to(options.max_num_batched_tokens, options.max_num_seqs, limits.max_model_len)
+    measured = await measure(options, grid, 0)
+    requests, left_out = requests_for(options, limits.max_model_len)
+    live: dict[str, list[dict[str, list[float]]]] = {policy: [] for policy in policies}
+    steps = []
+    for repeat in range(options.repeats):
+        # In another order each time, so that none is always the first after a pause.
+        for policy in policies[repeat % len(policies) :] + policies[: repeat % len(policies)]:
+            print(f"run {repeat + 1} of {options.repeats}: {policy}", file=sys.stderr, flush=True)
+            times, noted = await replay_live(requests, policy, options)
+            live[policy].append(times)
+            steps += noted
+        measured += await measure(options, grid, repeat + 1)
+    file = fit_table(measured, grid.prefill_tokens, grid.decode_batch)
+    simulated = {}
+    for policy in policies:
+        run = simulate(
+            requests,
+            PluginRegistry().policy(policy),
+            cost=file.table(),
+            num_pages=limits.num_pages,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            overlap=options.overlap,
+            ttft_target_seconds=options.ttft_target_seconds,
+            tpot_target_seconds=options.tpot_target_seconds,
+        )
+        simulated[policy] = times_of(run.requests)
+    error = prediction_error(file.table(), steps)
+    return {
+        "options": {name: str(value) for name, value in vars(options).items()},
+        "machine": compute_facts(),
+        "requests": len(requests),
+        "left_out": left_out,
+        "seconds": max(request.arrival_seconds for request in requests),
+        "measured_steps": len(measured),
+        "live_steps": {"steps": error.steps, "median": error.median, "total": error.total},
+        "figures": figures(live, simulated),
+    }
+
+
+async def limits_of(options: argparse.Namespace) -> Any:
+    """Of the model, as the live engines will load it."""
+    from aioserve.cli._calibration import recorded_engine
+
+    async with recorded_engine(options.model, **engine_options(options)) as (engine, _):
+        return engine.limits
+
+
+async def measure(options: argparse.Namespace, grid: Any, seed: int) -> list[Any]:
+    """The steps of one pass over the grid."""
+    from aioserve.cli._calibration import measure_grid, recorded_engine
+
+    print("measuring steps", file=sys.stderr, flush=True)
+    settings = engine_options(options) | {"max_num_seqs": options.max_num_seqs + 1}
+    async with recorded_engine(options.model, **settings) as (engine, recorder):
+        await measure_grid(engine, grid, seed, lambda: None)
+        return recorder.take()
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "num_pages": options.num_pages,
+        "overlap": options.overlap,
+    }
+
+
+def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[TraceRequest], int]:
+    """The scaled requests that fit the model, at the rate, and how many don't fit."""
+    from aioserve.simulation.synthetic import synthetic_trace
+    from aioserve.simulation.trace_files import at_rate, read_trace, with_scaled_lengths
+
+    count = options.num_requests
+    if options.trace is None:
+        trace = synthetic_trace(options.synthetic, count, rate=options.rate, seed=options.seed)
+    else:
+        trace = read_trace(options.trace)[:count]
+    scaled = with_scaled_lengths(trace, options.scale_lengths)
+    fitting = [r for r in scaled if r.prompt_tokens + max(1, r.output_tokens) <= max_model_len]
+    return at_rate(fitting, options.rate), len(scaled) - len(fitting)
+
+
+async def replay_live(
+    requests: Sequence[TraceRequest], policy: str, options: argparse.Namespace
+) -> tuple[dict[str, list[float]], list[Any]]:
+    """Times of the requests, and the engine's steps."""
+    from aioserve import Engine, RequestRejectedError, SamplingParams
+    from aioserve.cli._calibration import recorded_engine
+
+    times: dict[str, list[float]] = {"ttft": [], "tpot": []}
+
+    async def ask(engine: Engine, request: TraceRequest, prompt: list[int], due: float) -> None:
+        params = SamplingParams(
+            max_tokens=max(1, request.output_tokens), temperature=0.0, ignore_eos=True
+        )
+        late = time.perf_counter() - due
+        stream = engine.stream(
+            prompt,
+            params,
+            cache_salt=request.session or None,
+            tenant=request.client or None,
+            ttft_target_seconds=options.ttft_target_seconds,
+            tpot_target_seconds=options.tpot_target_seconds,
+        )
+        try:
+            async for _ in stream:
+                pass
+        except RequestRejectedError:
+            return
+        timings = stream.timings
+        if timings.first_token_seconds is not None:
+            times["ttft"].append(late + timings.first_token_seconds)
+        if timings.seconds_per_output_token is not None:
+            times["tpot"].append(timings.seconds_per_output_token)
+
+    settings = engine_options(options) | {"policy": policy}
+    async with recorded_engine(options.model, **settings) as (engine, recorder):
+        prompts = [live_prompt(request, engine.limits.vocab_size) for request in requests]
+        began = time.perf_counter() + 0.05
+        async with asyncio.TaskGroup() as group:
+            for request, prompt in zip(requests, prompts, strict=True):
+                due = began + request.arrival_seconds
+                if (wait := due - time.perf_counter()) > 0:
+                    await asyncio.sleep(wait)
+                group.create_task(ask(engine, request, prompt, due))
+        return times, recorder.take()
+
+
+def live_prompt(request: TraceRequest, vocab_size: int) -> list[int]:
+    """Random tokens: the same for a block of the same id and session, others for all the rest."""
+    session = zlib.crc32(request.session.encode())
+    parts = [
+        np.random.default_rng((1, session, block)).integers(vocab_size, size=request.block_tokens)
+        for block in request.block_ids
+    ]
+    own = max(0, request.prompt_tokens - len(parts) * request.block_tokens)
+    parts.append(np.random.default_rng((2, request.number)).integers(vocab_size, size=own))
+    return np.concatenate(parts)[: request.prompt_tokens].tolist()
+
+
+def times_of(records: Sequence[Any]) -> dict[str, list[float]]:
+    from aioserve.simulation.metrics import tpot_seconds, ttft_seconds
+
+    found = {
+        "ttft": [ttft_seconds(record) for record in records],
+        "tpot": [tpot_seconds(record) for record in records],
+    }
+    return {name: [v for v in values if v is not None] for name, values in found.items()}
+
+
+def figures(
+    live: dict[str, list[dict[str, list[float]]]], simulated: dict[str, dict[str, list[float]]]
+) -> list[dict[str, Any]]:
+    """For each figure, both sides, errors, and the pairs of policies that are ranked otherwise."""
+    found = []
+    for name, percentile in FIGURES:
+        rank = float(percentile[1:])
+        rows = {}
+        for policy, runs in live.items():
+            values = [float(np.percentile(run[name], rank)) for run in runs]
+            middle = float(np.median(values))
+            predicted = float(np.percentile(simulated[policy][name], rank))
+            rows[policy] = {
+                "live": middle,
+                "noise": (max(values) - min(values)) / middle,
+                "simulated": predicted,
+                "error": predicted / middle - 1,
+            }
+        found.append(
+            {
+                "figure": f"{name} {percentile}",
+                "policies": rows,
+                "ranked_otherwise": ranked_otherwise(rows),
+            }
+        )
+    return found
+
+
+def ranked_otherwise(rows: dict[str, dict[str, float]]) -> list[tuple[str, str]]:
+    """Pairs that live are further apart than noise, and simulated in the other order."""
+    found = []
+    for one, other in itertools.combinations(rows, 2):
+        a, b = rows[one], rows[other]
+        apart = abs(a["live"] - b["live"]) / min(a["live"], b["live"])
+        if apart <= max(a["noise"], b["noise"], TIE):
+            continue
+        if (a["live"] < b["live"]) != (a["simulated"] < b["simulated"]):
+            found.append((one, other))
+    return found
+
+
+def print_result(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    options, machine, steps = result["options"], result["machine"], result["live_steps"]
+    source = options["synthetic"] if options["trace"] == "None" else Path(options["trace"]).name
+    console.print(
+        f"{source}: {result['requests']} requests in {result['seconds']:.1f} s "
+        f"({result['left_out']} too long), {options['model']}, {machine['threads']} threads, "
+        f"{options['repeats']} live runs of each policy",
+        soft_wrap=True,
+    )
+    console.print(
+        f"{result['measured_steps']:,} steps measured; of {steps['steps']:,} live steps the table "
+        f"tells the sum with {steps['total']:+.1%}, each with {steps['median']:.1%} (median)",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in ("policy", "live, ms", "noise", "simulated, ms", "error"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    errors = []
+    for figure in result["figures"]:
+        name, percentile = figure["figure"].split()
+        for number, (policy, row) in enumerate(figure["policies"].items()):
+            errors.append(abs(row["error"]))
+            table.add_row(
+                "" if number else f"{NAMES[name]} {percentile}",
+                policy,
+                f"{row['live'] * 1e3:,.2f}",
+                f"{row['noise']:.1%}",
+                f"{row['simulated'] * 1e3:,.2f}",
+                f"{row['error']:+.1%}",
+            )
+    console.print(table)
+    console.print(f"errors: median {np.median(errors):.1%}, largest {max(errors):.1%}")
+    for figure in result["figures"]:
+        pairs = "; ".join(" and ".join(pair) for pair in figure["ranked_otherwise"])
+        console.print(f"ranking by {figure['figure']}: {pairs or 'the same'}")
+
+
+if __name__ == "__main__":
+    main()
