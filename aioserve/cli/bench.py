@@ -48,7 +48,7 @@ class BenchOptions:
     dtype: str = "auto"
     """float32, bfloat16 or auto (what the model directory says)."""
     policy: str = "fcfs"
-    """The scheduling policy."""
+    """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE."""
     page_size: int = 16
     """Tokens of one KV page."""
     max_num_batched_tokens: int = 2048
@@ -60,7 +60,7 @@ class BenchOptions:
     partial_page_reuse: Annotated[bool, Parameter(negative="--no-partial-page-reuse")] = True
     """Copy the valid part of a cached page."""
     eviction: str = "lru"
-    """Which cached pages go first: lru, lfu, fifo or slru."""
+    """Which cached pages go first: lru, lfu, fifo, slru, or a name that a plugin offers."""
     num_host_pages: int = 0
     """Pages in the host's memory for evicted and swapped-out KV."""
     preemption: str = "auto"

@@ -41,7 +41,8 @@ class SimulateOptions:
     seed: int = 0
     """Key of a made-up workload."""
     policy: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ("fcfs",)
-    """A scheduling policy, fcfs when not given; may be given several times."""
+    """A scheduling policy, fcfs when not given, or NAME:OPTION=VALUE,OPTION=VALUE.
+    May be given several times."""
     rate: float | None = None
     """Requests a second; arrivals are stretched evenly. Not given: as recorded, or 4."""
     scale_lengths: float = 1.0
@@ -70,7 +71,7 @@ class SimulateOptions:
     prefix_caching: Annotated[bool, Parameter(negative="--no-prefix-caching")] = True
     """Start requests from what is cached of their prefix."""
     eviction: str = "lru"
-    """Which cached pages go first: lru, lfu, fifo or slru."""
+    """Which cached pages go first: lru, lfu, fifo, slru, or a name that a plugin offers."""
     overlap: Annotated[bool, Parameter(negative="--no-overlap")] = True
     """Plan a step while the one before is running."""
     ttft_target_seconds: float | None = None
@@ -110,11 +111,16 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     requests = _requests(trace, options)
     targets = _targets(options)
     registry = PluginRegistry()
-    policies = {name: registry.policy(name) for name in options.policy}
+    registry.check_selected()
+    # New objects for each run: a strategy, like a policy, belongs to one scheduler.
+    chosen = {
+        name: (registry.policy(name), registry.eviction(options.eviction))
+        for name in options.policy
+    }
     cost, num_pages = _cost(options), _num_pages(options)
     found: dict[str, Metrics] = {}
     drawn: list[PolicyRun] = []
-    for name, policy in policies.items():
+    for name, (policy, eviction) in chosen.items():
         timeline = None if options.report is None else Timeline()
         with _bar(name) as progress:
             result = run(
@@ -126,7 +132,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
                 max_num_seqs=options.max_num_seqs,
                 max_num_batched_tokens=options.max_num_batched_tokens,
                 prefix_caching=options.prefix_caching,
-                eviction=options.eviction,
+                eviction=eviction,
                 overlap=options.overlap,
                 ttft_target_seconds=options.ttft_target_seconds,
                 tpot_target_seconds=options.tpot_target_seconds,

@@ -20,6 +20,7 @@ import msgspec
 
 from aioserve.errors import ConfigError, InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
+from aioserve.kv.eviction import Eviction
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
@@ -102,7 +103,7 @@ def simulate(
     max_num_batched_tokens: int = 2048,
     output_reserve_tokens: int = 64,
     prefix_caching: bool = True,
-    eviction: str = "lru",
+    eviction: Eviction = "lru",
     overlap: bool = True,
     ttft_target_seconds: float | None = None,
     tpot_target_seconds: float | None = None,
@@ -111,11 +112,12 @@ def simulate(
 ) -> SimulationResult:
     """Run `trace` to its end under a fresh `policy`.
 
-    Options are those of `Engine`; `num_pages=None` is memory without a limit. Each request has its
-    client as its tenant, and the targets as its own, for the policy to see. An answer has at least
-    one token, whatever the trace says. `timeline`, an empty one, takes down every step.
-    `progress(done, total)` is told of requests that have ended, at most once a step. Raises
-    `ConfigError` for options that make no sense.
+    Options are those of `Engine`, but `eviction` is the name of a native strategy or an object;
+    `num_pages=None` is memory without a limit. Each request has its client as its tenant, and the
+    targets as its own, for the policy to see. An answer has at least one token, whatever the trace
+    says. `timeline`, an empty one, takes down every step. `progress(done, total)` is told of
+    requests that have ended, at most once a step. Raises `ConfigError` for options that make no
+    sense.
     """
     for name, value in (
         ("num_pages", num_pages),
@@ -125,7 +127,7 @@ def simulate(
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
-    if eviction not in EVICTION_STRATEGIES:
+    if isinstance(eviction, str) and eviction not in EVICTION_STRATEGIES:
         known = ", ".join(EVICTION_STRATEGIES)
         raise ConfigError(f"eviction must be one of {known}, got {eviction!r}")
     for name, value in (

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aioserve.kv.eviction import Eviction
 from aioserve.plugins import PluginRegistry
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.cost import CostModel, ModelShape, RooflineCost
@@ -28,15 +29,17 @@ def replay(
     num_pages: int | None = None,
     ttft_target_seconds: float | None = None,
     tpot_target_seconds: float | None = None,
+    eviction: Eviction = "lru",
     **options: Any,
 ) -> Metrics:
     """Run a trace through the real scheduler on a virtual clock and measure it.
 
     trace: a file of any format that `aioserve simulate` reads, the name of one of its made-up
         workloads, or requests.
-    policy: a fresh policy object, or the name of one that is installed.
+    policy: a fresh policy object, or the name of one that is installed, options behind it.
     cost: how long a step takes; a Llama 3 8B on one H100 unless given.
     num_pages: pages of KV memory; None is memory without a limit.
+    eviction: a strategy object, or the name of a strategy that is native or installed.
     options: `page_size`, `max_num_seqs` and the others of `aioserve.simulation.simulator.simulate`.
 
     With a target, which the policy sees of every request, the metrics have a goodput. Raises
@@ -46,6 +49,8 @@ def replay(
         cost = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
     if isinstance(policy, str):
         policy = PluginRegistry().policy(policy)
+    if isinstance(eviction, str):
+        eviction = PluginRegistry().eviction(eviction)
     result = simulate(
         _requests(trace),
         policy,
@@ -53,6 +58,7 @@ def replay(
         num_pages=num_pages,
         ttft_target_seconds=ttft_target_seconds,
         tpot_target_seconds=tpot_target_seconds,
+        eviction=eviction,
         **options,
     )
     if ttft_target_seconds is None and tpot_target_seconds is None:

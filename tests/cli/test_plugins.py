@@ -139,6 +139,22 @@ def test_a_check_says_who_keeps_the_contract(
     assert said in done.stdout + done.stderr
 
 
+def test_a_strategy_of_a_plugin_is_simulated_by_name(
+    aioserve_here: Run, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(install("all_kinds", GOOD))
+    sys.modules.pop("all_kinds", None)
+    workload = ("--synthetic", "conversations", "--num-pages", 600, "--json")
+    shares = set()
+    for eviction in ("fewest", "lru"):
+        done = aioserve_here("simulate", *workload, "--eviction", eviction)
+        assert done.returncode == 0, done.stderr
+        metrics = json.loads(done.stdout)["policies"]["fcfs"]
+        assert metrics["finished"] == 500
+        shares.add(metrics["token_hit_share"])
+    assert len(shares) == 2
+
+
 def test_no_examples_are_no_check(aioserve_here: Run) -> None:
     done = aioserve_here("plugins", "check", "fcfs", "--examples", 0)
     assert (done.returncode, "examples must be at least 1" in done.stderr) == (2, True)

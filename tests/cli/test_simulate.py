@@ -130,7 +130,10 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
         (["--synthetic", "bursts", "--num-requests", "0"], "num_requests must be at least 1"),
         (["--synthetic", "bursts", "--rate", "0"], "rate must be more than 0"),
         (["--synthetic", "bursts", "--hardware", "tpu"], "no hardware 'tpu'"),
-        (["--synthetic", "bursts", "--eviction", "mru"], "eviction must be one of lru"),
+        (
+            ["--synthetic", "bursts", "--eviction", "mru"],
+            "eviction: no strategy 'mru'; there are: fifo",
+        ),
         (["--synthetic", "bursts", "--num-pages", "9", "--unbounded-cache"], "and not both"),
         (["--synthetic", "bursts", "--ttft-target-seconds", "0"], "ttft_seconds must be more"),
         (["--synthetic", "bursts", "--cost-table", "missing.json"], "cost table missing.json"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aioserve import RequestView, SchedulerView, SchedulingPolicy
+from aioserve import PageUse, RequestView, SchedulerView, SchedulingPolicy
 from aioserve.errors import ConfigError, UnknownPolicyError
 from aioserve.execution.plan import StepPlan
 from aioserve.simulation.synthetic import synthetic_trace
@@ -71,3 +72,19 @@ def test_what_is_unknown_is_named() -> None:
         replay("bursts", "slowest")
     with pytest.raises(ConfigError, match="page_size must be at least 1"):
         replay("bursts", "fcfs", page_size=0)
+
+
+class MostRecentFirst:
+    def key(self, use: PageUse) -> float:
+        return -use.last_used_tick
+
+
+def test_policies_take_options_and_strategies_are_names_or_objects() -> None:
+    options: dict[str, Any] = {"num_pages": 500, "max_num_seqs": 8}
+    native = replay("conversations", "round_robin:chunk_size=64", eviction="lru", **options)
+    recent = replay(
+        "conversations", "round_robin:chunk_size=64", eviction=MostRecentFirst(), **options
+    )
+    assert native.token_hit_share != recent.token_hit_share
+    with pytest.raises(ConfigError, match="eviction: no strategy 'mru'; there are: fifo, lfu, lru"):
+        replay("conversations", "fcfs", eviction="mru", **options)
