@@ -220,9 +220,9 @@ class KVMemory:
 
     def needs_page(self, sequence: SequenceState) -> bool:
         """Whether the next token needs a page more than the sequence may write to."""
-        return sequence.computed == capacity_tokens(
-            len(sequence.page_table), self.page_size
-        ) or self._must_copy(sequence)
+        if sequence.computed == capacity_tokens(len(sequence.page_table), self.page_size):
+            return True
+        return sequence.shares_last_page and self._must_copy(sequence)
 
     def num_pages_needed(self, sequences: Iterable[SequenceState]) -> int:
         """Pages that the next tokens of all `sequences` need together: of the samples that share a

@@ -100,8 +100,13 @@ class StepPlanner:
         if needed > memory.pool.num_free:
             self._make_room(growing)
             ready = [s for s in ready if s.phase is Phase.RUNNING]
+            # Some that were beyond the budget may be within it now.
+            growing = ready
+        # A large batch asks once: in the course of this no sequence comes to need a page.
+        may_grow = set(growing)
         for sequence in ready[: self.budget]:
-            if not memory.needs_page(sequence) or memory.grow(sequence, self.step):
+            needs_page = sequence in may_grow and memory.needs_page(sequence)
+            if not needs_page or memory.grow(sequence, self.step):
                 self._launch(sequence, 1)
 
     def _make_room(self, growing: list[SequenceState]) -> None:
@@ -261,7 +266,8 @@ class StepPlanner:
         sequence.computed = end
         sequence.last_step = self.step
         self._add(sequence, start, count, token_ids, samples)
-        self.memory.publish(sequence)
+        if end // self.memory.page_size > sequence.published:
+            self.memory.publish(sequence)
         if samples and sequence.unborn:
             self._fork(sequence, written_step)
         self.budget -= count

@@ -189,10 +189,11 @@ class Scheduler:
         ended: list[SequenceState] = []
         broken: list[tuple[SequenceState, WorkItem]] = []
         planned = self.in_flight.pop(plan.step)
+        token_ids, errors = outcome.token_ids, outcome.row_errors
         for index, (item, sequence) in enumerate(zip(plan.items, planned, strict=True)):
             if item.sampling is None:
                 continue
-            error = outcome.row_errors.get(index)
+            error = errors.get(index) if errors else None
             if error is not None:
                 broken.append((sequence, item))
             # The one place where results in flight are dropped: the sequence has ended, or was
@@ -203,7 +204,7 @@ class Scheduler:
             if error is not None:
                 progress.append(Progress(item.sequence_id, None, FinishReason.ERROR, error))
                 continue
-            token_id = outcome.token_ids[index]
+            token_id = token_ids[index]
             reason = sequence.append(token_id)
             if sequence.first_token_seconds is None:
                 sequence.first_token_seconds = now_seconds

@@ -183,15 +183,16 @@ class SequenceState:
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id; why the sequence ends with it, if it does."""
-        if self.num_known == len(self._known_ids):
-            grown = np.empty(2 * self.num_known + 16, dtype=np.int32)
-            grown[: self.num_known] = self._known_ids
+        known = self.num_known
+        if known == len(self._known_ids):
+            grown = np.empty(2 * known + 16, dtype=np.int32)
+            grown[:known] = self._known_ids
             self._known_ids = grown
-        self._known_ids[self.num_known] = token_id
-        self.num_known += 1
+        self._known_ids[known] = token_id
+        self.num_known = known + 1
         if token_id in self.end_ids:
             return FinishReason.STOP
-        if self.num_known >= self.max_length:
+        if known + 1 >= self.max_length:
             return FinishReason.LENGTH
         return None
 
