@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["ServiceGap"]
 
@@ -15,33 +17,85 @@ class ServiceGap:
     bound for backlogged clients.
 
     A client that waits for nothing gets less because it asks for less, so such times don't count.
+
+    Time and memory are those of the clients that wait at once, in pairs of which one has been
+    served since it began to wait. The lead of a client over another is least now while the first is
+    served nothing, so that nothing has to be kept of it.
     """
 
-    def __init__(self, clients: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.most = 0
-        self._index = {client: index for index, client in enumerate(clients)}
-        self._served = np.zeros(len(clients), np.int64)
-        pairs = (len(clients), len(clients))
-        # Of every pair, since both wait: the least and the most lead of the first.
-        self._least = np.zeros(pairs, np.int64)
-        self._most = np.zeros(pairs, np.int64)
-        self._waited = np.zeros(pairs, np.bool_)
+        self._columns = _Slots()
+        """Clients that wait."""
+        self._rows = _Slots()
+        """Those of them that were served something since."""
+        self._tokens = np.zeros(1, np.int64)
+        """By column, what was computed for a client since it began to wait."""
+        self._least = np.zeros((1, 1), np.int64)
+        """By row and column, the least lead of one client over the other while both waited, up to
+        the last step that served the first."""
 
     def step(self, served: Iterable[tuple[str, int]], waiting: Iterable[str]) -> None:
         """One step computed so many tokens for each client; those `waiting` still wait after it."""
-        waits = np.zeros(len(self._served), np.bool_)
-        waits[[self._index[client] for client in waiting]] = True
-        both = np.logical_and.outer(waits, waits)
-        lead = np.subtract.outer(self._served, self._served)
+        waits = frozenset(waiting)
+        for client in self._columns.keys() - waits:
+            self._columns.give_back(client)
+            if client in self._rows:
+                self._rows.give_back(client)
+        for client in waits - self._columns.keys():
+            self._begin_to_wait(client)
+        gained = Counter[str]()
         for client, tokens in served:
-            self._served[self._index[client]] += tokens
-        if not both.any():
-            self._waited = both
-            return
-        begins = both & ~self._waited
-        self._least[begins] = self._most[begins] = lead[begins]
-        lead = np.subtract.outer(self._served, self._served)
-        np.minimum(self._least, lead, out=self._least)
-        np.maximum(self._most, lead, out=self._most)
-        self.most = max(self.most, int((self._most - self._least)[both].max()))
-        self._waited = both
+            if client in waits and tokens:
+                gained[client] += tokens
+        for client in gained.keys() - self._rows.keys():
+            self._be_served(client)
+        if gained:
+            self._count(gained)
+
+    def _begin_to_wait(self, client: str) -> None:
+        column = self._columns.take(client)
+        if column == len(self._tokens):
+            self._tokens = np.concatenate((self._tokens, np.zeros_like(self._tokens)))
+            self._least = np.concatenate((self._least, np.zeros_like(self._least)), axis=1)
+        self._tokens[column] = 0
+        served = _array(self._columns[client] for client in self._rows)
+        self._least[_array(self._rows.values()), column] = self._tokens[served]
+
+    def _be_served(self, client: str) -> None:
+        row = self._rows.take(client)
+        if row == len(self._least):
+            self._least = np.concatenate((self._least, np.zeros_like(self._least)))
+        self._least[row] = 0
+
+    def _count(self, gained: Counter[str]) -> None:
+        """Count what a step computed for clients that have rows. Since they were served last, their
+        leads have only fallen, so that they are least right before this step, if not earlier."""
+        tokens = self._tokens
+        columns = _array(self._columns.values())
+        mine = _array(self._columns[client] for client in gained)
+        pairs = np.ix_(_array(self._rows[client] for client in gained), columns)
+        before = np.subtract.outer(tokens[mine], tokens[columns])
+        least = self._least[pairs] = np.minimum(self._least[pairs], before)
+        tokens[mine] += _array(gained.values())
+        after = np.subtract.outer(tokens[mine], tokens[columns])
+        self.most = max(self.most, int((after - least).max()))
+
+
+class _Slots(dict[str, int]):
+    """A number for each of those that come and go, as small as is free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free: list[int] = []
+
+    def take(self, name: str) -> int:
+        slot = self[name] = self._free.pop() if self._free else len(self)
+        return slot
+
+    def give_back(self, name: str) -> None:
+        self._free.append(self.pop(name))
+
+
+def _array(numbers: Iterable[int]) -> npt.NDArray[np.int64]:
+    return np.fromiter(numbers, np.int64)

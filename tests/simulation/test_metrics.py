@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,7 +134,7 @@ def test_blocks_found_are_counted_whole(
 
 
 def test_a_client_that_waits_for_nothing_is_not_behind() -> None:
-    gap = ServiceGap(["a", "b"])
+    gap = ServiceGap()
     gap.step([("a", 100)], ["a"])
     gap.step([("a", 100)], [])
     assert gap.most == 0
@@ -144,28 +146,58 @@ def test_a_client_that_waits_for_nothing_is_not_behind() -> None:
     assert gap.most == 120
 
 
+CLIENTS = range(4)
+
+
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=3),
-            st.sets(st.integers(0, 2)),
+            st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(0, 9)), max_size=3),
+            st.sets(st.sampled_from(CLIENTS), max_size=2).map(set(CLIENTS).difference),
         ),
-        max_size=8,
+        max_size=10,
     )
 )
 def test_the_gap_is_that_of_the_worst_span(
     steps: list[tuple[list[tuple[int, int]], set[int]]],
 ) -> None:
-    gap = ServiceGap(["0", "1", "2"])
+    gap = ServiceGap()
     for served, waiting in steps:
         gap.step([(str(c), n) for c, n in served], {str(c) for c in waiting})
     worst = 0
     for first in range(len(steps)):
-        got = [0, 0, 0]
-        waited = {0, 1, 2}
+        got = [0 for _ in CLIENTS]
+        waited = set(CLIENTS)
         for served, waiting in steps[first:]:
             waited &= waiting
             for client, tokens in served:
                 got[client] += tokens
-            worst = max([worst, *(abs(got[a] - got[b]) for a in waited for b in waited)])
+            theirs = [got[client] for client in waited]
+            worst = max(worst, max(theirs, default=0) - min(theirs, default=0))
     assert gap.most == worst
+
+
+def test_clients_that_come_and_go_take_the_memory_of_those_that_wait_at_once() -> None:
+    """500 clients in pairs: the pairs of them all are 250,000."""
+    gap = ServiceGap()
+    tracemalloc.start()
+    for number in range(0, 500, 2):
+        pair = [str(number), str(number + 1)]
+        gap.step([(pair[0], 3)], pair)
+        gap.step([(pair[1], 4)], pair)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert gap.most == 4
+    assert most_bytes < 100_000
+
+
+def test_clients_that_are_served_nothing_yet_take_no_memory_in_pairs() -> None:
+    names = [str(number) for number in range(500)]
+    gap = ServiceGap()
+    tracemalloc.start()
+    for number in range(400):
+        gap.step([(names[number], 7), (names[499], 1)], names[number + 1 :])
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert gap.most == 400
+    assert most_bytes < 200_000
