@@ -204,6 +204,22 @@ def test_a_request_that_the_policy_refuses_has_arrived_and_ended_with_its_error(
     simulate(main)
 
 
+def test_an_observer_hears_of_requests_that_end_with_the_engine():
+    plugin = ObserverPlugin()
+
+    async def main() -> None:
+        async with Engine(FakeModel(), plugins=[plugin], max_buffered_tokens=2) as engine:
+            stream = engine.stream([1], SamplingParams(max_tokens=40), request_id="slow")
+            await asyncio.sleep(5)  # nobody reads: the request pauses, and the loop sleeps
+            assert plugin.made[0].of("finished") == []
+        (ended,) = plugin.made[0].of("finished")
+        assert (ended.request_id, ended.finish_reason) == ("slow", FinishReason.ABORT)
+        assert ended.error.startswith("EngineClosedError: ")
+        stream.close()
+
+    simulate(main)
+
+
 def test_each_engine_has_observers_of_its_own(installed):
     plugin = ObserverPlugin()
     installed.append(entry_point("recorder", lambda: plugin))
