@@ -38,6 +38,7 @@ class PolicyGuard:
         self.policy = policy
         self.faults_total = 0
         """Steps in which the policy raised or gave an answer that isn't one."""
+        self.last_fault: str | None = None
         self._failed = False
 
     @property
@@ -141,10 +142,7 @@ class PolicyGuard:
             return
         self._failed = True
         self.faults_total += 1
+        self.last_fault = f"scheduling policy {self.name}: {question} {what}"
         logger.error(
-            "scheduling policy %s: %s %s; first come, first served decides this step",
-            self.name,
-            question,
-            what,
-            exc_info=error,
+            "%s; first come, first served decides this step", self.last_fault, exc_info=error
         )

@@ -1,19 +1,19 @@
 """Whether a scheduling policy keeps the contract, tried on random workloads.
 
 The real scheduler and KV memory serve small workloads on a `FakeDevice`: prompts that share
-beginnings, several samples, more requests than there is memory for, steps planned ahead.
+beginnings, several samples, more requests than there is memory for, steps planned ahead, steps that
+fail, requests that are cancelled, readers that fall behind. Where a policy declares how far it lets
+a request be overtaken, others keep coming until that is reached.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections import deque
+import warnings
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
-from typing import TYPE_CHECKING
+from itertools import count, cycle, zip_longest
 
-import msgspec
 import numpy as np
 
 from aioserve.execution.plan import StepPlan
@@ -26,50 +26,27 @@ from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.testing.fake_device import FakeDevice, expected_tokens
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
+from aioserve.testing.policy_workloads import (
+    MAX_ANSWER_TOKENS,
+    MAX_PROMPT_TOKENS,
+    Request,
+    Rush,
+    Workload,
+    workloads,
+)
 
 __all__ = ["check_policy"]
 
-MAX_PROMPT_TOKENS = 64
-MAX_ANSWER_TOKENS = 16
 STEPS_PER_TOKEN = 20
 """A run that takes more steps than this for each token of its workload is taken for endless."""
 MAX_SMALLER_WORKLOADS = 60
+MAX_SMALLER_RUSHES = 12
 """Tried after a failure, for one that is easier to read."""
 STEP_SECONDS = 0.01
-
-
-class Request(msgspec.Struct, frozen=True):
-    """One of a workload."""
-
-    gap_steps: int
-    """Steps between the request before and this one."""
-    family: int
-    """Requests of a family begin alike."""
-    shared_tokens: int
-    own_tokens: int
-    max_tokens: int
-    num_samples: int
-
-    def prompt_ids(self, index: int) -> list[int]:
-        shared = [(7 * i + self.family) % 251 for i in range(self.shared_tokens)]
-        return [*shared, *[(3 * i + 5 * index) % 256 for i in range(self.own_tokens)]]
-
-
-class Workload(msgspec.Struct, frozen=True):
-    """Requests, and the scheduler that serves them."""
-
-    requests: list[Request]
-    page_size: int
-    spare_pages: int
-    """Pages beyond those that the longest request needs."""
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    output_reserve_tokens: int
-    prefix_caching: bool
-    overlap: bool
+PAUSE_STEPS = 6
+MAX_RUSH_TOKENS = 20_000
+"""Bounds beyond this aren't tried: a workload would take too long."""
+RUSHES_PER_EXAMPLE = 0.3
 
 
 def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: int = 100) -> None:
@@ -83,15 +60,37 @@ def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: i
     step is over its budget, every run ends, and the books of the memory balance.
 
     `make_policy` makes a new policy object with each call: a class, or a function for one with
-    options. `max_examples` workloads are drawn. Needs hypothesis.
+    options. `max_examples` workloads are drawn. Prompts have up to 64 tokens, and a bound above
+    20,000 tokens isn't tried but warned of: check such a policy with options that make it smaller.
+    Needs hypothesis.
     """
-    from hypothesis import HealthCheck, Phase, given, settings
-
     policy = make_policy()
     if not isinstance(policy, SchedulingPolicy):
         raise AssertionError(f"make_policy must give a SchedulingPolicy, got {policy!r}")
     if make_policy() is policy:
         raise AssertionError("make_policy must make a new policy object with each call")
+    _try(lambda workload: _serve_twice(make_policy, workload), max_examples, rush=False)
+    untried: set[int] = set()
+
+    def serve(workload: Workload) -> None:
+        run = _Run(make_policy(), workload)
+        run.serve()
+        untried.update(run.untried_bounds)
+
+    _try(serve, max(1, round(RUSHES_PER_EXAMPLE * max_examples)), rush=True)
+    if untried:
+        warnings.warn(
+            f"{type(policy).__name__}: starvation_bound_tokens declares up to {max(untried)}, and "
+            f"no more than {MAX_RUSH_TOKENS} tokens are tried: check it with options that make the "
+            "bound smaller",
+            stacklevel=2,
+        )
+
+
+def _try(serve: Callable[[Workload], None], max_examples: int, *, rush: bool) -> None:
+    """Serve random workloads; raise what it raises for the smallest of them that fails."""
+    from hypothesis import HealthCheck, Phase, given, settings
+
     failures: list[tuple[Workload, Exception]] = []
     num_tried_since = 0
 
@@ -102,15 +101,15 @@ def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: i
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @given(_workloads())
+    @given(workloads(rush=rush))
     def check(workload: Workload) -> None:
         nonlocal num_tried_since
         if failures:
             num_tried_since += 1
-            if num_tried_since > MAX_SMALLER_WORKLOADS:
+            if num_tried_since > (MAX_SMALLER_RUSHES if rush else MAX_SMALLER_WORKLOADS):
                 return
         try:
-            _serve_twice(make_policy, workload)
+            serve(workload)
         except Exception as error:
             failures.append((workload, error))
             raise
@@ -137,32 +136,6 @@ def _serve_twice(make_policy: Callable[[], SchedulingPolicy], workload: Workload
             )
 
 
-def _workloads() -> SearchStrategy[Workload]:
-    from hypothesis import strategies as st
-
-    request = st.builds(
-        Request,
-        gap_steps=st.sampled_from([0, 0, 0, 1, 2, 8]),
-        family=st.integers(0, 2),
-        shared_tokens=st.integers(0, MAX_PROMPT_TOKENS // 2),
-        own_tokens=st.integers(1, MAX_PROMPT_TOKENS // 2),
-        max_tokens=st.integers(1, MAX_ANSWER_TOKENS),
-        num_samples=st.sampled_from([1, 1, 1, 2]),
-    )
-    return st.builds(
-        Workload,
-        requests=st.lists(request, min_size=1, max_size=12)
-        | st.lists(request, min_size=12, max_size=40),
-        page_size=st.sampled_from([1, 4, 16]),
-        spare_pages=st.sampled_from([0, 2, 8, 24]),
-        max_num_seqs=st.integers(2, 5),
-        max_num_batched_tokens=st.sampled_from([1, 8, 32, 64]),
-        output_reserve_tokens=st.sampled_from([0, 8]),
-        prefix_caching=st.booleans(),
-        overlap=st.booleans(),
-    )
-
-
 class _Run:
     """One workload under one policy object, with every check after every step."""
 
@@ -184,28 +157,41 @@ class _Run:
         self.expected: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
         self.ended: set[int] = set()
+        self.todo: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
+        """What happens before a step is planned, by its number."""
+        self.numbers = count()
+        self.own: list[int] = []
+        """Sequences of the workload's own requests, without those of the rush."""
+        self.rush = cycle([] if workload.rush is None else workload.rush.requests)
+        self.untried_bounds: list[int] = []
+        """Of requests that still waited, and for less than their bound, when the rush ended."""
 
     def serve(self) -> list[tuple[object, ...]]:
         """The plans of the run, in a form that can be compared."""
-        todo = deque(enumerate(self.workload.requests))
-        next_step = todo[0][1].gap_steps
+        arrival, tokens = 0, 0
+        for request in self.workload.requests:
+            arrival += request.gap_steps
+            tokens += MAX_PROMPT_TOKENS + request.max_tokens * request.num_samples
+            self.todo[arrival].append(lambda r=request, at=arrival: self._submit(r, at, own=True))
+        if self.workload.rush is not None:
+            tokens += MAX_RUSH_TOKENS
         in_flight: deque[StepPlan] = deque()
         plans: list[tuple[object, ...]] = []
-        tokens = sum(MAX_PROMPT_TOKENS + r.max_tokens * r.num_samples for _, r in todo)
-        with _faults() as faults:
+        with _quiet():
             for step in range(STEPS_PER_TOKEN * (tokens + 100)):
-                while todo and next_step <= step:
-                    self._submit(*todo.popleft())
-                    next_step = step + todo[0][1].gap_steps if todo else 0
+                for happen in self.todo.pop(step, ()):
+                    happen()
+                if self.workload.rush is not None and not self.todo:
+                    self._go_on_rushing(self.workload.rush, step)
                 plan = self._plan(step * STEP_SECONDS)
-                if faults:
-                    raise AssertionError(faults[0])
                 if plan is not None:
                     plans.append((*_work(plan), plan.preempted))
                     in_flight.append(plan)
                 if in_flight and (plan is None or len(in_flight) > self.workload.overlap):
                     self._commit(in_flight.popleft(), step * STEP_SECONDS)
-                if not (todo or in_flight or self.scheduler.sequences):
+                if self.scheduler.guard.last_fault is not None:
+                    raise AssertionError(self.scheduler.guard.last_fault)
+                if not (self.todo or in_flight or self.scheduler.sequences):
                     break
             else:
                 raise AssertionError(f"no end in sight after {len(plans)} steps: {self._left()}")
@@ -214,7 +200,8 @@ class _Run:
             raise AssertionError(f"sequences {sorted(lost)} never ended")
         return plans
 
-    def _submit(self, index: int, request: Request) -> None:
+    def _submit(self, request: Request, step: int, *, own: bool) -> None:
+        index = next(self.numbers)
         prompt_ids = request.prompt_ids(index)
         sequence_ids = self.scheduler.submit(
             f"r{index}",
@@ -223,12 +210,51 @@ class _Run:
             seed=index,
             end_ids=frozenset(),
             max_length=len(prompt_ids) + request.max_tokens,
-            now_seconds=0.0,
+            now_seconds=step * STEP_SECONDS,
+            tenant=request.tenant,
+            ttft_target_seconds=request.ttft_target_seconds,
+            tpot_target_seconds=request.tpot_target_seconds,
         )
         for sample, sequence_id in enumerate(sequence_ids):
             tokens = expected_tokens(prompt_ids, request.max_tokens, index + sample)
             self.expected[sequence_id] = tokens
             self.received[sequence_id] = []
+        if own:
+            self.own += sequence_ids
+        if request.leaves_after_steps is not None:
+            leaves = step + 1 + request.leaves_after_steps
+            self.todo[leaves].append(lambda: self._cancel(sequence_ids))
+        if request.pauses_after_steps is not None:
+            pauses = step + 1 + request.pauses_after_steps
+            self.todo[pauses].append(lambda: self._pause(sequence_ids, pauses + PAUSE_STEPS))
+
+    def _pause(self, sequence_ids: tuple[int, ...], until_step: int) -> None:
+        for sequence_id in sequence_ids:
+            self.scheduler.pause(sequence_id)
+            self.todo[until_step].append(lambda one=sequence_id: self.scheduler.resume(one))
+
+    def _cancel(self, sequence_ids: tuple[int, ...]) -> None:
+        for sequence_id in sequence_ids:
+            if sequence_id not in self.ended:
+                self.scheduler.finish(sequence_id)
+                self._end(sequence_id)
+
+    def _go_on_rushing(self, rush: Rush, step: int) -> None:
+        """Keep others coming for as long as a request waits that may be overtaken further."""
+        scheduler = self.scheduler
+        processed = scheduler.counters.tokens_processed
+        held_up = [
+            bound
+            for sequence_id in self.own
+            if (sequence := scheduler.sequences.get(sequence_id)) is not None
+            and sequence.phase is Phase.WAITING
+            and (bound := self.policy.starvation_bound_tokens(sequence.view)) is not None
+        ]
+        if processed < MAX_RUSH_TOKENS and held_up:
+            while scheduler.num_waiting < rush.backlog:
+                self._submit(next(self.rush), step, own=False)
+        elif not self.untried_bounds:
+            self.untried_bounds = [bound for bound in held_up if bound > MAX_RUSH_TOKENS]
 
     def _plan(self, now_seconds: float) -> StepPlan | None:
         scheduler = self.scheduler
@@ -252,7 +278,9 @@ class _Run:
         if not started:
             return
         for sequence in waiting:
-            if sequence.phase is not Phase.WAITING or sequence.sequence_id > max(started):
+            if sequence.phase is not Phase.WAITING or sequence.paused:
+                continue
+            if sequence.sequence_id > max(started):
                 continue
             bound = self.policy.starvation_bound_tokens(sequence.view)
             waited = processed - sequence.arrival_processed_tokens
@@ -264,6 +292,11 @@ class _Run:
                 )
 
     def _commit(self, plan: StepPlan, now_seconds: float) -> None:
+        if plan.step in self.workload.failing_steps:
+            self.device.execute_in_part(plan, 0)
+            for progress in self.scheduler.fail(plan, "planted"):
+                self._end(progress.sequence_id)
+            return
         for progress in self.scheduler.commit(plan, self.device.execute(plan), now_seconds):
             if progress.token_id is not None:
                 self.received[progress.sequence_id].append(progress.token_id)
@@ -290,16 +323,14 @@ def _work(plan: StepPlan) -> list[tuple[int, int, int]]:
 
 
 @contextlib.contextmanager
-def _faults() -> Iterator[list[str]]:
-    """What the guard reports of a policy meanwhile, in place of the log."""
-    messages: list[str] = []
+def _quiet() -> Iterator[None]:
+    """The fault that ends the run is its error; the log needn't say it too."""
 
-    def keep(record: logging.LogRecord) -> bool:
-        messages.append(record.getMessage())
+    def drop(record: object) -> bool:
         return False
 
-    guard.logger.addFilter(keep)
+    guard.logger.addFilter(drop)
     try:
-        yield messages
+        yield
     finally:
-        guard.logger.removeFilter(keep)
+        guard.logger.removeFilter(drop)

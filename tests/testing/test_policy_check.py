@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 
 import pytest
@@ -32,6 +33,21 @@ class Shortest(SchedulingPolicy):
 
     def order(self, waiting, view):
         return sorted(waiting, key=lambda request: request.uncached_tokens)
+
+
+class NeverAges(Shortest):
+    """Keeps its promise until others have kept coming for long."""
+
+    def starvation_bound_tokens(self, request):
+        return 64 * request.prompt_tokens
+
+
+class FavoursATenant(SchedulingPolicy):
+    def starvation_bound_tokens(self, request):
+        return 1000
+
+    def order(self, waiting, view):
+        return sorted(waiting, key=lambda request: request.tenant == "b")
 
 
 class Drops(FirstCome):
@@ -66,6 +82,25 @@ class Raises(SchedulingPolicy):
 class RaisesWhenTold(SchedulingPolicy):
     def finished(self, requests):
         raise KeyError("planted")
+
+
+class HasItThatTimeStandsStill(SchedulingPolicy):
+    def order(self, waiting, view):
+        if any(request.arrival_seconds > 0.05 for request in waiting):
+            raise KeyError("planted")
+        return waiting
+
+
+class HasItThatNobodyLeaves(SchedulingPolicy):
+    def finished(self, requests):
+        if any(request.generated_tokens == 0 for request in requests):
+            raise KeyError("planted")
+
+
+class HasItThatTargetsAreRare(SchedulingPolicy):
+    def arrived(self, requests):
+        if all(request.tpot_target_seconds for request in requests):
+            raise KeyError("planted")
 
 
 class OverBudget(SchedulingPolicy):
@@ -111,12 +146,17 @@ class CountsItsObjects(SchedulingPolicy):
     [
         (LastCome, "starvation: sequence .* starvation_bound_tokens declares 0"),
         (Shortest, "starvation: sequence .* has waited for"),
+        (NeverAges, "starvation: sequence .* starvation_bound_tokens declares"),
+        (FavoursATenant, "starvation: sequence .* starvation_bound_tokens declares 1000"),
         (Drops, "starvation"),
         (PutsOff, "starvation"),
         (GivesNoTokens, "starvation"),
         (Repeats, "Repeats: order named .* doesn't wait or came before"),
         (Raises, r"Raises: admit raised KeyError\('planted'\)"),
         (RaisesWhenTold, "RaisesWhenTold: finished raised KeyError"),
+        (HasItThatTimeStandsStill, "order raised KeyError"),
+        (HasItThatNobodyLeaves, "finished raised KeyError"),
+        (HasItThatTargetsAreRare, "arrived raised KeyError"),
         (OverBudget, "OverBudget: chunk answered 2"),
         (NamesAnOutsider, "NamesAnOutsider: victim answered None"),
         (Remembers, "Remembers: order named"),
@@ -152,6 +192,28 @@ class Legal(SchedulingPolicy):
 @pytest.mark.parametrize("policy", [SchedulingPolicy, FirstCome, Legal])
 def test_a_policy_that_keeps_the_contract_passes(policy):
     check_policy(policy, max_examples=40)
+
+
+def test_a_fault_is_found_where_nothing_is_logged():
+    logging.disable(logging.CRITICAL)
+    try:
+        with pytest.raises(AssertionError, match="Raises: admit raised KeyError"):
+            check_policy(Raises)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+class Patient(FirstCome):
+    def starvation_bound_tokens(self, request):
+        return 1_000_000
+
+    def order(self, waiting, view):
+        return sorted(waiting, key=lambda request: request.uncached_tokens)
+
+
+def test_a_bound_that_no_workload_reaches_is_warned_of():
+    with pytest.warns(UserWarning, match="declares up to 1000000, and no more than 20000 tokens"):
+        check_policy(Patient, max_examples=40)
 
 
 def test_the_workload_that_shows_a_fault_comes_with_it():
