@@ -1,0 +1,135 @@
+"""The simulator against a whole engine: where steps take what the cost model says, every request's
+first and last token come at the same time in both.
+
+The engine runs on an event loop with a virtual clock. Nothing is left to chance but the order in
+which its tasks run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioserve import Engine, SamplingParams, TokenStream
+from aioserve.execution.plan import StepPlan
+from aioserve.plugins import PluginRegistry
+from aioserve.simulation.simulator import simulate as simulate_trace
+from aioserve.simulation.traces import TraceRequest
+from aioserve.testing import FakeModel, simulate
+
+PAGE_SIZE = 4
+MAX_MODEL_LEN = 48
+POLICIES = ("fcfs", "round_robin:chunk_size=5", "cache_aware", "shortest_first")
+
+
+class OddCost:
+    """No two different steps take the same time, and none ends when a request comes."""
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        context = sum(item.start for item in plan.items)
+        return 1.0 + plan.num_tokens / 97 + len(plan.items) / 1013 + context / 10007
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[TraceRequest]:
+    """Up to ten requests, some at the same moment, some that begin alike."""
+    arrivals = draw(st.lists(st.sampled_from([0.0, 0.513, 2.017, 9.031, 50.1]), max_size=10))
+    requests = []
+    for number, arrival in enumerate(sorted(arrivals)):
+        first, blocks = draw(st.integers(0, 2)) * 10, draw(st.integers(0, 6))
+        requests.append(
+            TraceRequest(
+                number,
+                arrival,
+                blocks * PAGE_SIZE + draw(st.integers(1, 3)),
+                draw(st.integers(1, 20)),
+                tuple(range(first, first + blocks)),
+                PAGE_SIZE,
+            )
+        )
+    return requests
+
+
+def prompts_of(trace: list[TraceRequest]) -> list[list[int]]:
+    """The trace's prompts in tokens below 256, of which those of answers are others: the last."""
+    ids = [request.prompt_ids() for request in trace]
+    known = np.unique(np.concatenate(ids))
+    assert len(known) < 128
+    return [np.searchsorted(known, one).tolist() for one in ids]
+
+
+async def served(
+    trace: list[TraceRequest], policy: str, options: dict[str, Any]
+) -> list[tuple[float, float]]:
+    """When the first and the last token of each request came, by the virtual clock."""
+    clock = asyncio.get_running_loop()
+    model = FakeModel(max_model_len=MAX_MODEL_LEN, step_seconds=OddCost().step_seconds)
+    engine = Engine(model, policy=policy, partial_page_reuse=False, **options)
+    streams: list[TokenStream] = []
+    prompts = prompts_of(trace)
+
+    async def read(stream: TokenStream) -> None:
+        async for _ in stream:
+            pass
+
+    async with engine, asyncio.TaskGroup() as readers:
+        began = clock.time()
+        for arrival, together in groupby(trace, attrgetter("arrival_seconds")):
+            await asyncio.sleep(began + arrival - clock.time())
+            for request in together:
+                params = SamplingParams(
+                    max_tokens=request.output_tokens, temperature=0.0, ignore_eos=True
+                )
+                streams.append(engine.stream(prompts[request.number], params))
+                readers.create_task(read(streams[-1]))
+    return [
+        (
+            request.arrival_seconds + (stream.timings.first_token_seconds or 0.0),
+            request.arrival_seconds + stream.timings.total_seconds,
+        )
+        for request, stream in zip(trace, streams, strict=True)
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    traces().filter(bool),
+    st.sampled_from(POLICIES),
+    st.booleans(),
+    st.sampled_from([12, 14, 20, 64]),
+    st.integers(1, 4),
+    st.integers(4, 40),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_the_engine_delivers_when_the_simulator_says(
+    trace: list[TraceRequest],
+    policy: str,
+    overlap: bool,
+    num_pages: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    prefix_caching: bool,
+    seed: int,
+) -> None:
+    options = {
+        "page_size": PAGE_SIZE,
+        "num_pages": num_pages,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "output_reserve_tokens": 2,
+        "prefix_caching": prefix_caching,
+        "overlap": overlap,
+    }
+    told = simulate_trace(trace, PluginRegistry().policy(policy), cost=OddCost(), **options)
+    expected = [(r.first_token_seconds, r.end_seconds) for r in told.requests]
+    found = simulate(lambda: served(trace, policy, options), seed=seed)
+    for (first, last), (told_first, told_last) in zip(found, expected, strict=True):
+        assert (first, last) == pytest.approx((told_first, told_last))
