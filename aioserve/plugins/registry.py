@@ -232,8 +232,10 @@ class PluginRegistry:
         for kind, offers, specs in additions:
             for spec in specs:
                 if spec.name in offers:
-                    other = offers[spec.name].origin.distribution
-                    raise PluginError(f"{kind} {spec.name!r} is offered by {other} too")
+                    other = offers[spec.name].origin
+                    raise PluginError(
+                        f"{kind} {spec.name!r} is offered by plugin {other.plugin} ({other}) too"
+                    )
         self.policies.update({s.name: Offer(s, origin) for s in contents.policies})
         self.evictions.update({s.name: Offer(s, origin) for s in contents.evictions})
         self.observers.update({s.name: Offer(s, origin) for s in contents.observers})

@@ -326,7 +326,7 @@ def test_an_observer_that_cannot_be_made_is_left_out(make, message, installed, m
 def test_two_plugins_may_not_offer_one_observer(installed):
     installed += [entry_point(name, ObserverPlugin) for name in ("a", "b")]
     (broken,) = PluginRegistry().broken
-    assert "observer 'recorder' is offered by some-dist too" in str(broken)
+    assert "observer 'recorder' is offered by plugin a (some-dist 1.2) too" in str(broken)
 
 
 @pytest.mark.asyncio

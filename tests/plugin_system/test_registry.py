@@ -66,7 +66,7 @@ def test_two_plugins_may_not_offer_one_name(installed):
     installed += [entry_point("a", LifoPlugin), entry_point("b", LifoPlugin)]
     registry = PluginRegistry()
     assert [plugin.name for plugin in registry.broken] == ["b"]
-    assert "offered by some-dist too" in str(registry.broken[0])
+    assert "offered by plugin a (some-dist 1.2) too" in str(registry.broken[0])
 
 
 def test_a_policy_belongs_to_the_entry_point_of_its_name(installed):
@@ -270,3 +270,15 @@ def test_what_is_switched_off_says_so(three, monkeypatch):
     monkeypatch.setenv("AIOSERVE_PLUGINS", "mine")
     with pytest.raises(UnknownPolicyError, match="AIOSERVE_PLUGINS leaves out: theirs"):
         PluginRegistry().policy("theirs")
+
+
+def test_a_plugin_that_was_given_goes_before_those_that_are_installed(installed, monkeypatch):
+    installed.append(entry_point("fcfs", lambda: offering([PolicySpec("fcfs", Lifo)])))
+    monkeypatch.setenv("AIOSERVE_PLUGINS", "off")
+    registry = PluginRegistry([LifoPlugin()])
+    assert list(registry.policies) == ["lifo"]
+    monkeypatch.delenv("AIOSERVE_PLUGINS")
+    mine = offering([PolicySpec("fcfs", Lifo, "mine")])
+    registry = PluginRegistry([mine])
+    assert registry.policies["fcfs"].spec.description == "mine"
+    assert "offered by plugin Plugin (given to the engine) too" in str(registry.broken[0])
