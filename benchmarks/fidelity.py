@@ -83,18 +83,17 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
     policies = options.policies or sorted(PluginRegistry().policies)
     limits = await limits_of(options)
     grid = Grid.up_to(options.max_num_batched_tokens, options.max_num_seqs, limits.max_model_len)
-    measured = await measure(options, grid, 0)
     requests, left_out = requests_for(options, limits.max_model_len)
     live: dict[str, list[dict[str, list[float]]]] = {policy: [] for policy in policies}
-    steps = []
+    measured, steps = [], []
     for repeat in range(options.repeats):
         # In another order each time, so that none is always the first after a pause.
         for policy in policies[repeat % len(policies) :] + policies[: repeat % len(policies)]:
+            measured += await measure(options, grid, len(measured))
             print(f"run {repeat + 1} of {options.repeats}: {policy}", file=sys.stderr, flush=True)
             times, noted = await replay_live(requests, policy, options)
             live[policy].append(times)
             steps += noted
-        measured += await measure(options, grid, repeat + 1)
     file = fit_table(measured, grid.prefill_tokens, grid.decode_batch)
     simulated = {}
     for policy in policies:
@@ -135,7 +134,6 @@ async def measure(options: argparse.Namespace, grid: Any, seed: int) -> list[Any
     """The steps of one pass over the grid."""
     from aioserve.cli._calibration import measure_grid, recorded_engine
 
-    print("measuring steps", file=sys.stderr, flush=True)
     settings = engine_options(options) | {"max_num_seqs": options.max_num_seqs + 1}
     async with recorded_engine(options.model, **settings) as (engine, recorder):
         await measure_grid(engine, grid, seed, lambda: None)
