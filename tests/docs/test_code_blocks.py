@@ -82,10 +82,20 @@ def console_commands() -> list[Any]:
     ]
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where commands run one after the other: what one writes, the next can read."""
+    return tmp_path_factory.mktemp("commands")
+
+
 @pytest.mark.parametrize("command", console_commands())
 def test_the_commands_that_the_documentation_shows_work(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str,
+    directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(directory)
     _, *arguments = shlex.split(command)
     with pytest.raises(SystemExit) as leaving:
         main(arguments)
