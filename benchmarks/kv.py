@@ -333,7 +333,7 @@ def measure_plan(report: Report, num_running: int, num_waiting: int, repeats: in
             plans.append(spent)
             if step is None or next_step is None or len(next_step.items) != num_running:
                 raise AssertionError(f"not {num_running} sequences decode")
-            commits.append(microseconds(scheduler.commit, step, outcome_of(step))[0])
+            commits.append(microseconds(scheduler.commit, step, outcome_of(step), 0.0)[0])
             step = next_step
         what = f"{num_running:,} running, {num_waiting:,} waiting{name}"
         report.add(f"plan, {what}", plans)
