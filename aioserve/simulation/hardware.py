@@ -19,7 +19,7 @@ class Hardware(msgspec.Struct, frozen=True):
     """Peak bandwidth of the device's memory."""
     memory_bytes: int
     step_seconds: float
-    """Fixed cost of one step: planning, launching, sampling."""
+    """Fixed cost of one step: planning, launching, sampling. In the presets an assumption."""
     compute_efficiency: float = 0.6
     """The part of the peak that matrix products reach. An assumption, like the next one."""
     bandwidth_efficiency: float = 0.8
