@@ -37,7 +37,8 @@ class SimulateOptions:
     """A made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
     heavy-tails."""
     num_requests: int | None = None
-    """Requests of a made-up workload (500 when not given), or the first so many of a trace."""
+    """Requests of a made-up workload (500 when not given), or the first so many of a trace, by
+    their times."""
     seed: int = 0
     """Key of a made-up workload."""
     policy: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ("fcfs",)
@@ -254,12 +255,13 @@ def _bar(name: str) -> Iterator[Progress | None]:
 def _facts(
     trace: Path | None, options: SimulateOptions, requests: list[TraceRequest]
 ) -> dict[str, Any]:
+    arrivals = [request.arrival_seconds for request in requests]
     return {
         "name": options.synthetic if trace is None else trace.name,
         "requests": len(requests),
         "prompt_tokens": sum(request.prompt_tokens for request in requests),
         "output_tokens": sum(request.output_tokens for request in requests),
-        "seconds": max(request.arrival_seconds for request in requests),
+        "seconds": max(arrivals) - min(arrivals),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from aioserve.errors import ConfigError, TraceError
 from aioserve.simulation.csv_traces import (
     AZURE_HEADERS,
     SERVEGEN_HEADER,
+    begins_with,
     read_azure,
     read_servegen,
 )
@@ -23,36 +25,48 @@ FORMATS = "Mooncake JSONL, agentic sessions JSONL, Azure CSV, ServeGen CSV"
 
 
 def read_trace(path: str | Path) -> list[TraceRequest]:
-    """Requests of a file, whose first line tells its format. Raises `TraceError`."""
-    first = _first_line(Path(path))
-    columns = tuple(first.strip().split(","))
-    if any(columns[: len(header)] == header for header in AZURE_HEADERS):
+    """Requests of a file, whose first line tells its format: by arrival, which counts from the
+    first of them. Raises `TraceError`."""
+    place, first = _first_line(Path(path))
+    if begins_with(AZURE_HEADERS, first):
         requests = read_azure(path)
-    elif columns[: len(SERVEGEN_HEADER)] == SERVEGEN_HEADER:
+    elif begins_with((SERVEGEN_HEADER,), first):
         requests = read_servegen(path)
     elif first.startswith("{") and '"timestamp"' in first:
         requests = read_mooncake(path)
     elif first.startswith("{") and '"requests"' in first:
         requests = read_agentic(path)
     else:
-        raise TraceError(f"{path}:1: not the beginning of a known format ({FORMATS})")
+        raise TraceError(
+            f"{place}: not the beginning of a known format ({FORMATS}): {first[:60]!r}"
+        )
     if not requests:
         raise TraceError(f"{path}: no request in it")
-    return requests
+    requests.sort(key=attrgetter("arrival_seconds"))
+    began = requests[0].arrival_seconds
+    return [
+        replace(request, number=number, arrival_seconds=request.arrival_seconds - began)
+        for number, request in enumerate(requests)
+    ]
 
 
 def at_rate(trace: Sequence[TraceRequest], requests_per_second: float) -> list[TraceRequest]:
-    """The trace with all arrivals stretched evenly, to so many requests a second on average.
+    """The trace with all arrivals stretched evenly, to so many requests a second on average from
+    the first of them, at 0, to the last.
 
     Raises `ConfigError` for a rate that isn't more than 0, or a trace that takes no time.
     """
     if not 0 < requests_per_second < math.inf:
         raise ConfigError(f"rate must be more than 0, got {requests_per_second}")
-    lasts = max((request.arrival_seconds for request in trace), default=0.0)
-    if lasts <= 0:
-        raise ConfigError("rate: all requests of the trace arrive at once")
-    factor = len(trace) / requests_per_second / lasts
-    return [replace(r, arrival_seconds=r.arrival_seconds * factor) for r in trace]
+    arrivals = [request.arrival_seconds for request in trace]
+    first, last = min(arrivals, default=0.0), max(arrivals, default=0.0)
+    if first == last:
+        raise ConfigError(
+            f"rate {requests_per_second}: no time to stretch, as all requests of the trace "
+            f"({len(trace)}) arrive at once"
+        )
+    factor = len(trace) / requests_per_second / (last - first)
+    return [replace(r, arrival_seconds=(r.arrival_seconds - first) * factor) for r in trace]
 
 
 def with_scaled_lengths(trace: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
@@ -84,5 +98,7 @@ def _scaled_block(request: TraceRequest, factor: float) -> int:
     return math.ceil(scaled)
 
 
-def _first_line(path: Path) -> str:
-    return next((line for _, line in lines_of(path) if line.strip()), "")
+def _first_line(path: Path) -> tuple[str, str]:
+    """`file:line` and the text of the first line that isn't blank, without blanks around it."""
+    lines = ((place, line.strip()) for place, line in lines_of(path))
+    return next(((place, line) for place, line in lines if line), (f"{path}:1", ""))

@@ -45,7 +45,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     number: int
     """Position in the trace, from 0."""
     arrival_seconds: float
-    """Since the trace began; in a session, since that began."""
+    """Since the trace began; of one in sessions, since its session began."""
     prompt_tokens: int
     output_tokens: int
     block_ids: tuple[int, ...]
@@ -77,7 +77,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_mooncake(path: str | Path) -> list[TraceRequest]:
-    """Requests of a file in Mooncake's format, as they are in it (by time). Raises `TraceError`."""
+    """Requests of a file in Mooncake's format, as they are in it. Raises `TraceError`."""
     requests: list[TraceRequest] = []
     for place, row in rows_of(Path(path), MooncakeRow):
         request = TraceRequest(
@@ -162,13 +162,13 @@ def flattened(
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, str]]:
-    """`file:line` and the text of every line, with its end. Raises `TraceError` for a file that
-    can't be read."""
+    """`file:line` and the text of every line, with its end but without a byte order mark. Raises
+    `TraceError` for a file that can't be read."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                yield f"{path}:{number}", line.decode()
+                yield f"{path}:{number}", line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}:{number}: {error}") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

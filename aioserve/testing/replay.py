@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aioserve.errors import TraceError
 from aioserve.kv.eviction import Eviction
 from aioserve.plugins import PluginRegistry
 from aioserve.scheduling.policy import SchedulingPolicy
@@ -70,6 +71,11 @@ def replay(
 def _requests(trace: str | Path | Sequence[TraceRequest]) -> Sequence[TraceRequest]:
     if isinstance(trace, str) and trace in WORKLOADS:
         return synthetic_trace(trace)
+    if isinstance(trace, str) and not Path(trace).exists():
+        raise TraceError(
+            f"no trace file {trace!r}, and no made-up workload of that name; there are: "
+            f"{', '.join(WORKLOADS)}"
+        )
     if isinstance(trace, str | Path):
         return read_trace(trace)
     return trace

@@ -93,6 +93,19 @@ def test_rate_and_scale_change_the_trace(aioserve_here: Run, mooncake: Path) -> 
     assert found["policies"]["fcfs"]["block_hits"] == 6
 
 
+def test_a_trace_may_begin_at_any_time(aioserve_here: Run, tmp_path: Path) -> None:
+    path = tmp_path / "servegen.csv"
+    rows = "".join(f"{1.7e9 + n},a,100,4\n" for n in range(6))
+    path.write_text("arrival_s,client,input_tokens,output_tokens\n" + rows)
+    arguments = (path, "--num-requests", 5)
+    assert simulated(aioserve_here, *arguments)["trace"]["seconds"] == 4.0
+    found = simulated(aioserve_here, *arguments, "--rate", 10)
+    assert found["trace"]["seconds"] == pytest.approx(0.5)
+    # Of a made-up workload the first request doesn't come at 0.
+    found = simulated(aioserve_here, "--synthetic", "bursts", "--num-requests", 1)
+    assert found["trace"]["seconds"] == 0.0
+
+
 def test_a_larger_model_needs_more_devices(aioserve_here: Run, mooncake: Path) -> None:
     arguments = ("simulate", mooncake, "--model", "llama-3-70b")
     done = aioserve_here(*arguments)

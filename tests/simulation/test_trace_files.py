@@ -57,13 +57,26 @@ def test_servegens_clients_are_kept_and_further_columns_passed_over(tmp_path: Pa
         ("a,b\n1,2\n", "a.csv:1: the columns must begin with TIMESTAMP"),
         ("", "a.csv:1: the columns must begin"),
         (AZURE_SECONDS + "0.0,10\n", "a.csv:2: 2 values in a file of 3 columns"),
-        (AZURE_SECONDS + "0.0,0,1\n", "a.csv:2: context_tokens must be 1 or more, got '0'"),
-        (AZURE_SECONDS + "0.0,1,-1\n", "a.csv:2: generated_tokens must be 0 or more, got '-1'"),
-        (AZURE_SECONDS + "0.0,1,1.5\n", "generated_tokens must be 0 or more, got '1.5'"),
+        (
+            AZURE_SECONDS + "0.0,0,1\n",
+            "a.csv:2: context_tokens must be a whole number of at least 1, got '0'",
+        ),
+        (
+            AZURE_SECONDS + "0.0,1,-1\n",
+            "generated_tokens must be a whole number of at least 0, got '-1'",
+        ),
+        (AZURE_SECONDS + "0.0,1,1.5\n", "a whole number of at least 0, got '1.5'"),
+        (AZURE_SECONDS + "0.0,inf,1\n", "a whole number of at least 1, got 'inf'"),
+        (AZURE_SECONDS + "0.0,,1\n", "a whole number of at least 1, got ''"),
         (AZURE_SECONDS + "-1,1,1\n", "arrival_s must be seconds from 0 on, got '-1'"),
         (AZURE_SECONDS + "nan,1,1\n", "arrival_s must be seconds from 0 on, got 'nan'"),
         (AZURE + "yesterday,1,1\n", "TIMESTAMP must be a date and time, got 'yesterday'"),
         (AZURE + "2023-11-16 18:15:46,1,1\n2023-11-16 18:15:45,1,1\n", "is before the first"),
+        (
+            AZURE + "2024-05-10 00:00:00,1,1\n2024-05-10 00:00:01+00:00,1,1\n",
+            "a.csv:3: TIMESTAMP 2024-05-10 00:00:01+00:00 and the first, 2024-05-10 00:00:00,",
+        ),
+        (AZURE + "2024-05-10 00:00:00Z,1,1\n2024-05-10 00:00:01,1,1\n", "one has a time zone"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -84,7 +97,71 @@ def test_the_line_of_what_is_no_text_is_named(tmp_path: Path) -> None:
 
 
 def test_blank_lines_before_the_columns_are_passed_over(tmp_path: Path) -> None:
-    assert len(read_trace(written(tmp_path / "a.csv", "\n\n" + AZURE_SECONDS + "0.0,1,1\n"))) == 1
+    text = "\n \n" + AZURE_SECONDS + "\n0.0,1,1\n  \n"
+    assert len(read_trace(written(tmp_path / "a.csv", text))) == 1
+    with pytest.raises(TraceError, match=r"a.csv:3: the columns must begin with arrival_s,client"):
+        read_servegen(tmp_path / "a.csv")
+
+
+MOONCAKE = '{"timestamp": 5, "input_length": 513, "output_length": 7, "hash_ids": [0, 4]}\n'
+
+
+@pytest.mark.parametrize("name", ["trace", "trace.gz"])
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("\ufeff" + MOONCAKE, 513),
+        ("  " + MOONCAKE, 513),
+        ("\ufeff\n\t" + MOONCAKE, 513),
+        ("\ufeff" + AZURE_SECONDS + "0.0,600,10\n", 600),
+        ('"TIMESTAMP","ContextTokens","GeneratedTokens"\n"2024-05-10 00:00:00","374","44"\n', 374),
+        ('arrival_s, "client", input_tokens , output_tokens\r\n 0.0, "a, b", 601, 10\r\n', 601),
+        (" " + AZURE + " 2024-05-10 00:00:00 , 374 , 44\n", 374),
+        (AZURE_SECONDS + "0.0,10.0,7.0\n", 10),
+        (AZURE_SECONDS + "0.0,1e3,0.0\n", 1000),
+    ],
+)
+def test_a_trace_may_be_written_in_other_ways(
+    tmp_path: Path, text: str, prompt: int, name: str
+) -> None:
+    (request,) = read_trace(written(tmp_path / name, text))
+    assert (request.arrival_seconds, request.prompt_tokens) == (0.0, prompt)
+    assert request.client in ("", "a, b")
+
+
+@pytest.mark.parametrize(
+    ("lines", "ends"),
+    [
+        ([MOONCAKE.replace("5,", f"{1_700_000_000_000 + t},", 1) for t in (250, 0, 1250)], 1.25),
+        ([AZURE_SECONDS, "1700000000.5,1,1\n", "1700000000.0,2,1\n"], 0.5),
+        ([SERVEGEN, "9.0,a,1,1\n", "7.5,b,1,1\n", "8.0,a,1,1\n"], 1.5),
+        ([AZURE, "2024-05-10 00:00:00Z,1,1\n", "2024-05-10 01:00:03+01:00,1,1\n"], 3.0),
+    ],
+)
+def test_a_trace_begins_with_its_first_arrival(
+    tmp_path: Path, lines: list[str], ends: float
+) -> None:
+    trace = read_trace(written(tmp_path / "trace", "".join(lines)))
+    arrivals = [request.arrival_seconds for request in trace]
+    assert arrivals == sorted(arrivals)
+    assert (arrivals[0], arrivals[-1]) == (0.0, ends)
+    assert [request.number for request in trace] == list(range(len(trace)))
+
+
+def test_the_first_requests_of_sessions_are_the_first_by_time(tmp_path: Path) -> None:
+    entry = {"type": "n", "in": 64, "out": 3, "hash_ids": [1]}
+    session = {"block_size": 64, "hash_id_scope": "local"}
+    text = "".join(
+        json.dumps(session | {"id": id, "requests": [entry | {"t": t} for t in times]}) + "\n"
+        for id, times in {"a": (2.0, 4.0, 9.0), "b": (3.0, 5.0), "c": (2.0,)}.items()
+    )
+    trace = read_trace(written(tmp_path / "sessions.jsonl", text))
+    assert [(r.session, r.arrival_seconds) for r in trace[:4]] == [
+        ("a", 0.0),
+        ("c", 0.0),
+        ("b", 1.0),
+        ("a", 2.0),
+    ]
 
 
 def test_a_file_that_cannot_be_read_is_no_trace(tmp_path: Path) -> None:
@@ -126,8 +203,9 @@ def test_the_first_line_tells_the_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "hello\n", '{"prompt": "x"}\n', "\ufffd"])
 def test_other_files_are_no_traces(tmp_path: Path, text: str) -> None:
-    with pytest.raises(TraceError, match="not the beginning of a known format"):
+    with pytest.raises(TraceError, match="other:1: not the beginning of a known format") as caught:
         read_trace(written(tmp_path / "other", text))
+    assert str(caught.value).endswith(repr(text.strip()))
 
 
 def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
@@ -135,14 +213,17 @@ def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
         read_trace(written(tmp_path / "empty.csv", SERVEGEN))
 
 
-def test_a_rate_stretches_all_arrivals_evenly() -> None:
-    trace = [TraceRequest(n, t, 10, 2, (), 10) for n, t in enumerate([0.0, 1.0, 4.0])]
+@pytest.mark.parametrize("began", [0.0, 60.0, 1.7e9])
+def test_a_rate_stretches_all_arrivals_evenly(began: float) -> None:
+    trace = [TraceRequest(n, began + t, 10, 2, (), 10) for n, t in enumerate([0.0, 1.0, 4.0])]
     assert [r.arrival_seconds for r in at_rate(trace, 0.5)] == [0.0, 1.5, 6.0]
     for rate in (0.0, -1.0, float("inf")):
         with pytest.raises(ConfigError, match="rate must be more than 0"):
             at_rate(trace, rate)
-    with pytest.raises(ConfigError, match="arrive at once"):
-        at_rate(trace[:1], 1.0)
+    for at_once in (trace[:1], trace[:1] * 3):
+        message = rf"rate 1.0: .* all requests of the trace \({len(at_once)}\) arrive at once$"
+        with pytest.raises(ConfigError, match=message):
+            at_rate(at_once, 1.0)
 
 
 def test_scaled_lengths_share_what_was_shared() -> None:

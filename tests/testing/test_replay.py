@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aioserve import PageUse, RequestView, SchedulerView, SchedulingPolicy
-from aioserve.errors import ConfigError, UnknownPolicyError
+from aioserve.errors import ConfigError, TraceError, UnknownPolicyError
 from aioserve.execution.plan import StepPlan
 from aioserve.simulation.synthetic import synthetic_trace
 from aioserve.simulation.traces import TraceRequest
@@ -65,6 +65,15 @@ def test_a_policy_sees_the_targets() -> None:
 
     replay("bursts", Recording(), ttft_target_seconds=3.5, tpot_target_seconds=0.1)
     assert seen == {(3.5, 0.1)}
+
+
+def test_a_trace_that_is_neither_file_nor_workload_is_named_with_the_workloads(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(TraceError, match=r"'burst'.* there are: prefix-trees, .*, bursts, "):
+        replay("burst", "fcfs")
+    with pytest.raises(TraceError, match="bursts: No such file"):
+        replay(tmp_path / "bursts", "fcfs")
 
 
 def test_what_is_unknown_is_named() -> None:
