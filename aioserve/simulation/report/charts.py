@@ -237,8 +237,8 @@ def batch_and_memory_chart(runs: Sequence[PolicyRun]) -> Chart:
         memory.set(title=f"{run.name}: KV pages", ylabel="share of pages")
         for axes, form in ((prefill, _thousands), (decode, _thousands), (memory, _percent)):
             axes.yaxis.set_major_formatter(form)
-            axes.set(xlim=(edges[0], edges[-1]), ylim=(0, None))
-    for axes in grid[-1]:
+    for axes in grid[-1]:  # and with them all others: their axes are shared
+        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, None))
         axes.set_xlabel("seconds on the trace's clock")
     return Chart(
         to_svg(figure, "batch", "Tokens of steps and use of KV pages over time under each policy"),
