@@ -3,10 +3,10 @@
 Every installed policy serves the same requests twice: live, by an engine on this machine, each
 request sent when the trace says, and in the simulator, whose steps take what a cost table says that
 was measured in the same run, as `aioserve calibrate` does. Passes of measuring and live runs take
-turns, so that both see the same machine. Compared are time to first token, from the moment the
-trace says, and time per output token, at p50 and p99. Of the live runs the median counts; their
-noise is the largest less the smallest, relative to that. Two policies are ranked otherwise if live
-they are further apart than noise, and simulated in the other order.
+turns, so that both see the same machine. Compared are time to first token (TTFT), from the moment
+the trace says, and time per output token (TPOT), at p50 and p99. Of the live runs the median counts;
+their noise is the largest less the smallest, relative to that. Two policies are ranked otherwise if
+live they are further apart than noise, and simulated in the other order.
 
     python benchmarks/fidelity.py
     python benchmarks/fidelity.py --trace azure_code.csv --scale-lengths 0.125 --rate 30
@@ -35,7 +35,6 @@ import numpy as np
 from aioserve.simulation.traces import TraceRequest
 
 FIGURES = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"))
-NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
 TIE = 0.02
 """Policies this close to each other are a tie even where live runs agree to the microsecond."""
 
@@ -57,12 +56,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="pyhelp")
     parser.add_argument("--trace", type=Path, help="a file that `aioserve simulate` reads")
     parser.add_argument("--synthetic", default="bursts", help="a made-up workload instead")
-    parser.add_argument("--num-requests", type=int, default=400)
+    parser.add_argument("--num-requests", type=int, default=300)
     parser.add_argument("--rate", type=float, default=24.0, help="requests a second")
     parser.add_argument("--scale-lengths", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--policies", nargs="+", help="those installed, unless given")
-    parser.add_argument("--repeats", type=int, default=2, help="live runs of each policy")
+    parser.add_argument("--repeats", type=int, default=3, help="live runs of each policy")
     parser.add_argument("--ttft-target-seconds", type=float, help="that policies see")
     parser.add_argument("--tpot-target-seconds", type=float)
     parser.add_argument("--max-num-seqs", type=int, default=8)
@@ -246,7 +245,7 @@ def figures(
             predicted = float(np.percentile(simulated[policy][name], rank))
             rows[policy] = {
                 "live": middle,
-                "noise": (max(values) - min(values)) / middle,
+                "noise": None if len(runs) < 2 else (max(values) - min(values)) / middle,
                 "simulated": predicted,
                 "error": predicted / middle - 1,
             }
@@ -260,13 +259,13 @@ def figures(
     return found
 
 
-def ranked_otherwise(rows: dict[str, dict[str, float]]) -> list[tuple[str, str]]:
+def ranked_otherwise(rows: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
     """Pairs that live are further apart than noise, and simulated in the other order."""
     found = []
     for one, other in itertools.combinations(rows, 2):
         a, b = rows[one], rows[other]
         apart = abs(a["live"] - b["live"]) / min(a["live"], b["live"])
-        if apart <= max(a["noise"], b["noise"], TIE):
+        if apart <= max(a["noise"] or 0.0, b["noise"] or 0.0, TIE):
             continue
         if (a["live"] < b["live"]) != (a["simulated"] < b["simulated"]):
             found.append((one, other))
@@ -292,19 +291,20 @@ def print_result(result: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for column in ("policy", "live, ms", "noise", "simulated, ms", "error"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    for column in ("", "policy", "live, ms", "noise", "simulated, ms", "error"):
+        table.add_column(
+            column, justify="left" if column in ("", "policy") else "right", no_wrap=True
+        )
     errors = []
     for figure in result["figures"]:
         name, percentile = figure["figure"].split()
         for number, (policy, row) in enumerate(figure["policies"].items()):
             errors.append(abs(row["error"]))
             table.add_row(
-                "" if number else f"{NAMES[name]} {percentile}",
+                "" if number else f"{name.upper()} {percentile}",
                 policy,
                 f"{row['live'] * 1e3:,.2f}",
-                f"{row['noise']:.1%}",
+                "-" if row["noise"] is None else f"{row['noise']:.1%}",
                 f"{row['simulated'] * 1e3:,.2f}",
                 f"{row['error']:+.1%}",
             )
