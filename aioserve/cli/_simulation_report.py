@@ -18,19 +18,26 @@ if TYPE_CHECKING:
 __all__ = ["check_report", "command_line", "window_of", "write_report"]
 
 
-def check_report(path: Path) -> None:
-    """Raise `ConfigError` unless charts can be drawn and the file can be written; a file that is
-    there stays as it is."""
+def check_report(path: Path | None, window: str | None, trace: Path | None) -> None:
+    """Raise `ConfigError` unless charts can be drawn and the file can be written, where one is
+    wanted. A file that is there stays as it is."""
     from aioserve.simulation.report import check_can_draw
 
+    window_of(window)
+    if path is None:
+        if window is not None:
+            raise ConfigError("gantt_window is of the report: give --report too")
+        return
     check_can_draw()
-    was_there = path.exists()
     try:
+        was_there = path.exists()
+        if was_there and trace is not None and trace.exists() and path.samefile(trace):
+            raise ConfigError(f"report: {path} is the trace, and would be lost")
         path.open("ab").close()
+        if not was_there:
+            path.unlink()
     except OSError as error:
         raise ConfigError(f"report: {path} can't be written: {error.strerror}") from error
-    if not was_there:
-        path.unlink()
 
 
 def window_of(text: str | None) -> tuple[float, float] | None:

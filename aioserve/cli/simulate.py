@@ -94,9 +94,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     Args:
         trace: A file of requests: Mooncake or agentic JSONL, Azure or ServeGen CSV, plain or .gz.
     """
-    import msgspec
-
-    from aioserve.cli._simulation_report import check_report, window_of, write_report
+    from aioserve.cli._simulation_report import check_report, write_report
     from aioserve.plugins import PluginRegistry
     from aioserve.simulation.metrics import metrics_of
     from aioserve.simulation.report import PolicyRun
@@ -104,11 +102,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     from aioserve.simulation.timeline import Timeline
 
     options = options or SimulateOptions()
-    window_of(options.gantt_window)
-    if options.report is not None:
-        check_report(options.report)
-    elif options.gantt_window is not None:
-        raise ConfigError("gantt_window is of the report: give --report too")
+    check_report(options.report, options.gantt_window, trace)
     requests = _requests(trace, options)
     targets = _targets(options)
     registry = PluginRegistry()
@@ -144,14 +138,11 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
         if timeline is not None:
             drawn.append(PolicyRun(name, result, found[name], timeline))
     facts = _facts(trace, options, requests)
-    if options.report is not None:
-        write_report(options.report, drawn, facts, trace, options, targets)
-    if options.json:
-        given = dataclasses.asdict(options) | {"report": _text(options.report)}
-        report = {"trace": facts, "options": given, "policies": found}
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    else:
-        _print_tables(facts, options, found)
+    try:
+        if options.report is not None:
+            write_report(options.report, drawn, facts, trace, options, targets)
+    finally:  # what was simulated for minutes isn't lost with the page
+        _print(facts, options, found)
 
 
 def _requests(trace: Path | None, options: SimulateOptions) -> list[TraceRequest]:
@@ -265,8 +256,16 @@ def _facts(
     }
 
 
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+def _print(facts: dict[str, Any], options: SimulateOptions, found: dict[str, Metrics]) -> None:
+    import msgspec
+
+    if not options.json:
+        _print_tables(facts, options, found)
+        return
+    given = dataclasses.asdict(options)
+    given["report"] = None if options.report is None else str(options.report)
+    printed = {"trace": facts, "options": given, "policies": found}
+    print(msgspec.json.format(msgspec.json.encode(printed), indent=2).decode())
 
 
 def _print_tables(

@@ -232,6 +232,28 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(
     assert "a.html can't be written: No such file or directory" in done.stderr
 
 
+def test_figures_are_printed_even_where_the_page_fails(
+    aioserve_here: Run, mooncake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    arguments = ("simulate", mooncake, "--report", tmp_path / "a.html")
+    monkeypatch.setattr(Path, "write_text", full)
+    done = aioserve_here(*arguments)
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+    assert "time to first token p50, s" in done.stdout
+
+
+def test_a_report_never_takes_the_place_of_the_trace(aioserve_here: Run, mooncake: Path) -> None:
+    before = mooncake.read_text()
+    done = aioserve_here("simulate", mooncake, "--report", mooncake.parent / "." / mooncake.name)
+    assert done.returncode == 2
+    assert "is the trace" in done.stderr
+    assert mooncake.read_text() == before
+
+
 def test_a_report_of_before_stays_when_the_run_fails(
     aioserve_here: Run, mooncake: Path, tmp_path: Path
 ) -> None:
