@@ -9,6 +9,8 @@ from aioserve.execution.plan import StepPlan
 from aioserve.plugins import PluginRegistry
 from aioserve.testing import check_policy
 from aioserve_plugins.cache_aware import CacheAware
+from aioserve_plugins.deadline import Deadline
+from aioserve_plugins.fair_share import FairShare
 from aioserve_plugins.fcfs import FirstComeFirstServed
 from aioserve_plugins.round_robin import RoundRobin
 from aioserve_plugins.shortest_first import ShortestFirst
@@ -16,6 +18,8 @@ from tests.scheduling.bench import Bench, work
 
 BY_NAME = {
     "cache_aware": CacheAware,
+    "deadline": Deadline,
+    "fair_share": FairShare,
     "fcfs": FirstComeFirstServed,
     "round_robin": RoundRobin,
     "shortest_first": ShortestFirst,
@@ -39,6 +43,10 @@ def planned(bench: Bench) -> StepPlan:
         lambda: CacheAware(patience=2.5, window=3),
         lambda: ShortestFirst(patience=0.3),
         lambda: ShortestFirst(patience=2.5, window=3),
+        lambda: Deadline(patience=0.3),
+        lambda: Deadline(patience=2.5, window=3, default_ttft_seconds=0.05),
+        lambda: Deadline(reject=False, patience=2.5),
+        lambda: FairShare(weights={"a": 3}, output_cost=0.5, max_idle_tenants=0),
     ],
 )
 def test_each_keeps_the_contract_and_its_starvation_bound(make_policy):

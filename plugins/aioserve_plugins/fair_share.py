@@ -1,0 +1,151 @@
+"""Virtual token counters per tenant, with weights."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from aioserve import (
+    ConfigError,
+    PolicySpec,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    hookimpl,
+)
+
+__all__ = ["FairShare"]
+
+
+class FairShare(SchedulingPolicy):
+    """Starts a request of the tenant that has been served least.
+
+    The virtual token counter (Sheng et al., "Fairness in Serving LLMs", OSDI 2024): each tenant has
+    a counter of the service it got, divided by its weight. A prompt token counts 1, when its
+    request starts; a generated token counts `output_cost`, when it is known. What the cache saved
+    is not charged, nor what a preemption makes compute again. A tenant that had nothing waiting is
+    lifted to the least of those that had, so that nobody saves up service by asking for none.
+    Within a tenant requests start in order of arrival.
+
+    `weights` are by tenant, 1 unless given; requests without a tenant share one account. Of tenants
+    without requests the `max_idle_tenants` latest are remembered.
+
+    Raises `ConfigError` for a weight that isn't positive and finite, an `output_cost` that is
+    negative or not finite, or a `max_idle_tenants` below 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        weights: Mapping[str, float] | None = None,
+        output_cost: float = 2.0,
+        max_idle_tenants: int = 1024,
+    ) -> None:
+        if weights is not None and not isinstance(weights, Mapping):
+            raise ConfigError(f"weights must be a mapping of tenants to numbers, got {weights!r}")
+        self.weights: dict[str | None, float] = {} if weights is None else {**weights}
+        for tenant, weight in self.weights.items():
+            if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+                raise ConfigError(
+                    f"weights must be positive and finite, got {weight!r} for {tenant!r}"
+                )
+        if not isinstance(output_cost, int | float) or not 0 <= output_cost < math.inf:
+            raise ConfigError(f"output_cost must be finite and at least 0, got {output_cost!r}")
+        if not isinstance(max_idle_tenants, int) or max_idle_tenants < 0:
+            raise ConfigError(f"max_idle_tenants must be an int >= 0, got {max_idle_tenants!r}")
+        self.output_cost = output_cost
+        self.max_idle_tenants = max_idle_tenants
+        self._counters: dict[str | None, float] = {}
+        self._idle: dict[str | None, None] = {}
+        """Tenants that are remembered although they have no request, the longest idle first."""
+        self._live: defaultdict[str | None, dict[RequestView, None]] = defaultdict(dict)
+        self._charged: dict[RequestView, int] = {}
+        """Generated tokens charged to each request that has started."""
+        self._last = 0.0
+        """Counter of the tenant whose request started last, before that was charged."""
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        self._settle()
+        queues: defaultdict[str | None, list[RequestView]] = defaultdict(list)
+        for request in reversed(waiting):
+            queues[request.tenant].append(request)
+        return self._by_service(queues)
+
+    def _by_service(self, queues: Mapping[str | None, list[RequestView]]) -> Iterator[RequestView]:
+        """Looks at the counters anew after each request: one that has started was charged."""
+        heap = [(self._counter(t), queue[-1].arrival_index, t) for t, queue in queues.items()]
+        heapq.heapify(heap)
+        while heap:
+            tenant = heap[0][-1]
+            queue = queues[tenant]
+            yield queue.pop()
+            if queue:
+                entry = (self._counter(tenant), queue[-1].arrival_index, tenant)
+                heapq.heapreplace(heap, entry)
+            else:
+                heapq.heappop(heap)
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        if not request.pages and request not in self._charged:
+            self._last = max(self._last, self._counter(request.tenant))
+            self._charge(request, request.uncached_tokens)
+            self._charged[request] = 0
+        return budget_tokens
+
+    def arrived(self, requests: Sequence[RequestView]) -> None:
+        self._settle()
+        backlogged = {
+            tenant
+            for tenant, live in self._live.items()
+            if any(not request.pages for request in live)
+        }
+        least = min((self._counter(tenant) for tenant in backlogged), default=self._last)
+        for request in requests:
+            tenant = request.tenant
+            self._idle.pop(tenant, None)
+            self._live[tenant][request] = None
+            if request.pages:  # a further sample: its prompt is computed
+                self._charged[request] = 0
+            elif tenant not in backlogged:
+                self._counters[tenant] = max(self._counter(tenant), least)
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        for request in requests:
+            self._charge_generated(request)
+            self._charged.pop(request, None)
+            live = self._live[request.tenant]
+            live.pop(request, None)
+            if not live:
+                self._leave(request.tenant)
+
+    def _leave(self, tenant: str | None) -> None:
+        del self._live[tenant]
+        self._idle[tenant] = None
+        if len(self._idle) > self.max_idle_tenants:
+            longest = next(iter(self._idle))
+            del self._idle[longest]
+            self._counters.pop(longest, None)
+
+    def _settle(self) -> None:
+        for request in self._charged:
+            self._charge_generated(request)
+
+    def _charge_generated(self, request: RequestView) -> None:
+        charged = self._charged.get(request)
+        if charged is not None and request.generated_tokens > charged:
+            self._charge(request, self.output_cost * (request.generated_tokens - charged))
+            self._charged[request] = request.generated_tokens
+
+    def _charge(self, request: RequestView, cost: float) -> None:
+        weight = self.weights.get(request.tenant, 1.0)
+        self._counters[request.tenant] = self._counter(request.tenant) + cost / weight
+
+    def _counter(self, tenant: str | None) -> float:
+        return self._counters.get(tenant, 0.0)
+
+
+@hookimpl
+def aioserve_scheduling_policies() -> list[PolicySpec]:
+    return [PolicySpec("fair_share", FairShare, "the tenant that got least service first")]

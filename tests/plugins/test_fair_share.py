@@ -1,0 +1,180 @@
+"""fair_share: what tenants are owed, and that nobody gets far ahead of another who waits too."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve import ConfigError
+from aioserve.scheduling.sequence import Phase
+from aioserve_plugins.fair_share import FairShare
+from tests.scheduling.bench import Bench
+
+MAX_PROMPT, MAX_OUTPUT, SEATS = 24, 6, 3
+WEIGHTS = {"a": 2.0, "b": 0.5}
+
+bursts = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 1, 5, 20]),
+        st.sampled_from(["a", "b", "c", None]),
+        st.integers(1, 12),
+        st.integers(1, MAX_PROMPT),
+        st.integers(1, MAX_OUTPUT),
+    ),
+    min_size=2,
+    max_size=12,
+)
+"""Steps since the burst before, whose it is, how many requests, their prompts and answers."""
+
+
+def serve_one_after_the_other(bench: Bench) -> list[int]:
+    """Sequence ids in the order in which they start."""
+    started: list[int] = []
+    while bench.scheduler.sequences:
+        plan = bench.plan()
+        started += [i.sequence_id for i in plan.items if i.start == 0]
+        bench.commit(plan)
+    return started
+
+
+@given(bursts, st.sampled_from([None, WEIGHTS]), st.sampled_from([0.0, 1.0, 2.0]))
+def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
+    policy = FairShare(weights=weights, output_cost=output_cost)
+    bench = Bench(policy=policy, num_pages=512, max_num_seqs=SEATS)
+    weight = dict.fromkeys(["a", "b", "c", None], 1.0) | (weights or {})
+    most_at_once = MAX_PROMPT + output_cost * SEATS * MAX_OUTPUT
+    bound = 2 * most_at_once / min(weight.values())
+    served = dict.fromkeys(weight, 0.0)
+    leads: dict[tuple[str | None, str | None], list[float]] = {}
+    begun: set[int] = set()
+    step = 0
+    arrivals = iter(todo)
+    burst = next(arrivals)
+    while burst is not None or bench.scheduler.sequences:
+        while burst is not None and burst[0] <= step:
+            _, tenant, count, prompt, output = burst
+            for _ in range(count):
+                bench.submit(prompt, output, tenant=tenant)
+            burst, step = next(arrivals, None), 0
+        step += 1
+        if not bench.scheduler.sequences:
+            continue
+        waiting = {sequence.tenant for sequence in bench.scheduler.waiting}
+        for pair in permutations(weight, 2):
+            lead = served[pair[0]] - served[pair[1]]
+            if waiting.issuperset(pair):
+                leads.setdefault(pair, []).append(lead)
+                assert max(leads[pair]) - min(leads[pair]) <= bound
+            else:
+                leads.pop(pair, None)
+        tenants = {s.sequence_id: s.tenant for s in bench.scheduler.sequences.values()}
+        plan = bench.plan()
+        for item in plan.items:
+            tenant = tenants[item.sequence_id]
+            if item.sequence_id not in begun:
+                begun.add(item.sequence_id)
+                prompt = bench.scheduler.sequences[item.sequence_id].prompt_tokens
+                served[tenant] += (prompt - item.start) / weight[tenant]
+        for entry in bench.commit(plan):
+            tenant = tenants[entry.sequence_id]
+            served[tenant] += output_cost / weight[tenant]
+
+
+def test_tenants_take_turns_whatever_one_of_them_has_queued():
+    bench = Bench(policy=FairShare(), max_num_seqs=1)
+    greedy = [bench.submit(4, 1, tenant="greedy") for _ in range(4)]
+    modest = [bench.submit(4, 1, tenant="modest") for _ in range(2)]
+    order = [greedy[0], modest[0], greedy[1], modest[1], greedy[2], greedy[3]]
+    assert serve_one_after_the_other(bench) == order
+
+
+def test_a_tenant_of_twice_the_weight_gets_twice_the_service():
+    bench = Bench(policy=FairShare(weights={"gold": 2}), max_num_seqs=1)
+    gold = [bench.submit(4, 1, tenant="gold") for _ in range(8)]
+    plain = [bench.submit(4, 1, tenant="plain") for _ in range(8)]
+    started = serve_one_after_the_other(bench)[:9]
+    assert [len(set(ids) & set(started)) for ids in (gold, plain)] == [6, 3]
+
+
+def test_nobody_saves_up_service_by_asking_for_none():
+    bench = Bench(policy=FairShare(), max_num_seqs=1)
+    busy = [bench.submit(4, 1, tenant="busy") for _ in range(8)]
+    for _ in range(4):
+        bench.step()
+    late = [bench.submit(4, 1, tenant="late") for _ in range(4)]
+    started = serve_one_after_the_other(bench)
+    assert [index in late for index in started] == [False, True] * 4
+    assert sorted(started) == [*busy[4:], *late]
+
+
+def test_who_comes_anew_begins_where_the_one_served_least_is():
+    bench = Bench(policy=FairShare(output_cost=0), max_num_seqs=1, max_num_batched_tokens=64)
+    _, heavy = (bench.submit(16, 1, tenant="heavy") for _ in range(2))
+    _, light = (bench.submit(2, 1, tenant="light") for _ in range(2))
+    bench.step()
+    bench.step()
+    new = [bench.submit(2, 1, tenant="new") for _ in range(2)]
+    assert serve_one_after_the_other(bench) == [light, *new, heavy]
+
+
+def test_what_the_cache_saved_is_not_charged_and_generated_tokens_are():
+    bench = Bench(policy=FairShare(), max_num_seqs=1, prefix_caching=True)
+    bench.submit([7] * 17, 1, tenant="a")
+    bench.run()
+    policy = bench.scheduler.guard.policy
+    assert isinstance(policy, FairShare)
+    assert policy._counters["a"] == 17 + 2
+    bench.submit([7] * 17, 3, tenant="b")
+    bench.run()
+    assert policy._counters["b"] == 1 + 2 * 3
+
+
+def test_further_samples_share_the_charge_for_their_prompt():
+    bench = Bench(policy=FairShare())
+    bench.submit_all(9, 2, n=3, tenant="a")
+    bench.run()
+    policy = bench.scheduler.guard.policy
+    assert isinstance(policy, FairShare)
+    assert policy._counters["a"] == 9 + 2 * 2 * 3
+
+
+def test_a_preempted_request_is_charged_once():
+    policy = FairShare()
+    bench = Bench(num_pages=4, policy=policy)
+    a, b = bench.submit(7, 9, tenant="a"), bench.submit(7, 9, tenant="b")
+    views = [bench.scheduler.sequences[index].view for index in (a, b)]
+    while bench.scheduler.sequences[b].phase is not Phase.WAITING:
+        bench.step()
+    bench.run()
+    assert [view.preemptions for view in views] == [0, 1]
+    assert policy._counters == {"a": 7 + 2 * 9, "b": 7 + 2 * 9}
+
+
+def test_tenants_that_left_are_remembered_up_to_a_number_and_no_request_is():
+    policy = FairShare(max_idle_tenants=2)
+    bench = Bench(policy=policy)
+    for tenant in ("a", "b", "c", "a", "d"):
+        bench.submit(4, 1, tenant=tenant)
+        bench.run()
+    assert list(policy._counters) == ["a", "d"]
+    assert not policy._live
+    assert not policy._charged
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": {"a": 0}}, "weights must be positive and finite, got 0 for 'a'"),
+        ({"weights": {"a": "1"}}, "weights must be positive and finite, got '1' for 'a'"),
+        ({"weights": 5}, "weights must be a mapping of tenants to numbers, got 5"),
+        ({"output_cost": -1}, "output_cost must be finite and at least 0, got -1"),
+        ({"output_cost": float("nan")}, "output_cost must be finite and at least 0, got nan"),
+        ({"max_idle_tenants": -1}, "max_idle_tenants must be an int >= 0, got -1"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        FairShare(**options)
