@@ -39,9 +39,17 @@ class Contents(msgspec.Struct, frozen=True):
     """Sorts admission checks: `tryfirst` before the others, `trylast` behind them."""
 
     @property
-    def names(self) -> set[str]:
-        """Of all specs."""
-        return {spec.name for spec in (*self.policies, *self.evictions, *self.observers)}
+    def offered(self) -> list[tuple[str, str]]:
+        """Kind and name of every spec."""
+        return [
+            (kind, spec.name)
+            for kind, specs in (
+                ("policy", self.policies),
+                ("eviction strategy", self.evictions),
+                ("observer", self.observers),
+            )
+            for spec in specs
+        ]
 
 
 def contents_of(plugin: object) -> Contents:

@@ -37,11 +37,11 @@ class InstalledPlugin(msgspec.Struct, frozen=True):
 
 
 def installed_plugins() -> list[InstalledPlugin]:
-    """Entry points of the group `aioserve`, in order of their names.
+    """Entry points of the group `aioserve`, in order of their names, bundled ones first.
 
     Raises `ConfigError` if AIOSERVE_PLUGINS names what isn't installed.
     """
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, not _bundled(point)))
     origins = [_origin(point) for point in points]
     wanted = _wanted()
     known = [
@@ -51,8 +51,7 @@ def installed_plugins() -> list[InstalledPlugin]:
     found: list[InstalledPlugin] = []
     for point, (distribution, version), names in zip(points, origins, known, strict=True):
         selected = wanted is not None and any(_matches(name, names) for name in wanted)
-        bundled = _canonical(distribution) == BUNDLED
-        allowed = wanted is None or selected or bundled
+        allowed = wanted is None or selected or _bundled(point)
         found.append(InstalledPlugin(point, distribution, version, allowed, selected))
     return found
 
@@ -84,6 +83,10 @@ def _matches(name: str, names: set[str]) -> bool:
 def _canonical(distribution: str) -> str:
     """Distribution names are equal whatever their case and separators."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def _bundled(point: EntryPoint) -> bool:
+    return _canonical(_origin(point)[0]) == BUNDLED
 
 
 def _origin(point: EntryPoint) -> tuple[str, str]:

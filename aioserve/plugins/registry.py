@@ -109,11 +109,14 @@ class PluginRegistry:
         installed = installed_plugins()
         self.off = [plugin for plugin in installed if not plugin.allowed]
         loaded = [(plugin, self._load(plugin)) for plugin in installed if plugin.allowed]
-        # A name belongs to the entry point of that name before it belongs to any other.
-        for own_name in (True, False):
-            for plugin, contents in loaded:
-                if (plugin.name in contents.names) is own_name:
-                    self._try_adding(plugin, contents)
+        owners = {
+            (kind, name): plugin
+            for plugin, contents in reversed(loaded)
+            for kind, name in contents.offered
+            if name == plugin.name
+        }
+        for plugin, contents in loaded:
+            self._try_adding(plugin, contents, owners)
         self.admissions.sort(key=attrgetter("place"))
 
     # -- what an engine chooses
@@ -208,8 +211,18 @@ class PluginRegistry:
             self._leave_out(plugin.name, _origin(plugin), error)
             return Contents()
 
-    def _try_adding(self, plugin: InstalledPlugin, contents: Contents) -> None:
+    def _try_adding(
+        self,
+        plugin: InstalledPlugin,
+        contents: Contents,
+        owners: Mapping[tuple[str, str], InstalledPlugin],
+    ) -> None:
+        """A name belongs to the entry point of that name before it belongs to any other."""
         try:
+            for kind, name in contents.offered:
+                owner = owners.get((kind, name), plugin)
+                if owner is not plugin:
+                    raise _taken(kind, name, _origin(owner))
             self._add(contents, _origin(plugin))
         except PluginError as error:
             self._leave_out(plugin.name, _origin(plugin), error)
@@ -224,18 +237,14 @@ class PluginRegistry:
         for spec in contents.evictions:
             if spec.name in EVICTION_STRATEGIES:
                 raise PluginError(f"eviction strategy {spec.name!r} is built in")
-        additions = (
-            ("policy", self.policies, contents.policies),
-            ("eviction strategy", self.evictions, contents.evictions),
-            ("observer", self.observers, contents.observers),
-        )
-        for kind, offers, specs in additions:
-            for spec in specs:
-                if spec.name in offers:
-                    other = offers[spec.name].origin
-                    raise PluginError(
-                        f"{kind} {spec.name!r} is offered by plugin {other.plugin} ({other}) too"
-                    )
+        offers = {
+            "policy": self.policies,
+            "eviction strategy": self.evictions,
+            "observer": self.observers,
+        }
+        for kind, name in contents.offered:
+            if name in offers[kind]:
+                raise _taken(kind, name, offers[kind][name].origin)
         self.policies.update({s.name: Offer(s, origin) for s in contents.policies})
         self.evictions.update({s.name: Offer(s, origin) for s in contents.evictions})
         self.observers.update({s.name: Offer(s, origin) for s in contents.observers})
@@ -261,6 +270,10 @@ def _made(offer: Offer[Any], options: Mapping[str, str], kind: str) -> Any:
         raise
     except Exception as error:
         raise PluginError(f"{kind} {offer.label} can't be made: {error!r}") from error
+
+
+def _taken(kind: str, name: str, by: Origin) -> PluginError:
+    return PluginError(f"{kind} {name!r} is offered by plugin {by.plugin} ({by}) too")
 
 
 def _origin(plugin: InstalledPlugin) -> Origin:

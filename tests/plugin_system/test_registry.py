@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aioserve import (
     ConfigError,
@@ -17,6 +20,7 @@ from aioserve import (
     hookimpl,
 )
 from aioserve.plugins import API_VERSION, PluginRegistry
+from aioserve.plugins import installed as installed_module
 from aioserve.testing.fake_model import FakeModel, expected_tokens
 from tests.plugin_system.planted import Lifo, LifoPlugin, broken, entry_point, offering
 
@@ -282,3 +286,68 @@ def test_a_plugin_that_was_given_goes_before_those_that_are_installed(installed,
     registry = PluginRegistry([mine])
     assert registry.policies["fcfs"].spec.description == "mine"
     assert "offered by plugin Plugin (given to the engine) too" in str(registry.broken[0])
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+BAD: dict[str, Any] = {
+    "import": broken,
+    "nonsense": lambda: offering([Lifo]),
+    "another version": lambda: offering([PolicySpec("a", Lifo, api=API_VERSION + 1)]),
+    "no hook": object,
+    "raises": lambda: Raising(),
+    "exits": lambda: exit(3),
+}
+
+
+class Raising:
+    @hookimpl
+    def aioserve_scheduling_policies(self):
+        raise KeyError("planted")
+
+
+@given(
+    st.lists(
+        st.tuples(NAMES, st.sets(NAMES, min_size=1).map(sorted) | st.sampled_from(sorted(BAD))),
+        unique_by=lambda plugin: plugin[0],
+    )
+)
+def test_whatever_is_installed_a_good_plugin_has_the_name_of_its_entry_point(plugins):
+    points = [
+        entry_point(name, BAD[kind])
+        if isinstance(kind, str)
+        else entry_point(name, lambda kind=kind: offering([PolicySpec(n, Lifo) for n in kind]))
+        for name, kind in plugins
+    ]
+    logging.disable(logging.WARNING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(installed_module, "entry_points", lambda group: points)
+        patch.delenv("AIOSERVE_PLUGINS", raising=False)
+        registry = PluginRegistry()
+    logging.disable(logging.NOTSET)
+    good = [(name, kind) for name, kind in plugins if not isinstance(kind, str)]
+    had = {name: offer.origin.plugin for name, offer in registry.policies.items()}
+    for name in had:
+        assert isinstance(registry.policy(name), Lifo)
+    # A plugin is there whole or not at all, and if not, it is broken.
+    there = [(n, offered) for n, offered in good if all(had.get(o) == n for o in offered)]
+    assert sorted(had) == sorted(o for _, offered in there for o in offered)
+    assert len(there) + len(registry.broken) == len(plugins)
+    # A name is its own entry point's, and else somebody's.
+    for name, offered in good:
+        if name in offered:
+            assert had.get(name, name) == name
+        if offered == [name]:
+            assert had[name] == name
+
+
+def test_nobody_takes_the_name_of_a_bundled_policy(installed):
+    fcfs = offering([PolicySpec("fcfs", Lifo)])
+    installed += [
+        entry_point("a", lambda: offering([PolicySpec("a", Lifo), PolicySpec("fcfs", Lifo)])),
+        entry_point("fcfs", lambda: fcfs),
+        entry_point("fcfs", lambda: fcfs, "aioserve_plugins", "0.1.0"),
+    ]
+    registry = PluginRegistry()
+    assert str(registry.policies["fcfs"].origin) == "aioserve_plugins 0.1.0"
+    assert [plugin.name for plugin in registry.broken] == ["a", "fcfs"]
+    assert "offered by plugin fcfs (aioserve_plugins 0.1.0) too" in str(registry.broken[0])
