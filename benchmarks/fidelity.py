@@ -4,9 +4,9 @@ Every installed policy serves the same requests twice: live, by an engine on thi
 request sent when the trace says, and in the simulator, whose steps take what a cost table says that
 was measured in the same run, as `aioserve calibrate` does. Passes of measuring and live runs take
 turns, so that both see the same machine. Compared are time to first token (TTFT), from the moment
-the trace says, and time per output token (TPOT), at p50 and p99. Of the live runs the median counts;
-their noise is the largest less the smallest, relative to that. Two policies are ranked otherwise if
-live they are further apart than noise, and simulated in the other order.
+the trace says, and time per output token (TPOT), at p50 and p99. Of the live runs the median
+counts; their noise is the largest less the smallest, relative to that. Two policies are ranked
+otherwise if live they are further apart than noise, and simulated in the other order.
 
     python benchmarks/fidelity.py
     python benchmarks/fidelity.py --trace azure_code.csv --scale-lengths 0.125 --rate 30
