@@ -183,7 +183,7 @@ def _print_table(rows: list[Row]) -> None:
 
     table = Table(box=None, pad_edge=False)
     for column in ("kind", "name", "description", "distribution", "version", "api", "state"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("kind", "name", "version"))
+        table.add_column(column, overflow="fold", no_wrap=column not in ("description", "state"))
     for row in rows:
         shown = [row[key] for key in ("kind", "name", "description", "distribution", "version")]
         state = row["state"] if row["cause"] is None else f"{row['state']}: {row['cause']}"
