@@ -8,6 +8,10 @@ the trace says, and time per output token (TPOT), at p50 and p99. Of the live ru
 counts; their noise is the largest less the smallest, relative to that. Two policies are ranked
 otherwise if live they are further apart than noise, and simulated in the other order.
 
+A machine that others use too is now fast and now slow. The last column is the error, median over
+the runs, where each live run is compared with a simulation whose table is scaled to the sum of that
+run's own steps: what would be left if the machine kept its speed.
+
     python benchmarks/fidelity.py
     python benchmarks/fidelity.py --trace azure_code.csv --scale-lengths 0.125 --rate 30
 
@@ -32,7 +36,12 @@ from typing import Any
 
 import numpy as np
 
+from aioserve.execution.plan import StepPlan
+from aioserve.simulation.cost import CostTable
 from aioserve.simulation.traces import TraceRequest
+
+Times = dict[str, list[float]]
+"""Seconds of each request that has them, by "ttft" and "tpot"."""
 
 FIGURES = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"))
 TIE = 0.02
@@ -72,6 +81,17 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class ScaledCost:
+    """A table of a machine that is so many times slower."""
+
+    def __init__(self, table: CostTable, factor: float) -> None:
+        self.table = table
+        self.factor = factor
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return self.factor * self.table.step_seconds(plan)
+
+
 async def compare(options: argparse.Namespace) -> dict[str, Any]:
     from aioserve.cli._calibration import Grid
     from aioserve.cli._machine import compute_facts
@@ -83,8 +103,9 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
     limits = await limits_of(options)
     grid = Grid.up_to(options.max_num_batched_tokens, options.max_num_seqs, limits.max_model_len)
     requests, left_out = requests_for(options, limits.max_model_len)
-    live: dict[str, list[dict[str, list[float]]]] = {policy: [] for policy in policies}
-    measured, steps = [], []
+    live: dict[str, list[Times]] = {policy: [] for policy in policies}
+    noted_steps: dict[str, list[Any]] = {policy: [] for policy in policies}
+    measured: list[Any] = []
     for repeat in range(options.repeats):
         # In another order each time, so that none is always the first after a pause.
         for policy in policies[repeat % len(policies) :] + policies[: repeat % len(policies)]:
@@ -92,14 +113,14 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
             print(f"run {repeat + 1} of {options.repeats}: {policy}", file=sys.stderr, flush=True)
             times, noted = await replay_live(requests, policy, options)
             live[policy].append(times)
-            steps += noted
-    file = fit_table(measured, grid.prefill_tokens, grid.decode_batch)
-    simulated = {}
-    for policy in policies:
+            noted_steps[policy].append(noted)
+    table = fit_table(measured, grid.prefill_tokens, grid.decode_batch).table()
+
+    def simulated(policy: str, speed: float = 1.0) -> Times:
         run = simulate(
             requests,
             PluginRegistry().policy(policy),
-            cost=file.table(),
+            cost=ScaledCost(table, speed),
             num_pages=limits.num_pages,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
@@ -107,8 +128,16 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
             ttft_target_seconds=options.ttft_target_seconds,
             tpot_target_seconds=options.tpot_target_seconds,
         )
-        simulated[policy] = times_of(run.requests)
-    error = prediction_error(file.table(), steps)
+        return times_of(run.requests)
+
+    speeds = {
+        policy: [1 / (1 + prediction_error(table, steps).total) for steps in runs]
+        for policy, runs in noted_steps.items()
+    }
+    at_live_speed = {
+        policy: [simulated(policy, speed) for speed in speeds[policy]] for policy in policies
+    }
+    error = prediction_error(table, [s for runs in noted_steps.values() for r in runs for s in r])
     return {
         "options": {name: str(value) for name, value in vars(options).items()},
         "machine": compute_facts(),
@@ -117,7 +146,8 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": max(request.arrival_seconds for request in requests),
         "measured_steps": len(measured),
         "live_steps": {"steps": error.steps, "median": error.median, "total": error.total},
-        "figures": figures(live, simulated),
+        "speeds": speeds,
+        "figures": figures(live, {p: simulated(p) for p in policies}, at_live_speed),
     }
 
 
@@ -165,12 +195,12 @@ def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[
 
 async def replay_live(
     requests: Sequence[TraceRequest], policy: str, options: argparse.Namespace
-) -> tuple[dict[str, list[float]], list[Any]]:
+) -> tuple[Times, list[Any]]:
     """Times of the requests, and the engine's steps."""
     from aioserve import Engine, RequestRejectedError, SamplingParams
     from aioserve.cli._calibration import recorded_engine
 
-    times: dict[str, list[float]] = {"ttft": [], "tpot": []}
+    times: Times = {"ttft": [], "tpot": []}
 
     async def ask(engine: Engine, request: TraceRequest, prompt: list[int], due: float) -> None:
         params = SamplingParams(
@@ -221,7 +251,7 @@ def live_prompt(request: TraceRequest, vocab_size: int) -> list[int]:
     return np.concatenate(parts)[: request.prompt_tokens].tolist()
 
 
-def times_of(records: Sequence[Any]) -> dict[str, list[float]]:
+def times_of(records: Sequence[Any]) -> Times:
     from aioserve.simulation.metrics import tpot_seconds, ttft_seconds
 
     found = {
@@ -232,7 +262,9 @@ def times_of(records: Sequence[Any]) -> dict[str, list[float]]:
 
 
 def figures(
-    live: dict[str, list[dict[str, list[float]]]], simulated: dict[str, dict[str, list[float]]]
+    live: dict[str, list[Times]],
+    simulated: dict[str, Times],
+    at_live_speed: dict[str, list[Times]],
 ) -> list[dict[str, Any]]:
     """For each figure, both sides, errors, and the pairs of policies that are ranked otherwise."""
     found = []
@@ -243,11 +275,13 @@ def figures(
             values = [float(np.percentile(run[name], rank)) for run in runs]
             middle = float(np.median(values))
             predicted = float(np.percentile(simulated[policy][name], rank))
+            scaled = [np.percentile(run[name], rank) for run in at_live_speed[policy]]
             rows[policy] = {
                 "live": middle,
                 "noise": None if len(runs) < 2 else (max(values) - min(values)) / middle,
                 "simulated": predicted,
                 "error": predicted / middle - 1,
+                "error_at_live_speed": float(np.median(np.divide(scaled, values))) - 1,
             }
         found.append(
             {
@@ -278,6 +312,7 @@ def print_result(result: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     options, machine, steps = result["options"], result["machine"], result["live_steps"]
+    speeds = [speed for runs in result["speeds"].values() for speed in runs]
     source = options["synthetic"] if options["trace"] == "None" else Path(options["trace"]).name
     console.print(
         f"{source}: {result['requests']} requests in {result['seconds']:.1f} s "
@@ -287,19 +322,22 @@ def print_result(result: dict[str, Any]) -> None:
     )
     console.print(
         f"{result['measured_steps']:,} steps measured; of {steps['steps']:,} live steps the table "
-        f"tells the sum with {steps['total']:+.1%}, each with {steps['median']:.1%} (median)",
+        f"tells the sum with {steps['total']:+.1%}, each with {steps['median']:.1%} (median); "
+        f"single runs took {min(speeds):.2f} to {max(speeds):.2f} times what it says",
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
-    for column in ("", "policy", "live, ms", "noise", "simulated, ms", "error"):
+    columns = ("", "policy", "live, ms", "noise", "simulated, ms", "error", "at its speed")
+    for column in columns:
         table.add_column(
             column, justify="left" if column in ("", "policy") else "right", no_wrap=True
         )
-    errors = []
+    errors: dict[str, list[float]] = {"error": [], "error_at_live_speed": []}
     for figure in result["figures"]:
         name, percentile = figure["figure"].split()
         for number, (policy, row) in enumerate(figure["policies"].items()):
-            errors.append(abs(row["error"]))
+            for kind, values in errors.items():
+                values.append(abs(row[kind]))
             table.add_row(
                 "" if number else f"{name.upper()} {percentile}",
                 policy,
@@ -307,9 +345,15 @@ def print_result(result: dict[str, Any]) -> None:
                 "-" if row["noise"] is None else f"{row['noise']:.1%}",
                 f"{row['simulated'] * 1e3:,.2f}",
                 f"{row['error']:+.1%}",
+                f"{row['error_at_live_speed']:+.1%}",
             )
     console.print(table)
-    console.print(f"errors: median {np.median(errors):.1%}, largest {max(errors):.1%}")
+    plain, scaled = errors.values()
+    console.print(
+        f"errors: median {np.median(plain):.1%}, largest {max(plain):.1%}; at the speed of the "
+        f"live run: median {np.median(scaled):.1%}, largest {max(scaled):.1%}",
+        soft_wrap=True,
+    )
     for figure in result["figures"]:
         pairs = "; ".join(" and ".join(pair) for pair in figure["ranked_otherwise"])
         console.print(f"ranking by {figure['figure']}: {pairs or 'the same'}")

@@ -74,4 +74,6 @@ def test_both_sides_serve_every_policy(tmp_path: Path) -> None:
         assert {"fcfs", "round_robin", "cache_aware", "shortest_first"} <= figure["policies"].keys()
         for row in figure["policies"].values():
             assert row["error"] == pytest.approx(row["simulated"] / row["live"] - 1)
+            assert row["error_at_live_speed"] > -1
+    assert all(speed > 0 for runs in written["speeds"].values() for speed in runs)
     assert "ranking by ttft p50" in done.stdout
