@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from aioserve import (
     ConfigError,
@@ -21,18 +21,29 @@ class RoundRobin(SchedulingPolicy):
 
     A prompt that has had its turn goes to the end of the rotation, behind those that have arrived
     since: a short prompt waits for one chunk of each prompt before it instead of for all of them.
-    Requests start in order of arrival. Raises `ConfigError` for a `chunk_size` below 1.
+    Requests start in order of arrival.
+
+    With `adaptive`, prompts together get the less of a step the more sequences decode, so that
+    steps are short when many wait for their next token: the step's whole budget when none does,
+    `chunk_size` tokens when all seats are taken by such, and in proportion between.
+
+    Raises `ConfigError` for a `chunk_size` below 1, or an `adaptive` that isn't a bool.
     """
 
-    def __init__(self, *, chunk_size: int = 256) -> None:
+    def __init__(self, *, chunk_size: int = 256, adaptive: bool = False) -> None:
         if not isinstance(chunk_size, int) or chunk_size < 1:
             raise ConfigError(f"chunk_size must be an int of at least 1, got {chunk_size!r}")
+        if not isinstance(adaptive, bool):
+            raise ConfigError(f"adaptive must be True or False, got {adaptive!r}")
         self.chunk_size = chunk_size
+        self.adaptive = adaptive
         self._rotation: dict[RequestView, None] = {}
         """Every request that hasn't ended, the one whose turn is next first."""
-        self._step = 0
+        self._step = -1
         self._shares: dict[RequestView, int] = {}
         """Tokens of this step for each prompt whose turn it is."""
+        self._left = 0
+        """Tokens of this step that prompts may still take, where that is adaptive."""
         self._expected = 0
         """Requests for whose start this step's shares leave room."""
         self._started = 0
@@ -42,6 +53,12 @@ class RoundRobin(SchedulingPolicy):
     def starvation_bound_tokens(self, request: RequestView) -> int:
         return 0
 
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        for request in waiting:
+            if self.adaptive and self._step == view.step and not self._left:
+                return
+            yield request
+
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if view.step != self._step:
             self._step = view.step
@@ -49,7 +66,11 @@ class RoundRobin(SchedulingPolicy):
         if not request.pages:
             self._shares[request] = self.chunk_size
             self._started += 1
-        return min(self._shares.get(request, 0), budget_tokens)
+        tokens = min(self._shares.get(request, 0), budget_tokens)
+        if self.adaptive:
+            tokens = min(tokens, self._left)
+            self._left -= tokens
+        return tokens
 
     def _deal(self, view: SchedulerView) -> None:
         """Those that had their turn go to the end; those at the front share this step's tokens."""
@@ -59,7 +80,7 @@ class RoundRobin(SchedulingPolicy):
                 self._rotation[request] = None
         self._blocked |= self._started < self._expected
         self._shares, self._expected, self._started = {}, 0, 0
-        left = view.max_num_batched_tokens - sum(_decodes(r) for r in self._rotation)
+        self._left = left = self._tokens_for_prompts(view)
         seats = view.max_num_seqs - view.num_running
         pages = view.pages_free + view.pages_cached
         for request in self._rotation:
@@ -76,6 +97,14 @@ class RoundRobin(SchedulingPolicy):
                 continue
             self._shares[request] = min(self.chunk_size, request.uncached_tokens, left)
             left -= self._shares[request]
+
+    def _tokens_for_prompts(self, view: SchedulerView) -> int:
+        decoding = sum(_decodes(request) for request in self._rotation)
+        left = view.max_num_batched_tokens - decoding
+        if not self.adaptive:
+            return left
+        free = 1 - decoding / view.max_num_seqs
+        return min(left, max(self.chunk_size, int(free * view.max_num_batched_tokens)))
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
         self._rotation.update(dict.fromkeys(requests))

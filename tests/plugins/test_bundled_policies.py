@@ -39,6 +39,7 @@ def planned(bench: Bench) -> StepPlan:
         *BY_NAME.values(),
         lambda: RoundRobin(chunk_size=1),
         lambda: RoundRobin(chunk_size=8),
+        lambda: RoundRobin(chunk_size=3, adaptive=True),
         lambda: CacheAware(patience=0.3),
         lambda: CacheAware(patience=2.5, window=3),
         lambda: ShortestFirst(patience=0.3),
@@ -65,6 +66,7 @@ def test_each_is_found_by_its_name(name):
     [
         (RoundRobin, {"chunk_size": 0}, "chunk_size must be an int of at least 1, got 0"),
         (RoundRobin, {"chunk_size": 1.5}, "chunk_size must be an int of at least 1, got 1.5"),
+        (RoundRobin, {"adaptive": 1}, "adaptive must be True or False, got 1"),
         (CacheAware, {"patience": 0}, "patience must be positive and finite, got 0"),
         (CacheAware, {"patience": "1"}, "patience must be positive and finite, got '1'"),
         (CacheAware, {"window": 0}, "window must be an int of at least 1, got 0"),
@@ -121,6 +123,21 @@ def test_room_that_nobody_can_use_is_left_once():
     sizes = [planned(bench).num_tokens for _ in range(6)]
     assert {a, b} <= bench.scheduler.sequences.keys()
     assert sizes == [4, 8, 8, 8, 8, 8]
+
+
+@pytest.mark.parametrize(("decoding", "tokens"), [(0, 64), (1, 56), (4, 32), (6, 16), (7, 16)])
+def test_an_adaptive_step_has_less_for_prompts_the_more_sequences_decode(decoding, tokens):
+    policy = RoundRobin(chunk_size=16, adaptive=True)
+    bench = Bench(policy=policy, max_num_seqs=8, max_num_batched_tokens=64, num_pages=256)
+    for _ in range(decoding):
+        bench.submit(1, 20)
+    if decoding:
+        bench.step()
+    for _ in range(8 - decoding):
+        bench.submit(100)
+    counts = [count for _, start, count in work(planned(bench)) if not start]
+    assert sum(counts) == tokens
+    assert max(counts) <= 16
 
 
 # -- cache_aware
