@@ -95,6 +95,40 @@ def test_a_policy_is_never_offered_the_oldest_as_a_victim():
     assert offered == [[b]]
 
 
+def test_a_preemption_that_leaves_no_work_stands_in_the_next_plan():
+    bench = Bench(num_pages=4)
+    a, b = bench.submit(7, 9), bench.submit(7, 9)
+    bench.step()
+    second = bench.plan()
+
+    assert bench.scheduler.plan(0.0) is None  # the pages of b are fenced by the second step
+    assert bench.scheduler.counters.preemptions == 1
+    bench.commit(second)
+    third = bench.plan()
+
+    assert (work(third), third.preempted) == ([(a, 8, 1)], (b,))
+    bench.commit(third)
+    assert bench.plan().preempted == ()
+
+
+def test_one_that_comes_within_the_budget_by_a_preemption_gets_its_page_too():
+    class SecondOldest(SchedulingPolicy):
+        def victim(self, running, need_pages, view):
+            return running[0]
+
+    bench = Bench(num_pages=5, policy=SecondOldest(), max_num_batched_tokens=32)
+    a, b, c = bench.submit(7, 9), bench.submit(7, 9), bench.submit(4, 9)
+    bench.step()
+    bench.scheduler.max_num_batched_tokens = 2
+    bench.step()  # a and b have filled their pages, and c its first one before
+
+    plan = bench.plan()
+
+    assert plan.preempted == (b,)
+    assert work(plan) == [(a, 8, 1), (c, 4, 1)]
+    assert [len(item.page_ids) for item in plan.items] == [3, 2]
+
+
 def test_what_was_preempted_is_not_started_again_in_the_same_step():
     class SmallestFirst(SchedulingPolicy):
         def victim(self, running, need_pages, view):
