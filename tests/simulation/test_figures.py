@@ -1,0 +1,93 @@
+"""Which figure is shown under which name."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aioserve.simulation.figures import FIGURES, client_rows, rows
+from aioserve.simulation.metrics import ClientMetrics, Goodput, Metrics, Spread
+
+METRICS = Metrics(
+    requests=9,
+    finished=1234,
+    refused=2,
+    too_long=3,
+    seconds=4.04,
+    busy_seconds=5.0,
+    steps=60_000,
+    output_tokens=7,
+    output_tokens_per_second=8.08,
+    ttft_seconds=Spread(0.0, 0.111, 0.222, 0.333, 9.0),
+    tpot_seconds=Spread(0.0, 0.0111, 0.0222, 0.0333, 9.0),
+    e2e_seconds=Spread(0.0, 1.111, 2.222, 3333.333, 9.0),
+    queue_seconds=None,
+    goodput=Goodput(5, 0.123, 0.4567),
+    max_wait_tokens=98_765,
+    service_gap_tokens=43_210,
+    clients={
+        "ann": ClientMetrics(7, 6, 5555, Spread(0.0, 0.1, 0.2, 0.3, 0.4), 12),
+        "bob": ClientMetrics(1, 0, 0, None, 0),
+    },
+    blocks=10,
+    block_hits=3,
+    block_hit_share=0.3,
+    token_hit_share=0.25,
+    tokens_computed=11,
+    tokens_prefilled=12,
+    preemptions=13,
+    num_pages=14,
+    page_size=15,
+    kv_occupancy_mean=0.5,
+    kv_occupancy_max=0.75,
+)
+
+
+def test_every_name_stands_for_its_figure() -> None:
+    assert [(label, *cells) for label, cells in rows({"a": METRICS})] == [
+        ("finished", "1,234"),
+        ("refused by the policy", "2"),
+        ("too long for the memory", "3"),
+        ("time to first token p50, s", "0.11"),
+        ("time to first token p90, s", "0.22"),
+        ("time to first token p99, s", "0.33"),
+        ("time per output token p50, ms", "11.10"),
+        ("time per output token p90, ms", "22.20"),
+        ("time per output token p99, ms", "33.30"),
+        ("whole answer p50, s", "1.11"),
+        ("whole answer p90, s", "2.22"),
+        ("whole answer p99, s", "3,333.33"),
+        ("met their targets", "12.3%"),
+        ("goodput, requests/s", "0.457"),
+        ("output tokens/s", "8.1"),
+        ("longest wait, tokens", "98,765"),
+        ("gap between clients, tokens", "43,210"),
+        ("prefix blocks found", "30.0%"),
+        ("prompt tokens found", "25.0%"),
+        ("preemptions", "13"),
+        ("KV pages held, mean", "50.0%"),
+        ("KV pages held, most", "75.0%"),
+        ("steps", "60,000"),
+        ("simulated time, s", "4.0"),
+    ]
+    assert client_rows({"a": METRICS}) == [
+        ("tokens served", [("ann (7)", ["5,555"]), ("bob (1)", ["0"])]),
+        ("time to first token p99, s", [("ann (7)", ["0.30"]), ("bob (1)", ["-"])]),
+        ("longest wait, tokens", [("ann (7)", ["12"]), ("bob (1)", ["0"])]),
+    ]
+
+
+def test_what_was_not_measured_is_a_hyphen_or_no_row() -> None:
+    nothing = msgspec.structs.replace(
+        METRICS,
+        clients={},
+        goodput=None,
+        service_gap_tokens=None,
+        ttft_seconds=None,
+        block_hit_share=None,
+    )
+    alone = dict(rows({"a": nothing}))
+    assert len(alone) == len(FIGURES) - 3
+    assert alone["time to first token p50, s"] == alone["prefix blocks found"] == ["-"]
+    assert client_rows({"a": nothing}) == []
+    both = dict(rows({"a": nothing, "b": METRICS}))
+    assert both["met their targets"] == ["-", "12.3%"]
