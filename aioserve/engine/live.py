@@ -55,6 +55,7 @@ class LiveEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             output_reserve_tokens=config.output_reserve_tokens,
+            clock=self.loop.time,
         )
         self.core = CoreLoop(
             self.scheduler,

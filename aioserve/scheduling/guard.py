@@ -1,7 +1,8 @@
 """Asks a policy and checks what it answers, so that no policy can harm the mechanism.
 
 A policy that raises or answers nonsense is logged once for that step, by name, and first come,
-first served answers for the rest of the step.
+first served answers for the rest of the step. One that takes long is named too, once, where there
+is a clock to measure it by.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+SLOW_SECONDS = 0.1
+"""In one step; a policy that takes longer is said to be slow."""
 FALLBACK = SchedulingPolicy()
 END = object()
 
@@ -34,12 +37,15 @@ END = object()
 class PolicyGuard:
     """Stands between the scheduler and one policy; its answers can be used as they are."""
 
-    def __init__(self, policy: SchedulingPolicy) -> None:
+    def __init__(self, policy: SchedulingPolicy, clock: Callable[[], float] | None = None) -> None:
         self.policy = policy
         self.faults_total = 0
         """Steps in which the policy raised or gave an answer that isn't one."""
         self.last_fault: str | None = None
         self._failed = False
+        self._clock = clock
+        self._step_seconds = 0.0
+        self._called_slow = False
 
     @property
     def name(self) -> str:
@@ -48,6 +54,7 @@ class PolicyGuard:
     def begin_step(self) -> None:
         """Trust the policy again."""
         self._failed = False
+        self._step_seconds = 0.0
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         """Waiting requests to start, one by one: each is in `waiting`, none comes twice."""
@@ -60,7 +67,7 @@ class PolicyGuard:
         answer = self._ask("order", lambda: iter(self.policy.order(waiting, view)))
         while answer is not None:
             try:
-                request = next(answer, END)
+                request = self._timed("order", lambda answer=answer: next(answer, END))
             except Exception as error:
                 self._fault("order", f"raised {reprlib.repr(error)}", error)
                 break
@@ -119,7 +126,7 @@ class PolicyGuard:
     def _tell(self, notification: str, call: Callable[[], None]) -> None:
         """Also after a fault: a policy that keeps books must hear of every request's end."""
         try:
-            call()
+            self._timed(notification, call)
         except Exception as error:
             self._fault(notification, f"raised {reprlib.repr(error)}", error)
 
@@ -127,10 +134,32 @@ class PolicyGuard:
         if self._failed:
             return None
         try:
-            return call()
+            return self._timed(question, call)
         except Exception as error:
             self._fault(question, f"raised {reprlib.repr(error)}", error)
             return None
+
+    def _timed(self, question: str, call: Callable[[], T]) -> T:
+        if self._clock is None:
+            return call()
+        began = self._clock()
+        try:
+            return call()
+        finally:
+            self._took(question, self._clock() - began)
+
+    def _took(self, question: str, seconds: float) -> None:
+        self._step_seconds += seconds
+        if self._step_seconds > SLOW_SECONDS and not self._called_slow:
+            self._called_slow = True
+            logger.warning(
+                "scheduling policy %s is slow: %s took %.3g s, of %.3g s in one step; the event "
+                "loop stood still meanwhile (said once)",
+                self.name,
+                question,
+                seconds,
+                self._step_seconds,
+            )
 
     def _nonsense(self, question: str, answer: object, wanted: str, fallback: T) -> T:
         if not self._failed:

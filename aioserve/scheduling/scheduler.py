@@ -15,6 +15,7 @@ unborn: they fork off, with its pages, in the step that has computed the prompt.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
@@ -52,9 +53,11 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         output_reserve_tokens: int,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        """`clock` gives seconds; with one, a policy whose methods take long is named in the log."""
         self.memory = memory
-        self.guard = PolicyGuard(policy)
+        self.guard = PolicyGuard(policy, clock)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.reserve = OutputReserve(memory.page_size, output_reserve_tokens)
