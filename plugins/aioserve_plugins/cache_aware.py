@@ -23,7 +23,7 @@ class CacheAware(SchedulingPolicy):
 
     The rank is a response ratio (Brinch Hansen, 1971) in tokens of work, which counts what the
     cache saves as time already waited: `(cached + waited / patience) / uncached`. Once a request
-    has waited for `patience` times what it has to compute, it goes before all that arrived later.
+    has waited for `patience` times its length, it goes before all that arrived later.
 
     A request that goes on like one ahead of it is moved behind the others: when its turn comes it
     finds that prefix in the cache. Only the `window` oldest are compared, since to know what is
@@ -52,7 +52,7 @@ class CacheAware(SchedulingPolicy):
             uncached = request.uncached_tokens
             cached = _known_tokens(request) - uncached
             waited = view.processed_tokens - request.arrival_processed_tokens
-            if waited >= self.patience * uncached:
+            if waited >= self.starvation_bound_tokens(request):
                 overdue.append(request)
                 computed.add(request.prefix_key(_next_page_end(cached, view)))
             else:
