@@ -120,6 +120,16 @@ def test_targets_add_goodput(aioserve_here: Run, mooncake: Path) -> None:
     assert goodput == {"requests": 0, "share": 0.0, "requests_per_second": 0.0}
 
 
+def test_policies_see_the_targets(aioserve_here: Run) -> None:
+    arguments = ("--synthetic", "bursts", "--num-requests", 60, "--rate", 500)
+    policies = ("--policy", "fcfs", "--policy", "deadline")
+    found = simulated(aioserve_here, *arguments, *policies, "--ttft-target-seconds", 0.1)
+    refused = {name: metrics["refused"] for name, metrics in found["policies"].items()}
+    good = {name: metrics["goodput"]["requests"] for name, metrics in found["policies"].items()}
+    assert refused["fcfs"] == 0 < refused["deadline"]
+    assert good["fcfs"] < good["deadline"]
+
+
 def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     table = {"prefill_tokens": [0, 1], "decode_batch": [0, 1], "seconds": [[1, 1], [1, 1]]}
