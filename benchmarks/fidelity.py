@@ -74,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ttft-target-seconds", type=float, help="that policies see")
     parser.add_argument("--tpot-target-seconds", type=float)
     parser.add_argument("--max-num-seqs", type=int, default=8)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=256)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--num-pages", type=int)
     parser.add_argument("--no-overlap", dest="overlap", action="store_false")
     parser.add_argument("--json", metavar="FILE")
