@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import msgspec
+import numpy as np
 import pytest
 
 from aioserve.errors import ConfigError
-from aioserve.simulation.metrics import Targets
+from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.report import PolicyRun, check_can_draw, page, report_page
+from aioserve.simulation.simulator import Ending, RequestRecord
+from aioserve.simulation.timeline import Span, StepSample, Timeline
 from tests.simulation.report.runs import asking, run_of
 
 TARGETS = Targets(ttft_seconds=0.3, tpot_seconds=0.1)
@@ -121,9 +125,35 @@ def test_small_runs_can_be_drawn(count: int, output: int, num_pages: int | None)
     assert len(drawings(page_of([with_targets], targets=TARGETS))) == 5
 
 
+def long_run(count: int) -> PolicyRun:
+    """So many requests, one a second, of which each takes times of its own, in steps of 0.3 s."""
+    draw = np.random.default_rng(0)
+    small = run_of([asking(0)])
+    records, timeline = [], Timeline()
+    for n in range(count):
+        begin, first, end = (n + np.cumsum(draw.exponential(30.0, 3))).tolist()
+        request = asking(n, at=float(n), output=9, client=f"{n % 50}")
+        records.append(RequestRecord(request, Ending.FINISHED, 9, begin, first, end, n))
+        timeline.spans += [Span(n, False, begin, first, 10, 0), Span(n, True, first, end, 8, 0)]
+    for n in range(3 * count):
+        timeline.steps.append(
+            StepSample(
+                began_seconds=0.3 * n,
+                ended_seconds=0.3 * n + 0.3,
+                waiting=int(draw.integers(90)),
+                running=int(draw.integers(90)),
+                prefill_tokens=int(draw.integers(900)),
+                decode_tokens=int(draw.integers(90)),
+                pages_held=int(draw.integers(3)),
+                pages_cached=1,
+            )
+        )
+    result = msgspec.structs.replace(small.result, requests=tuple(records), seconds=float(count))
+    return PolicyRun("long", result, metrics_of(result), timeline)
+
+
 def test_a_long_run_of_many_policies_makes_no_huge_page() -> None:
-    trace = [asking(n, at=n / 20, output=1 + n % 5, client=f"{n % 50}") for n in range(12_000)]
-    run = run_of(trace, max_num_seqs=5)
+    run = long_run(12_000)
     text = page_of([PolicyRun(f"p{n}", run.result, run.metrics, run.timeline) for n in range(6)])
     assert len(text.encode()) < 2e6
     assert "Left out: 30 clients with fewer." in text
