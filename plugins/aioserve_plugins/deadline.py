@@ -19,7 +19,9 @@ from aioserve import (
 
 __all__ = ["Deadline"]
 
-DECAY = 0.98
+WARM_UP_STEPS = 8
+"""The first steps of an engine take longer than those after them, and aren't counted."""
+DECAY = 0.95
 """What a measured step still counts after each further one."""
 TPOT_SHARE = 0.95
 """What of a target for decoding steps may take: those that take longer count in the mean too."""
@@ -39,8 +41,8 @@ class Deadline(SchedulingPolicy):
     Prompts get no more tokens of a step than the least `tpot_target_seconds` of those who decode
     has time for, unless decoding alone takes longer than that.
 
-    How long steps take is measured. Until a step was, nothing is put off, and only a request whose
-    deadline has passed is refused.
+    How long steps take is measured, from the ninth on. Until one was, nothing is put off, and only
+    a request whose deadline has passed is refused.
 
     Once a request has waited for `patience` times its length in tokens processed, it goes before
     all that arrived later. Only the `window` oldest are compared.
@@ -189,6 +191,7 @@ class StepTimes:
     """How long steps take: a line through those measured, the latest counting most."""
 
     def __init__(self) -> None:
+        self._steps_done = 0
         self._seen_step = -1
         self._seen_seconds = 0.0
         self._tokens_done = 0
@@ -198,6 +201,7 @@ class StepTimes:
         """Of weights, tokens, seconds, tokens squared, and tokens times seconds."""
 
     def step_finished(self, tokens: int, *, idle: bool) -> None:
+        self._steps_done += 1
         self._tokens_done += tokens
         self._finished.append(tokens)
         if idle:  # the next step begins who knows when
@@ -207,10 +211,13 @@ class StepTimes:
         """Between two plans in a row one step finishes, and it takes as long as that."""
         seconds = view.now_seconds - self._seen_seconds
         if view.step == self._seen_step + 1 and len(self._finished) == 1 and seconds > 0:
-            (x,), y = self._finished, seconds
-            new = (1.0, x, y, x * x, x * y)
-            self._sums = tuple(DECAY * old + n for old, n in zip(self._sums, new, strict=True))
+            if self._steps_done > WARM_UP_STEPS:
+                self._count(self._finished[0], seconds)
         self._seen_step, self._seen_seconds, self._finished = view.step, view.now_seconds, []
+
+    def _count(self, tokens: int, seconds: float) -> None:
+        new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
+        self._sums = tuple(DECAY * old + n for old, n in zip(self._sums, new, strict=True))
 
     def tokens_in_flight(self, view: SchedulerView) -> int:
         return view.processed_tokens - self._tokens_done

@@ -12,21 +12,23 @@ from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.simulator import Ending, simulate
 from aioserve.simulation.synthetic import synthetic_trace
 from aioserve.simulation.traces import TraceRequest
-from aioserve_plugins.deadline import Deadline
+from aioserve_plugins.deadline import WARM_UP_STEPS, Deadline
 from aioserve_plugins.fcfs import FirstComeFirstServed
 from tests.scheduling.bench import Bench, work
 
 STEP_SECONDS = 1.0
+NUM_STEPS = WARM_UP_STEPS + 4
+NOW = NUM_STEPS * STEP_SECONDS
 
 
 def measured(**options) -> Bench:
-    """A bench whose policy has seen four steps of 16 tokens and a second each; it is four."""
+    """A bench whose policy has measured steps of 16 tokens and a second each; it is `NOW`."""
     bench = Bench(policy=Deadline(**options), num_pages=256)
-    bench.submit(64, 1)
-    for step in range(4):
+    bench.submit(16 * NUM_STEPS, 1)
+    for step in range(NUM_STEPS):
         bench.commit(bench.plan(step * STEP_SECONDS), (step + 1) * STEP_SECONDS)
-        if step == 2:
-            bench.submit(1, 2)  # there is work left, so that the fourth step is measured too
+        if step == NUM_STEPS - 2:
+            bench.submit(1, 2)  # there is work left, so that the last step is measured too
     return bench
 
 
@@ -55,22 +57,22 @@ def test_the_earliest_deadline_goes_first_and_none_is_ten_seconds():
 
 def test_where_not_all_can_make_it_the_longest_is_put_off():
     bench = measured()
-    long = bench.submit(32, 1, ttft_target_seconds=2.6, now_seconds=4.0)
-    short = [bench.submit(8, 1, ttft_target_seconds=2.7, now_seconds=4.0) for _ in range(2)]
-    assert [i for i in starts(bench, 4.0, 1) if i > long - 1] == short
+    long = bench.submit(32, 1, ttft_target_seconds=2.6, now_seconds=NOW)
+    short = [bench.submit(8, 1, ttft_target_seconds=2.7, now_seconds=NOW) for _ in range(2)]
+    assert [i for i in starts(bench, NOW, 1) if i > long - 1] == short
 
 
 def test_nobody_is_put_off_where_all_can_make_it():
     bench = measured()
-    long = bench.submit(30, 1, ttft_target_seconds=4, now_seconds=4.0)
-    short = bench.submit(8, 1, ttft_target_seconds=5, now_seconds=4.0)
-    assert [i for i in starts(bench, 4.0) if i >= long] == [long, short]
+    long = bench.submit(30, 1, ttft_target_seconds=4, now_seconds=NOW)
+    short = bench.submit(8, 1, ttft_target_seconds=5, now_seconds=NOW)
+    assert [i for i in starts(bench, NOW) if i >= long] == [long, short]
 
 
 def test_who_cannot_make_it_is_refused_with_the_estimate():
     bench = measured()
-    hopeless = bench.submit(64, 1, ttft_target_seconds=2, now_seconds=4.0)
-    bench.plan(4.0)
+    hopeless = bench.submit(64, 1, ttft_target_seconds=2, now_seconds=NOW)
+    bench.plan(NOW)
     (refused,) = bench.scheduler.take_rejected()
     assert refused.sequence_id == hopeless
     assert refused.error is not None
@@ -87,6 +89,18 @@ def test_nothing_is_guessed_before_something_was_measured():
     assert bench.scheduler.take_rejected() == []
 
 
+def test_the_slow_first_steps_of_an_engine_are_not_counted():
+    bench = Bench(policy=Deadline(), num_pages=256)
+    bench.submit(16 * WARM_UP_STEPS, 4)
+    for step in range(WARM_UP_STEPS):
+        bench.commit(bench.plan(100.0 * step), 100.0 * (step + 1))
+    now = 100.0 * WARM_UP_STEPS
+    bench.commit(bench.plan(now), now + 1)
+    bench.submit(32, 1, ttft_target_seconds=40, now_seconds=now + 1)
+    bench.plan(now + 1)
+    assert bench.scheduler.take_rejected() == []
+
+
 def test_a_deadline_that_has_passed_is_refused_although_nothing_was_measured():
     bench = Bench(policy=Deadline())
     a = bench.submit(4, 1, ttft_target_seconds=1.0)
@@ -99,9 +113,9 @@ def test_a_deadline_that_has_passed_is_refused_although_nothing_was_measured():
 
 def test_without_rejection_those_that_are_late_come_last_and_are_served():
     bench = measured(reject=False)
-    hopeless = bench.submit(64, 1, ttft_target_seconds=0.5, now_seconds=4.0)
-    short = bench.submit(8, 1, ttft_target_seconds=2, now_seconds=4.0)
-    started = starts(bench, 4.0)
+    hopeless = bench.submit(64, 1, ttft_target_seconds=0.5, now_seconds=NOW)
+    short = bench.submit(8, 1, ttft_target_seconds=2, now_seconds=NOW)
+    started = starts(bench, NOW)
     assert [i for i in started if i >= hopeless] == [short, hopeless]
     assert bench.scheduler.take_rejected() == []
     assert not bench.scheduler.sequences
@@ -109,14 +123,14 @@ def test_without_rejection_those_that_are_late_come_last_and_are_served():
 
 def test_a_request_without_a_target_is_never_refused():
     bench = measured(default_ttft_seconds=0.1)
-    plain = bench.submit(64, 1, now_seconds=4.0)
+    plain = bench.submit(64, 1, now_seconds=NOW)
     assert plain in starts(bench, 100.0)
     assert bench.scheduler.take_rejected() == []
 
 
 def test_a_pause_between_requests_is_not_taken_for_a_slow_step():
     bench = Bench(policy=Deadline(), num_pages=256)
-    for request in range(3):
+    for request in range(2 * WARM_UP_STEPS):
         begun = 1000.0 * request
         bench.submit(16, 1, ttft_target_seconds=5, now_seconds=begun)
         bench.commit(bench.plan(begun), begun + STEP_SECONDS)
