@@ -1,8 +1,8 @@
 """Asks a policy and checks what it answers, so that no policy can harm the mechanism.
 
 A policy that raises or answers nonsense is logged once for that step, by name, and first come,
-first served answers for the rest of the step. One that takes long is named too, once, where there
-is a clock to measure it by.
+first served answers for the rest of the step; where that goes on for ever the log doesn't. One that
+takes long is named too, once, where there is a clock to measure it by.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ SLOW_SECONDS = 0.1
 """In one step; a policy that takes longer is said to be slow."""
 FALLBACK = SchedulingPolicy()
 END = object()
+MAX_LOGGED_FAULTS = 10
+"""Of the faults beyond, only those whose number is a power of two are logged."""
 
 
 class PolicyGuard:
@@ -172,6 +174,11 @@ class PolicyGuard:
         self._failed = True
         self.faults_total += 1
         self.last_fault = f"scheduling policy {self.name}: {question} {what}"
-        logger.error(
-            "%s; first come, first served decides this step", self.last_fault, exc_info=error
-        )
+        total = self.faults_total
+        if total <= MAX_LOGGED_FAULTS or total.bit_count() == 1:
+            logger.error(
+                "%s; first come, first served decides this step (fault %d of this policy)",
+                self.last_fault,
+                total,
+                exc_info=error,
+            )

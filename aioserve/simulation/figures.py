@@ -62,6 +62,7 @@ FIGURES = (
     Figure("prefix blocks found", "block_hit_share", "{:.1%}"),
     Figure("prompt tokens found", "token_hit_share", "{:.1%}"),
     Figure("preemptions", "preemptions"),
+    Figure("steps with a fault of the policy", "policy_faults"),
     Figure("KV pages held, mean", "kv_occupancy_mean", "{:.1%}"),
     Figure("KV pages held, most", "kv_occupancy_max", "{:.1%}"),
     Figure("steps", "steps"),

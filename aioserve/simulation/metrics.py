@@ -118,12 +118,14 @@ class Metrics(msgspec.Struct, frozen=True):
     tokens_prefilled: int
     """Prompt tokens computed; more than the prompts less the hits where requests began again."""
     preemptions: int
+    policy_faults: int
+    """Steps that first come, first served decided, since the policy raised or answered nonsense."""
     num_pages: int
     page_size: int
-    kv_occupancy_mean: float
+    kv_occupancy_mean: float | None
     """Share of pages that requests hold, over the time of steps. What the cache alone holds can be
-    evicted, and isn't counted."""
-    kv_occupancy_max: float
+    evicted, and isn't counted. None where memory has no limit."""
+    kv_occupancy_max: float | None
 
 
 def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metrics:
@@ -159,11 +161,16 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
         tokens_computed=result.tokens_computed,
         tokens_prefilled=result.tokens_prefilled,
         preemptions=result.preemptions,
+        policy_faults=result.policy_faults,
         num_pages=result.num_pages,
         page_size=result.page_size,
-        kv_occupancy_mean=result.pages_held_mean / result.num_pages,
-        kv_occupancy_max=result.pages_held_max / result.num_pages,
+        kv_occupancy_mean=_share(result.pages_held_mean, result),
+        kv_occupancy_max=_share(result.pages_held_max, result),
     )
+
+
+def _share(pages: float, result: SimulationResult) -> float | None:
+    return None if result.unbounded else pages / result.num_pages
 
 
 def block_hits(record: RequestRecord, page_size: int) -> int:

@@ -61,7 +61,8 @@ class RequestRecord(msgspec.Struct, gc=False):
     first_token_seconds: float | None = None
     end_seconds: float | None = None
     wait_tokens: int | None = None
-    """Tokens that steps computed for others between its arrival and its first step."""
+    """Tokens that steps computed for others between its arrival and its first step, or until the
+    policy refused it."""
     cached_tokens: int = 0
     """Leading tokens that were in the cache when its first step began."""
 
@@ -72,6 +73,7 @@ class SimulationResult(msgspec.Struct, frozen=True):
     requests: tuple[RequestRecord, ...]
     page_size: int
     num_pages: int
+    """Where `unbounded`, as many as could ever be needed."""
     seconds: float
     """From the first arrival to the last token."""
     busy_seconds: float
@@ -83,6 +85,8 @@ class SimulationResult(msgspec.Struct, frozen=True):
     tokens_cached: int
     """Prompt tokens found in the cache, those of preempted requests that began again included."""
     preemptions: int
+    policy_faults: int
+    """Steps that first come, first served decided, since the policy raised or answered nonsense."""
     pages_held_mean: float
     """Pages that requests hold, over the time of steps; what the cache alone holds is left out."""
     pages_held_max: int
@@ -90,6 +94,8 @@ class SimulationResult(msgspec.Struct, frozen=True):
     """Most by which the tokens computed for one client ran ahead of another's while both had
     requests waiting all the time (Sheng et al., "Fairness in Serving LLMs", OSDI 2024); None where
     the trace has fewer than two clients."""
+    unbounded: bool = False
+    """Memory had no limit."""
 
 
 def simulate(
@@ -141,6 +147,7 @@ def simulate(
             f"output_reserve_tokens must not be negative, got {output_reserve_tokens}"
         )
     ordered = sorted(trace, key=attrgetter("arrival_seconds"))
+    unbounded = num_pages is None
     if num_pages is None:
         num_pages = 1 + sum(pages_for(_max_length(request), page_size) for request in ordered)
     pool = PagePool(num_pages, page_size)
@@ -152,7 +159,8 @@ def simulate(
         output_reserve_tokens=output_reserve_tokens,
     )
     targets = (ttft_target_seconds, tpot_target_seconds)
-    return _Run(ordered, scheduler, cost, overlap, targets, timeline, progress).result()
+    result = _Run(ordered, scheduler, cost, overlap, targets, timeline, progress).result()
+    return msgspec.structs.replace(result, unbounded=unbounded)
 
 
 class _Run:
@@ -233,6 +241,7 @@ class _Run:
             counters.tokens_prefilled,
             memory.counters.tokens_cached,
             counters.preemptions,
+            self.scheduler.guard.faults_total,
             # Rounded, the mean of what was always the same may be above it.
             min(self.page_seconds / (self.busy_seconds or 1), self.pages_held_max),
             self.pages_held_max,
@@ -314,7 +323,8 @@ class _Run:
     def _end(self, sequence_id: int, ending: Ending) -> None:
         record = self.active.pop(sequence_id)
         if sequence_id in self.submitted_at_tokens:
-            self._no_longer_waits(sequence_id)
+            processed = self.scheduler.counters.tokens_processed
+            record.wait_tokens = processed - self._no_longer_waits(sequence_id)
         record.ending, record.end_seconds = ending, self.now
         self.ended += 1
 

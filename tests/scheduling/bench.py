@@ -35,7 +35,7 @@ class Bench:
         partial_page_reuse: bool = True,
         eviction: str = "lru",
         preemption: Preemption = "auto",
-        **options: int,
+        **options: Any,
     ) -> None:
         self.pool = PagePool(num_pages, page_size)
         self.host_pool = PagePool(num_host_pages, page_size) if num_host_pages else None

@@ -76,6 +76,17 @@ def test_a_policy_that_failed_is_asked_again_in_the_next_step(caplog):
     assert bench.scheduler.guard.faults_total == 1
 
 
+def test_a_policy_that_always_fails_does_not_fill_the_log(caplog):
+    bench = Bench(policy=answering("order", ValueError("planted")))
+    bench.submit(2, 200)
+    for _ in range(100):
+        bench.submit(2, 1)
+        bench.step()
+    assert bench.scheduler.guard.faults_total == 100
+    numbers = [record.getMessage().split("fault ")[1].split()[0] for record in caplog.records]
+    assert numbers == [*map(str, range(1, 11)), "16", "32", "64"]
+
+
 @pytest.mark.parametrize("answer", [ValueError("planted"), None, "b"])
 def test_a_nonsense_victim_is_replaced_by_the_default_one(answer, caplog):
     bench = Bench(num_pages=4, policy=answering("victim", answer))

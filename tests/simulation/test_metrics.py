@@ -30,7 +30,7 @@ def record(
 
 
 def result_of(*records: RequestRecord) -> SimulationResult:
-    return SimulationResult(records, 4, 10, 10.0, 8.0, 5, 100, 90, 0, 0, 2.5, 5, None)
+    return SimulationResult(records, 4, 10, 10.0, 8.0, 5, 100, 90, 0, 0, 0, 2.5, 5, None)
 
 
 def test_latencies_are_those_of_the_records() -> None:

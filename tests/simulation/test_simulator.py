@@ -159,7 +159,11 @@ def test_every_request_ends_once_and_all_counts_add_up(
         assert metrics.block_hits == metrics.token_hit_share == 0 or not started
     assert result.busy_seconds == pytest.approx(result.steps + result.tokens_computed / 100)
     assert result.busy_seconds <= result.seconds + 1e-9
-    assert 0 <= metrics.kv_occupancy_mean <= metrics.kv_occupancy_max <= 1
+    mean, most = metrics.kv_occupancy_mean, metrics.kv_occupancy_max
+    assert (mean is None) == (most is None) == (num_pages is None)
+    if mean is not None and most is not None:
+        assert 0 <= mean <= most <= 1
+    assert metrics.policy_faults == 0
     assert sum(c.requests for c in metrics.clients.values()) == sum(bool(r.client) for r in trace)
     assert metrics.goodput is not None
     assert metrics.goodput.requests <= metrics.finished
@@ -293,6 +297,34 @@ def test_scarce_memory_preempts_and_loses_no_token() -> None:
 def test_requests_that_fit_no_memory_are_set_aside() -> None:
     metrics = metrics_of(run([asking(0, 0.0, 30, 3), asking(1, 0.0, 30, 2)], num_pages=8))
     assert (metrics.too_long, metrics.finished) == (1, 1)
+
+
+def test_memory_without_a_limit_has_no_share_that_is_held() -> None:
+    metrics = metrics_of(run([asking(0, 0.0, 30, 3)], num_pages=None))
+    assert metrics.kv_occupancy_mean is metrics.kv_occupancy_max is None
+
+
+def test_steps_that_a_bad_policy_left_to_the_fallback_are_counted() -> None:
+    class Raises(SchedulingPolicy):
+        def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
+            raise KeyError("planted")
+
+    metrics = metrics_of(run([asking(n, 100.0 * n, 4, 1) for n in range(40)], Raises()))
+    assert metrics.finished == metrics.policy_faults == 40
+
+
+def test_a_request_that_was_refused_has_waited_until_then() -> None:
+    class Late(SchedulingPolicy):
+        def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
+            if request.request_id == "0":
+                return Verdict.NOW
+            return Verdict.NEVER if view.processed_tokens > 20 else Verdict.LATER
+
+    trace = [asking(0, 0.0, 8, 30), asking(1, 0.0, 8, 30)]
+    refused = run(trace, Late()).requests[1]
+    assert refused.ending is Ending.REFUSED
+    assert refused.wait_tokens is not None
+    assert 20 < refused.wait_tokens < 30
 
 
 def test_progress_counts_up_to_the_end() -> None:
