@@ -210,9 +210,9 @@ class StepTimes:
     def look(self, view: SchedulerView) -> None:
         """Between two plans in a row one step finishes, and it takes as long as that."""
         seconds = view.now_seconds - self._seen_seconds
-        if view.step == self._seen_step + 1 and len(self._finished) == 1 and seconds > 0:
-            if self._steps_done > WARM_UP_STEPS:
-                self._count(self._finished[0], seconds)
+        in_a_row = view.step == self._seen_step + 1 and len(self._finished) == 1
+        if in_a_row and seconds > 0 and self._steps_done > WARM_UP_STEPS:
+            self._count(self._finished[0], seconds)
         self._seen_step, self._seen_seconds, self._finished = view.step, view.now_seconds, []
 
     def _count(self, tokens: int, seconds: float) -> None:
