@@ -121,7 +121,7 @@ def test_targets_add_goodput(aioserve_here: Run, mooncake: Path) -> None:
 
 
 def test_policies_see_the_targets(aioserve_here: Run) -> None:
-    arguments = ("--synthetic", "bursts", "--num-requests", 60, "--rate", 500)
+    arguments = ("--synthetic", "bursts", "--num-requests", 200, "--rate", 100)
     policies = ("--policy", "fcfs", "--policy", "deadline")
     found = simulated(aioserve_here, *arguments, *policies, "--ttft-target-seconds", 0.1)
     refused = {name: metrics["refused"] for name, metrics in found["policies"].items()}
