@@ -243,8 +243,7 @@ def batch_and_memory_chart(runs: Sequence[PolicyRun]) -> Chart:
     return Chart(
         to_svg(figure, "batch", "Tokens of steps and use of KV pages over time under each policy"),
         f"Means over {_bin_text(edges)}; between steps there are no tokens, and no pages are "
-        f"counted. All of the memory is {runs[0].result.num_pages:,} pages of "
-        f"{runs[0].result.page_size} tokens.",
+        f"counted. {_memory_text(runs[0])}",
     )
 
 
@@ -289,6 +288,13 @@ def _middles(edges: np.ndarray) -> np.ndarray:
 
 def _bin_text(edges: np.ndarray) -> str:
     return f"{edges[1] - edges[0]:,.3g} s each"
+
+
+def _memory_text(run: PolicyRun) -> str:
+    pages = f"{run.result.num_pages:,} pages of {run.result.page_size} tokens"
+    if run.result.unbounded:
+        return f"Memory has no limit: shares are of the {pages} that all requests could ever need."
+    return f"All of the memory is {pages}."
 
 
 def _times(run: PolicyRun) -> tuple[np.ndarray, np.ndarray]:

@@ -159,6 +159,13 @@ def test_a_long_run_of_many_policies_makes_no_huge_page() -> None:
     assert "Left out: 30 clients with fewer." in text
 
 
+def test_shares_of_memory_say_of_what() -> None:
+    assert "All of the memory is 7 pages of 4 tokens." in page_of(
+        [run_of([asking(0)], num_pages=7)]
+    )
+    assert "Memory has no limit: shares are of the 5 pages" in page_of([run_of([asking(0)])])
+
+
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'aioserve\[report\]'"):
