@@ -39,8 +39,8 @@ class SimulateOptions:
     num_requests: int | None = None
     """Requests of a made-up workload (500 when not given), or the first so many of a trace, by
     their times."""
-    seed: int = 0
-    """Key of a made-up workload."""
+    seed: int | None = None
+    """Key of a made-up workload, 0 when not given."""
     policy: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ("fcfs",)
     """A scheduling policy, fcfs when not given, or NAME:OPTION=VALUE,OPTION=VALUE.
     May be given several times."""
@@ -102,6 +102,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     from aioserve.simulation.timeline import Timeline
 
     options = options or SimulateOptions()
+    _check(options)
     check_report(options.report, options.gantt_window, trace)
     requests = _requests(trace, options)
     targets = _targets(options)
@@ -145,6 +146,21 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
         _print(facts, options, found)
 
 
+def _check(options: SimulateOptions) -> None:
+    """Raise `ConfigError` for options that would be ignored."""
+    for name in options.policy:
+        if options.policy.count(name) > 1:
+            raise ConfigError(f"policy {name!r} is given {options.policy.count(name)} times")
+    num_pages_given = options.unbounded_cache or options.num_pages is not None
+    if options.cost_table is not None and num_pages_given:
+        for name in ("model", "hardware", "num_devices"):
+            if getattr(options, name) != getattr(SimulateOptions(), name):
+                raise ConfigError(
+                    f"{name}: the cost table says how long steps take, and the number of pages is "
+                    f"given too, got {getattr(options, name)!r}"
+                )
+
+
 def _requests(trace: Path | None, options: SimulateOptions) -> list[TraceRequest]:
     from aioserve.simulation.synthetic import synthetic_trace
     from aioserve.simulation.trace_files import at_rate, read_trace, with_scaled_lengths
@@ -155,13 +171,15 @@ def _requests(trace: Path | None, options: SimulateOptions) -> list[TraceRequest
     if (trace is None) == (options.synthetic is None):
         raise ConfigError("give either a trace or --synthetic, and not both")
     if trace is not None:
+        if options.seed is not None:
+            raise ConfigError(f"seed: nothing of a trace is drawn, got {options.seed}")
         requests = read_trace(trace)[:count]
         if options.rate is not None:
             requests = at_rate(requests, options.rate)
     else:
         rate = 4.0 if options.rate is None else options.rate
         name = str(options.synthetic)
-        requests = synthetic_trace(name, count or 500, rate=rate, seed=options.seed)
+        requests = synthetic_trace(name, count or 500, rate=rate, seed=options.seed or 0)
     if options.scale_lengths != 1.0:
         requests = with_scaled_lengths(requests, options.scale_lengths)
     return requests

@@ -79,9 +79,16 @@ class RooflineCost:
     Every step reads all weights, and every sequence all keys and values before it. A token costs
     two operations for each weight, and four for each value of a query head and each token that it
     attends to.
+
+    Raises `ConfigError` for devices that can't share the model's KV heads evenly.
     """
 
     def __init__(self, model: ModelShape, hardware: Hardware) -> None:
+        if model.num_kv_heads % hardware.num_devices:
+            raise ConfigError(
+                f"num_devices must divide the model's {model.num_kv_heads} KV heads, which are "
+                f"shared evenly, got {hardware.num_devices}"
+            )
         self.model = model
         self.hardware = hardware
         self._flops = hardware.flops_per_second * hardware.compute_efficiency

@@ -160,6 +160,28 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
         (["--synthetic", "bursts", "--num-pages", "9", "--unbounded-cache"], "and not both"),
         (["--synthetic", "bursts", "--ttft-target-seconds", "0"], "ttft_seconds must be more"),
         (["--synthetic", "bursts", "--cost-table", "missing.json"], "cost table missing.json"),
+        (["missing.csv", "--seed", "1"], "seed: nothing of a trace is drawn, got 1"),
+        (
+            ["--synthetic", "bursts", "--policy", "fcfs", "--policy", "fcfs"],
+            "policy 'fcfs' is given 2 times",
+        ),
+        (
+            ["--synthetic", "bursts", "--num-devices", "3", "--num-pages", "99"],
+            "num_devices must divide the model's 8 KV heads, which are shared evenly, got 3",
+        ),
+        (
+            [
+                "--synthetic",
+                "bursts",
+                "--cost-table",
+                "t.json",
+                "--num-pages",
+                "9",
+                "--hardware",
+                "a100",
+            ],
+            "hardware: the cost table says how long steps take",
+        ),
     ],
 )
 def test_a_mistake_is_named(aioserve_here: Run, arguments: list[str], message: str) -> None:
