@@ -223,7 +223,11 @@ class StepTimes:
         return view.processed_tokens - self._tokens_done
 
     def seconds(self, tokens: int) -> float:
-        """What a step of so many tokens takes; 0 until a step was measured."""
+        """What a step of so many tokens takes; 0 until steps of that order were measured: what is
+        guessed from small ones may refuse everybody, for ever."""
+        n, _, _, xx, _ = self._sums
+        if xx < n * (tokens / 8) ** 2:
+            return 0.0
         fixed, each = self._line()
         return fixed + each * tokens
 

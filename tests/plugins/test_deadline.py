@@ -177,6 +177,12 @@ def test_a_target_that_decoding_alone_misses_holds_up_no_prompt():
     assert result.requests[1].first_token_seconds == plain.requests[1].first_token_seconds
 
 
+def test_small_steps_say_nothing_of_large_ones():
+    trace = synthetic_trace("heavy-tails", 120, rate=20.0, seed=8)
+    options = {"cost": LinearCost(), "num_pages": None, "ttft_target_seconds": 0.3}
+    assert metrics_of(simulate(trace, Deadline(), **options)).finished > 90
+
+
 @settings(max_examples=20)
 @given(
     st.sampled_from(["bursts", "heavy-tails", "tenants"]),
