@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterator, Sequence
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
+from typing import NoReturn
 
 import msgspec
 
-from aioserve.errors import ConfigError
+from aioserve.errors import ConfigError, PluginError
 from aioserve.plugins.specs import GROUP
 
 __all__ = ["BUNDLED", "InstalledPlugin", "installed_plugins"]
@@ -20,10 +21,24 @@ BUNDLED = "aioserve-plugins"
 OFF = "off"
 
 
+class UnreadablePoint(msgspec.Struct, frozen=True):
+    """Stands for the plugins of a distribution whose list of them can't be read."""
+
+    name: str
+    dist: Distribution
+    cause: Exception
+
+    def load(self) -> NoReturn:
+        raise PluginError(f"entry_points.txt is malformed: {self.cause!r}") from self.cause
+
+
+Point = EntryPoint | UnreadablePoint
+
+
 class InstalledPlugin(msgspec.Struct, frozen=True):
     """An entry point, not loaded yet."""
 
-    point: EntryPoint
+    point: Point
     distribution: str
     version: str
     allowed: bool
@@ -41,7 +56,7 @@ def installed_plugins() -> list[InstalledPlugin]:
 
     Raises `ConfigError` if AIOSERVE_PLUGINS names what isn't installed.
     """
-    points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, not _bundled(point)))
+    points = sorted(_points(), key=lambda point: (point.name, not _bundled(point)))
     origins = [_origin(point) for point in points]
     wanted = _wanted()
     known = [
@@ -54,6 +69,34 @@ def installed_plugins() -> list[InstalledPlugin]:
         allowed = wanted is None or selected or _bundled(point)
         found.append(InstalledPlugin(point, distribution, version, allowed, selected))
     return found
+
+
+def _points() -> list[Point]:
+    try:
+        return list(entry_points(group=GROUP))
+    except Exception:  # of one distribution, which stands for all: ask each for itself
+        return list(_points_one_by_one())
+
+
+def _points_one_by_one() -> Iterator[Point]:
+    seen: set[str] = set()
+    for dist in distributions():
+        name, _ = _origin_of(dist)
+        if _canonical(name) in seen:  # hidden by one that is earlier on the path
+            continue
+        seen.add(_canonical(name))
+        try:
+            yield from dist.entry_points.select(group=GROUP)
+        except Exception as error:
+            if _may_have_plugins(dist):
+                yield UnreadablePoint(name, dist, error)
+
+
+def _may_have_plugins(dist: Distribution) -> bool:
+    try:
+        return f"[{GROUP}]" in (dist.read_text("entry_points.txt") or "")
+    except Exception:
+        return True
 
 
 def _wanted() -> tuple[str, ...] | None:
@@ -85,11 +128,22 @@ def _canonical(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def _bundled(point: EntryPoint) -> bool:
+def _bundled(point: Point) -> bool:
     return _canonical(_origin(point)[0]) == BUNDLED
 
 
-def _origin(point: EntryPoint) -> tuple[str, str]:
-    if point.dist is None:
-        return "unknown distribution", ""
-    return point.dist.name, point.dist.version
+def _origin(point: Point) -> tuple[str, str]:
+    return ("unknown distribution", "") if point.dist is None else _origin_of(point.dist)
+
+
+def _origin_of(dist: Distribution) -> tuple[str, str]:
+    """Name and version. What was installed halfway has no metadata: it is named by its folder."""
+    folder = getattr(getattr(dist, "_path", None), "name", "unknown distribution")
+    return _said(dist, "name") or folder, _said(dist, "version")
+
+
+def _said(dist: Distribution, what: str) -> str:
+    try:
+        return getattr(dist, what) or ""
+    except Exception:
+        return ""

@@ -204,6 +204,53 @@ async def test_a_policy_is_given_by_plugin_object_or_as_itself(options):
         assert list(answer.token_ids) == expected_tokens([1], 3)
 
 
+ENTRY_POINTS = "[aioserve]\nghost = no_such_module\n"
+METADATA = "Metadata-Version: 2.1\nName: ghost-dist\nVersion: 3\n"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "listed", "said"),
+    [
+        (None, ENTRY_POINTS, "ghost (ghost-1.dist-info): ModuleNotFoundError"),
+        (b"", ENTRY_POINTS, "ghost (ghost-1.dist-info): ModuleNotFoundError"),
+        (b"\xff\xfe", ENTRY_POINTS, "ghost (ghost-1.dist-info): ModuleNotFoundError"),
+        (b"Name: ghost-dist\n", ENTRY_POINTS, "ghost (ghost-dist): ModuleNotFoundError"),
+        (
+            METADATA.encode(),
+            "[aioserve]\nghost\n",
+            'ghost-dist (ghost-dist 3): PluginError("entry_points.txt is malformed: ',
+        ),
+        (None, "[aioserve]\nghost\n", "ghost-1.dist-info (ghost-1.dist-info): PluginError("),
+    ],
+)
+def test_a_damaged_distribution_harms_nobody(tmp_path, monkeypatch, caplog, metadata, listed, said):
+    info = tmp_path / "ghost-1.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text(listed)
+    if metadata is not None:
+        (info / "METADATA").write_bytes(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = PluginRegistry()
+    assert "fcfs" in registry.policies
+    (found,) = registry.broken
+    assert said in str(found)
+    assert said in caplog.text
+    assert found.origin.version is not None
+    monkeypatch.setenv("AIOSERVE_PLUGINS", found.name)
+    with pytest.raises(PluginError, match="AIOSERVE_PLUGINS names a plugin that can't be loaded"):
+        PluginRegistry().check_selected()
+
+
+def test_a_damaged_distribution_without_plugins_is_not_spoken_of(tmp_path, monkeypatch, caplog):
+    info = tmp_path / "ghost-1.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[console_scripts]\nghost\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = PluginRegistry()
+    assert "fcfs" in registry.policies
+    assert (registry.broken, caplog.text) == ([], "")
+
+
 # AIOSERVE_PLUGINS
 
 
