@@ -16,6 +16,9 @@ __all__ = ["Admission", "AdmissionCheck"]
 
 logger = logging.getLogger(__name__)
 
+_shown = reprlib.Repr()
+_shown.maxother = 1000  # room for the message of an exception
+
 
 class AdmissionCheck(msgspec.Struct, frozen=True):
     """One plugin's `aioserve_admit`."""
@@ -37,9 +40,12 @@ class Admission:
         for check in self._checks:
             try:
                 answer = check.ask(request)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # CancelledError too: it is some other task's
                 logger.exception("plugin %s: aioserve_admit raised", check.label)
-                raise self._broken(check, request, f"raised {error!r}") from error
+                what = f"raised {_shown.repr(error)}"
+                raise self._broken(check, request, what) from error
             if isinstance(answer, Refusal):
                 raise RequestRejectedError(
                     f"plugin {check.label} refused request {request.request_id!r}: {answer.reason}"

@@ -95,7 +95,9 @@ class _Attached:
             return
         try:
             getattr(self.observer, method)(told)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # CancelledError too: it is some other task's
             self._failures[method] = self._failures.get(method, 0) + 1
             logger.exception("observer %s: %s raised %s", self.label, method, reprlib.repr(error))
         else:

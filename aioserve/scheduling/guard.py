@@ -3,6 +3,9 @@
 A policy that raises or answers nonsense is logged once for that step, by name, and first come,
 first served answers for the rest of the step; where that goes on for ever the log doesn't. One that
 takes long is named too, once, where there is a clock to measure it by.
+
+Nothing that a policy raises is let through but `KeyboardInterrupt`, which isn't its own. A
+`CancelledError` is: these calls await nothing, so it tells of another task than the one that asks.
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ class PolicyGuard:
         while answer is not None:
             try:
                 request = self._timed("order", lambda answer=answer: next(answer, END))
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 self._fault("order", f"raised {reprlib.repr(error)}", error)
                 break
             if request is END:
@@ -129,7 +134,9 @@ class PolicyGuard:
         """Also after a fault: a policy that keeps books must hear of every request's end."""
         try:
             self._timed(notification, call)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._fault(notification, f"raised {reprlib.repr(error)}", error)
 
     def _ask(self, question: str, call: Callable[[], T]) -> T | None:
@@ -137,7 +144,9 @@ class PolicyGuard:
             return None
         try:
             return self._timed(question, call)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._fault(question, f"raised {reprlib.repr(error)}", error)
             return None
 
@@ -168,7 +177,7 @@ class PolicyGuard:
             self._fault(question, f"answered {reprlib.repr(answer)}, not {wanted}")
         return fallback
 
-    def _fault(self, question: str, what: str, error: Exception | None = None) -> None:
+    def _fault(self, question: str, what: str, error: BaseException | None = None) -> None:
         if self._failed:
             return
         self._failed = True

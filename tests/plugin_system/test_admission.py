@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -40,6 +41,23 @@ def fail(request):
     raise LookupError("planted")
 
 
+class Unshowable(Exception):
+    def __repr__(self):
+        raise ValueError("planted")
+
+    __str__ = __repr__
+
+
+def raise_unshowable(request):
+    raise Unshowable
+
+
+def look_at_a_cancelled_task(request):
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    future.result()
+
+
 @pytest.mark.asyncio
 async def test_a_request_is_asked_about_once_and_the_reason_is_told():
     plugin = Check(lambda request: Refusal("no gold left") if request.tenant == "gold" else None)
@@ -66,6 +84,9 @@ async def test_a_request_is_asked_about_once_and_the_reason_is_told():
     ("answer", "what"),
     [
         (fail, r"raised LookupError\('planted'\)"),
+        (raise_unshowable, "raised <Unshowable instance"),
+        (look_at_a_cancelled_task, "raised CancelledError"),
+        (lambda request: sys.exit(3), r"raised SystemExit\(3\)"),
         (lambda request: True, "answered True, neither a Refusal nor None"),
         (lambda request: False, "answered False, neither a Refusal nor None"),
         (lambda request: "no", "answered 'no', neither a Refusal nor None"),
@@ -85,6 +106,15 @@ async def test_a_check_that_breaks_refuses_and_names_its_plugin(answer, what, in
         assert (caught.value.__cause__ is not None) is ("raised" in what)
         check_invariants(engine)
     assert "plugin quota (some-dist 1.2): aioserve_admit" in caplog.text
+
+
+def test_an_interrupt_is_no_refusal(caplog):
+    def interrupted(request):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        PluginRegistry([Check(interrupted)]).admission().check(INFO)
+    assert not caplog.records
 
 
 def test_the_first_refusal_decides_and_the_others_are_not_asked(installed):

@@ -21,7 +21,7 @@ from aioserve import (
     SchedulingPolicy,
     hookimpl,
 )
-from aioserve.plugins import PluginRegistry
+from aioserve.plugins import Observers, PluginRegistry, RequestSummary
 from aioserve.testing import (
     FakeModel,
     Fault,
@@ -240,8 +240,9 @@ def serve_nothing_else(plugin: ObserverPlugin) -> None:
 # Those that fail.
 
 
-def failing(*methods: str, times: int | None = None):
+def failing(*methods: str, times: int | None = None, error: BaseException | None = None):
     """An observer class whose `methods` raise, the first so many times."""
+    error = error or ValueError("planted")
 
     class Failing(Recorder):
         calls = 0
@@ -249,7 +250,7 @@ def failing(*methods: str, times: int | None = None):
     def fail(self, told):
         self.calls += 1
         if times is None or self.calls <= times:
-            raise ValueError("planted")
+            raise error
 
     for method in methods:
         setattr(Failing, method, fail)
@@ -277,6 +278,27 @@ def test_an_observer_that_keeps_failing_is_detached_by_name(method, installed, c
     assert caplog.records[0].exc_info is not None
     assert bad.made[0].calls == 3
     assert len(good.made[0].of("finished")) == 8
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError("planted"), SystemExit("planted")])
+@pytest.mark.parametrize("method", ["arrived", "step_finished", "finished"])
+def test_what_an_observer_raises_is_its_own_whatever_it_is(method, error, caplog):
+    """A look at the result of a cancelled task raises `CancelledError`."""
+    serve(ObserverPlugin(failing(method, error=error)))
+    messages = [record.getMessage() for record in caplog.records]
+    told = f"observer recorder (given to the engine): {method} raised {error!r}"
+    assert messages[:3] == [told] * 3
+    assert "is detached" in messages[3]
+
+
+def test_an_interrupt_is_no_failure_of_the_observer(caplog):
+    observers = Observers()
+    observers.attach(failing("finished", error=KeyboardInterrupt())(), "it")
+    summary = RequestSummary("r", None, FinishReason.STOP, None, 3, 5, 0.1, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        observers.tell([], None, [summary])
+    assert observers.labels == ("it",)
+    assert not caplog.records
 
 
 def test_an_observer_that_fails_now_and_then_stays(caplog):

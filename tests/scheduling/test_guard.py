@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from tests.scheduling.test_scheduler import Bench, work
 
 def answering(question: str, answer) -> SchedulingPolicy:
     def method(self, *args):
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer(*args) if callable(answer) else answer
 
@@ -24,11 +26,15 @@ def answering(question: str, answer) -> SchedulingPolicy:
 
 NONSENSE = [
     ("order", ValueError("planted"), "raised ValueError"),
+    ("order", asyncio.CancelledError(), "raised CancelledError"),
+    ("order", lambda waiting, view: map(sys.exit, waiting), "raised SystemExit"),
     ("order", None, "raised TypeError"),
     ("order", [1, 2], "named 1, which doesn't wait"),
     ("order", [None], "named None, which doesn't wait"),
     ("order", lambda waiting, view: [waiting[0], waiting[0]], "came before"),
     ("admit", ValueError("planted"), "raised ValueError"),
+    ("admit", SystemExit(3), "raised SystemExit"),
+    ("admit", GeneratorExit(), "raised GeneratorExit"),
     ("admit", True, "answered True, not a Verdict or a Refusal"),
     ("admit", lambda request, view: Refusal(""), "raised ConfigError"),
     ("admit", lambda request, view: Refusal(None), "raised ConfigError"),  # pyright: ignore[reportArgumentType]
@@ -38,6 +44,7 @@ NONSENSE = [
     ("chunk", -1, "answered -1"),
     ("chunk", "all", "answered 'all'"),
     ("arrived", ValueError("planted"), "arrived raised ValueError"),
+    ("arrived", asyncio.CancelledError(), "arrived raised CancelledError"),
 ]
 
 
@@ -143,6 +150,31 @@ def test_a_policy_that_failed_still_hears_of_every_end():
     a = bench.submit(3, max_tokens=1)
     bench.step()
     assert ended == [a]
+
+
+@pytest.mark.parametrize("question", ["arrived", "order", "admit", "chunk"])
+def test_an_interrupt_is_no_answer_of_the_policys(question, caplog):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    bench = Bench(policy=answering(question, interrupted))
+    bench.submit(3)
+    with pytest.raises(KeyboardInterrupt):
+        bench.plan()
+    assert bench.scheduler.guard.faults_total == 0
+    assert not caplog.records
+
+
+def test_an_interrupt_between_two_answers_is_let_through_too():
+    def interrupted(waiting, view):
+        yield waiting[0]
+        raise KeyboardInterrupt
+
+    bench = Bench(policy=answering("order", interrupted))
+    bench.submit(3)
+    bench.submit(3)
+    with pytest.raises(KeyboardInterrupt):
+        bench.plan()
 
 
 @pytest.mark.parametrize("notification", ["step_finished", "finished"])
