@@ -4,6 +4,7 @@ use it.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 Spec = TypeVar("Spec", PolicySpec, EvictionSpec, ObserverSpec)
 
 GIVEN = "given to the engine"
+POLICY_METHODS = tuple(name for name in vars(SchedulingPolicy) if not name.startswith("_"))
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -76,6 +78,8 @@ class BrokenPlugin(msgspec.Struct, frozen=True):
     name: str
     origin: Origin
     cause: BaseException
+    offered: frozenset[tuple[str, str]] = frozenset()
+    """Kind and name of what it would offer, where that is known."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.origin}): {self.cause!r}"
@@ -85,7 +89,8 @@ class PluginRegistry:
     """Each engine makes its own.
 
     `plugins` are objects or modules with hook implementations that needn't be installed; a broken
-    one raises `PluginError`. Raises `ConfigError` if AIOSERVE_PLUGINS names what isn't installed.
+    one raises `PluginError`. One object counts once, however often it is found. Raises
+    `ConfigError` if AIOSERVE_PLUGINS names what isn't installed.
     """
 
     def __init__(self, plugins: Iterable[object] = ()) -> None:
@@ -98,10 +103,11 @@ class PluginRegistry:
         self.broken: list[BrokenPlugin] = []
         self.off: list[InstalledPlugin] = []
         """Those that AIOSERVE_PLUGINS leaves out; they are not imported."""
+        self._asked: list[object] = []
         for plugin in plugins:
             origin = Origin(_name_of(plugin), GIVEN, "", selected=True)
             try:
-                self._add(contents_of(plugin), origin)
+                self._add(self._ask(plugin), origin)
             except PluginError:
                 raise
             except Exception as error:
@@ -136,7 +142,10 @@ class PluginRegistry:
             raise PluginError(
                 f"policy {offer.label}: its factory made {policy!r}, no SchedulingPolicy"
             )
-        return policy
+        try:
+            return check_policy_object(policy)
+        except ConfigError as error:
+            raise PluginError(f"policy {offer.label}: {error}") from error
 
     def eviction(self, text: str) -> Eviction:
         """What `PrefixTree` takes for the name of an eviction strategy, options as of a policy.
@@ -193,7 +202,7 @@ class PluginRegistry:
         if name in offers:
             return offers[name]
         for broken in self.broken:
-            if broken.name == name:
+            if broken.name == name or (kind, name) in broken.offered:
                 raise PluginError(f"{kind} {name!r} can't be loaded: {broken}") from broken.cause
         return None
 
@@ -202,11 +211,21 @@ class PluginRegistry:
         text = f"there are: {known}" if known else "none is installed"
         if self.off:
             text += f"; AIOSERVE_PLUGINS leaves out: {', '.join(p.name for p in self.off)}"
+        if self.broken:
+            text += f"; broken: {'; '.join(map(str, self.broken))}"
         return text
+
+    def _ask(self, plugin: object) -> Contents:
+        """What it offers; nothing more if this very object was asked before."""
+        if any(plugin is asked for asked in self._asked):
+            return Contents()
+        contents = contents_of(plugin)
+        self._asked.append(plugin)
+        return contents
 
     def _load(self, plugin: InstalledPlugin) -> Contents:
         try:
-            return contents_of(plugin.point.load())
+            return self._ask(plugin.point.load())
         except (Exception, SystemExit) as error:
             self._leave_out(plugin.name, _origin(plugin), error)
             return Contents()
@@ -225,10 +244,16 @@ class PluginRegistry:
                     raise _taken(kind, name, _origin(owner))
             self._add(contents, _origin(plugin))
         except PluginError as error:
-            self._leave_out(plugin.name, _origin(plugin), error)
+            self._leave_out(plugin.name, _origin(plugin), error, contents.offered)
 
-    def _leave_out(self, name: str, origin: Origin, error: BaseException) -> None:
-        broken = BrokenPlugin(name, origin, error)
+    def _leave_out(
+        self,
+        name: str,
+        origin: Origin,
+        error: BaseException,
+        offered: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        broken = BrokenPlugin(name, origin, error, frozenset(offered))
         self.broken.append(broken)
         logger.warning("plugin left out: %s", broken)
 
@@ -256,9 +281,15 @@ class PluginRegistry:
 
 
 def check_policy_object(policy: object) -> SchedulingPolicy:
-    """`policy`, if it is one."""
+    """`policy`, if it is one whose methods are plain: nobody would await them."""
     if not isinstance(policy, SchedulingPolicy):
         raise ConfigError(f"policy must be a name or a SchedulingPolicy object, got {policy!r}")
+    for method in POLICY_METHODS:
+        function = getattr(policy, method)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"{type(policy).__name__}.{method} must be a plain function, got an async one"
+            )
     return policy
 
 

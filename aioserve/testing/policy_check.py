@@ -16,9 +16,11 @@ from itertools import count, cycle, zip_longest
 
 import numpy as np
 
+from aioserve.errors import ConfigError
 from aioserve.execution.plan import StepPlan
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
+from aioserve.plugins import check_policy_object
 from aioserve.request import SamplingParams
 from aioserve.scheduling import guard
 from aioserve.scheduling.memory import KVMemory
@@ -67,6 +69,10 @@ def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: i
     policy = make_policy()
     if not isinstance(policy, SchedulingPolicy):
         raise AssertionError(f"make_policy must give a SchedulingPolicy, got {policy!r}")
+    try:
+        check_policy_object(policy)
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
     if make_policy() is policy:
         raise AssertionError("make_policy must make a new policy object with each call")
     _try(lambda workload: _serve_twice(make_policy, workload), max_examples, rush=False)

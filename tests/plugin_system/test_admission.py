@@ -150,6 +150,13 @@ def test_the_first_refusal_decides_and_the_others_are_not_asked(installed):
     assert asked == ["c", "given", "b", "d"]
 
 
+def test_one_object_is_asked_once_however_often_it_is_found(installed):
+    plugin = Check(lambda request: None)
+    installed.append(entry_point("quota", lambda: plugin))
+    PluginRegistry([plugin, plugin]).admission().check(INFO)
+    assert plugin.asked == [INFO]
+
+
 def test_a_check_may_leave_out_the_request(installed):
     class Closed:
         @hookimpl

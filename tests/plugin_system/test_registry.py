@@ -16,6 +16,7 @@ from aioserve import (
     PluginError,
     PolicySpec,
     SamplingParams,
+    SchedulingPolicy,
     UnknownPolicyError,
     hookimpl,
 )
@@ -71,6 +72,54 @@ def test_two_plugins_may_not_offer_one_name(installed):
     registry = PluginRegistry()
     assert [plugin.name for plugin in registry.broken] == ["b"]
     assert "offered by plugin a (some-dist 1.2) too" in str(registry.broken[0])
+
+
+def test_what_a_broken_plugin_offered_is_known_by_name(installed):
+    pack = [PolicySpec("alpha", Lifo), PolicySpec("lifo", Lifo)]
+    installed += [entry_point("pack", lambda: offering(pack)), entry_point("lifo", LifoPlugin)]
+    registry = PluginRegistry()
+    assert isinstance(registry.policy("lifo"), Lifo)
+    with pytest.raises(PluginError) as caught:
+        registry.policy("alpha")
+    assert "policy 'alpha' can't be loaded: pack (some-dist 1.2): PluginError(" in str(caught.value)
+
+
+def test_an_unknown_name_may_be_of_a_plugin_that_is_broken(installed):
+    installed.append(entry_point("pack", broken))
+    said = r"broken: pack \(some-dist 1.2\): ImportError\('planted'\)"
+    with pytest.raises(UnknownPolicyError, match=said):
+        PluginRegistry().policy("alpha")
+    with pytest.raises(ConfigError, match=said):
+        PluginRegistry().eviction("alpha")
+
+
+def test_one_object_counts_once_however_often_it_is_found(installed):
+    plugin = LifoPlugin()
+    installed += [entry_point("a", lambda: plugin), entry_point("b", lambda: plugin)]
+    for plugins in ([], [plugin], [plugin, plugin]):
+        registry = PluginRegistry(plugins)
+        assert (list(registry.policies), registry.broken) == (["lifo"], [])
+
+
+class Waits(SchedulingPolicy):
+    async def finished(self, requests):
+        pass
+
+
+class Yields(SchedulingPolicy):
+    async def order(self, waiting, view):
+        for request in waiting:
+            yield request
+
+
+@pytest.mark.parametrize(("policy", "method"), [(Waits, "finished"), (Yields, "order")])
+def test_a_policy_with_an_async_method_is_refused(policy, method):
+    said = rf"{policy.__name__}.{method} must be a plain function, got an async one"
+    with pytest.raises(ConfigError, match=said):
+        Engine(FakeModel(), policy=policy())
+    registry = PluginRegistry([offering([PolicySpec("mine", policy)])])
+    with pytest.raises(PluginError, match=rf"policy mine \(given to the engine\): {said}"):
+        registry.policy("mine")
 
 
 def test_a_policy_belongs_to_the_entry_point_of_its_name(installed):
@@ -218,7 +267,7 @@ METADATA = "Metadata-Version: 2.1\nName: ghost-dist\nVersion: 3\n"
         (
             METADATA.encode(),
             "[aioserve]\nghost\n",
-            'ghost-dist (ghost-dist 3): PluginError("entry_points.txt is malformed: ',
+            "entry_points.txt is malformed: ",
         ),
         (None, "[aioserve]\nghost\n", "ghost-1.dist-info (ghost-1.dist-info): PluginError("),
     ],
@@ -235,6 +284,8 @@ def test_a_damaged_distribution_harms_nobody(tmp_path, monkeypatch, caplog, meta
     (found,) = registry.broken
     assert said in str(found)
     assert said in caplog.text
+    if metadata == METADATA.encode():
+        assert (found.name, str(found.origin)) == ("ghost-dist", "ghost-dist 3")
     assert found.origin.version is not None
     monkeypatch.setenv("AIOSERVE_PLUGINS", found.name)
     with pytest.raises(PluginError, match="AIOSERVE_PLUGINS names a plugin that can't be loaded"):
@@ -388,11 +439,11 @@ def test_whatever_is_installed_a_good_plugin_has_the_name_of_its_entry_point(plu
 
 
 def test_nobody_takes_the_name_of_a_bundled_policy(installed):
-    fcfs = offering([PolicySpec("fcfs", Lifo)])
+    fcfs = [PolicySpec("fcfs", Lifo)]
     installed += [
         entry_point("a", lambda: offering([PolicySpec("a", Lifo), PolicySpec("fcfs", Lifo)])),
-        entry_point("fcfs", lambda: fcfs),
-        entry_point("fcfs", lambda: fcfs, "aioserve_plugins", "0.1.0"),
+        entry_point("fcfs", lambda: offering(fcfs)),
+        entry_point("fcfs", lambda: offering(fcfs), "aioserve_plugins", "0.1.0"),
     ]
     registry = PluginRegistry()
     assert str(registry.policies["fcfs"].origin) == "aioserve_plugins 0.1.0"

@@ -42,6 +42,16 @@ class NeverAges(Shortest):
         return 64 * request.prompt_tokens
 
 
+class Waits(SchedulingPolicy):
+    async def arrived(self, requests):
+        pass
+
+
+def test_an_async_method_is_no_answer() -> None:
+    with pytest.raises(AssertionError, match=r"Waits\.arrived must be a plain function"):
+        check_policy(Waits)
+
+
 class FavoursATenant(SchedulingPolicy):
     def starvation_bound_tokens(self, request):
         return 1000
