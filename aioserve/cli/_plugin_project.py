@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from string import Template
 
+import aioserve
 from aioserve.errors import ConfigError
 
 __all__ = ["write_project"]
@@ -175,8 +176,9 @@ dist/
 def write_project(name: str, parent: Path, taken: Collection[str]) -> Path:
     """Write the project of policy `name` below `parent` and return its directory.
 
-    Raises `ConfigError` for a name that can't be a module's, is `taken` by a plugin or by another
-    module, and for a directory that exists or can't be made.
+    Raises `ConfigError` for a name that can't be a module's or makes a class with a name of
+    aioserve's, is `taken` by a plugin or by another module, and for a directory that exists or
+    can't be made.
     """
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
         raise ConfigError(
@@ -184,7 +186,12 @@ def write_project(name: str, parent: Path, taken: Collection[str]) -> Path:
             f"first, got {name!r}"
         )
     module = name.replace("-", "_")
-    if keyword.iskeyword(module) or importlib.util.find_spec(module) is not None:
+    if keyword.iskeyword(module) or keyword.issoftkeyword(module):
+        raise ConfigError(f"name: {module!r} is a keyword of Python; choose another name")
+    policy = "".join(part.capitalize() for part in module.split("_")) + "Policy"
+    if policy in aioserve.__all__:
+        raise ConfigError(f"name: aioserve has a class {policy} itself; choose another name")
+    if importlib.util.find_spec(module) is not None:
         raise ConfigError(f"name: there is a Python module {module!r} already; choose another name")
     if module in taken:
         raise ConfigError(f"name: a plugin offers {module!r} already; choose another name")
@@ -192,7 +199,7 @@ def write_project(name: str, parent: Path, taken: Collection[str]) -> Path:
     values = {
         "distribution": module.replace("_", "-").rstrip("-"),
         "module": module,
-        "policy": "".join(part.capitalize() for part in module.split("_")),
+        "policy": policy,
     }
     files = {
         "pyproject.toml": PYPROJECT,

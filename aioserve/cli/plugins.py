@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,10 +72,12 @@ def check(name: str, /, *, examples: int = 100) -> None:
         raise ConfigError(f"examples must be at least 1, got {examples}")
     registry = PluginRegistry()
     checks = list(_checks(registry, name))
-    broken = [one for one in registry.broken if one.name == name]
+    wanted = name.partition(":")[0]
+    broken = [one for one in registry.broken if one.name == wanted]
     if not checks and not broken:
-        known = sorted({row["name"] for row in (*_usable(registry), *_others(registry))})
-        raise ConfigError(f"no plugin offers {name!r}; there are: {', '.join(known)}")
+        broken = [one for one in registry.broken if wanted in {name for _, name in one.offered}]
+    if not checks and not broken:
+        raise ConfigError(_why_not(registry, name))
     failed = len(broken)
     for one in broken:
         print(f"{one.name} ({one.origin}) is broken: {one.cause!r}")
@@ -112,10 +115,10 @@ def new(name: str, /, *, dir: Path = Path()) -> None:
     project = write_project(name, dir, taken)
     print(
         f"{project} is ready. Next:\n"
-        f"  pip install --editable '{project}[test]'\n"
+        f"  pip install --editable {shlex.quote(f'{project}[test]')}\n"
         f"  aioserve plugins check {project.name}\n"
         f"  aioserve simulate --synthetic bursts --policy fcfs --policy {project.name}\n"
-        f"  pytest {project}"
+        f"  pytest {shlex.quote(str(project))}"
     )
 
 
@@ -191,6 +194,26 @@ def _print_table(rows: list[Row]) -> None:
     Console(file=sys.stdout, markup=False, highlight=False).print(table)
 
 
+def _why_not(registry: PluginRegistry, text: str) -> str:
+    """What to say where there is nothing to check."""
+    from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
+
+    name, colon, _ = text.partition(":")
+    if name in EVICTION_STRATEGIES:
+        return f"eviction strategy {name!r} is built in: there is no plugin to check"
+    for plugin in registry.off:
+        if name == plugin.name:
+            return (
+                f"AIOSERVE_PLUGINS leaves out plugin {name!r} "
+                f"({plugin.distribution} {plugin.version})"
+            )
+    known = {row["name"] for row in (*_usable(registry), *_others(registry))}
+    if colon and name in known:
+        return f"only policies and eviction strategies have options, got {text!r}"
+    known.difference_update(EVICTION_STRATEGIES)
+    return f"no plugin offers {name!r}; there are: {', '.join(sorted(known))}"
+
+
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     """Of everything that has the name, or comes from the plugin of that name."""
     from aioserve.kv.eviction import GuardedStrategy
@@ -198,7 +221,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
 
     name, colon, options = text.partition(":")
 
-    def meant(offer: Any) -> bool:
+    def meant(offer: Any) -> bool:  # options are of a name, not of a plugin
         return name == offer.spec.name or (not colon and name == offer.origin.plugin)
 
     def strategy(text: str) -> Any:
@@ -219,6 +242,8 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
             f"eviction strategy {full} ({offer.origin})",
             lambda n, full=full: check_eviction(lambda: strategy(full), max_examples=n),
         )
+    if colon:
+        return
     for offer in filter(meant, registry.observers.values()):
         yield (
             f"observer {offer.label}",

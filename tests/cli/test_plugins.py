@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from aioserve.plugins import PluginRegistry
 from tests.cli.command import Run
 
 GOOD = """\
@@ -54,6 +57,14 @@ def aioserve_observers():
 @hookimpl
 def aioserve_admit(request):
     return None
+"""
+
+PACK = """\
+from aioserve import *
+
+@hookimpl
+def aioserve_scheduling_policies():
+    return [PolicySpec("only_in_pack", SchedulingPolicy), PolicySpec("fcfs", SchedulingPolicy)]
 """
 
 Install = Callable[..., str]
@@ -120,6 +131,13 @@ def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install
         ("all_kinds", 1, "admission all_kinds (all_kinds-dist 3.4) keeps its contract"),
         ("bad", 1, "bad (bad-dist 3.4) is broken: RuntimeError('planted')"),
         ("backwards:broke=1", 2, "has no option 'broke'; there are: broken (bool, False"),
+        ("bad:size=1", 1, "bad (bad-dist 3.4) is broken: RuntimeError('planted')"),
+        ("pack", 1, "pack (pack-dist 3.4) is broken: PluginError("),
+        ("only_in_pack", 1, "pack (pack-dist 3.4) is broken: PluginError("),
+        ("counter:foo=1", 2, "only policies and eviction strategies have options, got 'counter:"),
+        ("all_kinds:foo=1", 2, "only policies and eviction strategies have options, got 'all_k"),
+        ("lru", 2, "eviction strategy 'lru' is built in: there is no plugin to check"),
+        ("slru:foo=1", 2, "eviction strategy 'slru' is built in"),
         ("sideways", 2, "no plugin offers 'sideways'; there are: all_kinds, backwards, bad"),
     ],
 )
@@ -132,11 +150,23 @@ def test_a_check_says_who_keeps_the_contract(
     said: str,
 ) -> None:
     install("bad", "raise RuntimeError('planted')")
+    install("pack", PACK)
     monkeypatch.syspath_prepend(install("all_kinds", GOOD))
-    sys.modules.pop("all_kinds", None)
+    for module in ("all_kinds", "pack"):
+        sys.modules.pop(module, None)
     done = aioserve_here("plugins", "check", name, "--examples", 20)
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
+
+
+def test_a_check_of_what_the_environment_leaves_out_says_so(
+    aioserve_here: Run, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(install("all_kinds", GOOD))
+    monkeypatch.setenv("AIOSERVE_PLUGINS", "off")
+    done = aioserve_here("plugins", "check", "all_kinds")
+    assert done.returncode == 2
+    assert "AIOSERVE_PLUGINS leaves out plugin 'all_kinds' (all_kinds-dist 3.4)" in done.stderr
 
 
 def test_a_strategy_of_a_plugin_is_simulated_by_name(
@@ -168,7 +198,9 @@ def test_no_examples_are_no_check(aioserve_here: Run) -> None:
         ("2nd", "name must be 1 to 64 lower-case letters"),
         ("a/b", "name must be 1 to 64 lower-case letters"),
         ("a" * 65, "name must be 1 to 64 lower-case letters"),
-        ("class", "there is a Python module 'class' already"),
+        ("class", "'class' is a keyword of Python"),
+        ("match", "'match' is a keyword of Python"),
+        ("scheduling", "aioserve has a class SchedulingPolicy itself"),
         ("json", "there is a Python module 'json' already"),
         ("round-robin", "a plugin offers 'round_robin' already"),
         ("there", "there exists already"),
@@ -182,6 +214,30 @@ def test_a_project_is_not_written_over_anything(
     assert done.returncode == 2
     assert message in done.stderr
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+@pytest.mark.parametrize("name", ["none", "true", "policy-spec", "engine", "config-error"])
+def test_whatever_it_is_called_a_new_project_works(
+    aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    parent = tmp_path / "a b"
+    done = aioserve_here("plugins", "new", name, "--dir", parent)
+    assert done.returncode == 0, done.stderr
+    module = name.replace("-", "_")
+    project = parent / module
+    assert f"pytest '{project}'" in done.stdout
+    assert f"--editable '{project}[test]'" in done.stdout
+    monkeypatch.syspath_prepend(project / "src")
+    plugin = importlib.import_module(module)
+    tests = runpy.run_path(str(project / "tests" / f"test_{module}.py"))
+    try:
+        policy = PluginRegistry([plugin]).policy(module)
+        assert type(policy).__module__ == module
+        assert type(policy) in tests.values()
+        tests["test_a_negative_option_is_refused"]()
+        tests["test_most_requests_wait_less_than_under_fcfs"]()
+    finally:
+        sys.modules.pop(module)
 
 
 @pytest.mark.timeout(180)
