@@ -179,12 +179,18 @@ class CoreLoop:
     # -- the loop
 
     async def run(self) -> None:
-        """Serve until `stop`. A bug here ends every request with an error, and the loop."""
+        """Serve until `stop`. A bug here ends every request with an error, and the loop; what ends
+        the program, Ctrl-C say, does so too and goes on to whoever runs the event loop."""
         try:
             await self._serve()
         except asyncio.CancelledError as error:
             self.failure = error
             self._end_all(FinishReason.ERROR, EngineError("the engine's task was cancelled"))
+            raise
+        except (KeyboardInterrupt, SystemExit) as error:
+            self.failure = error
+            ended = EngineError(f"the engine was ended by {type(error).__name__}")
+            self._end_all(FinishReason.ERROR, ended)
             raise
         except BaseException as error:
             logger.exception("the core loop failed")
@@ -193,8 +199,10 @@ class CoreLoop:
             self._end_all(FinishReason.ERROR, failed)
         finally:
             self._ended = True
-            self.notices.tell()
-            self._idle.set()
+            try:
+                self.notices.tell()
+            finally:
+                self._idle.set()
 
     async def _serve(self) -> None:
         scheduler, in_flight = self.scheduler, self._in_flight

@@ -95,6 +95,8 @@ class LiveEngine:
         await self.intake.wait_idle()
         self.core.stop()
         await asyncio.wait([self._task])
+        if isinstance(self.core.failure, KeyboardInterrupt | SystemExit):
+            self._task.exception()  # retrieved: whoever runs the event loop has seen it
         await self.model.runner.aclose()
 
     def stats(self) -> EngineStats:

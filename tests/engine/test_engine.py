@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import logging
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -378,6 +380,56 @@ async def test_a_bug_in_the_core_loop_ends_every_request_and_is_reported(monkeyp
         with pytest.raises(EngineClosedError, match="the engine failed"):
             engine.stream(PROMPT)
     assert "the core loop failed" in caplog.text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_ends_every_request_and_reaches_whoever_runs_the_event_loop(
+    error, monkeypatch, caplog
+):
+    """Ctrl-C hits whatever runs at that moment, a policy say."""
+    ended = []
+
+    class Interrupted(SchedulingPolicy):
+        def chunk(self, request, budget_tokens, view):
+            raise KeyboardInterrupt
+
+    async def main():
+        async with Engine(slow_model(), policy=Interrupted()) as engine:
+            assert engine._live is not None
+            if error is SystemExit:
+                monkeypatch.setattr(engine._live.scheduler, "plan", sys.exit)
+            stream = engine.stream(PROMPT, LONG)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                with pytest.raises(EngineError, match=f"was ended by {error.__name__}"):
+                    await anext(stream)
+                with pytest.raises(EngineClosedError, match="the engine failed") as caught:
+                    engine.stream(PROMPT)
+                assert isinstance(caught.value.__cause__, error)
+                ended.append(error)
+
+    with pytest.raises(error):
+        asyncio.run(main())
+    gc.collect()
+    assert ended == [error]
+    assert not caplog.records
+
+
+@pytest.mark.asyncio
+async def test_drain_ends_though_the_last_word_to_the_observers_fails(monkeypatch, caplog):
+    async with Engine(slow_model()) as engine:
+        stream = engine.stream(PROMPT, LONG)
+        assert engine._live is not None
+        monkeypatch.setattr(engine._live.core.notices, "tell", lambda: 1 / 0)
+        monkeypatch.setattr(engine._live.scheduler, "plan", lambda now: 1 / 0)
+        async with asyncio.timeout(20):
+            assert await engine.drain() == 0
+        with pytest.raises(EngineError):
+            await anext(stream)
+    del engine, stream
+    gc.collect()
+    assert "Task exception was never retrieved" in caplog.text
 
 
 @pytest.mark.asyncio
