@@ -60,7 +60,8 @@ class GuardedStrategy:
             if isinstance(answer, Real) and not math.isnan(number := float(answer)):
                 return number
         except KeyboardInterrupt:
-            raise  # the tree knows what to do
+            self._fail("was interrupted")
+            raise  # the tree passes it on when it is done
         except BaseException as error:
             self._fail(f"raised {reprlib.repr(error)}", error)
             return None

@@ -15,6 +15,8 @@ from aioserve.errors import ConfigError, PluginError
 
 __all__ = ["made", "split_name"]
 
+EMPTY = inspect.Parameter.empty
+
 
 def split_name(text: str) -> tuple[str, dict[str, str]]:
     """`name:option=value,option=value` as the name and the options, values still as text.
@@ -69,7 +71,7 @@ def _missing(factory: Callable[..., Any], values: Mapping[str, Any]) -> list[str
         name
         for name, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        and parameter.default is inspect.Parameter.empty
+        and parameter.default is EMPTY
         and name not in values
     ]
 
@@ -88,19 +90,23 @@ def _options_of(factory: Callable[..., Any], what: str) -> dict[str, inspect.Par
 
 def _shown(parameter: inspect.Parameter) -> str:
     kind = _name(_kind(parameter))
-    if parameter.default is inspect.Parameter.empty:
+    if parameter.default is EMPTY:
         return f"{parameter.name} ({kind})"
     return f"{parameter.name} ({kind}, {parameter.default!r} unless given)"
 
 
 def _kind(parameter: inspect.Parameter) -> Any:
-    """The annotation; where there is none, the type of the default."""
-    if parameter.annotation is not inspect.Parameter.empty:
+    """The annotation; where there is none, the type of the default; `EMPTY` where that says nothing
+    either."""
+    if parameter.annotation is not EMPTY:
         return parameter.annotation
-    return type(parameter.default)
+    default = parameter.default
+    return EMPTY if default is EMPTY or default is None else type(default)
 
 
 def _name(kind: Any) -> str:
+    if kind is EMPTY:
+        return "no annotation"
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
@@ -128,6 +134,8 @@ def _converted(text: str, kind: Any) -> Any:
             return kind(text)
         except ValueError:
             raise ValueError(f"must be {'an int' if kind is int else 'a number'}") from None
+    if kind is EMPTY:
+        raise TypeError("has no annotation, so a name can't give it: make the object yourself")
     raise TypeError(f"is a {_name(kind)}, which a name can't give: make the object yourself")
 
 
@@ -153,7 +161,10 @@ def _mapping(text: str, key_kind: Any, value_kind: Any) -> dict[Any, Any]:
             raise ValueError("must be written KEY:VALUE;KEY:VALUE")
         try:
             converted_key = _converted(key.strip(), key_kind)
-            values[converted_key] = _converted(value.strip(), value_kind)
+            converted = _converted(value.strip(), value_kind)
         except ValueError as error:
             raise ValueError(f"{error} in {entry!r}") from None
+        if converted_key in values:
+            raise ValueError(f"must be of different keys ({key.strip()!r} is there twice)")
+        values[converted_key] = converted
     return values

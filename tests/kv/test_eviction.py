@@ -161,7 +161,7 @@ def test_a_strategy_may_fail_in_the_middle_of_an_eviction() -> None:
     assert cache.pool.num_free == 64
 
 
-def test_ctrl_c_in_a_strategy_comes_after_the_operation() -> None:
+def test_ctrl_c_in_a_strategy_comes_after_the_operation(caplog) -> None:
     """On the main thread alone: there Python runs what handles signals."""
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals are handled on the main thread")
@@ -183,3 +183,6 @@ def test_ctrl_c_in_a_strategy_comes_after_the_operation() -> None:
         signal.signal(signal.SIGINT, before)
     cache.tree.sanity_check()
     assert (cache.tree.num_receipts, cache.tree.num_evictable) == (0, 2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "eviction strategy Strategy: key was interrupted; least recently used decides from now on"
+    ]

@@ -28,6 +28,7 @@ class Tuned(SchedulingPolicy):
         mode: Literal["fast", "fair"] = "fast",
         weights: Mapping[str, float] | None = None,
         bare=2,
+        unsaid=None,
         kept: object = None,
     ) -> None:
         if size < 1:
@@ -94,6 +95,12 @@ def test_several_options_are_separated_by_commas():
         ("tuned:mode=slow", "must be one of fast, fair, got 'slow'"),
         ("tuned:weights=gold", "must be written KEY:VALUE;KEY:VALUE or none, got 'gold'"),
         ("tuned:weights=gold:x", "must be a number in 'gold:x' or none, got 'gold:x'"),
+        (
+            "tuned:weights=g:4; g:1",
+            r"must be of different keys \('g' is there twice\) or none, got 'g:4; g:1'",
+        ),
+        ("tuned:unsaid=1", "'unsaid' of policy 'tuned' has no annotation, so a name can't give it"),
+        ("tuned:sise=3", r"unsaid \(no annotation, None unless given\)"),
         ("tuned:kept=1", "is a object, which a name can't give: make the object yourself"),
         ("tuned:size=0", "policy 'tuned': size must be at least 1, got 0"),
         ("fcfs:size=1", "policy 'fcfs' has no option 'size'; there are: it has none"),
@@ -111,6 +118,16 @@ def test_an_option_without_a_default_is_asked_for():
     with pytest.raises(ConfigError, match="policy 'x' needs the options need"):
         made(make, {}, "policy 'x'")
     assert made(make, {"need": "3"}, "policy 'x'").given["size"] == 3
+
+
+def test_an_option_that_says_nothing_of_its_kind_has_no_annotation():
+    def make(*, need) -> SchedulingPolicy:
+        return Tuned(size=need)
+
+    with pytest.raises(ConfigError, match="option 'need' of policy 'x' has no annotation"):
+        made(make, {"need": "3"}, "policy 'x'")
+    with pytest.raises(ConfigError, match=r"there are: need \(no annotation\)"):
+        made(make, {"ned": "3"}, "policy 'x'")
 
 
 def test_a_factory_that_raises_a_type_error_of_its_own_is_not_blamed_on_options():
