@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,7 @@ from aioserve.engine.intake import Prompt
 from aioserve.engine.live import Chosen, LiveEngine
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
-from aioserve.errors import EngineClosedError
+from aioserve.errors import ConfigError, EngineClosedError
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.request import Completion, FinishReason, Sample, SamplingParams, Token
@@ -101,6 +101,8 @@ class Engine:
         )
         if not isinstance(policy, str):
             check_policy_object(policy)
+        if isinstance(plugins, str | bytes) or not isinstance(plugins, Iterable):
+            raise ConfigError(f"plugins must be a sequence of plugin objects, got {plugins!r}")
         self._source = model
         self._policy = policy
         self._plugins = tuple(plugins)

@@ -25,6 +25,7 @@ from aioserve.engine.mailbox import Mailbox
 from aioserve.errors import (
     AioserveError,
     DuplicateRequestError,
+    EngineError,
     InvalidPromptError,
     InvalidRequestError,
     InvalidSamplingError,
@@ -84,6 +85,8 @@ class Intake:
         self._threads = anyio.CapacityLimiter(ENCODER_THREADS)
         self._encoding: dict[Mailbox, asyncio.Task[None]] = {}
         self._num_requests = 0
+        self._asking = False
+        """A plugin is being asked about a request, which isn't queued yet."""
 
     @property
     def num_waiting(self) -> int:
@@ -103,12 +106,16 @@ class Intake:
     ) -> Mailbox:
         """Check and queue a request. Raises what `Engine.stream` says, and has then changed
         nothing."""
+        if self._asking:
+            raise EngineError(
+                "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
+            )
         params = self._checked_params(params)
         request_id = self._checked_request_id(request_id)
         namespace = self._checked_namespace(cache_salt)
         _check_name("tenant", tenant, MAX_TENANT_CHARS)
-        _check_target("ttft_target_seconds", ttft_target_seconds)
-        _check_target("tpot_target_seconds", tpot_target_seconds)
+        ttft_target_seconds = _checked_target("ttft_target_seconds", ttft_target_seconds)
+        tpot_target_seconds = _checked_target("tpot_target_seconds", tpot_target_seconds)
         if self.num_waiting >= self._config.max_waiting:
             raise QueueFullError(
                 f"{self.num_waiting} requests wait; max_waiting is {self._config.max_waiting}"
@@ -283,11 +290,14 @@ class Intake:
             tpot_target_seconds=request.tpot_target_seconds,
             arrival_seconds=request.mailbox.started_seconds,
         )
+        self._asking = True
         try:
             self._admission.check(info)
         except RequestRejectedError as error:
             request.mailbox.finish(FinishReason.ERROR, error)
             return
+        finally:
+            self._asking = False
         end_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             end_ids |= limits.eos_token_ids
@@ -315,12 +325,19 @@ def _check_name(argument: str, value: object, max_chars: int) -> None:
         )
 
 
-def _check_target(argument: str, value: object) -> None:
-    """Raise unless it is a time, or None."""
+def _checked_target(argument: str, value: object) -> float | None:
+    """A time as a float, or None."""
     if value is None:
-        return
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            seconds = float(value)
+        except OverflowError:
+            raise InvalidRequestError(
+                f"{argument} must be a number above 0 and finite, got an int too large for a float"
+            ) from None
+        if 0 < seconds < math.inf:
+            return seconds
     raise InvalidRequestError(
         f"{argument} must be a number above 0 and finite, or None, got {value!r}"
     )

@@ -216,6 +216,8 @@ async def test_what_only_the_model_can_tell_about_parameters_is_checked_at_once(
         ({"preemption": "swap"}, 'preemption="swap" needs num_host_pages of at least 1, got 0'),
         ({"stall_timeout_seconds": 0}, "stall_timeout_seconds must be a number above 0"),
         ({"policy": 7}, "policy must be a name or a SchedulingPolicy"),
+        ({"plugins": "fair_share"}, "plugins must be a sequence of .* got 'fair_share'"),
+        ({"plugins": SamplingParams()}, "plugins must be a sequence of .* got SamplingParams"),
     ],
 )
 def test_a_bad_option_is_refused_by_name(options, message):
@@ -480,6 +482,7 @@ async def test_a_policy_sees_what_the_caller_says_of_a_request(prompt):
         await engine.generate(prompt, SHORT)
     told = [(r.tenant, r.ttft_target_seconds, r.tpot_target_seconds) for r in arrived]
     assert told == [("blue", 2, 0.25), (None, None, None)]
+    assert isinstance(told[0][1], float)
     (came, first), (came_later, _) = ended
     assert completion.timings.first_token_seconds is not None
     assert before <= came < first <= came + completion.timings.first_token_seconds < came_later
@@ -494,6 +497,8 @@ async def test_a_policy_sees_what_the_caller_says_of_a_request(prompt):
         ({"ttft_target_seconds": 0}, "ttft_target_seconds must be a number above 0.*got 0"),
         ({"ttft_target_seconds": "1"}, "ttft_target_seconds must be a number.*got '1'"),
         ({"ttft_target_seconds": True}, "ttft_target_seconds must be a number.*got True"),
+        ({"ttft_target_seconds": 10**5000}, "ttft_target_seconds must .* too large for a float"),
+        ({"tpot_target_seconds": 10**400}, "tpot_target_seconds must .* too large for a float"),
         ({"tpot_target_seconds": -0.1}, "tpot_target_seconds must be .* above 0 .*got -0.1"),
         ({"tpot_target_seconds": float("inf")}, "tpot_target_seconds must be .* finite.*got inf"),
         ({"tpot_target_seconds": float("nan")}, "tpot_target_seconds must be .* finite.*got nan"),

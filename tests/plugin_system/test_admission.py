@@ -196,3 +196,36 @@ def test_a_request_that_is_refused_frees_its_id_and_holds_nothing():
             assert engine.stats().num_waiting == 0
 
     simulate(main)
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], "hi", "long " * 200])
+def test_a_check_cannot_submit_to_the_engine_that_asks_it(prompt):
+    """The request that it is asked about isn't counted yet, and its id not taken."""
+    engines: list[Engine] = []
+    others = []
+
+    def submit_two(request):
+        if request.request_id == "one":
+            others.append(engines[1].stream([1, 2], ANSWER, request_id="other"))
+            engines[0].stream([1, 2], ANSWER, request_id="one")
+
+    plugin = Check(submit_two)
+    model = FakeModel(num_pages=128, max_model_len=2048)
+
+    async def main() -> None:
+        async with (
+            Engine(model, policy=SchedulingPolicy(), plugins=[plugin]) as engine,
+            Engine(FakeModel(), policy=SchedulingPolicy(), plugins=[plugin]) as other,
+        ):
+            engines.extend([engine, other])
+            with pytest.raises(
+                RequestRejectedError, match=r"raised EngineError\(.aioserve_admit can't submit"
+            ):
+                await engine.generate(prompt, ANSWER, request_id="one")
+            assert len([token async for token in others[0]]) == 5
+            assert len((await engine.generate(prompt, ANSWER)).token_ids) == 5
+            check_invariants(engine)
+
+    simulate(main)
+    assert [request.request_id for request in plugin.asked[:2]] == ["one", "other"]
+    assert len(plugin.asked) == 3
