@@ -45,7 +45,7 @@ class EvictionStrategy(Protocol):
 class GuardedStrategy:
     """Asks a strategy until it raises or answers nonsense, which is logged once, by name."""
 
-    __slots__ = ("failed", "name", "strategy")
+    __slots__ = ("__weakref__", "failed", "name", "strategy")
 
     def __init__(self, strategy: EvictionStrategy, name: str) -> None:
         self.strategy = strategy

@@ -6,6 +6,8 @@ nor clocks: uses are ordered by a tick that counts them. Not thread-safe: one sc
 
 from __future__ import annotations
 
+import weakref
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +109,7 @@ class PrefixTree:
     arrays; anything else is a `TypeError` or `ValueError`.
     """
 
-    __slots__ = ("_native", "host_pool", "page_size", "pool")
+    __slots__ = ("_native", "_strategy", "host_pool", "page_size", "pool")
 
     def __init__(
         self, pool: PagePool, *, host_pool: PagePool | None = None, strategy: Eviction = "lru"
@@ -115,8 +117,11 @@ class PrefixTree:
         """Raise `ValueError` for an unknown strategy or a host pool of another page size."""
         if not isinstance(strategy, str | GuardedStrategy):
             strategy = GuardedStrategy(strategy, type(strategy).__name__)
+        self._strategy = strategy  # here, where the garbage collector sees what it refers to
         self._native = _native.PrefixTree(
-            pool._native, None if host_pool is None else host_pool._native, strategy
+            pool._native,
+            None if host_pool is None else host_pool._native,
+            strategy if isinstance(strategy, str) else weakref.proxy(strategy),
         )
         self.pool = pool
         self.host_pool = host_pool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -81,6 +83,22 @@ def test_an_engine_evicts_in_the_order_of_a_plugin():
     recent = serve("mru", [EvictionPlugin(factory)])
     assert recent > serve("lru", [])
     assert made[0].asked > 20
+
+
+def test_an_engine_is_collected_although_its_strategy_refers_to_it():
+    async def main() -> weakref.ref[Engine]:
+        made: list[Any] = []
+        plugin = EvictionPlugin(lambda: made.append(MostRecent()) or made[-1])
+        options: Any = {"policy": SchedulingPolicy(), "plugins": [plugin], "page_size": 4}
+        async with Engine(FakeModel(), eviction="mru", **options) as engine:
+            made[0].engine = engine
+            await engine.generate([1] * 12, SamplingParams(max_tokens=2))
+            assert made[0].asked
+            return weakref.ref(engine)
+
+    engine = simulate(main)
+    gc.collect()
+    assert engine() is None
 
 
 @pytest.mark.parametrize("seed", range(4))
