@@ -142,9 +142,12 @@ class Engine:
 
     def _choose(self, registry: PluginRegistry) -> Chosen:
         registry.check_selected()
-        policy = self._policy
+        policy, name = self._policy, None
+        if isinstance(policy, str):
+            policy, name = registry.policy(policy), registry.policy_label(policy)
         return Chosen(
-            registry.policy(policy) if isinstance(policy, str) else policy,
+            policy,
+            name,
             registry.eviction(self.config.eviction),
             registry.make_observers(),
             registry.admission(),

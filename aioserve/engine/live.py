@@ -30,6 +30,8 @@ class Chosen(msgspec.Struct, frozen=True):
     """What plugins give one engine: objects of its own."""
 
     policy: SchedulingPolicy
+    policy_name: str | None
+    """For logs and errors, with its distribution; None for an object, which goes by its class."""
     eviction: Eviction
     observers: Observers
     admission: Admission
@@ -56,6 +58,7 @@ class LiveEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             output_reserve_tokens=config.output_reserve_tokens,
             clock=self.loop.time,
+            policy_name=chosen.policy_name,
         )
         self.core = CoreLoop(
             self.scheduler,

@@ -147,6 +147,10 @@ class PluginRegistry:
         except ConfigError as error:
             raise PluginError(f"policy {offer.label}: {error}") from error
 
+    def policy_label(self, text: str) -> str:
+        """Name and distribution of a policy that `policy` makes, for logs and errors."""
+        return self.policies[split_name(text)[0]].label
+
     def eviction(self, text: str) -> Eviction:
         """What `PrefixTree` takes for the name of an eviction strategy, options as of a policy.
 

@@ -42,8 +42,16 @@ MAX_LOGGED_FAULTS = 10
 class PolicyGuard:
     """Stands between the scheduler and one policy; its answers can be used as they are."""
 
-    def __init__(self, policy: SchedulingPolicy, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        policy: SchedulingPolicy,
+        clock: Callable[[], float] | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
         self.policy = policy
+        self.name = name or type(policy).__name__
+        """For logs and errors; that of the class unless given."""
         self.faults_total = 0
         """Steps in which the policy raised or gave an answer that isn't one."""
         self.last_fault: str | None = None
@@ -51,10 +59,6 @@ class PolicyGuard:
         self._clock = clock
         self._step_seconds = 0.0
         self._called_slow = False
-
-    @property
-    def name(self) -> str:
-        return type(self.policy).__name__
 
     def begin_step(self) -> None:
         """Trust the policy again."""

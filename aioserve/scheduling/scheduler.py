@@ -54,10 +54,12 @@ class Scheduler:
         max_num_batched_tokens: int,
         output_reserve_tokens: int,
         clock: Callable[[], float] | None = None,
+        policy_name: str | None = None,
     ) -> None:
-        """`clock` gives seconds; with one, a policy whose methods take long is named in the log."""
+        """`clock` gives seconds; with one, a policy whose methods take long is named in the log.
+        `policy_name` stands in logs and errors, that of its class unless given."""
         self.memory = memory
-        self.guard = PolicyGuard(policy, clock)
+        self.guard = PolicyGuard(policy, clock, name=policy_name)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.reserve = OutputReserve(memory.page_size, output_reserve_tokens)

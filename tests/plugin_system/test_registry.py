@@ -15,9 +15,11 @@ from aioserve import (
     Engine,
     PluginError,
     PolicySpec,
+    RequestRejectedError,
     SamplingParams,
     SchedulingPolicy,
     UnknownPolicyError,
+    Verdict,
     hookimpl,
 )
 from aioserve.plugins import API_VERSION, PluginRegistry
@@ -243,12 +245,16 @@ def test_without_plugins_the_error_says_so(installed):
 
 
 @pytest.mark.parametrize(
-    "options", [{"policy": "lifo", "plugins": [LifoPlugin()]}, {"policy": Lifo()}]
+    ("options", "name"),
+    [
+        ({"policy": "lifo", "plugins": [LifoPlugin()]}, "lifo (given to the engine)"),
+        ({"policy": Lifo()}, "Lifo"),
+    ],
 )
 @pytest.mark.asyncio
-async def test_a_policy_is_given_by_plugin_object_or_as_itself(options):
+async def test_a_policy_is_given_by_plugin_object_or_as_itself(options, name):
     async with Engine(FakeModel(), **options) as engine:
-        assert engine.dump()["policy"] == "Lifo"
+        assert engine.dump()["policy"] == name
         answer = await engine.generate([1], SamplingParams(max_tokens=3, seed=0))
         assert list(answer.token_ids) == expected_tokens([1], 3)
 
@@ -449,3 +455,26 @@ def test_nobody_takes_the_name_of_a_bundled_policy(installed):
     assert str(registry.policies["fcfs"].origin) == "aioserve_plugins 0.1.0"
     assert [plugin.name for plugin in registry.broken] == ["a", "fcfs"]
     assert "offered by plugin fcfs (aioserve_plugins 0.1.0) too" in str(registry.broken[0])
+
+
+@pytest.mark.asyncio
+async def test_a_policy_that_was_chosen_by_name_is_named_with_its_distribution(installed, caplog):
+    class Picky(SchedulingPolicy):
+        def __init__(self, *, limit: int = 9) -> None:
+            self.limit = limit
+
+        def admit(self, request, view):
+            return Verdict.NEVER if request.prompt_tokens > self.limit else Verdict.NOW
+
+        def step_finished(self, step, tokens):
+            raise ValueError("planted")
+
+    installed.append(entry_point("picky", lambda: offering([PolicySpec("picky", Picky)])))
+    async with Engine(FakeModel(), policy="picky:limit=2") as engine:
+        await engine.generate([1], SamplingParams(max_tokens=1))
+        with pytest.raises(
+            RequestRejectedError, match=r"the policy picky \(some-dist 1.2\) refused request"
+        ):
+            await engine.generate([1, 2, 3])
+        assert engine.dump()["policy"] == "picky (some-dist 1.2)"
+    assert "scheduling policy picky (some-dist 1.2): step_finished raised" in caplog.text
