@@ -1,4 +1,5 @@
-"""How hypothesis runs here: without deadlines, and in CI with the same examples every time.
+"""How hypothesis runs here: without deadlines, and in CI with the same examples every time, and
+without explanations of failures, which trace every line and run into the test's time limit.
 
 Whether planted bugs are found (`make mutants`) is asked with these examples too. The smallest one
 that fails is of no interest there.
@@ -11,7 +12,13 @@ import os
 from hypothesis import Phase, settings
 
 settings.register_profile("developer", deadline=None)
-settings.register_profile("same-every-time", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile(
+    "same-every-time",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+)
 settings.register_profile(
     "planted-bugs", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
 )

@@ -71,7 +71,7 @@ async def served(
     """When the first and the last token of each request came, by the virtual clock."""
     clock = asyncio.get_running_loop()
     model = FakeModel(max_model_len=MAX_MODEL_LEN, step_seconds=OddCost().step_seconds)
-    engine = Engine(model, policy=policy, partial_page_reuse=False, **options)
+    engine = Engine(model, policy=policy, **options)
     streams: list[TokenStream] = []
     prompts = prompts_of(trace)
 
