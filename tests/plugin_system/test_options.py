@@ -161,4 +161,6 @@ def test_any_options_come_back_as_they_were_written(name, options):
 @given(st.text())
 def test_no_text_is_more_than_a_clean_error(text):
     with contextlib.suppress(ConfigError):
-        tuned(text)
+        PluginRegistry().policy(text)  # which may be the name of one
+    with contextlib.suppress(ConfigError):
+        tuned("tuned:" + text)
