@@ -46,7 +46,7 @@ class StepPlanner:
         self.budget = scheduler.max_num_batched_tokens
         self.items: list[WorkItem] = []
         self.sequences: list[SequenceState] = []
-        self.preempted: list[int] = []
+        self._has_preempted = False
         self._reserved: int | None = None
 
     def plan(self) -> StepPlan | None:
@@ -55,7 +55,7 @@ class StepPlanner:
         decoding, prefilling = self._split_running()
         self._decode(decoding)
         self._continue_prefills(prefilling)
-        may_admit = not self.preempted and scheduler.waiting and self.budget > 0
+        may_admit = not self._has_preempted and scheduler.waiting and self.budget > 0
         if may_admit and self._admit(forced=False):
             self._displace_a_paused_one()
         if not self.items and scheduler.launched == self.memory.pool.done_step:
@@ -135,7 +135,7 @@ class StepPlanner:
 
     def _preempt(self, victim: SequenceState) -> None:
         self.scheduler.preempt(victim, self.step)
-        self.preempted.append(victim.sequence_id)
+        self._has_preempted = True
 
     def _displace_a_paused_one(self) -> bool:
         """Others wait for room: the youngest sequence whose reader is behind makes some, so that a
