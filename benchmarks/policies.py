@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from aioserve.plugins import PluginRegistry
+from aioserve.simulation.capacity import plan_capacity
 from aioserve.simulation.cost import ModelShape, RooflineCost
 from aioserve.simulation.hardware import hardware_preset
 from aioserve.simulation.metrics import Metrics, Targets, metrics_of
@@ -30,8 +31,7 @@ from aioserve.simulation.simulator import SimulationResult, simulate
 from aioserve.simulation.trace_files import at_rate, read_trace
 from aioserve.simulation.traces import TraceRequest
 
-LLAMA_8B_PAGES = 27_439
-"""KV pages of 16 tokens beside Llama 3 8B on an H100, as `aioserve plan` counts them."""
+MODEL, HARDWARE = "llama-3-8b", "h100"
 CODE_TARGETS = Targets(ttft_seconds=2.0, tpot_seconds=0.1)
 COLORS = {
     "fcfs": "#555555",
@@ -61,7 +61,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     rates: tuple[float | None, ...] = (None,)
     """Requests a second; None is as recorded."""
     num_devices: int = 1
-    num_pages: int = LLAMA_8B_PAGES
+    num_pages: int | None = None
+    """KV pages of 16 tokens; None is as many as fit beside the model."""
     targets: Targets | None = None
 
 
@@ -91,8 +92,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run(study: Study, requests: Sequence[TraceRequest], policy: str, rate: float | None) -> Run:
-    shape = ModelShape.of(read_model("llama-3-8b"))
-    cost = RooflineCost(shape, hardware_preset("h100").times(study.num_devices))
+    model, hardware = read_model(MODEL), hardware_preset(HARDWARE)
+    cost = RooflineCost(ModelShape.of(model), hardware.times(study.num_devices))
+    num_pages = study.num_pages
+    if num_pages is None:
+        fits = plan_capacity(
+            MODEL, model, gpu_memory_bytes=hardware.memory_bytes, num_gpus=study.num_devices
+        )
+        num_pages = fits.num_pages
     targets = study.targets
     if rate is not None:
         requests = at_rate(requests, rate)
@@ -100,7 +107,7 @@ def run(study: Study, requests: Sequence[TraceRequest], policy: str, rate: float
         requests,
         PluginRegistry().policy(policy),
         cost=cost,
-        num_pages=study.num_pages,
+        num_pages=num_pages,
         ttft_target_seconds=None if targets is None else targets.ttft_seconds,
         tpot_target_seconds=None if targets is None else targets.tpot_seconds,
     )
