@@ -56,13 +56,8 @@ from aioserve.request import (
     Token,
     Usage,
 )
-from aioserve.scheduling.policy import (
-    Refusal,
-    RequestView,
-    SchedulerView,
-    SchedulingPolicy,
-    Verdict,
-)
+from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.view import RequestView, SchedulerView
 
 __version__ = "0.1.0"
 

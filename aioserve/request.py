@@ -1,4 +1,4 @@
-"""What a caller asks for and gets back: sampling parameters, tokens, completions.
+"""What a caller asks for and gets back: sampling parameters, requests, tokens, completions.
 
 Plain values without behaviour beyond validation at the edge. Everything here may be imported from
 anywhere in the package.
@@ -12,12 +12,15 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from aioserve.errors import InvalidSamplingError
 
 __all__ = [
     "Completion",
     "FinishReason",
+    "Request",
     "Sample",
     "SamplingParams",
     "Timings",
@@ -98,6 +101,52 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _check_int("stop_token_ids", token_id, 0, None)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidSamplingError(f"ignore_eos must be a bool, got {self.ignore_eos!r}")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """All that is known of a request when it enters the scheduler.
+
+    Made once, where requests come in, from arguments that were checked there; handed on as it is to
+    the scheduler and to whatever tells of requests. What plugins see is a projection of it.
+    """
+
+    request_id: str
+    prompt_ids: npt.NDArray[np.int32]
+    """int32 `[prompt_tokens]`, at least one."""
+    max_length: int
+    """Prompt and answer together, in tokens; more than the prompt has."""
+    params: SamplingParams
+    seed: int = 0
+    """Key of the first sample's noise, in [0, 2**64); `seed_of` gives those of the others."""
+    end_ids: frozenset[int] = frozenset()
+    """Token ids that end an answer."""
+    namespace: bytes = b""
+    """KV pages are shared with requests of the same namespace alone (`aioserve.kv.namespace`)."""
+    arrival_seconds: float = 0.0
+    """On the clock of whoever plans the steps."""
+    tenant: str | None = None
+    """On whose behalf the request was sent."""
+    ttft_target_seconds: float | None = None
+    """How soon after its arrival the first token is wanted."""
+    tpot_target_seconds: float | None = None
+    """How long each further token may take on average."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that each answer may have."""
+        return self.max_length - len(self.prompt_ids)
+
+    @property
+    def num_samples(self) -> int:
+        return self.params.n
+
+    def seed_of(self, sample: int) -> int:
+        """Key of the noise of sample number `sample`."""
+        return (self.seed + sample) % (MAX_SEED + 1)
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):

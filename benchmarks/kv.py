@@ -29,11 +29,11 @@ from radix_baseline import RadixTree
 
 from aioserve import _native
 from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
+from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import NO_STEP, PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import PrefixTree
 from aioserve.request import SamplingParams
-from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_mooncake

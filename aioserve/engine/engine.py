@@ -17,14 +17,15 @@ import anyio
 from aioserve.config import Device, DType, EngineConfig, Preemption
 from aioserve.engine.intake import Prompt
 from aioserve.engine.live import Chosen, LiveEngine
+from aioserve.engine.reports import dump_of, stats_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import ConfigError, EngineClosedError
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.request import Completion, FinishReason, Sample, SamplingParams, Token
+from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
-from aioserve.scheduling.scheduler import SLOTS_PER_SEQUENCE
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
@@ -278,12 +279,12 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The engine's numbers at this moment; also after it was closed."""
-        return self._entered().stats()
+        return stats_of(self._entered())
 
     def dump(self) -> dict[str, Any]:
         """Everything about the engine's state that helps to debug it, as plain values."""
         live = self._entered()
-        return {"state": self._state, **live.dump()}
+        return {"state": self._state, **dump_of(live)}
 
     # -- checks
 

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.config import EngineConfig
-from aioserve.engine.core import CoreLoop, Submission
+from aioserve.engine.core import CoreLoop
 from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.requests import LiveRequest, RequestState
 from aioserve.errors import (
     AioserveError,
     DuplicateRequestError,
@@ -36,8 +37,8 @@ from aioserve.errors import (
 )
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.namespace import namespace_key
-from aioserve.plugins import Admission, RequestInfo
-from aioserve.request import FinishReason, SamplingParams
+from aioserve.plugins import Admission, info_of
+from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.chat import validate_messages
 
@@ -60,15 +61,12 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
 class _Checked(msgspec.Struct, frozen=True):
-    """A request that passed the checks at the edge; its prompt may still have to be encoded."""
+    """What passed the checks at the edge: all of a request but its prompt's token ids."""
 
-    mailbox: Mailbox
+    live: LiveRequest
     params: SamplingParams
-    seed: int
-    namespace: bytes
-    tenant: str | None
-    ttft_target_seconds: float | None
-    tpot_target_seconds: float | None
+    fields: dict[str, Any]
+    """Of the `Request` that it becomes."""
 
 
 class Intake:
@@ -83,16 +81,11 @@ class Intake:
         self._admission = admission
         self._loop = asyncio.get_running_loop()
         self._threads = anyio.CapacityLimiter(ENCODER_THREADS)
-        self._encoding: dict[Mailbox, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those that encode prompts."""
         self._num_requests = 0
         self._asking = False
         """A plugin is being asked about a request, which isn't queued yet."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that haven't started, wherever they wait."""
-        encoding = sum(mailbox.finish_reason is None for mailbox in self._encoding)
-        return encoding + self._core.num_waiting
 
     def submit(
         self,
@@ -100,12 +93,10 @@ class Intake:
         params: SamplingParams | None,
         request_id: str | None = None,
         cache_salt: str | None = None,
-        tenant: str | None = None,
-        ttft_target_seconds: float | None = None,
-        tpot_target_seconds: float | None = None,
+        **wishes: Any,
     ) -> Mailbox:
-        """Check and queue a request. Raises what `Engine.stream` says, and has then changed
-        nothing."""
+        """Check and queue a request. `wishes` are the fields of `Request` that the caller may set
+        as they are. Raises what `Engine.stream` says, and has then changed nothing."""
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
@@ -113,48 +104,56 @@ class Intake:
         params = self._checked_params(params)
         request_id = self._checked_request_id(request_id)
         namespace = self._checked_namespace(cache_salt)
-        _check_name("tenant", tenant, MAX_TENANT_CHARS)
-        ttft_target_seconds = _checked_target("ttft_target_seconds", ttft_target_seconds)
-        tpot_target_seconds = _checked_target("tpot_target_seconds", tpot_target_seconds)
-        if self.num_waiting >= self._config.max_waiting:
+        wishes = {name: WISHES[name](name, value) for name, value in wishes.items()}
+        num_waiting = self._core.num_waiting
+        if num_waiting >= self._config.max_waiting:
             raise QueueFullError(
-                f"{self.num_waiting} requests wait; max_waiting is {self._config.max_waiting}"
+                f"{num_waiting} requests wait; max_waiting is {self._config.max_waiting}"
             )
         text_or_ids = self._checked_prompt(prompt)
         seed = params.seed
         if seed is None:
             seed = (self._config.seed + self._num_requests * SEED_STRIDE) % 2**64
         self._num_requests += 1
-        mailbox = Mailbox(
-            request_id, self._loop, self._core.owner, self._config.max_buffered_tokens, params.n
+        live = LiveRequest(
+            request_id,
+            self._core.delivery,
+            capacity=self._config.max_buffered_tokens,
+            num_samples=params.n,
         )
-        request = _Checked(
-            mailbox, params, seed, namespace, tenant, ttft_target_seconds, tpot_target_seconds
-        )
-        if isinstance(text_or_ids, np.ndarray):
-            self._queue(request, text_or_ids)
-        elif isinstance(text_or_ids, str) and len(text_or_ids) <= INLINE_CHARS:
-            with _failing(mailbox):
-                self._queue_encoded(request, self._encode(text_or_ids))
-        else:
-            # A task, so that it runs in the caller's context.
-            task = self._loop.create_task(self._encode_in_thread(request, text_or_ids))
-            self._encoding[mailbox] = task
-            # Not in the task: one that is cancelled before it starts runs none of its code.
-            task.add_done_callback(lambda task: self._encoded(mailbox, task))
-        return mailbox
+        checked = _Checked(live, params, {"seed": seed, "namespace": namespace, **wishes})
+        self._core.table.enter(live)
+        try:
+            if isinstance(text_or_ids, np.ndarray):
+                self._queue(checked, text_or_ids)
+            elif isinstance(text_or_ids, str) and len(text_or_ids) <= INLINE_CHARS:
+                with self._failing(live):
+                    self._queue_encoded(checked, self._encode(text_or_ids))
+            else:
+                # A task, so that it runs in the caller's context.
+                task = self._loop.create_task(self._encode_in_thread(checked, text_or_ids))
+                self._tasks.add(task)
+                # Not in the task: one that is cancelled before it starts runs none of its code.
+                task.add_done_callback(lambda task: self._encoded(live, task))
+        except BaseException:
+            self._core.table.end(live)
+            raise
+        return live.mailbox
 
     def abort_all(self, error: AioserveError) -> int:
         """End every request that is being encoded with `error`; how many there were."""
-        return sum(
-            mailbox.finish(FinishReason.ABORT, type(error)(*error.args))
-            for mailbox in self._encoding
-        )
+        ended = 0
+        for live in self._core.table:
+            if live.state is not RequestState.ENCODING:
+                continue
+            self._core.table.end(live)
+            ended += live.mailbox.finish(FinishReason.ABORT, type(error)(*error.args))
+        return ended
 
     async def wait_idle(self) -> None:
         """Until no prompt is being encoded."""
-        while self._encoding:
-            await asyncio.wait(list(self._encoding.values()))
+        while tasks := self._tasks:
+            await asyncio.wait(list(tasks))
 
     # -- checks at the edge
 
@@ -178,14 +177,13 @@ class Intake:
     def _checked_request_id(self, request_id: str | None) -> str:
         if request_id is None:
             return uuid.uuid4().hex
-        _check_name("request_id", request_id, MAX_REQUEST_ID_CHARS)
-        encoding = (mailbox.request_id for mailbox in self._encoding)
-        if self._core.is_live(request_id) or request_id in encoding:
+        _checked_name("request_id", request_id, MAX_REQUEST_ID_CHARS)
+        if self._core.table.is_taken(request_id):
             raise DuplicateRequestError(f"a live request has the id {request_id!r}")
         return request_id
 
     def _checked_namespace(self, cache_salt: str | None) -> bytes:
-        _check_name("cache_salt", cache_salt, MAX_CACHE_SALT_CHARS)
+        _checked_name("cache_salt", cache_salt, MAX_CACHE_SALT_CHARS)
         return namespace_key(salt=cache_salt)
 
     def _checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
@@ -246,22 +244,22 @@ class Intake:
 
     # -- encoding
 
-    async def _encode_in_thread(self, request: _Checked, prompt: Any) -> None:
-        mailbox = request.mailbox
+    async def _encode_in_thread(self, checked: _Checked, prompt: Any) -> None:
+        live = checked.live
 
         def encode_if_wanted() -> list[int]:
-            return [] if mailbox.finish_reason is not None else self._encode(prompt)
+            return self._encode(prompt) if live.state is RequestState.ENCODING else []
 
-        with _failing(mailbox):
+        with self._failing(live):
             ids = await anyio.to_thread.run_sync(encode_if_wanted, limiter=self._threads)
-            if mailbox.finish_reason is None:
-                self._queue_encoded(request, ids)
+            if live.state is RequestState.ENCODING:
+                self._queue_encoded(checked, ids)
 
-    def _encoded(self, mailbox: Mailbox, task: asyncio.Task[None]) -> None:
-        del self._encoding[mailbox]
-        if task.cancelled():
-            error = RequestFailedError("the task that encoded the prompt was cancelled")
-            mailbox.finish(FinishReason.ERROR, error)
+    def _encoded(self, live: LiveRequest, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if live.state is RequestState.ENCODING:
+            how = "cancelled" if task.cancelled() else f"ended by {task.exception()!r}"
+            self._fail(live, RequestFailedError(f"the task that encoded the prompt was {how}"))
 
     def _encode(self, prompt: Any) -> list[int]:
         tokenizer, template = self._model.tokenizer, self._model.chat_template
@@ -269,60 +267,67 @@ class Intake:
             return tokenizer.encode(prompt)
         return tokenizer.encode(template.render(prompt), add_special_tokens=False)
 
-    def _queue_encoded(self, request: _Checked, ids: list[int]) -> None:
+    def _queue_encoded(self, checked: _Checked, ids: list[int]) -> None:
         if not ids:
             raise InvalidPromptError("prompt must not be empty, got a text without tokens")
-        self._queue(request, self._checked_ids(ids))
+        self._queue(checked, self._checked_ids(ids))
 
-    def _queue(self, request: _Checked, ids: npt.NDArray[np.int32]) -> None:
-        limits, params = self._model.limits, request.params
-        request.mailbox.prompt_tokens = len(ids)
+    def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
+        live, params, limits = checked.live, checked.params, self._model.limits
+        live.mailbox.prompt_tokens = len(ids)
         max_length = limits.max_model_len
         if params.max_tokens is not None:
             max_length = min(max_length, len(ids) + params.max_tokens)
-        info = RequestInfo(
-            request_id=request.mailbox.request_id,
-            tenant=request.tenant,
-            prompt_tokens=len(ids),
-            max_tokens=max_length - len(ids),
-            num_samples=params.n,
-            ttft_target_seconds=request.ttft_target_seconds,
-            tpot_target_seconds=request.tpot_target_seconds,
-            arrival_seconds=request.mailbox.started_seconds,
-        )
-        self._asking = True
-        try:
-            self._admission.check(info)
-        except RequestRejectedError as error:
-            request.mailbox.finish(FinishReason.ERROR, error)
-            return
-        finally:
-            self._asking = False
         end_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             end_ids |= limits.eos_token_ids
-        assemblers = tuple(TextAssembler(self._model.tokenizer, params) for _ in range(params.n))
-        self._core.submit(
-            Submission(
-                mailbox=request.mailbox,
-                info=info,
-                prompt_ids=ids,
-                params=params,
-                seed=request.seed,
-                namespace=request.namespace,
-                end_ids=end_ids,
-                max_length=max_length,
-                assemblers=assemblers,
-            )
+        request = Request(
+            request_id=live.request_id,
+            prompt_ids=ids,
+            max_length=max_length,
+            params=params,
+            end_ids=end_ids,
+            arrival_seconds=live.mailbox.started_seconds,
+            **checked.fields,
         )
+        self._asking = True
+        try:
+            self._admission.check(info_of(request))
+        except RequestRejectedError as error:
+            self._fail(live, error)
+            return
+        finally:
+            self._asking = False
+        live.assemblers = tuple(
+            TextAssembler(self._model.tokenizer, params) for _ in range(params.n)
+        )
+        live.request = request
+        self._core.submit(live)
+
+    @contextmanager
+    def _failing(self, live: LiveRequest) -> Iterator[None]:
+        """Ends a request with whatever is raised inside."""
+        try:
+            yield
+        except AioserveError as error:
+            self._fail(live, error)
+        except Exception as error:
+            failed = RequestFailedError(f"the prompt can't be encoded: {error!r}")
+            failed.__cause__ = error
+            self._fail(live, failed)
+
+    def _fail(self, live: LiveRequest, error: AioserveError) -> None:
+        self._core.table.end(live)
+        live.mailbox.finish(FinishReason.ERROR, error)
 
 
-def _check_name(argument: str, value: object, max_chars: int) -> None:
-    """Raise unless it is a str of 1 to `max_chars` characters, or None."""
+def _checked_name(argument: str, value: object, max_chars: int) -> str | None:
+    """A str of 1 to `max_chars` characters, or None."""
     if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= max_chars):
         raise InvalidRequestError(
             f"{argument} must be a str of 1 to {max_chars} characters, got {value!r}"
         )
+    return value
 
 
 def _checked_target(argument: str, value: object) -> float | None:
@@ -343,14 +348,13 @@ def _checked_target(argument: str, value: object) -> float | None:
     )
 
 
-@contextmanager
-def _failing(mailbox: Mailbox) -> Iterator[None]:
-    """Ends the mailbox's request with whatever is raised inside."""
-    try:
-        yield
-    except AioserveError as error:
-        mailbox.finish(FinishReason.ERROR, error)
-    except Exception as error:
-        failed = RequestFailedError(f"the prompt can't be encoded: {error!r}")
-        failed.__cause__ = error
-        mailbox.finish(FinishReason.ERROR, failed)
+def _checked_tenant(argument: str, value: object) -> str | None:
+    return _checked_name(argument, value, MAX_TENANT_CHARS)
+
+
+WISHES = {
+    "tenant": _checked_tenant,
+    "ttft_target_seconds": _checked_target,
+    "tpot_target_seconds": _checked_target,
+}
+"""The fields of a request that its sender sets as they are, and what checks each."""

@@ -12,34 +12,34 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 
 from aioserve.request import FinishReason, Timings, Token
 
 __all__ = ["Mailbox", "MailboxOwner"]
 
 
-class MailboxOwner:
-    """What a mailbox tells the engine."""
+class MailboxOwner(Protocol):
+    """Whom a mailbox tells of its reader."""
 
-    __slots__ = ("abort", "pause", "resume")
+    def reader_left(self) -> None:
+        """The reader wants no more, and will read no more."""
+        ...
 
-    def __init__(
-        self,
-        abort: Callable[[Mailbox], None],
-        pause: Callable[[Mailbox], None],
-        resume: Callable[[Mailbox], None],
-    ) -> None:
-        self.abort = abort
-        self.pause = pause
-        self.resume = resume
+    def reader_fell_behind(self) -> None:
+        """As many tokens wait as may."""
+        ...
+
+    def reader_caught_up(self) -> None:
+        """Half of them were taken."""
+        ...
 
 
 class Mailbox:
     """Buffers tokens between steps and a reader that may be slow.
 
-    When `capacity` tokens wait, the owner is asked to pause the request, and to resume it when
-    the reader has taken half. A step or two may be in flight at that moment, so a little more than
+    When `capacity` tokens wait, the owner is told that the reader fell behind, and when it has
+    taken half of them, that it caught up. A step or two may be in flight at that moment, so a little more than
     the capacity can wait.
     """
 
@@ -83,7 +83,7 @@ class Mailbox:
         self.timings = Timings(None, 0.0, 0)
         self.started_seconds = loop.time()
         """When the request was submitted, on the loop's clock."""
-        self._owner = owner
+        self._owner: MailboxOwner | None = owner
         self._tokens: deque[Token] = deque()
         self._reader: asyncio.Future[None] | None = None
 
@@ -103,9 +103,9 @@ class Mailbox:
             self.timings = Timings(self.loop.time() - self.started_seconds, 0.0, 0)
         self._tokens.append(token)
         self._wake()
-        if not self.paused and len(self._tokens) >= self.capacity:
+        if not self.paused and len(self._tokens) >= self.capacity and self._owner is not None:
             self.paused = True
-            self._owner.pause(self)
+            self._owner.reader_fell_behind()
 
     def finish_sample(self, sample: int, reason: FinishReason) -> None:
         """One sample came to its own end; with the last one the stream ends as the first did."""
@@ -130,6 +130,7 @@ class Mailbox:
             self.loop.time() - self.started_seconds,
             self.completion_tokens,
         )
+        self._owner = None  # a stream that is kept keeps no request
         self._wake()
         return True
 
@@ -142,9 +143,9 @@ class Mailbox:
     def abort(self) -> None:
         """The reader has left. Synchronous and idempotent, so it works during cancellation."""
         self._tokens.clear()
-        if self.finish_reason is None:
-            self.finish(FinishReason.ABORT)
-            self._owner.abort(self)
+        owner = self._owner
+        if self.finish(FinishReason.ABORT) and owner is not None:
+            owner.reader_left()
 
     async def wait(self) -> None:
         """Until a token or the end is there; raises the request's error, once.
@@ -171,5 +172,6 @@ class Mailbox:
         token = self._tokens.popleft()
         if self.paused and 2 * len(self._tokens) <= self.capacity:
             self.paused = False
-            self._owner.resume(self)
+            if self._owner is not None:
+                self._owner.reader_caught_up()
         return token

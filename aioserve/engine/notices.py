@@ -5,9 +5,9 @@ Costs nothing where there are no observers.
 
 from __future__ import annotations
 
-from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.requests import LiveRequest
 from aioserve.execution.plan import StepPlan
-from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo
+from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo, info_of
 from aioserve.request import FinishReason
 from aioserve.scheduling.scheduler import Scheduler
 
@@ -21,16 +21,16 @@ class Notices:
         self.observers = observers
         self._scheduler = scheduler
         self._arrived: list[RequestInfo] = []
-        self._ended: list[tuple[RequestInfo, Mailbox]] = []
+        self._ended: list[LiveRequest] = []
 
-    def arrived(self, request: RequestInfo) -> None:
-        if self.observers:
-            self._arrived.append(request)
+    def arrived(self, live: LiveRequest) -> None:
+        if self.observers and live.request is not None:
+            self._arrived.append(info_of(live.request))
 
-    def ended(self, request: RequestInfo, mailbox: Mailbox) -> None:
-        """The mailbox may get its end a little later, but before `tell`."""
+    def ended(self, live: LiveRequest) -> None:
+        """Its mailbox may get its end a little later, but before `tell`."""
         if self.observers:
-            self._ended.append((request, mailbox))
+            self._ended.append(live)
 
     def tell_of_step(
         self, plan: StepPlan, *, failed: bool, now_seconds: float, num_waiting: int
@@ -43,7 +43,7 @@ class Notices:
             StepInfo(
                 step=plan.step,
                 end_seconds=now_seconds,
-                num_sequences=len(plan.items),
+                num_sequences=plan.num_sequences,
                 computed_tokens=plan.num_tokens,
                 num_preempted=len(plan.preempted),
                 failed=failed,
@@ -62,16 +62,17 @@ class Notices:
     def _tell(self, step: StepInfo | None) -> None:
         arrived, self._arrived = self._arrived, []
         ended, self._ended = self._ended, []
-        self.observers.tell(arrived, step, [_summary(*request) for request in ended])
+        self.observers.tell(arrived, step, [_summary(live) for live in ended])
 
 
-def _summary(request: RequestInfo, mailbox: Mailbox) -> RequestSummary:
+def _summary(live: LiveRequest) -> RequestSummary:
+    mailbox = live.mailbox
     return RequestSummary(
-        request_id=request.request_id,
-        tenant=request.tenant,
+        request_id=mailbox.request_id,
+        tenant=None if live.request is None else live.request.tenant,
         finish_reason=mailbox.finish_reason or FinishReason.ABORT,
         error=mailbox.failure,
-        prompt_tokens=request.prompt_tokens,
+        prompt_tokens=mailbox.prompt_tokens,
         completion_tokens=mailbox.completion_tokens,
         first_token_seconds=mailbox.timings.first_token_seconds,
         total_seconds=mailbox.timings.total_seconds,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from aioserve.kv.memory import KVUsage
 
 __all__ = ["EngineStats"]
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     """One moment of one engine. `*_total` only grow.
 
     `pages_free + pages_fenced + pages_cached + pages_held_by_requests == pages_total`, always.
@@ -18,24 +18,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     """Requests that wait to start, those whose prompt is being encoded and those that were
     preempted included."""
-    pages_total: int
-    pages_free: int
-    pages_fenced: int
-    """Given back, and free as soon as the step in flight is done."""
-    pages_cached: int
-    """Held by the prefix tree alone: evicted when somebody needs pages."""
-    pages_held_by_requests: int
-    """A page that several share counts once."""
-    pages_host_total: int
-    """Pages of the host pool (`num_host_pages`)."""
-    pages_host_used: int
-    """Pages of the host pool that hold evicted cached pages or swapped-out requests."""
-    pages_copied_total: int
-    """Pages copied on the device: shared ones before they are written, and cached ones in part."""
-    pages_swapped_out_total: int
-    """Pages copied to the host pool."""
-    pages_swapped_in_total: int
-    """Pages copied back."""
     tokens_prefilled_total: int
     """Prompt tokens computed, those computed again after a preemption included."""
     tokens_cached_total: int

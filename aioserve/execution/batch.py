@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from aioserve.errors import InvariantError
 from aioserve.execution.plan import CopyKind, PageCopy, StepPlan
 from aioserve.kv.pages import pages_for, token_slots
 from aioserve.models.batch import ForwardBatch
@@ -34,22 +33,11 @@ def build_copies(copies: Sequence[PageCopy]) -> torch.Tensor:
 def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> ForwardBatch:
     """Concatenate the plan's items, T tokens of B sequences, in the plan's order.
 
-    Forks compute nothing and are no sequence of the batch: all that they add is a sampled row, the
-    last one of the item before them. `last_tokens`, int64 `[num_slots]`, holds the token that each
-    slot sampled last: the input of items whose token the host doesn't know yet.
-
-    Raises `InvariantError` for a fork that nothing comes before.
+    `last_tokens`, int64 `[num_slots]`, holds the token that each slot sampled last: the input of
+    items whose token the host doesn't know yet.
     """
-    counts = np.fromiter((item.count for item in plan.items), np.int64, len(plan.items))
-    ends = np.cumsum(counts)
-    sampled = np.fromiter((item.sampling is not None for item in plan.items), bool, len(counts))
     items = plan.items
-    if not counts.all():
-        if counts[0] == 0:
-            raise InvariantError(f"step {plan.step} begins with a fork, of nothing")
-        items = tuple(item for item in items if item.count)
-        counts = counts[counts > 0]
-
+    counts = np.fromiter((item.count for item in items), np.int64, len(items))
     size = len(items)
     starts = np.fromiter((item.start for item in items), np.int64, size)
     context_lens = starts + counts
@@ -72,6 +60,15 @@ def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> Fo
     rows = np.repeat(np.arange(size), counts)
     positions = np.arange(total) - query_start[rows] + starts[rows]
 
+    sample_rows = np.array(
+        [
+            first + row.offset
+            for first, item in zip(query_start.tolist(), items, strict=False)
+            for row in item.rows
+        ],
+        np.int64,
+    )
+
     ids = torch.from_numpy(token_ids)
     pending = np.flatnonzero(token_ids < 0)
     if len(pending):
@@ -88,5 +85,5 @@ def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> Fo
             max_query=int(counts.max()),
             max_context=max_context,
         ),
-        sample_rows=torch.from_numpy(ends[sampled] - 1),
+        sample_rows=torch.from_numpy(sample_rows),
     )

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 import torch
 
 from aioserve.execution.batch import build_batch, build_copies
-from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
+from aioserve.execution.plan import SlotStart, StepOutcome, StepPlan
 from aioserve.execution.step_thread import StepThread
 from aioserve.models.decoder import Decoder
 from aioserve.ops.kv_cache import KVCache
@@ -34,6 +34,7 @@ class CpuRunner:
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
+        self._slots: dict[int, SlotStart] = {}
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them. One writer and one reader, both on the step thread.
         self._last_tokens = torch.zeros(num_slots, dtype=torch.int64)
@@ -51,26 +52,29 @@ class CpuRunner:
 
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepOutcome:
+        for slot in plan.ended_slots:
+            self._slots.pop(slot, None)
+        for start in plan.started_slots:
+            self._slots[start.slot] = start
         if plan.copies:
             self._model.ops.copy_pages(self._caches, build_copies(plan.copies))
         if not plan.items:
-            return StepOutcome(plan.step, ())
+            return StepOutcome(step=plan.step, token_ids=())
         batch = build_batch(plan, self._cache.page_size, self._last_tokens)
         logits = self._model.forward(batch, self._cache)
-        token_ids = [PENDING_TOKEN] * len(plan.items)
-        row_errors = {}
-        sampled = [index for index, item in enumerate(plan.items) if item.sampling is not None]
-        if sampled:
-            items = [plan.items[index] for index in sampled]
-            result = sample(
-                logits,
-                [item.sampling for item in items if item.sampling is not None],
-                [item.seed for item in items],
-                [item.start + item.count for item in items],
-            )
-            slots = torch.tensor([item.slot for item in items])
-            self._last_tokens[slots] = result.token_ids
-            for index, token_id in zip(sampled, result.token_ids.tolist(), strict=True):
-                token_ids[index] = token_id
-            row_errors = {sampled[row]: why for row, why in result.row_errors.items()}
-        return StepOutcome(plan.step, tuple(token_ids), row_errors)
+        if not plan.num_rows:
+            return StepOutcome(step=plan.step, token_ids=())
+        rows = [(item.start + row.offset + 1, row.slot) for item in plan.items for row in item.rows]
+        starts = [self._slots[slot] for _, slot in rows]
+        result = sample(
+            logits,
+            [start.params for start in starts],
+            [start.seed for start in starts],
+            [position for position, _ in rows],
+        )
+        self._last_tokens[torch.tensor([slot for _, slot in rows])] = result.token_ids
+        return StepOutcome(
+            step=plan.step,
+            token_ids=tuple(result.token_ids.tolist()),
+            row_errors=dict(result.row_errors),
+        )

@@ -2,6 +2,14 @@
 
 A `StepPlan` says what one engine step computes; a `StepOutcome` says what came of it. The
 scheduler builds the one and consumes the other, so both run unchanged in a simulator.
+
+    slot       0      1      2      3          a row of the runner's state per running sequence
+    plan 7     start  .      start  start      "slot 0 belongs to these parameters and this seed"
+               item: 12 tokens of one prompt, rows: (11, slot 0), (11, slot 2), (11, slot 3)
+    plan 8     one item per slot: the token that the slot sampled last, one row each
+    plan 9     end    .                        slot 0 may be forgotten
+
+Only a slot's start carries anything but numbers; from then on items and rows name the slot.
 """
 
 from __future__ import annotations
@@ -13,12 +21,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
 
-__all__ = ["PENDING_TOKEN", "CopyKind", "PageCopy", "StepOutcome", "StepPlan", "WorkItem"]
+__all__ = [
+    "PENDING_TOKEN",
+    "CopyKind",
+    "PageCopy",
+    "SampleRow",
+    "SlotStart",
+    "StepOutcome",
+    "StepPlan",
+    "WorkItem",
+    "check_outcome",
+]
 
 PENDING_TOKEN = -1
-"""Stands for the token that the previous step samples for the same slot. It never leaves the core:
+"""Stands for the token that an earlier step samples for the item's slot. It never leaves the core:
 the runner replaces it on the device before the forward pass."""
 
 
@@ -43,56 +62,101 @@ class PageCopy(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
 
 
-class WorkItem(msgspec.Struct, frozen=True, gc=False):
+class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A slot belongs to a sequence from this plan on: all that the runner must know of it."""
+
+    slot: int
+    """In `[0, num_slots)`. Nothing of an earlier owner is left in it."""
+    params: SamplingParams
+    seed: int
+    """Key of the sequence's noise; with the sampled position it decides every random draw."""
+
+
+class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One row of logits that a step samples from."""
+
+    offset: int
+    """Index among the item's tokens of the one whose logits these are, in `[0, count)`. The token
+    sampled from them has position `start + offset + 1`."""
+    slot: int
+    """Whose parameters and noise decide, and whose last token the sampled one becomes."""
+
+
+class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`count` tokens of one sequence, from position `start`, in one step.
 
     The KV of positions `[0, start)` is in the sequence's pages already; this item computes
-    `[start, start + count)`. With `sampling` set, the item reaches the last known token and the
-    step samples the token at position `start + count`.
-
-    An item of `count` 0 is a fork: it computes nothing and samples from the same last row as the
-    item before it, with its own parameters, seed and slot. Its pages are that item's.
+    `[start, start + count)`. Several rows may name one offset: samples of a prompt that begin to
+    differ with the token that is sampled there.
     """
 
     sequence_id: int
-    epoch: int
-    """How often the sequence had been preempted when this was planned: a result of an earlier
-    epoch is dropped."""
+    """For logs and tests; the runner goes by the slot."""
     slot: int
-    """Row of the sequence in the runner's last-token buffer."""
     start: int
     count: int
+    """At least 1."""
     token_ids: Sequence[int] | npt.NDArray[np.int32]
     """`count` ids; the last may be `PENDING_TOKEN`."""
     page_ids: npt.NDArray[np.int32]
     """int32 `[ceil((start + count) / page_size)]` or longer: pages in order of position."""
-    sampling: SamplingParams | None
-    seed: int
-    """Key of the request's noise; with the sampled position it decides every random draw."""
+    rows: tuple[SampleRow, ...] = ()
+    """What is sampled; none while a prompt is only computed in part."""
 
 
-class StepPlan(msgspec.Struct, frozen=True, gc=False):
-    """One engine step: what to compute, in batch order. Decodes come first."""
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One engine step: what to compute, in batch order. Decodes come first.
+
+    A runner goes from top to bottom: slots end, slots start, pages are copied, items are computed,
+    rows are sampled. Where a step fails, whatever was to start in it ends with a later plan; the
+    runner may never have heard of it.
+    """
 
     step: int
-    items: tuple[WorkItem, ...]
-    preempted: tuple[int, ...] = ()
-    """Ids of the sequences that gave their pages back since the step before was planned."""
+    ended_slots: tuple[int, ...] = ()
+    """Their sequences ended, or gave their pages back: no item names them until they start anew."""
+    started_slots: tuple[SlotStart, ...] = ()
     copies: tuple[PageCopy, ...] = ()
     """Done one after the other, in this order, before anything of `items` is written: a page may
     be the target of one copy and the source of a later one."""
+    items: tuple[WorkItem, ...]
+    preempted: tuple[int, ...] = ()
+    """Ids of the sequences that gave their pages back since the step before was planned."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens that this step computes."""
-        return sum(item.count for item in self.items)
+        return sum([item.count for item in self.items])
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in this step, those included that begin with it."""
+        return sum([len(item.rows) or 1 for item in self.items])
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that this step samples."""
+        return sum([len(item.rows) for item in self.items])
 
 
-class StepOutcome(msgspec.Struct, frozen=True, gc=False):
-    """What a step produced, aligned with the plan's items."""
+class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a step produced, row by row: the first item's rows, then the second's, and so on."""
 
     step: int
+    """Number of the plan that it is the outcome of."""
     token_ids: tuple[int, ...]
-    """One id per item, in the plan's order; `PENDING_TOKEN` where the item doesn't sample."""
+    """The id sampled from each row."""
     row_errors: dict[int, str] = {}
-    """Index of an item -> why its logits could not be sampled (for example NaN)."""
+    """Index of a row -> why its logits could not be sampled (for example NaN)."""
+
+
+def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
+    """Raise `InvariantError` for the outcome of another step, or one with other rows."""
+    if outcome.step != plan.step:
+        raise InvariantError(f"step {plan.step} got the outcome of step {outcome.step}")
+    rows = plan.num_rows
+    if len(outcome.token_ids) != rows or not all(0 <= row < rows for row in outcome.row_errors):
+        raise InvariantError(
+            f"step {plan.step} has {rows} rows, its outcome {len(outcome.token_ids)} tokens and "
+            f"errors for the rows {sorted(outcome.row_errors)}"
+        )

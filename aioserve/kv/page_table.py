@@ -48,12 +48,21 @@ class PageTable:
         self._length = end
         self._view = self._read_only_view()
 
-    def with_last(self, page_id: npt.NDArray[np.int32]) -> PageTable:
-        """A new table with `page_id`, int32 `[1]`, in place of the last page."""
-        table = PageTable()
-        table.append(self._view[:-1])
-        table.append(page_id)
+    @classmethod
+    def of(cls, *parts: npt.NDArray[np.int32]) -> PageTable:
+        """A table of `parts`, each int32 `[n]`, one after the other."""
+        table = cls()
+        for part in parts:
+            table.append(part)
         return table
+
+    def first(self, num_pages: int) -> PageTable:
+        """A new table of the first `num_pages` pages."""
+        return PageTable.of(self._view[:num_pages])
+
+    def replaced(self, index: int, page_id: npt.NDArray[np.int32]) -> PageTable:
+        """A new table with `page_id`, int32 `[1]`, in place of page number `index`."""
+        return PageTable.of(self._view[:index], page_id, self._view[index + 1 :])
 
     def _read_only_view(self) -> npt.NDArray[np.int32]:
         view = self._buffer[: self._length]

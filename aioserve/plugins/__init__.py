@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from aioserve.plugins.admission import Admission
 from aioserve.plugins.observers import Observer, Observers
-from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo
+from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo, info_of
 from aioserve.plugins.registry import BrokenPlugin, Offer, PluginRegistry, check_policy_object
 from aioserve.plugins.specs import API_VERSION, EvictionSpec, ObserverSpec, PolicySpec, hookimpl
 
@@ -30,4 +30,5 @@ __all__ = [
     "StepInfo",
     "check_policy_object",
     "hookimpl",
+    "info_of",
 ]

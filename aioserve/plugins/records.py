@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from aioserve.request import FinishReason
+from aioserve.request import FinishReason, Request
 
-__all__ = ["RequestInfo", "RequestSummary", "StepInfo"]
+__all__ = ["RequestInfo", "RequestSummary", "StepInfo", "info_of"]
 
 
 class RequestInfo(msgspec.Struct, frozen=True, gc=False):
@@ -23,6 +23,20 @@ class RequestInfo(msgspec.Struct, frozen=True, gc=False):
     tpot_target_seconds: float | None
     arrival_seconds: float
     """When it was submitted, on the clock of the engine's event loop."""
+
+
+def info_of(request: Request) -> RequestInfo:
+    """What plugins are told of `request`."""
+    return RequestInfo(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        prompt_tokens=request.prompt_tokens,
+        max_tokens=request.max_tokens,
+        num_samples=request.num_samples,
+        ttft_target_seconds=request.ttft_target_seconds,
+        tpot_target_seconds=request.tpot_target_seconds,
+        arrival_seconds=request.arrival_seconds,
+    )
 
 
 class StepInfo(msgspec.Struct, frozen=True, gc=False):

@@ -17,13 +17,8 @@ import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from aioserve.scheduling.policy import (
-    Refusal,
-    RequestView,
-    SchedulerView,
-    SchedulingPolicy,
-    Verdict,
-)
+from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.view import RequestView, SchedulerView
 
 __all__ = ["PolicyGuard"]
 

@@ -6,71 +6,92 @@ take one page at a time. When those run out, cached pages are evicted, then youn
 theirs back. The oldest running sequence is never preempted for another and fits alone, so it always
 gets to its end, and so does everyone in turn. One whose reader is behind doesn't run: it may be
 preempted for anyone, and loses time but no token.
+
+The planner decides one sequence at a time and then applies what it decided, because a request may
+find in the prefix tree what another was given in the same step. `working_on` names the sequence
+whose entries in the books are being changed; an exception spoils these and no others, and
+`items` is then a step without it.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable, Iterable, Iterator
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
-from aioserve.scheduling.memory import Claim
-from aioserve.scheduling.policy import Refusal, SchedulerView, Verdict
+from aioserve.execution.plan import PENDING_TOKEN, SampleRow, StepPlan, WorkItem
+from aioserve.kv.memory import Claim
+from aioserve.scheduling.books import Books, LaunchedItem
+from aioserve.scheduling.guard import PolicyGuard
+from aioserve.scheduling.policy import Refusal, Verdict
+from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.view import SchedulerView
 
-if TYPE_CHECKING:
-    from aioserve.scheduling.scheduler import Scheduler
-
-__all__ = ["StepPlanner", "by_arrival"]
+__all__ = ["Refused", "StepPlanner"]
 
 PENDING_IDS = (PENDING_TOKEN,)
+NO_ROWS: tuple[SampleRow, ...] = ()
 
-by_arrival = attrgetter("sequence_id")
+Refused = list[tuple[SequenceState, str | None]]
+"""Waiting requests that the policy won't have, each with its reason if there is one."""
 
 
 class StepPlanner:
     """Plans the step after the last one launched, and then is done with."""
 
-    def __init__(self, scheduler: Scheduler, now_seconds: float) -> None:
-        self.scheduler = scheduler
-        self.memory = scheduler.memory
-        self.guard = scheduler.guard
+    def __init__(
+        self,
+        books: Books,
+        *,
+        max_num_batched_tokens: int,
+        reserve: OutputReserve,
+        reject: Callable[[Refused], None],
+        now_seconds: float,
+    ) -> None:
+        self.books = books
+        self.memory = books.memory
+        self.guard: PolicyGuard = books.guard
+        self.reserve = reserve
+        self.reject = reject
         self.now_seconds = now_seconds
-        self.step = scheduler.launched + 1
-        self.budget = scheduler.max_num_batched_tokens
-        self.items: list[WorkItem] = []
-        self.sequences: list[SequenceState] = []
+        self.step = books.launched + 1
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.budget = max_num_batched_tokens
+        self.items: list[LaunchedItem] = []
+        self.working_on: SequenceState | None = None
         self._has_preempted = False
         self._reserved: int | None = None
 
-    def plan(self) -> StepPlan | None:
-        """The step, with the books of every sequence moved past it; None for an empty one."""
-        scheduler = self.scheduler
+    def fill(self) -> None:
+        """Choose the work of the step, and move the books of its sequences past it."""
+        books = self.books
         decoding, prefilling = self._split_running()
         self._decode(decoding)
         self._continue_prefills(prefilling)
-        may_admit = not self._has_preempted and scheduler.waiting and self.budget > 0
+        may_admit = not self._has_preempted and books.waiting and self.budget > 0
         if may_admit and self._admit(forced=False):
             self._displace_a_paused_one()
-        if not self.items and scheduler.launched == self.memory.pool.done_step:
+        if not self.items and books.launched == self.memory.pool.done_step:
             self._force_progress()
             if not self.items:
                 self._check_idle()
+        self.working_on = None
+
+    def plan(self) -> StepPlan | None:
+        """The step as it was filled; None for an empty one."""
         if not self.items:
             return None
-        scheduler.launched = self.step
-        scheduler.in_flight[self.step] = self.sequences
+        books = self.books
+        books.launched = self.step
+        books.in_flight[self.step] = self.items
+        ended, started = books.slots.take_changes()
         return StepPlan(
-            self.step,
-            tuple(self.items),
-            scheduler.take_preempted(),
-            self.memory.take_copies(),
+            step=self.step,
+            ended_slots=ended,
+            started_slots=started,
+            copies=self.memory.take_copies(),
+            items=tuple([item for item, _, _ in self.items]),
+            preempted=books.take_preempted(),
         )
 
     # -- those that run
@@ -79,11 +100,11 @@ class StepPlanner:
         """Running sequences with one token to compute, and those with more. Oldest first."""
         decoding: list[SequenceState] = []
         prefilling: list[SequenceState] = []
-        for sequence in self.scheduler.running:
+        for sequence in self.books.running:
             if sequence.paused:
                 continue
             reach = sequence.num_known + sequence.pending
-            remaining = reach - sequence.computed
+            remaining = reach - sequence.lease.computed
             if remaining > 1:
                 prefilling.append(sequence)
             elif remaining == 1 and reach < sequence.max_length:
@@ -94,8 +115,8 @@ class StepPlanner:
         """A sequence for which no page is left sits this step out: pages that are fenced now are
         free in the next."""
         memory = self.memory
-        growing = [s for s in ready[: self.budget] if memory.needs_page(s)]
-        needed = memory.num_pages_needed(growing)
+        growing = [s for s in ready[: self.budget] if memory.must_reserve(s.lease)]
+        needed = memory.num_pages_to_reserve([s.lease for s in growing])
         memory.make_free(needed, self.step)
         if needed > memory.pool.num_free:
             self._make_room(growing)
@@ -105,43 +126,48 @@ class StepPlanner:
         # A large batch asks once: in the course of this no sequence comes to need a page.
         may_grow = set(growing)
         for sequence in ready[: self.budget]:
-            needs_page = sequence in may_grow and memory.needs_page(sequence)
-            if not needs_page or memory.grow(sequence, self.step):
+            self.working_on = sequence
+            lease = sequence.lease
+            must_reserve = sequence in may_grow and memory.must_reserve(lease)
+            if not must_reserve or memory.reserve(lease, 1, self.step):
                 self._launch(sequence, 1)
+        self.working_on = None
 
     def _make_room(self, growing: list[SequenceState]) -> None:
         """Preempt until every growing sequence can have its page, now or after the step in flight.
 
         Counts what comes back, not what is held: fenced pages of a victim are on their way.
         """
-        scheduler, memory = self.scheduler, self.memory
+        books, memory = self.books, self.memory
         while True:
             growing = [s for s in growing if s.phase is Phase.RUNNING]
-            ending = sum(memory.num_reclaimable(s) for s in scheduler.running if s.exhausted)
+            ending = sum(memory.num_reclaimable(s.lease) for s in books.running if s.exhausted)
             coming = memory.num_available + memory.pool.num_fenced + ending
-            short = memory.num_pages_needed(growing) - coming
+            short = memory.num_pages_to_reserve([s.lease for s in growing]) - coming
             if short <= 0:
                 return
             oldest = growing[0].sequence_id
             candidates = [
-                s.view
-                for s in scheduler.running
+                books.view(s)
+                for s in books.running
                 if (s.sequence_id > oldest or s.paused) and not s.exhausted
             ]
             if not candidates:
                 return
             chosen = self.guard.victim(candidates, short, self._view())
-            self._preempt(chosen._state)
+            self._preempt(books.sequence_of(chosen))
 
     def _preempt(self, victim: SequenceState) -> None:
-        self.scheduler.preempt(victim, self.step)
+        self.working_on = victim
+        self.books.preempt(victim, self.step)
+        self.working_on = None
         self._has_preempted = True
 
     def _displace_a_paused_one(self) -> bool:
         """Others wait for room: the youngest sequence whose reader is behind makes some, so that a
         slow reader holds up nobody but itself."""
-        for sequence in reversed(self.scheduler.running):
-            in_this_step = sequence.last_step == self.step  # a sample that has just begun
+        for sequence in reversed(self.books.running):
+            in_this_step = sequence.lease.last_step == self.step  # a sample that has just begun
             if sequence.paused and not sequence.exhausted and not in_this_step:
                 self._preempt(sequence)
                 return True
@@ -153,10 +179,11 @@ class StepPlanner:
         if not prefilling or self.budget <= 0:
             return
         view = self._view()
-        for sequence in prefilling:
+        for sequence in self._one_by_one(prefilling):
             if self.budget <= 0:
                 break
-            count = self.guard.chunk(sequence.view, min(sequence.remaining, self.budget), view)
+            wanted = min(sequence.remaining, self.budget)
+            count = self.guard.chunk(self.books.view(sequence), wanted, view)
             if count:
                 self._launch(sequence, count)
 
@@ -167,17 +194,18 @@ class StepPlanner:
 
         Returns whether nothing was started for want of room.
         """
-        scheduler, memory = self.scheduler, self.memory
-        seats = scheduler.num_seats_free
+        books = self.books
+        seats = books.num_seats_free
         if seats <= 0:
-            return any(not s.paused for s in scheduler.waiting)
+            return any(not s.paused for s in books.waiting)
         view = self._view()
-        waiting = [s.view for s in scheduler.waiting if not s.paused]
-        refused: list[tuple[SequenceState, str | None]] = []
+        waiting = [books.view(s) for s in books.waiting if not s.paused]
+        refused: Refused = []
         started = 0
         blocked = False
-        for request in waiting if forced else self.guard.order(waiting, view):
-            sequence = request._state
+        order = waiting if forced else self.guard.order(waiting, view)
+        for sequence in self._one_by_one(books.sequence_of(request) for request in order):
+            request = books.view(sequence)
             if len(sequence.unborn) >= seats:
                 blocked = not started
                 break
@@ -188,34 +216,45 @@ class StepPlanner:
                 refused.append((sequence, None))
             if verdict is not Verdict.NOW:
                 continue
-            ahead = scheduler.reserve.pages_ahead(sequence)
-            claim = memory.claim(sequence)
-            if not self._fits(claim, ahead):
-                claim = memory.without_tail(sequence, claim)
-            if not self._fits(claim, ahead):
-                memory.drop(claim)
+            ahead = self.reserve.pages_ahead(sequence)
+            claim = self._claim(sequence, ahead)
+            if claim is None:
                 blocked = not started
                 break
             count = min(sequence.remaining - claim.num_cached, self.budget)
             if not forced:
                 count = self.guard.chunk(request, count, view)
             if count == 0:
-                memory.drop(claim)
+                self.memory.drop(claim)
                 continue
-            if not memory.take(sequence, claim, self.step):
+            if not self._start(sequence, claim, count, ahead):
                 blocked = not started
                 break
-            self._reserved = self._pages_reserved() + ahead
-            scheduler.start(sequence)
-            self._launch(sequence, count)
             started += 1
-            seats = scheduler.num_seats_free
+            seats = books.num_seats_free
             if forced or self.budget <= 0 or seats <= 0:
                 break
-        if started:
-            scheduler.waiting = [s for s in scheduler.waiting if s.phase is Phase.WAITING]
-        scheduler.reject(refused)
+        self.working_on = None
+        if refused:
+            self.reject(refused)
         return blocked
+
+    def _one_by_one(self, sequences: Iterable[SequenceState]) -> Iterator[SequenceState]:
+        for sequence in sequences:
+            self.working_on = sequence
+            yield sequence
+            self.working_on = None
+
+    def _claim(self, sequence: SequenceState, pages_ahead: int) -> Claim | None:
+        """What is cached of a waiting sequence, locked; None where the rest doesn't fit."""
+        memory, lease = self.memory, sequence.lease
+        claim = memory.claim(lease, sequence.known_ids)
+        if not self._fits(claim, pages_ahead):
+            claim = memory.without_tail(lease, sequence.num_known, claim)
+        if self._fits(claim, pages_ahead):
+            return claim
+        memory.drop(claim)
+        return None
 
     def _fits(self, claim: Claim, pages_ahead: int) -> bool:
         """Whether there is memory for what a sequence claims and for the answers of all that run.
@@ -223,20 +262,32 @@ class StepPlanner:
         room = self.memory.num_available - claim.num_new_pages
         if room < 0:
             return False
-        alone = not self.scheduler.running and not self.memory.pool.num_fenced
+        alone = not self.books.running and not self.memory.pool.num_fenced
         return alone or pages_ahead + self._pages_reserved() <= room
 
     def _pages_reserved(self) -> int:
         if self._reserved is None:
-            running = self.scheduler.running
-            self._reserved = self.scheduler.reserve.total(s for s in running if not s.paused)
+            running = self.books.running
+            self._reserved = self.reserve.total(s for s in running if not s.paused)
         return self._reserved
+
+    def _start(self, sequence: SequenceState, claim: Claim, count: int, pages_ahead: int) -> bool:
+        """Let a waiting sequence run; False where pages that it needs are still fenced."""
+        if not self.memory.begin(sequence.lease, claim, self.step):
+            return False
+        found = min(claim.num_found, sequence.prompt_tokens)
+        self.books.counters.tokens_cached += found
+        self._reserved = self._pages_reserved() + pages_ahead
+        self.books.start(sequence)
+        self._launch(sequence, count)
+        return True
 
     def _force_progress(self) -> None:
         """Nothing is in flight and nothing was chosen: go on with the oldest sequence, whatever the
         policy says, so that an engine with work never stands still."""
-        for sequence in self.scheduler.running:
+        for sequence in self.books.running:
             if not sequence.paused and sequence.remaining > 1:
+                self.working_on = sequence
                 self._launch(sequence, min(sequence.remaining, self.budget))
                 return
         while self._admit(forced=True):
@@ -245,7 +296,8 @@ class StepPlanner:
 
     def _check_idle(self) -> None:
         """Raise unless there is a reason that nothing runs: no work, or readers that are behind."""
-        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+        self.working_on = None
+        for sequence in (*self.books.running, *self.books.waiting):
             if not sequence.paused:
                 raise InvariantError(
                     f"nothing is planned, nothing is in flight, and sequence "
@@ -258,74 +310,50 @@ class StepPlanner:
 
     def _launch(self, sequence: SequenceState, count: int) -> None:
         """Add `count` tokens of a sequence to the step and move its books past them."""
-        start = sequence.computed
-        end = start + count
-        samples = end == sequence.num_known + sequence.pending
-        token_ids = PENDING_IDS if sequence.pending else sequence.ids(start, count)
-        written_step = sequence.last_step
-        sequence.computed = end
-        sequence.last_step = self.step
-        self._add(sequence, start, count, token_ids, samples)
-        if end // self.memory.page_size > sequence.published:
-            self.memory.publish(sequence)
-        if samples and sequence.unborn:
-            self._fork(sequence, written_step)
-        self.budget -= count
-        prompt = sequence.prompt_tokens
-        counters = self.scheduler.counters
+        books, lease = self.books, sequence.lease
+        start, written_step, page_ids = lease.computed, lease.last_step, lease.page_table.page_ids
+        end, pending = start + count, sequence.pending
+        token_ids = PENDING_IDS if pending else sequence.ids(start, count)
+        family, rows = (sequence,), NO_ROWS
+        self.memory.advance(lease, count, self.step)
+        if end // self.memory.page_size > lease.published:
+            self.memory.publish(lease, sequence.known_ids)
+        if end == sequence.num_known + pending:
+            sequence.pending = pending + 1
+            rows = sequence.decode_rows
+            if count > 1 or sequence.unborn:
+                family = (sequence, *books.bear(sequence, self.step, written_step))
+                rows = tuple([SampleRow(offset=count - 1, slot=one.slot) for one in family])
+        counters, prompt = books.counters, sequence.prompt_tokens
         counters.tokens_processed += count
         if start < prompt:
             counters.tokens_prefilled += min(end, prompt) - start
-
-    def _fork(self, sequence: SequenceState, written_step: int) -> None:
-        """The prompt is computed: its further samples begin, from the same last row."""
-        children, sequence.unborn = sequence.unborn, []
-        for child in children:
-            self.memory.fork(sequence, child, written_step)
-            child.phase = Phase.RUNNING
-            child.last_step = self.step
-            insort(self.scheduler.running, child, key=by_arrival)
-            self._add(child, child.computed, 0, (), True)
-        self.scheduler.announce(children)
-
-    def _add(
-        self,
-        sequence: SequenceState,
-        start: int,
-        count: int,
-        token_ids: Sequence[int] | npt.NDArray[np.int32],
-        samples: bool,
-    ) -> None:
-        if samples:
-            sequence.pending += 1
-        self.sequences.append(sequence)
-        self.items.append(
-            WorkItem(
-                sequence.sequence_id,
-                sequence.epoch,
-                sequence.slot,
-                start,
-                count,
-                token_ids,
-                sequence.page_table.page_ids,
-                sequence.params if samples else None,
-                sequence.seed,
-            )
+        self.budget -= count
+        item = WorkItem(
+            sequence_id=sequence.sequence_id,
+            slot=sequence.slot,
+            start=start,
+            count=count,
+            token_ids=token_ids,
+            page_ids=page_ids,
+            rows=rows,
         )
+        self.items.append((item, family, lease))
+        self.working_on = None
 
     def _view(self) -> SchedulerView:
-        scheduler, pool = self.scheduler, self.memory.pool
+        books, pool = self.books, self.memory.pool
         return SchedulerView(
             self.step,
             self.now_seconds,
-            scheduler.counters.tokens_processed,
-            scheduler.max_num_batched_tokens,
-            scheduler.max_num_seqs,
+            books.counters.tokens_processed,
+            self.max_num_batched_tokens,
+            books.max_num_seqs,
             pool.page_size,
             pool.num_pages,
             pool.num_free,
             self.memory.num_cached,
             pool.num_fenced,
-            len(scheduler.running),
-            len(scheduler.waiting),
+            len(books.running),
+            len(books.waiting),
         )

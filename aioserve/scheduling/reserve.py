@@ -29,7 +29,7 @@ class OutputReserve:
         """
         known = sequence.num_known + sequence.pending
         ahead = pages_for(min(known + self.horizon_tokens, sequence.max_length), self.page_size)
-        own = ahead - pages_for(known, self.page_size) + sequence.shares_last_page
+        own = ahead - pages_for(known, self.page_size) + sequence.lease.shares_partial_page
         return own + len(sequence.unborn) * (ahead - known // self.page_size)
 
     def total(self, sequences: Iterable[SequenceState]) -> int:

@@ -1,9 +1,8 @@
-"""Recounts a scheduler's books: every page, receipt and queue, from the sequences themselves."""
+"""Recounts the books: every page, receipt and queue, from the sequences themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,26 +11,24 @@ from aioserve.errors import InvariantError
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens
 from aioserve.kv.prefix_tree import NO_RECEIPT
+from aioserve.scheduling.books import Books
 from aioserve.scheduling.sequence import Phase, SequenceState
-
-if TYPE_CHECKING:
-    from aioserve.scheduling.scheduler import Scheduler
 
 __all__ = ["check_books"]
 
 
-def check_books(scheduler: Scheduler) -> None:
+def check_books(books: Books) -> None:
     """Raise `InvariantError` unless every page has exactly the references that page tables, swapped
     sequences and the prefix tree have to it, and every sequence is in exactly one place."""
-    memory = scheduler.memory
+    memory = books.memory
     memory.sanity_check()
-    sequences = scheduler.sequences.values()
+    sequences = books.sequences.values()
     nodes = [] if memory.tree is None else memory.tree.walk()
     _check_references(
         "device",
         memory.pool,
         [
-            *(s.page_table.page_ids for s in sequences),
+            *(s.lease.page_ids for s in sequences),
             *(n.page_ids for n in nodes if not n.on_host),
         ],
     )
@@ -40,17 +37,17 @@ def check_books(scheduler: Scheduler) -> None:
             "host",
             memory.host_pool,
             [
-                *(s.swapped.host_page_ids for s in sequences if s.swapped is not None),
+                *(s.lease.swapped.host_page_ids for s in sequences if s.lease.swapped is not None),
                 *(n.page_ids for n in nodes if n.on_host),
             ],
         )
-    receipts = sorted(s.receipt for s in sequences if s.receipt != NO_RECEIPT)
+    receipts = sorted(s.lease.receipt for s in sequences if s.lease.receipt != NO_RECEIPT)
     locks = 0 if memory.tree is None else memory.tree.num_receipts
     if len(receipts) != len(set(receipts)) or len(receipts) != locks:
         raise InvariantError(
             f"sequences have receipts {receipts}, the prefix tree gave out {locks}"
         )
-    _check_queues(scheduler)
+    _check_queues(books)
     for sequence in sequences:
         _check_sequence(sequence, memory.page_size)
 
@@ -69,8 +66,8 @@ def _check_references(
         )
 
 
-def _check_queues(scheduler: Scheduler) -> None:
-    queues = {Phase.WAITING: scheduler.waiting, Phase.RUNNING: scheduler.running}
+def _check_queues(books: Books) -> None:
+    queues = {Phase.WAITING: books.waiting, Phase.RUNNING: books.running}
     placed: list[int] = []
     for phase, queue in queues.items():
         ids = [s.sequence_id for s in queue]
@@ -83,22 +80,22 @@ def _check_queues(scheduler: Scheduler) -> None:
                 raise InvariantError(
                     f"{phase.value} {sequence} has slots {[s.slot for s in family]}"
                 )
-    if sorted(placed) != sorted(scheduler.sequences):
+    if sorted(placed) != sorted(books.sequences):
         raise InvariantError(
-            f"queues hold sequences {sorted(placed)}, live are {sorted(scheduler.sequences)}"
+            f"queues hold sequences {sorted(placed)}, live are {sorted(books.sequences)}"
         )
 
 
 def _check_sequence(sequence: SequenceState, page_size: int) -> None:
-    pages = len(sequence.page_table)
+    lease = sequence.lease
     idle = sequence.phase is not Phase.RUNNING
     if (
-        sequence.computed > capacity_tokens(pages, page_size)
-        or capacity_tokens(sequence.published, page_size) > sequence.computed
+        lease.computed > capacity_tokens(lease.num_pages, page_size)
+        or capacity_tokens(lease.published, page_size) > lease.computed
         or sequence.pending < 0
-        or (idle and (pages or sequence.computed or sequence.receipt != NO_RECEIPT))
+        or (idle and (lease.num_pages or lease.computed or lease.receipt != NO_RECEIPT))
     ):
         raise InvariantError(
-            f"{sequence} has computed {sequence.computed} tokens, published "
-            f"{sequence.published} pages and samples {sequence.pending}, in room for {pages} pages"
+            f"{sequence} has computed {lease.computed} tokens, published {lease.published} pages "
+            f"and samples {sequence.pending}, in room for {lease.num_pages} pages"
         )

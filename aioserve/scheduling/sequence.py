@@ -1,29 +1,23 @@
-"""One sequence as the scheduler knows it: what is known, what is computed, which pages it holds.
+"""One sequence as the scheduler knows it: its request, its tokens, and how far they are computed.
 
-A sequence has known ids (prompt and generated) and a count `computed` of those whose KV is in its
-pages. Whole prompts, chunks, prefix hits and recomputation after preemption are all "tokens not yet
-computed".
+A sequence has known ids (prompt and generated), and its lease says how many of them are `computed`:
+have their KV in pages. Whole prompts, chunks, prefix hits and recomputation after preemption are
+all "tokens not yet computed". Where steps overlap, a sequence that is being sampled has a `pending`
+token, whose id only the device knows.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.page_pool import NO_STEP
-from aioserve.kv.page_table import PageTable
-from aioserve.kv.prefix_tree import NO_RECEIPT
-from aioserve.request import FinishReason, SamplingParams
-from aioserve.scheduling.policy import RequestView
+from aioserve.execution.plan import SampleRow
+from aioserve.kv.lease import KVLease
+from aioserve.request import FinishReason, Request
 
-if TYPE_CHECKING:
-    from aioserve.scheduling.memory import KVMemory
-
-__all__ = ["NO_SLOT", "Phase", "SequenceState", "SwappedPages"]
+__all__ = ["NO_SLOT", "Phase", "SequenceState"]
 
 NO_SLOT = -1
 
@@ -36,133 +30,75 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
-class SwappedPages(msgspec.Struct, frozen=True, gc=False):
-    """Pages of a preempted sequence that were copied to the host."""
-
-    first: int
-    """Index in the page table of the first of them."""
-    host_page_ids: npt.NDArray[np.int32]
-    computed: int
-    """Tokens computed when they were copied, those of the pages before `first` included."""
-    step: int
-    """Number of the step that copies them."""
-
-
 class SequenceState:
-    """Mutable, and changed by the scheduler and its memory alone."""
+    """Mutable, and changed by the scheduler alone; its lease by the KV memory alone."""
 
     __slots__ = (
         "_known_ids",
         "arrival_processed_tokens",
-        "arrival_seconds",
-        "borrowed",
-        "cached",
-        "computed",
+        "decode_rows",
         "end_ids",
         "epoch",
         "first_token_seconds",
-        "inherited_step",
-        "last_step",
+        "lease",
         "max_length",
-        "namespace",
         "num_known",
-        "page_table",
-        "params",
         "paused",
         "pending",
         "phase",
-        "prompt_tokens",
         "proven_pages",
-        "published",
-        "receipt",
-        "request_id",
+        "request",
         "seed",
         "sequence_id",
-        "shares_last_page",
         "slot",
-        "swapped",
-        "tenant",
-        "tpot_target_seconds",
-        "ttft_target_seconds",
         "unborn",
-        "view",
     )
 
     def __init__(
-        self,
-        sequence_id: int,
-        request_id: str,
-        prompt_ids: npt.NDArray[np.int32],
-        params: SamplingParams,
-        *,
-        seed: int,
-        end_ids: frozenset[int],
-        max_length: int,
-        namespace: bytes,
-        arrival_seconds: float,
-        arrival_processed_tokens: int,
-        tenant: str | None,
-        ttft_target_seconds: float | None,
-        tpot_target_seconds: float | None,
-        memory: KVMemory,
+        self, request: Request, *, sequence_id: int, sample: int, arrival_processed_tokens: int
     ) -> None:
+        self.request = request
         self.sequence_id = sequence_id
-        self.request_id = request_id
-        self.params = params
-        self.seed = seed
-        self.end_ids = end_ids
-        self.max_length = max_length
-        """Prompt and answer together, in tokens."""
-        self.namespace = namespace
-        self.arrival_seconds = arrival_seconds
+        """Unique, and growing in order of arrival."""
+        self.seed = request.seed_of(sample)
+        self.end_ids = request.end_ids
+        self.max_length = request.max_length
         self.arrival_processed_tokens = arrival_processed_tokens
-        self.tenant = tenant
-        self.ttft_target_seconds = ttft_target_seconds
-        self.tpot_target_seconds = tpot_target_seconds
         self.first_token_seconds: float | None = None
-        self.prompt_tokens = len(prompt_ids)
-        self.num_known = len(prompt_ids)
-        self._known_ids = prompt_ids
+        self.num_known = request.prompt_tokens
+        self._known_ids = request.prompt_ids
+        self.lease = KVLease(request.namespace)
         self.unborn: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
-        self.phase = Phase.WAITING
+        self.phase = Phase.UNBORN if sample else Phase.WAITING
         self.epoch = 0
-        self.last_step = NO_STEP
-        """Number of the last step that mentions this sequence; its pages are fenced until then."""
+        """How often it gave its pages back and began again."""
         self.paused = False
         """The reader is behind: planned again when it has caught up."""
-        self.swapped: SwappedPages | None = None
-        self.view = RequestView(self, memory)
         self._begin()
 
     def _begin(self) -> None:
         self.pending = 0
         """Tokens that launched steps sample and the host has not seen yet."""
-        self.computed = 0
-        """Tokens whose KV is in pages once every launched step is done."""
-        self.page_table = PageTable()
-        self.shares_last_page = False
-        """The last page may be another sample's too: it is copied before it is written."""
-        self.receipt = NO_RECEIPT
-        """The lock on this sequence's path in the prefix tree."""
-        self.published = 0
-        """Pages that the path covers."""
-        self.cached = 0
-        """Leading tokens whose KV was there when it began: in the prefix tree, on the host, or that
-        of the sample it forked from."""
-        self.borrowed = 0
-        """Leading tokens among which is KV that others computed."""
-        self.inherited_step = NO_STEP
-        """Number of the last step that should have written some of them, where the prefix tree
-        doesn't know it."""
-        self.proven_pages = self.page_table.page_ids
-        """Those over which its last token was sampled: their KV is made of numbers."""
         self.slot = NO_SLOT
+        self.decode_rows: tuple[SampleRow, ...] = ()
+        """What a step that computes one token samples."""
+        self.proven_pages = self.lease.page_ids
+        """Pages covered by the last sampled token, so known to hold no NaN."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.request.prompt_tokens
+
+    @property
+    def known_ids(self) -> npt.NDArray[np.int32]:
+        """All known ids: an int32 view `[num_known]` that later appends don't change."""
+        return self._known_ids[: self.num_known]
 
     @property
     def remaining(self) -> int:
         """Tokens to compute before the next one is sampled, the pending one included."""
-        return self.num_known + self.pending - self.computed
+        return self.num_known + self.pending - self.lease.computed
 
     @property
     def exhausted(self) -> bool:
@@ -176,10 +112,14 @@ class SequenceState:
     def begins_like(self, other: SequenceState, num_tokens: int) -> bool:
         """Whether the first `num_tokens` tokens of both are known, equal and in one namespace."""
         return (
-            self.namespace == other.namespace
+            self.request.namespace == other.request.namespace
             and min(self.num_known, other.num_known) >= num_tokens
             and np.array_equal(self.ids(0, num_tokens), other.ids(0, num_tokens))
         )
+
+    def take_slot(self, slot: int) -> None:
+        self.slot = slot
+        self.decode_rows = (SampleRow(offset=0, slot=slot),)
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id; why the sequence ends with it, if it does."""
@@ -197,7 +137,8 @@ class SequenceState:
         return None
 
     def restart(self) -> None:
-        """Forget what was computed, after its pages were given back."""
+        """Forget what was computed, after its pages and its slot were given back."""
+        self.lease = self.lease.successor()
         self._begin()
         self.epoch += 1
         self.phase = Phase.WAITING

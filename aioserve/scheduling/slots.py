@@ -1,40 +1,72 @@
-"""Rows in a runner's per-sequence buffers, given back behind the step fence like pages."""
+"""Slots: rows of the runner's state, one per running sequence, given back behind the step fence.
+
+The runner learns of a slot's start and end from the next plan, which carries them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from aioserve.execution.plan import SlotStart
 from aioserve.kv.page_pool import NO_STEP
+from aioserve.request import SamplingParams
 
 __all__ = ["SlotPool"]
 
 
 class SlotPool:
-    """Hands out slots `0..num_slots-1`; one given back is free once its last step is done."""
+    """Hands out slots `0..num_slots-1`; one given back is free once its last step is done.
+
+    While a step that names a slot is in flight nobody else gets it. So a row that comes back for
+    the slot that a sequence still has is that sequence's own, of its present run.
+    """
 
     def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._fenced: list[tuple[int, int]] = []
         self._done = NO_STEP
+        self._started: dict[int, SlotStart] = {}
+        self._ended: list[int] = []
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def acquire(self) -> int:
-        return self._free.pop()
+    def acquire(self, params: SamplingParams, seed: int) -> int:
+        """Start a slot for a sequence that samples with `params` and `seed`."""
+        slot = self._free.pop()
+        self._started[slot] = SlotStart(slot=slot, params=params, seed=seed)
+        return slot
 
     def release(self, slot: int, last_step: int) -> None:
+        """End a slot that step `last_step` is the last to name."""
+        if self._started.pop(slot, None) is None:  # one that no runner heard of needs no end
+            self._ended.append(slot)
         if last_step <= self._done:
             self._free.append(slot)
         else:
             self._fenced.append((last_step, slot))
 
+    def take_changes(self) -> tuple[tuple[int, ...], tuple[SlotStart, ...]]:
+        """Slots ended and started since the last call, for the plan that carries them."""
+        if not self._ended and not self._started:
+            return (), ()
+        ended, self._ended = tuple(self._ended), []
+        started, self._started = tuple(self._started.values()), {}
+        return ended, started
+
     def complete(self, step: int) -> None:
         """Step number `step`, and every one before it, is done."""
         self._done = step
-        still_fenced = []
-        for last_step, slot in self._fenced:
-            if last_step <= step:
-                self._free.append(slot)
-            else:
-                still_fenced.append((last_step, slot))
-        self._fenced = still_fenced
+        if not self._fenced:
+            return
+        self._free += [slot for last_step, slot in self._fenced if last_step <= step]
+        self._fenced = [entry for entry in self._fenced if entry[0] > step]
+
+    def recover(self, held: Iterable[int], last_step: int) -> None:
+        """Take back every slot that is neither in `held`, free nor fenced; step `last_step` may
+        be the last to name it."""
+        known = {*held, *self._free, *(slot for _, slot in self._fenced)}
+        for slot in set(range(self.num_slots)) - known:
+            self.release(slot, last_step)

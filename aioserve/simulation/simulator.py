@@ -21,11 +21,11 @@ import msgspec
 from aioserve.errors import ConfigError, InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
 from aioserve.kv.eviction import Eviction
+from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.request import SamplingParams
-from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.cost import CostModel

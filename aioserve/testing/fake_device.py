@@ -25,6 +25,8 @@ from aioserve.execution.plan import (
     PENDING_TOKEN,
     CopyKind,
     PageCopy,
+    SampleRow,
+    SlotStart,
     StepOutcome,
     StepPlan,
     WorkItem,
@@ -63,10 +65,11 @@ def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> lis
 
 
 class FakeDevice:
-    """Pages, host pages and last tokens. Synchronous: one step at a time.
+    """Pages, host pages and slots. Synchronous: one step at a time.
 
     A plan that no runner could compute raises ValueError: ids or page tables too short, pages or
-    slots outside the device, one page written by two items, a fork that follows nothing.
+    slots outside the device or that haven't started, one page written by two items, rows of tokens
+    that the item doesn't compute.
     """
 
     def __init__(
@@ -76,21 +79,24 @@ class FakeDevice:
         self._kv = np.full((num_pages, page_size), JUNK, np.uint64)
         self._host_kv = np.full((num_host_pages, page_size), JUNK, np.uint64)
         self._entries = self._kv.reshape(-1)
+        self._slots: list[SlotStart | None] = [None] * num_slots
         self._last_tokens = [PENDING_TOKEN] * num_slots
         self._weights = _weights(FIRST_WEIGHTS)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        """Do the copies in order, write the KV of every item, then sample from what the pages
-        hold: an item may read what an earlier item of the same step writes."""
+        """End and start slots, do the copies in order, write the KV of every item, then sample
+        from what the pages hold: an item may read what an earlier item of the same step writes."""
+        self._change_slots(plan)
         self._check(plan)
         for copy in plan.copies:
             self._copy(copy)
         for item in plan.items:
             if item.count == 1:
                 self._write_one(item)
-            elif item.count:
+            else:
                 self._write(item)
-        return StepOutcome(plan.step, tuple([self._sample(item) for item in plan.items]))
+        token_ids = [self._sample(item, row) for item in plan.items for row in item.rows]
+        return StepOutcome(step=plan.step, token_ids=tuple(token_ids))
 
     def execute_in_part(self, plan: StepPlan, parts: int) -> None:
         """Do the first `parts` of the copies and writes of a step, as if it failed then."""
@@ -111,11 +117,17 @@ class FakeDevice:
         valid entry."""
         return bool((self._entries[np.array(token_slots, np.int64)] & np.uint64(JUNK_BIT)).any())
 
+    def _change_slots(self, plan: StepPlan) -> None:
+        for slot in plan.ended_slots:
+            self._slots[slot] = None
+        for start in plan.started_slots:
+            self._slots[start.slot] = start
+            self._last_tokens[start.slot] = PENDING_TOKEN
+
     def _check(self, plan: StepPlan) -> None:
         num_pages, page_size = self._kv.shape
         writers: dict[int, int] = {}
         named = [NO_PAGES]
-        before: WorkItem | None = None
         for item in plan.items:
             end = item.start + item.count
             used = item.page_ids[: pages_for(end, page_size)]
@@ -128,17 +140,14 @@ class FakeDevice:
             if len(used) * page_size < end:
                 raise ValueError(f"{what} ends at {end} and has {len(used)} pages of {page_size}")
             named.append(used)
-            if not 0 <= item.slot < len(self._last_tokens):
-                raise ValueError(f"{what} has slot {item.slot} of {len(self._last_tokens)}")
-            if item.count == 0:
-                parent = None if before is None else before.start + before.count
-                if item.sampling is None or item.start != parent:
-                    raise ValueError(
-                        f"{what} is a fork at {item.start} that samples: "
-                        f"{item.sampling is not None}; the item before it ends at {parent}"
-                    )
-                continue
-            before = item
+            if item.count < 1:
+                raise ValueError(f"{what} computes {item.count} tokens")
+            for slot in (item.slot, *(row.slot for row in item.rows)):
+                if not 0 <= slot < len(self._slots) or self._slots[slot] is None:
+                    raise ValueError(f"{what} names slot {slot}, which hasn't started")
+            for row in item.rows:
+                if not 0 <= row.offset < item.count:
+                    raise ValueError(f"{what} samples from token {row.offset} of {item.count}")
             for page in used[item.start // page_size :].tolist():
                 other = writers.setdefault(page, item.sequence_id)
                 if other != item.sequence_id:
@@ -188,15 +197,16 @@ class FakeDevice:
         index, offset = divmod(item.start - 1, self.page_size)
         return self._entries.item(int(item.page_ids[index]) * self.page_size + offset)
 
-    def _sample(self, item: WorkItem) -> int:
-        if item.sampling is None:
-            return PENDING_TOKEN
-        end = item.start + item.count
+    def _sample(self, item: WorkItem, row: SampleRow) -> int:
+        start = self._slots[row.slot]
+        if start is None:  # checked before
+            raise ValueError(f"slot {row.slot} hasn't started")
+        end = item.start + row.offset + 1
         if end > len(self._weights):
             self._weights = _weights(2 * end)
         entries = self._kv[item.page_ids[: pages_for(end, self.page_size)]].reshape(-1)[:end]
-        token_id = _token(int(np.dot(entries, self._weights[:end])), item.seed)
-        self._last_tokens[item.slot] = token_id
+        token_id = _token(int(np.dot(entries, self._weights[:end])), start.seed)
+        self._last_tokens[row.slot] = token_id
         return token_id
 
 

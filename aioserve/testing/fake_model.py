@@ -49,7 +49,7 @@ class FakeRunner:
     """Runs a `FakeDevice` on the event loop's clock, one step after the other.
 
     A launch raises ValueError for a plan that writes to a page which a step in flight names for
-    another sequence.
+    another slot.
     """
 
     def __init__(self, device: FakeDevice, model: FakeModel) -> None:
@@ -112,28 +112,27 @@ class FakeRunner:
 
 def _check_fence(earlier: StepPlan, plan: StepPlan, page_size: int) -> None:
     """Raise ValueError if `plan` writes to a page that `earlier`, which isn't done, names for
-    another sequence alone."""
-    named: dict[int, set[tuple[int, int]]] = {}
+    other slots alone. While a step is in flight, nobody else gets its slots."""
+    named: dict[int, set[int]] = {}
     for item in earlier.items:
         for page in item.page_ids[: pages_for(item.start + item.count, page_size)].tolist():
-            named.setdefault(page, set()).add((item.sequence_id, item.epoch))
+            named.setdefault(page, set()).update({item.slot, *(row.slot for row in item.rows)})
     for item in plan.items:
-        if not item.count:
-            continue
         end = pages_for(item.start + item.count, page_size)
         for page in item.page_ids[item.start // page_size : end].tolist():
             owners = named.get(page)
-            if owners and (item.sequence_id, item.epoch) not in owners:
+            if owners and item.slot not in owners:
                 raise ValueError(
-                    f"step {plan.step} writes page {page} for sequence {item.sequence_id}, which "
-                    f"step {earlier.step}, still in flight, names for sequences {sorted(owners)}"
+                    f"step {plan.step} writes page {page} for slot {item.slot}, which step "
+                    f"{earlier.step}, still in flight, names for slots {sorted(owners)}"
                 )
 
 
 def _with_a_bad_row(plan: StepPlan, outcome: StepOutcome, source: random.Random) -> StepOutcome:
-    rows = [row for row, item in enumerate(plan.items) if item.sampling is not None]
-    bad = {source.choice(rows): "the logits are NaN"} if rows else {}
-    return StepOutcome(outcome.step, outcome.token_ids, bad)
+    if not plan.num_rows:
+        return outcome
+    bad = {source.randrange(plan.num_rows): "the logits are NaN"}
+    return msgspec.structs.replace(outcome, row_errors=bad)
 
 
 def _undisturbed(index: int, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:

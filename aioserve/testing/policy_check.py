@@ -18,12 +18,12 @@ import numpy as np
 
 from aioserve.errors import ConfigError
 from aioserve.execution.plan import StepPlan
+from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.plugins import check_policy_object
 from aioserve.request import SamplingParams
 from aioserve.scheduling import guard
-from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import Phase, SequenceState

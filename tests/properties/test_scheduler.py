@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aioserve.execution.plan import CopyKind, StepPlan
+from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.request import FinishReason, SamplingParams
-from aioserve.scheduling.memory import KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
-from aioserve.scheduling.progress import Progress
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.testing.fake_device import FakeDevice, expected_tokens
 

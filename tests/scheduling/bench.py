@@ -9,13 +9,15 @@ import numpy as np
 
 from aioserve.config import Preemption
 from aioserve.execution.plan import StepPlan
+from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.prefix_tree import PrefixTree
-from aioserve.request import SamplingParams
-from aioserve.scheduling.memory import KVMemory
+from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
-from aioserve.scheduling.progress import Progress
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.updates import SequenceUpdate
+from aioserve.scheduling.view import RequestView
 from aioserve.testing.fake_device import FakeDevice
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -54,6 +56,21 @@ class Bench:
         self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots, num_host_pages)
 
     @property
+    def sequences(self) -> dict[int, SequenceState]:
+        return self.scheduler.books.sequences
+
+    @property
+    def running(self) -> list[SequenceState]:
+        return self.scheduler.books.running
+
+    @property
+    def waiting(self) -> list[SequenceState]:
+        return self.scheduler.books.waiting
+
+    def view(self, sequence_id: int) -> RequestView:
+        return self.scheduler.books.views[sequence_id]
+
+    @property
     def host(self) -> PagePool:
         assert self.host_pool is not None
         return self.host_pool
@@ -78,15 +95,16 @@ class Bench:
         the policy sees of the request, its tenant for example."""
         ids = np.arange(prompt) if isinstance(prompt, int) else np.array(prompt)
         return self.scheduler.submit(
-            "r",
-            ids.astype(np.int32),
-            GREEDY if n == 1 else SamplingParams(temperature=0.0, n=n),
-            seed=0,
-            end_ids=end_ids,
-            max_length=len(ids) + max_tokens,
-            now_seconds=now_seconds,
-            namespace=namespace,
-            **seen,
+            Request(
+                request_id="r",
+                prompt_ids=ids.astype(np.int32),
+                params=GREEDY if n == 1 else SamplingParams(temperature=0.0, n=n),
+                end_ids=end_ids,
+                max_length=len(ids) + max_tokens,
+                arrival_seconds=now_seconds,
+                namespace=namespace,
+                **seen,
+            )
         )
 
     def submit(self, prompt: int | Sequence[int], max_tokens: int = 8, **options) -> int:
@@ -99,23 +117,23 @@ class Bench:
         assert plan is not None
         return plan
 
-    def commit(self, plan: StepPlan, now_seconds: float = 0.0) -> list[Progress]:
+    def commit(self, plan: StepPlan, now_seconds: float = 0.0) -> list[SequenceUpdate]:
         progress = self.scheduler.commit(plan, self.device.execute(plan), now_seconds)
         self.scheduler.sanity_check()
         return progress
 
-    def fail(self, plan: StepPlan) -> list[Progress]:
+    def fail(self, plan: StepPlan) -> list[SequenceUpdate]:
         progress = self.scheduler.fail(plan, "planted")
         self.scheduler.sanity_check()
         return progress
 
-    def step(self) -> list[Progress]:
+    def step(self) -> list[SequenceUpdate]:
         return self.commit(self.plan())
 
     def run(self) -> dict[int, list[int]]:
         """Step until nothing is left; the tokens of every sequence."""
         tokens: dict[int, list[int]] = {}
-        while self.scheduler.sequences:
+        while self.sequences:
             for entry in self.step():
                 assert entry.token_id is not None
                 tokens.setdefault(entry.sequence_id, []).append(entry.token_id)

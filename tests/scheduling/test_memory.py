@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aioserve.execution.plan import CopyKind, PageCopy, StepOutcome
+from aioserve.kv.memory import SWAP_FROM_TOKENS, KVMemory
 from aioserve.kv.page_pool import PagePool
-from aioserve.scheduling.memory import SWAP_FROM_TOKENS, KVMemory
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench, work
@@ -109,7 +109,7 @@ def test_the_second_identical_request_computes_one_token(page_size):
     plan = bench.plan()
 
     assert work(plan) == [(b, 15, 1)]
-    assert bench.memory.counters.tokens_cached == 15
+    assert bench.scheduler.counters.tokens_cached == 15
     bench.commit(plan)
     bench.run()
 
@@ -215,7 +215,9 @@ def test_nobody_finds_what_a_sequence_computed_whose_logits_were_not_numbers():
     bench.submit(12)
     plan = bench.plan()
     outcome = bench.device.execute(plan)
-    bench.scheduler.commit(plan, StepOutcome(0, outcome.token_ids, {0: "NaN"}), 0.0)
+    bench.scheduler.commit(
+        plan, StepOutcome(step=0, token_ids=outcome.token_ids, row_errors={0: "NaN"}), 0.0
+    )
     b = bench.submit(12)
 
     assert work(bench.plan()) == [(b, 0, 12)]
@@ -223,7 +225,7 @@ def test_nobody_finds_what_a_sequence_computed_whose_logits_were_not_numbers():
 
 def commit_with_a_bad_row(bench: Bench, plan, row: int):
     outcome = bench.device.execute(plan)
-    outcome = StepOutcome(plan.step, outcome.token_ids, {row: "NaN"})
+    outcome = StepOutcome(step=plan.step, token_ids=outcome.token_ids, row_errors={row: "NaN"})
     progress = bench.scheduler.commit(plan, outcome, 0.0)
     bench.scheduler.sanity_check()
     return progress
@@ -278,7 +280,7 @@ def test_nobody_finds_a_bad_row_of_which_nobody_is_told(end):
     if end == "cancelled":
         bench.scheduler.finish(a)
     else:
-        bench.scheduler.preempt(bench.scheduler.sequences[a], plan.step + 1)
+        bench.scheduler.books.preempt(bench.sequences[a], plan.step + 1)
 
     assert commit_with_a_bad_row(bench, plan, 0) == []
 
@@ -390,7 +392,7 @@ def test_ending_the_first_sample_before_the_prompt_is_computed_ends_them_all():
 
     bench.scheduler.finish(a)
 
-    assert not bench.scheduler.sequences
+    assert not bench.sequences
 
 
 def test_an_unborn_sample_that_leaves_leaves_the_others():
@@ -422,7 +424,7 @@ def test_a_sample_that_has_just_begun_is_not_preempted_in_the_same_step():
     assert (work(plan), plan.preempted) == ([(a, 0, 6), (b, 6, 0)], ())
     assert bench.commit(plan)
     assert bench.plan().preempted == (b,)
-    assert c in bench.scheduler.sequences
+    assert c in bench.sequences
 
 
 # -- preemption and the host

@@ -28,7 +28,7 @@ def busy_bench() -> Bench:
 
 
 def swap_references(bench: Bench) -> None:
-    first, second = (s.page_table.page_ids for s in bench.scheduler.running)
+    first, second = (s.lease.page_ids for s in bench.running)
     bench.pool.retain(first[-1:])
     bench.pool.release(second[:1], NO_STEP)
 
@@ -46,35 +46,35 @@ def keep_a_receipt(bench: Bench) -> None:
 
 
 def lose_a_receipt(bench: Bench) -> None:
-    bench.scheduler.running[0].receipt = bench.scheduler.running[1].receipt
+    bench.running[0].lease.receipt = bench.running[1].lease.receipt
 
 
 def overtake(bench: Bench) -> None:
-    bench.scheduler.waiting.reverse()
+    bench.waiting.reverse()
 
 
 def wait_twice(bench: Bench) -> None:
-    bench.scheduler.waiting.append(bench.scheduler.waiting[-1])
+    bench.waiting.append(bench.waiting[-1])
 
 
 def drop_out(bench: Bench) -> None:
-    bench.scheduler.waiting.pop()
+    bench.waiting.pop()
 
 
 def run_without_a_slot(bench: Bench) -> None:
-    bench.scheduler.running[0].slot = NO_SLOT
+    bench.running[0].slot = NO_SLOT
 
 
 def compute_past_the_pages(bench: Bench) -> None:
-    bench.scheduler.running[0].computed += 8
+    bench.running[0].lease.computed += 8
 
 
 def publish_past_what_is_computed(bench: Bench) -> None:
-    bench.scheduler.running[0].published += 8
+    bench.running[0].lease.published += 8
 
 
 def commit_twice(bench: Bench) -> None:
-    bench.scheduler.running[0].pending -= 1
+    bench.running[0].pending -= 1
 
 
 @pytest.mark.parametrize(

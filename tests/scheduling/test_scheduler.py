@@ -239,7 +239,7 @@ def test_a_request_that_the_policy_refuses_ends_at_once():
     a = bench.submit(20)
 
     assert bench.scheduler.plan(0.0) is None
-    (refused,) = bench.scheduler.take_rejected()
+    (refused,) = bench.scheduler.take_ended_unplanned()
     assert (refused.sequence_id, refused.rejected) == (a, True)
     assert bench.scheduler.num_waiting == 0
 
@@ -253,10 +253,10 @@ def test_a_refusal_ends_every_sample_with_its_reason():
     ids = bench.submit_all(20, n=2)
 
     assert bench.scheduler.plan(0.0) is None
-    refused = bench.scheduler.take_rejected()
+    refused = bench.scheduler.take_ended_unplanned()
     assert [entry.sequence_id for entry in refused] == list(ids)
     assert {(entry.rejected, entry.error) for entry in refused} == {(True, "later than wanted")}
-    assert not bench.scheduler.sequences
+    assert not bench.sequences
 
 
 def test_a_policy_sees_whose_request_it_is_and_what_its_sender_wants():
@@ -265,10 +265,10 @@ def test_a_policy_sees_whose_request_it_is_and_what_its_sender_wants():
     ids = bench.submit_all(20, n=2, now_seconds=3.0, **options)
     plain = bench.submit(20)
     for index in ids:
-        view = bench.scheduler.sequences[index].view
+        view = bench.view(index)
         assert {name: getattr(view, name) for name in options} == options
         assert view.arrival_seconds == 3.0
-    view = bench.scheduler.sequences[plain].view
+    view = bench.view(plain)
     assert {getattr(view, name) for name in options} == {None}
 
 
@@ -276,7 +276,7 @@ def test_the_first_token_keeps_its_time_through_preemption():
     bench = Bench(num_pages=4)
     bench.submit(7, 9)
     b = bench.submit(7, 9)
-    view = bench.scheduler.sequences[b].view
+    view = bench.view(b)
     bench.commit(bench.plan(), now_seconds=2.0)
     assert view.first_token_seconds == 2.0
     bench.commit(bench.plan(), now_seconds=3.0)
@@ -287,7 +287,7 @@ def test_the_first_token_keeps_its_time_through_preemption():
 
 def test_a_request_has_no_first_token_while_its_prompt_is_computed_or_its_token_in_flight():
     bench = Bench()
-    view = bench.scheduler.sequences[bench.submit(20)].view
+    view = bench.sequences[bench.submit(20)].view
     bench.commit(bench.plan(), now_seconds=1.0)
     assert view.first_token_seconds is None
     sampling = bench.plan()
@@ -349,7 +349,7 @@ def test_a_policy_hears_of_the_end_of_those_alone_that_it_heard_arrive():
     d, e = bench.submit_all(4, n=2)
     bench.run()
 
-    assert not bench.scheduler.sequences
+    assert not bench.sequences
     assert books.arrivals == [a, d, e]
     assert sorted(books.ends) == [a, d, e]
     assert b not in books.ends

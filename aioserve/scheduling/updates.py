@@ -1,4 +1,4 @@
-"""What a scheduler reports of its sequences."""
+"""What a scheduler tells of its sequences, and counts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 from aioserve.request import FinishReason
 
-__all__ = ["Progress", "SchedulerCounters"]
+__all__ = ["SchedulerCounters", "SequenceUpdate"]
 
 
-class Progress(msgspec.Struct, frozen=True, gc=False):
+class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
     """What one step brought one sequence: a token, an end, or both."""
 
     sequence_id: int
@@ -19,6 +19,8 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
     """What went wrong; of a rejected request the policy's reason, where it gave one."""
     rejected: bool = False
     """The policy refused the request."""
+    cause: Exception | None = None
+    """What was raised while the sequence was planned, where that ended it: a bug."""
 
 
 class SchedulerCounters(msgspec.Struct):
@@ -28,6 +30,8 @@ class SchedulerCounters(msgspec.Struct):
     tokens_processed: int = 0
     tokens_prefilled: int = 0
     """Prompt tokens computed, those recomputed after a preemption included."""
+    tokens_cached: int = 0
+    """Prompt tokens found in the prefix tree instead, also when a sequence begins again."""
     tokens_generated: int = 0
     preemptions: int = 0
     """Times that a sequence gave its pages to others, to begin again later."""

@@ -1,0 +1,187 @@
+"""From the scheduler's updates to readers: text, mailboxes, ends, and readers that are too slow.
+
+Everything here concerns one request at a time: what goes wrong with one ends that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from aioserve.engine.notices import Notices
+from aioserve.engine.requests import LiveRequest, LiveSample, RequestState, RequestTable
+from aioserve.errors import (
+    AioserveError,
+    RequestFailedError,
+    RequestRejectedError,
+    StepError,
+    StreamStalledError,
+)
+from aioserve.request import FinishReason, Token
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.updates import SequenceUpdate
+
+__all__ = ["Delivery"]
+
+
+class Delivery:
+    """Brings a scheduler's updates to the readers of one engine, and tells it of them.
+
+    `wake` is called where the core loop has something to do.
+    """
+
+    def __init__(
+        self,
+        table: RequestTable,
+        scheduler: Scheduler,
+        notices: Notices,
+        *,
+        stall_timeout_seconds: float,
+        wake: Callable[[], None],
+    ) -> None:
+        self._table = table
+        self._scheduler = scheduler
+        self._notices = notices
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+
+    # -- to the readers
+
+    def deliver(
+        self, updates: Iterable[SequenceUpdate], step_error: BaseException | None = None
+    ) -> None:
+        """`step_error` is what the step raised that these updates tell the end of."""
+        for update in updates:
+            # Unknown: its request ended, perhaps by what this very step brought another sample.
+            sample = self._table.samples.get(update.sequence_id)
+            if sample is None:
+                continue
+            if update.token_id is not None:
+                self._deliver_token(sample, update.token_id, update.finish_reason)
+            else:
+                self.fail(sample.request, self._error_of(update, sample.request, step_error))
+
+    def _error_of(
+        self, update: SequenceUpdate, request: LiveRequest, step_error: BaseException | None
+    ) -> AioserveError:
+        if update.rejected:
+            refused = (
+                f"the policy {self._scheduler.guard.name} refused request {request.request_id!r}"
+            )
+            reason = "" if update.error is None else f": {update.error}"
+            return RequestRejectedError(refused + reason)
+        if step_error is not None:
+            error = StepError(f"the step of this request failed: {update.error}")
+            return _caused(error, step_error)
+        if update.cause is not None:
+            error = RequestFailedError(f"the step of this request can't be planned: {update.error}")
+            return _caused(error, update.cause)
+        return RequestFailedError(str(update.error))
+
+    def _deliver_token(
+        self, sample: LiveSample, token_id: int, reason: FinishReason | None
+    ) -> None:
+        try:
+            text, stopped = sample.assembler.push(token_id)
+            if reason is not None and not stopped:
+                text += sample.assembler.finish()
+                if sample.assembler.matched_stop is not None:
+                    reason = FinishReason.STOP
+        except Exception as error:
+            failed = RequestFailedError(f"token {token_id} can't be turned into text: {error}")
+            self.fail(sample.request, _caused(failed, error))
+            return
+        sample.request.mailbox.put(Token(token_id, text, sample.num_delivered, sample.index))
+        sample.num_delivered += 1
+        if stopped:
+            self._scheduler.finish(sample.sequence_id)
+            reason = FinishReason.STOP
+        if reason is not None:
+            self._end_sample(sample, reason)
+
+    def _end_sample(self, sample: LiveSample, reason: FinishReason) -> None:
+        """A sample came to its own end, and with the last one its request."""
+        was_last = self._table.end_sample(sample)
+        sample.request.mailbox.finish_sample(sample.index, reason)
+        if was_last:
+            self._end(sample.request)
+
+    # -- the ends of requests
+
+    def fail(self, request: LiveRequest, error: AioserveError) -> None:
+        """What goes wrong in one sample ends its request."""
+        self.drop(request)
+        request.mailbox.finish(FinishReason.ERROR, error)
+
+    def drop(self, request: LiveRequest) -> None:
+        """Compute no more of a request."""
+        for sample in request.samples:
+            self._scheduler.finish(sample.sequence_id)
+        self._end(request)
+
+    def end_all(self, reason: FinishReason, error: AioserveError) -> int:
+        """End every request that is encoded, without the scheduler; how many there were."""
+        ended = 0
+        for request in self._table:
+            if request.state is not RequestState.ENCODING:
+                self._end(request)
+                ended += request.mailbox.finish(reason, _copied(error))
+        return ended
+
+    def _end(self, request: LiveRequest) -> None:
+        if request.state in (RequestState.RUNNING, RequestState.LEAVING):
+            self._notices.ended(request)
+        self._table.end(request)
+
+    # -- from the readers
+
+    def left(self, request: LiveRequest) -> None:
+        """Called at any moment, perhaps from within the garbage collector: the scheduler hears of
+        it when the loop comes to it."""
+        self._table.leave(request)
+        self._wake()
+
+    def fell_behind(self, request: LiveRequest) -> None:
+        if request.state is RequestState.RUNNING:
+            for sample in request.samples:
+                self._scheduler.pause(sample.sequence_id)
+            self._watch_stall(request, request.mailbox.taken)
+
+    def caught_up(self, request: LiveRequest) -> None:
+        if request.state is not RequestState.RUNNING:
+            return
+        for sample in request.samples:
+            self._scheduler.resume(sample.sequence_id)
+        if request.stall_timer is not None:
+            request.stall_timer.cancel()
+        self._wake()
+
+    def _watch_stall(self, request: LiveRequest, taken_before: int) -> None:
+        request.stall_timer = self._loop.call_later(
+            self._stall_timeout_seconds, self._check_stall, request, taken_before
+        )
+
+    def _check_stall(self, request: LiveRequest, taken_before: int) -> None:
+        mailbox = request.mailbox
+        if mailbox.taken != taken_before:
+            self._watch_stall(request, mailbox.taken)
+            return
+        error = StreamStalledError(
+            f"request {mailbox.request_id!r}: its reader took no token for "
+            f"{self._stall_timeout_seconds:g} s (stall_timeout_seconds)"
+        )
+        mailbox.finish(FinishReason.ABORT, error)
+        self.left(request)
+
+
+def _caused(error: AioserveError, cause: BaseException) -> AioserveError:
+    error.__cause__ = cause
+    return error
+
+
+def _copied(error: AioserveError) -> AioserveError:
+    """One exception object for each reader: raising it ties it to that reader's frames."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

@@ -1,0 +1,202 @@
+"""The requests of an engine: one table, in which each has one state.
+
+    enter ──► ENCODING ──► QUEUED ──► RUNNING ──► ENDED
+      └──────────────────────▲           │           ▲
+                             └── LEAVING ◄┘───────────┘
+                    the reader is gone, the scheduler has yet to hear of it
+
+The id of a request is free again as soon as its reader is gone or it has ended. Whatever is asked
+about the requests of an engine, how many wait or which ids are taken, is answered from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import Protocol
+
+from aioserve.engine.mailbox import Mailbox
+from aioserve.request import Request
+from aioserve.text.assembler import TextAssembler
+
+__all__ = ["LiveRequest", "LiveSample", "RequestState", "RequestTable"]
+
+
+class RequestState(Enum):
+    ENCODING = "encoding"
+    """A thread turns the prompt into token ids."""
+    QUEUED = "queued"
+    """Enters the scheduler before the next step is planned."""
+    RUNNING = "running"
+    """The scheduler knows it, be it waiting or running there."""
+    LEAVING = "leaving"
+    """Its reader is gone; it leaves the scheduler before the next step is planned."""
+    ENDED = "ended"
+
+
+class LiveSample:
+    """One of a request's answers: a sequence of the scheduler's, and its text."""
+
+    __slots__ = ("assembler", "index", "num_delivered", "request", "sequence_id")
+
+    def __init__(
+        self, request: LiveRequest, index: int, sequence_id: int, assembler: TextAssembler
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.sequence_id = sequence_id
+        self.assembler = assembler
+        self.num_delivered = 0
+
+
+class Readers(Protocol):
+    """Whom a request tells of its reader."""
+
+    def left(self, request: LiveRequest) -> None: ...
+
+    def fell_behind(self, request: LiveRequest) -> None: ...
+
+    def caught_up(self, request: LiveRequest) -> None: ...
+
+
+class LiveRequest:
+    """One request on its way through an engine: whose it is, where it is, and what is left of it.
+
+    Owner of its mailbox: what the reader does arrives here. Holds no stream, so that a stream which
+    nobody holds is collected.
+    """
+
+    __slots__ = (
+        "_readers",
+        "assemblers",
+        "mailbox",
+        "request",
+        "samples",
+        "stall_timer",
+        "state",
+    )
+
+    def __init__(
+        self, request_id: str, readers: Readers, *, capacity: int, num_samples: int
+    ) -> None:
+        self._readers = readers
+        loop = asyncio.get_running_loop()
+        self.mailbox = Mailbox(request_id, loop, self, capacity, num_samples)
+        self.state = RequestState.ENCODING
+        self.request: Request | None = None
+        """Once the prompt is encoded."""
+        self.assemblers: tuple[TextAssembler, ...] = ()
+        """Likewise: one per sample."""
+        self.samples: list[LiveSample] = []
+        """Those that go on."""
+        self.stall_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.mailbox.request_id
+
+    def reader_left(self) -> None:
+        self._readers.left(self)
+
+    def reader_fell_behind(self) -> None:
+        self._readers.fell_behind(self)
+
+    def reader_caught_up(self) -> None:
+        self._readers.caught_up(self)
+
+    def __repr__(self) -> str:
+        return f"request {self.request_id!r} ({self.state.value})"
+
+
+class RequestTable:
+    """Every request that hasn't ended. Bound to no loop; each call is whole."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, LiveRequest] = {}
+        self._queue: deque[LiveRequest] = deque()
+        self._leaving: deque[LiveRequest] = deque()
+        self._counts = dict.fromkeys(RequestState, 0)
+        self.samples: dict[int, LiveSample] = {}
+        """By the id of their sequence: those that the scheduler computes."""
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """In order of arrival, those that are leaving last."""
+        yield from list(self._by_id.values())
+        yield from list(self._leaving)
+
+    def is_taken(self, request_id: str) -> bool:
+        """Whether a request of that id is encoded, queued or running."""
+        return request_id in self._by_id
+
+    def count(self, *states: RequestState) -> int:
+        """Requests in any of `states`."""
+        return sum([self._counts[state] for state in states])
+
+    # -- along the arrows
+
+    def enter(self, request: LiveRequest) -> None:
+        """A request whose prompt is to be encoded."""
+        self._by_id[request.request_id] = request
+        self._counts[request.state] += 1
+
+    def queue(self, request: LiveRequest) -> None:
+        """Its prompt is encoded."""
+        self._move(request, RequestState.QUEUED)
+        self._queue.append(request)
+
+    def next_queued(self) -> LiveRequest | None:
+        """The request that is to enter the scheduler next, in order of arrival."""
+        while self._queue and self._queue[0].state is not RequestState.QUEUED:
+            self._queue.popleft()
+        return self._queue[0] if self._queue else None
+
+    def run(self, request: LiveRequest, samples: list[LiveSample]) -> None:
+        """The scheduler knows it, as these sequences."""
+        self._move(request, RequestState.RUNNING)
+        request.samples = samples
+        for sample in samples:
+            self.samples[sample.sequence_id] = sample
+
+    def leave(self, request: LiveRequest) -> None:
+        """The reader is gone. Of one that runs the scheduler must still be told."""
+        if request.state is RequestState.RUNNING:
+            self._free_id(request)
+            self._move(request, RequestState.LEAVING)
+            self._leaving.append(request)
+        elif request.state is not RequestState.LEAVING:
+            self.end(request)
+
+    def next_leaving(self) -> LiveRequest | None:
+        """A request that is to leave the scheduler now."""
+        return self._leaving[0] if self._leaving else None
+
+    def end_sample(self, sample: LiveSample) -> bool:
+        """A sample has come to its own end; whether it was the last of its request."""
+        del self.samples[sample.sequence_id]
+        sample.request.samples.remove(sample)
+        return not sample.request.samples
+
+    def end(self, request: LiveRequest) -> None:
+        """Nothing is left to do for a request; of one that has ended already nothing changes."""
+        if request.state is RequestState.ENDED:
+            return
+        for sample in request.samples:
+            del self.samples[sample.sequence_id]
+        if request.state is RequestState.LEAVING:
+            self._leaving.remove(request)
+        self._free_id(request)
+        self._move(request, RequestState.ENDED)
+        if request.stall_timer is not None:
+            request.stall_timer.cancel()
+
+    def _move(self, request: LiveRequest, state: RequestState) -> None:
+        self._counts[request.state] -= 1
+        self._counts[state] += 1
+        request.state = state
+
+    def _free_id(self, request: LiveRequest) -> None:
+        # The id may be another request's by now.
+        if self._by_id.get(request.request_id) is request:
+            del self._by_id[request.request_id]

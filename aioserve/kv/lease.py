@@ -1,0 +1,99 @@
+"""What one sequence holds of KV memory: its pages, and how they came to it.
+
+    position  0 ........... published ........ computed ... room
+    pages     [ in the tree ][ its own alone            ][ empty ]
+    KV        [ borrowed ... ][ computed by itself ......]
+
+A lease is a record. `KVMemory` alone changes it; whoever holds one may read it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.kv.page_pool import NO_STEP
+from aioserve.kv.page_table import PageTable
+from aioserve.kv.prefix_tree import NO_RECEIPT
+
+__all__ = ["KVLease", "SwappedPages"]
+
+
+class SwappedPages(msgspec.Struct, frozen=True, gc=False):
+    """Pages of a preempted sequence that were copied to the host."""
+
+    first: int
+    """Index in the page table of the first of them."""
+    host_page_ids: npt.NDArray[np.int32]
+    computed: int
+    """Tokens computed when they were copied, those of the pages before `first` included."""
+    step: int
+    """Number of the step that copies them."""
+
+
+class KVLease:
+    """Pages of one sequence in order, how far they are written, and what others share of them.
+
+    Empty until `KVMemory.begin`, and over with `KVMemory.leave`: a sequence that begins again needs
+    a `successor`.
+    """
+
+    __slots__ = (
+        "borrowed",
+        "cached",
+        "computed",
+        "inherited_step",
+        "last_step",
+        "namespace",
+        "page_table",
+        "published",
+        "receipt",
+        "shares_partial_page",
+        "swapped",
+    )
+
+    def __init__(self, namespace: bytes = b"") -> None:
+        self.namespace = namespace
+        """Pages are shared with leases of the same namespace alone."""
+        self.page_table = PageTable()
+        self.computed = 0
+        """Tokens whose KV is in pages once every launched step is done."""
+        self.last_step = NO_STEP
+        """Number of the last step that touches the pages: given back, they are fenced until it is
+        done."""
+        self.cached = 0
+        """Leading tokens whose KV was there when the sequence began: in the prefix tree, on the
+        host, or that of the lease it was forked from."""
+        self.borrowed = 0
+        """Leading tokens among which is KV that others computed."""
+        self.inherited_step = NO_STEP
+        """Number of the last step that should have written some of these, where the prefix tree
+        doesn't know it."""
+        self.published = 0
+        """Leading pages that the receipt covers: they are in the prefix tree."""
+        self.receipt = NO_RECEIPT
+        """The lock on the sequence's path in the prefix tree."""
+        self.shares_partial_page = False
+        """The page that holds the last token in part may be another lease's too: it is copied
+        before it is written."""
+        self.swapped: SwappedPages | None = None
+        """Pages on the host that an earlier lease of the sequence left behind."""
+
+    def successor(self) -> KVLease:
+        """An empty lease for the same sequence, after this one is over."""
+        lease = KVLease(self.namespace)
+        lease.last_step, lease.swapped = self.last_step, self.swapped
+        return lease
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.page_table)
+
+    @property
+    def page_ids(self) -> npt.NDArray[np.int32]:
+        """Pages in order of position: a read-only view, int32 `[num_pages]`, that never changes."""
+        return self.page_table.page_ids
+
+    def __repr__(self) -> str:
+        return f"KVLease(computed={self.computed}, pages={self.page_ids.tolist()})"

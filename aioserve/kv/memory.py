@@ -1,0 +1,537 @@
+"""KV memory: which pages a lease gets, shares, and gives back.
+
+Binds the page pool, the prefix tree and the host pool together, one lease at a time:
+
+    claim ──► begin ──► reserve, advance, publish, fork, truncate ──► leave
+      └─────► drop                                                      └──► swapped to the host, or
+                                                                             computed again
+Knows token ids, in the order of a sequence, and namespaces; knows no request. What has to be copied
+collects in `copies` for the next plan. A page may be written only by a lease that is its one
+holder: pages that the tree holds are complete, and a page that two leases share is copied first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.config import Preemption
+from aioserve.errors import InvariantError
+from aioserve.execution.plan import CopyKind, PageCopy
+from aioserve.kv.eviction import Eviction
+from aioserve.kv.lease import KVLease, SwappedPages
+from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
+from aioserve.kv.page_table import PageTable
+from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.prefix_tree import NO_RECEIPT, Match, PrefixTree
+
+__all__ = ["SWAP_FROM_TOKENS", "Claim", "KVMemory", "KVUsage", "MemoryCounters"]
+
+SWAP_FROM_TOKENS = 256
+"""From this context length "auto" swaps: copying grows with it, computing with its square."""
+
+TokenIds = npt.NDArray[np.int32]
+NO_PAGES = np.empty(0, np.int32)
+NO_MATCH = Match(NO_RECEIPT, NO_PAGES, NO_PAGES)
+
+
+class MemoryCounters(msgspec.Struct):
+    """Totals since the memory was made."""
+
+    pages_copied: int = 0
+    """Pages copied on the device: shared ones before a write, and cached ones in part."""
+    pages_swapped_out: int = 0
+    pages_swapped_in: int = 0
+
+
+class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where all pages are at one moment.
+
+    `pages_free + pages_fenced + pages_cached + pages_held_by_requests == pages_total`.
+    """
+
+    pages_total: int
+    pages_free: int
+    pages_fenced: int
+    """Given back, and free as soon as the step in flight is done."""
+    pages_cached: int
+    """Held by the prefix tree alone: evicted when somebody needs pages."""
+    pages_held_by_requests: int
+    """A page that several share counts once."""
+    pages_host_total: int
+    """Pages of the host pool (`num_host_pages`)."""
+    pages_host_used: int
+    """Pages of the host pool that hold evicted cached pages or swapped-out requests."""
+    pages_copied_total: int
+    """Pages copied on the device: shared ones before they are written, and cached ones in part."""
+    pages_swapped_out_total: int
+    """Pages copied to the host pool."""
+    pages_swapped_in_total: int
+    """Pages copied back."""
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """What a lease would find and need. Its match is locked until it is begun with or dropped."""
+
+    match: Match
+    num_found: int
+    """Leading tokens whose KV the prefix tree has."""
+    num_cached: int
+    """Leading tokens that need no computing: those found, or those swapped to the host."""
+    num_new_pages: int
+    """Pages to acquire for all tokens known."""
+    uses_swapped: bool
+
+
+class KVMemory:
+    """All pages, and which lease has them. Not thread-safe; owned by one scheduler.
+
+    Token ids are int32 arrays of all that is known of a sequence, from position 0.
+
+    `host_pool` counts the pages of a storage beside the device: leaves evicted from the prefix tree
+    go there first and come back on a hit, and so do, under `preemption="swap"`, the pages of
+    preempted sequences that the tree doesn't hold. Raises `ValueError` for options that don't go
+    together.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        host_pool: PagePool | None = None,
+        prefix_caching: bool = True,
+        partial_page_reuse: bool = True,
+        eviction: Eviction = "lru",
+        preemption: Preemption = "auto",
+    ) -> None:
+        if preemption == "swap" and host_pool is None:
+            raise ValueError('preemption="swap" needs a host_pool to swap to')
+        if host_pool is not None and host_pool.page_size != pool.page_size:
+            raise ValueError(
+                f"host_pool must have the page_size of the pool, {pool.page_size}, "
+                f"got {host_pool.page_size}"
+            )
+        self.pool = pool
+        self.host_pool = host_pool
+        self.page_size = pool.page_size
+        self.tree = (
+            PrefixTree(pool, host_pool=host_pool, strategy=eviction) if prefix_caching else None
+        )
+        self.partial_page_reuse = partial_page_reuse and pool.page_size > 1
+        self.preemption = preemption
+        self.counters = MemoryCounters()
+        self._copies: list[PageCopy] = []
+
+    @classmethod
+    def of(
+        cls, num_pages: int, page_size: int, *, num_host_pages: int = 0, **options: Any
+    ) -> KVMemory:
+        """One with pools of its own: `num_pages` on the device, `num_host_pages` on the host."""
+        host_pool = PagePool(num_host_pages, page_size) if num_host_pages else None
+        return cls(PagePool(num_pages, page_size), host_pool=host_pool, **options)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that all pages of the device hold together."""
+        return capacity_tokens(self.pool.num_pages, self.page_size)
+
+    def usage(self) -> KVUsage:
+        """Where the pages are at this moment."""
+        pool, host = self.pool, self.host_pool
+        return KVUsage(
+            pages_total=pool.num_pages,
+            pages_free=pool.num_free,
+            pages_fenced=pool.num_fenced,
+            pages_cached=self.num_cached,
+            pages_held_by_requests=pool.num_held - self.num_cached,
+            pages_host_total=0 if host is None else host.num_pages,
+            pages_host_used=0 if host is None else host.num_held,
+            pages_copied_total=self.counters.pages_copied,
+            pages_swapped_out_total=self.counters.pages_swapped_out,
+            pages_swapped_in_total=self.counters.pages_swapped_in,
+        )
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that the prefix tree alone holds: they can be evicted."""
+        return 0 if self.tree is None else self.tree.num_evictable
+
+    @property
+    def copies(self) -> tuple[PageCopy, ...]:
+        """The copies that the next plan must carry, in order."""
+        return tuple(self._copies)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free or can be evicted. The latter may be fenced for a step."""
+        return self.pool.num_free + self.num_cached
+
+    def take_copies(self) -> tuple[PageCopy, ...]:
+        """`copies`, for the plan that carries them."""
+        copies, self._copies = self.copies, []
+        return copies
+
+    def complete(self, step: int) -> None:
+        """Step `step`, and every one before it, is done."""
+        self.pool.complete(step)
+        if self.host_pool is not None:
+            self.host_pool.complete(step)
+
+    # -- a lease begins
+
+    def peek(self, lease: KVLease, token_ids: TokenIds) -> int:
+        """Tokens that need no computing if the lease of `token_ids` begins now."""
+        swapped = lease.swapped
+        if self.tree is None:
+            return 0 if swapped is None else swapped.computed
+        device, host = self.tree.peek(lease.namespace, token_ids[:-1])
+        if swapped is not None and capacity_tokens(swapped.first, self.page_size) <= device + host:
+            return max(swapped.computed, device + host)
+        return device + host
+
+    def claim(self, lease: KVLease, token_ids: TokenIds) -> Claim:
+        """Find and lock what is cached of `token_ids`, but for the last: one token is always
+        computed. Begin with it, or drop it."""
+        match = NO_MATCH
+        if self.tree is not None:
+            match = self.tree.match(
+                lease.namespace, token_ids[:-1], partial=self.partial_page_reuse, use=False
+            )
+        return self._claim(lease, len(token_ids), match)
+
+    def without_tail(self, lease: KVLease, num_known: int, claim: Claim) -> Claim:
+        """The claim less the page that it would copy in part, which others may evict again."""
+        match = claim.match
+        if match.tail_receipt == NO_RECEIPT:
+            return claim
+        self._tree.release(match.tail_receipt)
+        without = Match(match.receipt, match.page_ids, match.host_page_ids)
+        return self._claim(lease, num_known, without)
+
+    def _claim(self, lease: KVLease, num_known: int, match: Match) -> Claim:
+        found = len(match.page_ids) + len(match.host_page_ids)
+        num_found = num_cached = capacity_tokens(found, self.page_size) + match.tail_tokens
+        swapped = lease.swapped
+        uses_swapped = (
+            swapped is not None and swapped.first <= found and swapped.computed > num_cached
+        )
+        if swapped is not None and uses_swapped:
+            num_found, num_cached = num_found - match.tail_tokens, swapped.computed
+        num_new_pages = pages_for(num_known, self.page_size) - len(match.page_ids)
+        return Claim(match, num_found, num_cached, num_new_pages, uses_swapped)
+
+    def drop(self, claim: Claim) -> None:
+        """Unlock what a claim found."""
+        for receipt in (claim.match.receipt, claim.match.tail_receipt):
+            if receipt != NO_RECEIPT:
+                self._tree.release(receipt)
+
+    def begin(self, lease: KVLease, claim: Claim, step: int) -> bool:
+        """Give an empty lease what it claimed and the pages of all its known tokens, in `step`.
+
+        False, and the claim is dropped, when pages that must be evicted for it are fenced.
+        """
+        match = claim.match
+        fresh = self._acquire(claim.num_new_pages, step)
+        if fresh is None:
+            self.drop(claim)
+            return False
+        if match.receipt != NO_RECEIPT:
+            self._tree.use(match.receipt, match.tail_receipt)
+        self.pool.retain(match.page_ids)
+        lease.page_table.append(match.page_ids)
+        lease.page_table.append(fresh)
+        lease.receipt = match.receipt
+        found = len(match.page_ids) + len(match.host_page_ids)
+        lease.published = found
+        if len(match.host_page_ids):
+            targets = fresh[: len(match.host_page_ids)]
+            self._tree.promote(match.receipt, targets, step)
+            self._copy(CopyKind.FROM_HOST, match.host_page_ids, targets)
+        if claim.uses_swapped:
+            lease.inherited_step = self._swap_in(lease, found)
+        elif match.tail_tokens:
+            target = lease.page_ids[found : found + 1]
+            tail = np.array([match.tail_page], np.int32)
+            self._copy(CopyKind.DEVICE, tail, target, match.tail_tokens)
+        if match.tail_receipt != NO_RECEIPT:
+            self._tree.release(match.tail_receipt)
+        self.forget_swapped(lease, step)
+        lease.computed = lease.cached = lease.borrowed = claim.num_cached
+        return True
+
+    def fork(self, lease: KVLease, child: KVLease, written_step: int, step: int) -> None:
+        """Give an empty lease all that another has computed: another sample of the same prompt.
+
+        `step` computes the last of it, and steps up to `written_step` the rest.
+        """
+        pages = lease.page_ids[: pages_for(lease.computed, self.page_size)]
+        self.pool.retain(pages)
+        child.page_table.append(pages)
+        child.computed = child.cached = child.borrowed = lease.computed
+        child.inherited_step = written_step
+        child.last_step = step
+        if lease.receipt != NO_RECEIPT:
+            child.receipt = self._tree.fork(lease.receipt)
+            child.published = lease.published
+        if lease.computed % self.page_size:
+            lease.shares_partial_page = child.shares_partial_page = True
+
+    # -- a lease grows and shrinks
+
+    def must_reserve(self, lease: KVLease) -> bool:
+        """Whether computing one more token needs a page that the lease hasn't, or may not write."""
+        if lease.computed == capacity_tokens(len(lease.page_table), self.page_size):
+            return True
+        return lease.shares_partial_page and self._must_copy(lease)
+
+    def num_pages_to_reserve(self, leases: Iterable[KVLease], num_tokens: int = 1) -> int:
+        """Pages that `num_tokens` more tokens of each of `leases` need together: of the leases that
+        share a page, the last one writes to it without a copy."""
+        needed = 0
+        sharing: dict[int, int] = {}
+        for lease in leases:
+            needed += self._num_pages_short(lease, num_tokens)
+            if self._must_copy(lease):
+                page = self._partial_page(lease)
+                sharing[page] = sharing.get(page, 0) + 1
+        copies = [min(count, self.pool.ref_count(page) - 1) for page, count in sharing.items()]
+        return needed + sum(copies)
+
+    def reserve(self, lease: KVLease, num_tokens: int, step: int) -> bool:
+        """Give a lease the pages that `num_tokens` more tokens need, and a page of its own for one
+        that it shares and would write; False, and nothing has changed, when too few are free."""
+        copies = self._must_copy(lease)
+        pages = self._acquire(copies + self._num_pages_short(lease, num_tokens), step)
+        if pages is None:
+            return False
+        if copies:
+            index, offset = divmod(lease.computed, self.page_size)
+            shared = lease.page_ids[index : index + 1]
+            self._copy(CopyKind.DEVICE, shared, pages[:1], offset)
+            lease.page_table = lease.page_table.replaced(index, pages[:1])
+            lease.shares_partial_page = False
+            self.pool.release(shared, step)
+        lease.page_table.append(pages[copies:])
+        return True
+
+    def _num_pages_short(self, lease: KVLease, num_tokens: int) -> int:
+        whole = pages_for(lease.computed + num_tokens, self.page_size)
+        return max(0, whole - len(lease.page_table))
+
+    def _partial_page(self, lease: KVLease) -> int:
+        return int(lease.page_ids[lease.computed // self.page_size])
+
+    def _must_copy(self, lease: KVLease) -> bool:
+        if not lease.shares_partial_page:
+            return False
+        lease.shares_partial_page = self.pool.ref_count(self._partial_page(lease)) > 1
+        return lease.shares_partial_page
+
+    def make_free(self, count: int, step: int) -> None:
+        """Evict until `count` pages are free, or nothing is left to evict."""
+        short = count - self.pool.num_free
+        if short <= 0 or self.tree is None:
+            return
+        evicted = self.tree.evict(short, step)
+        self._copy(CopyKind.TO_HOST, evicted.device_page_ids, evicted.host_page_ids)
+
+    def advance(self, lease: KVLease, num_tokens: int, step: int) -> None:
+        """`step` computes `num_tokens` more tokens into pages that the lease has."""
+        lease.computed += num_tokens
+        lease.last_step = step
+
+    def truncate(self, lease: KVLease, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens of a lease alone: what is behind them was computed in
+        vain, as drafts that were not accepted are. Pages that hold none of them come back.
+
+        Published tokens can't go: others may read them. Raises `InvariantError` for a number below
+        theirs, or above those computed.
+        """
+        least = capacity_tokens(lease.published, self.page_size)
+        if not least <= num_tokens <= lease.computed:
+            raise InvariantError(
+                f"num_tokens must be in [{least}, {lease.computed}], from those published to "
+                f"those computed, got {num_tokens}"
+            )
+        kept = pages_for(num_tokens, self.page_size)
+        rest = lease.page_ids[kept:]
+        lease.page_table = lease.page_table.first(kept)
+        lease.computed = num_tokens
+        lease.cached = min(lease.cached, num_tokens)
+        lease.borrowed = min(lease.borrowed, num_tokens)
+        # Whole pages are never written again; of the others one may have become the partial one.
+        lease.shares_partial_page = num_tokens % self.page_size > 0
+        self.pool.release(rest, lease.last_step)
+
+    def publish(self, lease: KVLease, token_ids: TokenIds, *, leaving: bool = False) -> None:
+        """Let others find the pages that are full of known tokens, computed or being computed.
+
+        Called when the step that computes them has their numbers. Where the tree has a run already,
+        later steps of the sequence read the tree's pages, and its own come back.
+        """
+        full = min(lease.computed, len(token_ids)) // self.page_size
+        first = lease.published
+        if full <= first or self.tree is None:
+            return
+        start, end = (capacity_tokens(pages, self.page_size) for pages in (first, full))
+        page_ids = lease.page_ids[first:full]
+        count = self.tree.insert(lease.receipt, token_ids[start:end], page_ids, lease.last_step)
+        lease.published = full
+        if count < full - first and not leaving:
+            self._take_over(lease, first, self.tree.page_ids(lease.receipt, first))
+
+    def _take_over(self, lease: KVLease, first: int, page_ids: npt.NDArray[np.int32]) -> None:
+        """Put the tree's pages in place of a lease's duplicates, from page `first` on.
+
+        A lease that kept both could need more than its share of pages, and not fit alone. Steps in
+        flight read the duplicates through the old table, whose views never change.
+        """
+        table = lease.page_ids
+        end = first + len(page_ids)
+        changed = np.flatnonzero(table[first:end] != page_ids)
+        self.pool.retain(page_ids[changed])
+        lease.page_table = PageTable.of(table[:first], page_ids, table[end:])
+        lease.borrowed = capacity_tokens(first + int(changed[-1]) + 1, self.page_size)
+        self.pool.release(table[first:end][changed], lease.last_step)
+
+    def num_reclaimable(self, lease: KVLease) -> int:
+        """Pages that come back, now or after the steps in flight, if the lease ends."""
+        return self.pool.num_unshared(lease.page_ids) + self._num_exclusive(lease)
+
+    def num_shared_tokens(self, lease: KVLease) -> int:
+        """Leading tokens that stay computed for others if the lease ends."""
+        return capacity_tokens(lease.published - self._num_exclusive(lease), self.page_size)
+
+    def _num_exclusive(self, lease: KVLease) -> int:
+        return 0 if lease.receipt == NO_RECEIPT else self._tree.num_exclusive(lease.receipt)
+
+    # -- a lease ends
+
+    def leave(self, lease: KVLease) -> None:
+        """Take back the pages of a lease, fenced by its last step."""
+        if len(lease.page_table):
+            self.pool.release(lease.page_ids, lease.last_step)
+        if lease.receipt != NO_RECEIPT:
+            self._tree.release(lease.receipt)
+
+    def swap_out(self, lease: KVLease, num_known: int, step: int) -> None:
+        """Copy to the host what the tree doesn't hold of a lease that is about to leave.
+
+        Nothing happens where recomputing is the way, or where the host pool has no room.
+        """
+        # One known token is always computed again: its step samples the next.
+        computed = min(lease.computed, num_known - 1)
+        first = lease.published
+        count = pages_for(computed, self.page_size) - first
+        if self.host_pool is None or count <= 0 or not self._swaps(lease):
+            return
+        if count > self.host_pool.num_free and self.tree is not None:
+            self.tree.evict_host(count - self.host_pool.num_free)
+        try:
+            host_page_ids = self.host_pool.acquire(count)
+        except OutOfPagesError:
+            return
+        self._copy(CopyKind.TO_HOST, lease.page_ids[first : first + count], host_page_ids)
+        lease.swapped = SwappedPages(first, host_page_ids, computed, step)
+
+    def _swaps(self, lease: KVLease) -> bool:
+        if self.preemption == "auto":
+            return lease.computed >= SWAP_FROM_TOKENS
+        return self.preemption == "swap"
+
+    def _swap_in(self, lease: KVLease, found: int) -> int:
+        """Copy a lease's pages back; the number of the step that copied them to the host."""
+        swapped = lease.swapped
+        if swapped is None:
+            raise InvariantError("a lease without pages on the host is swapped in")
+        sources = swapped.host_page_ids[found - swapped.first :]
+        self._copy(CopyKind.FROM_HOST, sources, lease.page_ids[found : found + len(sources)])
+        return swapped.step
+
+    def forget_swapped(self, lease: KVLease, last_step: int = NO_STEP) -> None:
+        """Give up a lease's pages on the host; step `last_step` may still read them."""
+        swapped, lease.swapped = lease.swapped, None
+        if swapped is not None and self.host_pool is not None:
+            self.host_pool.release(swapped.host_page_ids, max(last_step, swapped.step))
+
+    # -- steps fail
+
+    def withdraw(self, step: int) -> dict[int, int]:
+        """Step `step` has failed: forget every page that it should have written.
+
+        Returns the receipts that lost pages, with the number of pages that they still cover.
+        """
+        return {} if self.tree is None else dict(self.tree.withdraw(step))
+
+    def forget(self, namespace: bytes, token_ids: TokenIds, num_pages: int) -> dict[int, int]:
+        """Forget all that begins like `token_ids`, from page `num_pages` on.
+
+        Returns receipts as `withdraw` does.
+        """
+        if self.tree is None:
+            return {}
+        match = self.tree.match(namespace, token_ids, partial=False, use=False)
+        found = len(match.page_ids) + len(match.host_page_ids)
+        cut = dict(self.tree.cut(match.receipt, min(num_pages, found)))
+        self.tree.release(match.receipt)
+        return cut
+
+    def shorten(self, lease: KVLease, cut: Mapping[int, int]) -> bool:
+        """Take note if the path of a lease is among those `cut`, as `withdraw` and `forget` tell.
+
+        Returns whether the lease had taken over KV that is gone: what was computed over that is
+        worth nothing.
+        """
+        left = cut.get(lease.receipt)
+        if left is None:
+            return False
+        lease.published = left
+        return lease.borrowed > capacity_tokens(left, self.page_size)
+
+    def sanity_check(self) -> None:
+        """Raise `InvariantError` unless the pools and the tree agree, each with itself."""
+        self.pool.sanity_check()
+        if self.host_pool is not None:
+            self.host_pool.sanity_check()
+        if self.tree is not None:
+            self.tree.sanity_check()
+
+    # -- parts
+
+    @property
+    def _tree(self) -> PrefixTree:
+        if self.tree is None:
+            raise InvariantError("a receipt without a prefix tree")
+        return self.tree
+
+    def _acquire(self, count: int, step: int) -> npt.NDArray[np.int32] | None:
+        self.make_free(count, step)
+        try:
+            return self.pool.acquire(count)
+        except OutOfPagesError:
+            return None
+
+    def _copy(
+        self,
+        kind: CopyKind,
+        sources: npt.NDArray[np.int32],
+        targets: npt.NDArray[np.int32],
+        num_tokens: int | None = None,
+    ) -> None:
+        tokens = self.page_size if num_tokens is None else num_tokens
+        self._copies += [
+            PageCopy(kind, source, target, tokens)
+            for source, target in zip(sources.tolist(), targets.tolist(), strict=True)
+        ]
+        match kind:
+            case CopyKind.DEVICE:
+                self.counters.pages_copied += len(sources)
+            case CopyKind.TO_HOST:
+                self.counters.pages_swapped_out += len(sources)
+            case CopyKind.FROM_HOST:
+                self.counters.pages_swapped_in += len(sources)

@@ -1,0 +1,223 @@
+"""The books: every sequence that hasn't ended, where it is, and what it holds.
+
+    enter ──► waiting ──start──► running ──end──► gone
+                 ▲                  │
+                 └────begin_again───┘
+
+The verbs here are the only ways along these arrows. A request for several samples of one prompt is
+as many sequences. The first runs, the others are unborn: they fork off, with its pages, in the step
+that has computed the prompt.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+
+from aioserve.errors import InvariantError
+from aioserve.execution.plan import WorkItem
+from aioserve.kv.lease import KVLease
+from aioserve.kv.memory import KVMemory
+from aioserve.kv.page_pool import NO_STEP
+from aioserve.kv.recovery import recover
+from aioserve.request import Request
+from aioserve.scheduling.guard import PolicyGuard
+from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
+from aioserve.scheduling.slots import SlotPool
+from aioserve.scheduling.updates import SchedulerCounters
+from aioserve.scheduling.view import RequestView
+
+__all__ = ["SLOTS_PER_SEQUENCE", "Books", "LaunchedItem"]
+
+SLOTS_PER_SEQUENCE = 2
+"""Slots of ended sequences stay fenced for a step; with spare ones, successors need not wait."""
+
+by_arrival = attrgetter("sequence_id")
+
+LaunchedItem = tuple[WorkItem, tuple[SequenceState, ...], KVLease]
+"""An item of a launched step; its sequence, followed by those that fork off it, one for each of its
+rows where it has any; and the lease that the sequence had then."""
+
+
+class Books:
+    """Owns every sequence and, through its memory, every page. Tells the policy who came and
+    went."""
+
+    def __init__(self, memory: KVMemory, guard: PolicyGuard, *, max_num_seqs: int) -> None:
+        self.memory = memory
+        self.guard = guard
+        self.max_num_seqs = max_num_seqs
+        self.counters = SchedulerCounters()
+        self.slots = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
+        self.launched = NO_STEP
+        """Number of the last step planned; `memory.pool.done_step` is the last one done."""
+        self.in_flight: dict[int, list[LaunchedItem]] = {}
+        """The items of each step planned and not yet done."""
+        self.sequences: dict[int, SequenceState] = {}
+        """Those that haven't ended, by id."""
+        self.views: dict[int, RequestView] = {}
+        """What the policy sees of each."""
+        self.waiting: list[SequenceState] = []
+        self.running: list[SequenceState] = []
+        self._arrived: list[RequestView] = []
+        self._preempted: list[int] = []
+        self._last_id = 0
+
+    @property
+    def num_seats_free(self) -> int:
+        """Sequences that may start now; unborn samples of those that run have their seats."""
+        taken = sum([1 + len(s.unborn) for s in self.running])
+        return min(self.max_num_seqs - taken, self.slots.num_free)
+
+    def view(self, sequence: SequenceState) -> RequestView:
+        return self.views[sequence.sequence_id]
+
+    def sequence_of(self, view: RequestView) -> SequenceState:
+        return self.sequences[view.arrival_index]
+
+    # -- along the arrows
+
+    def enter(self, request: Request) -> tuple[int, ...]:
+        """Queue the request's sequences, one per sample, and return their ids."""
+        first, *others = family = [
+            SequenceState(
+                request,
+                sequence_id=self._last_id + 1 + sample,
+                sample=sample,
+                arrival_processed_tokens=self.counters.tokens_processed,
+            )
+            for sample in range(request.num_samples)
+        ]
+        self._last_id += len(family)
+        first.unborn = others
+        for sequence in family:
+            self.sequences[sequence.sequence_id] = sequence
+            self.views[sequence.sequence_id] = RequestView(sequence, self.memory)
+        self.waiting.append(first)
+        self.announce([first])
+        return tuple(s.sequence_id for s in family)
+
+    def start(self, sequence: SequenceState) -> None:
+        """A waiting sequence has its pages, and gets slots, as its unborn samples do."""
+        for one in (sequence, *sequence.unborn):
+            one.take_slot(self.slots.acquire(one.request.params, one.seed))
+        sequence.phase = Phase.RUNNING
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=by_arrival)
+
+    def bear(self, parent: SequenceState, step: int, written_step: int) -> list[SequenceState]:
+        """The unborn samples of a prompt that `step` has computed, and steps up to `written_step`
+        before it, run from now on: each waits for a token of its own."""
+        children, parent.unborn = parent.unborn, []
+        for child in children:
+            self.memory.fork(parent.lease, child.lease, written_step, step)
+            child.phase = Phase.RUNNING
+            child.pending = 1
+            insort(self.running, child, key=by_arrival)
+        self.announce(children)
+        return children
+
+    def preempt(self, victim: SequenceState, step: int) -> None:
+        """Take a sequence's pages for others while step `step` is planned."""
+        self.memory.publish(victim.lease, victim.known_ids, leaving=True)
+        self.memory.swap_out(victim.lease, victim.num_known, step)
+        self.begin_again(victim)
+        self.counters.preemptions += 1
+        self._preempted.append(victim.sequence_id)
+
+    def begin_again(self, sequence: SequenceState) -> None:
+        self.running.remove(sequence)
+        self._give_back(sequence)
+        sequence.restart()
+        insort(self.waiting, sequence, key=by_arrival)
+
+    def end(self, sequences: Iterable[SequenceState], *, publish: bool = True) -> None:
+        """Forget sequences, and the unborn samples that depend on them. Where `publish` is set,
+        others may find what they computed."""
+        sequences = list(sequences)
+        self.tell_arrivals()
+        known = tuple(self.view(s) for s in sequences if s.phase is not Phase.UNBORN)
+        for sequence in sequences:
+            if sequence.phase is Phase.RUNNING:
+                self.running.remove(sequence)
+                if publish:
+                    self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
+            elif sequence.phase is Phase.WAITING:
+                self.waiting.remove(sequence)
+            elif sequence.phase is Phase.UNBORN:
+                self._parent_of(sequence).unborn.remove(sequence)
+            self._give_back(sequence)
+            self.memory.forget_swapped(sequence.lease)
+            self._strike_out(sequence)
+        if known:
+            self.guard.finished(known)
+
+    def lose(self, sequences: Iterable[SequenceState], last_step: int) -> None:
+        """Strike out sequences whose entries may be wrong, because something was raised in the
+        middle of a change, and take back whatever nobody else has. Step `last_step` may be the
+        last to touch it."""
+        sequences = list(sequences)
+        self.tell_arrivals()
+        known = tuple(self.view(s) for s in sequences if s.phase is not Phase.UNBORN)
+        for sequence in sequences:
+            self._strike_out(sequence)
+        left = self.sequences.values()
+        self.waiting = [s for s in self.waiting if s.phase is Phase.WAITING]
+        self.running = [s for s in self.running if s.phase is Phase.RUNNING]
+        self.slots.recover([s.slot for s in left if s.slot != NO_SLOT], last_step)
+        recover(self.memory, [s.lease for s in left], last_step)
+        if known:
+            self.guard.finished(known)
+
+    def _strike_out(self, sequence: SequenceState) -> None:
+        for one in (sequence, *sequence.unborn):
+            self.sequences.pop(one.sequence_id, None)
+            self.views.pop(one.sequence_id, None)
+            one.phase = Phase.FINISHED
+        sequence.unborn = []
+
+    def _parent_of(self, child: SequenceState) -> SequenceState:
+        for parent in (*self.running, *self.waiting):
+            if child in parent.unborn:
+                return parent
+        raise InvariantError(f"{child} has no parent among those that run and wait")
+
+    def _give_back(self, sequence: SequenceState) -> None:
+        """Return pages and slots, fenced by the last step of the sequence."""
+        self.memory.leave(sequence.lease)
+        for one in (sequence, *sequence.unborn):
+            if one.slot != NO_SLOT:
+                self.slots.release(one.slot, one.lease.last_step)
+                one.slot = NO_SLOT
+
+    # -- steps
+
+    def complete(self, step: int) -> None:
+        """Step number `step` is done, or has failed."""
+        self.memory.complete(step)
+        self.slots.complete(step)
+        self.counters.steps += 1
+
+    def take_preempted(self) -> tuple[int, ...]:
+        """Ids of the sequences preempted since the last plan that had work, which names them: one
+        without work is none."""
+        preempted, self._preempted = tuple(self._preempted), []
+        return preempted
+
+    def shorten(self, cut: Mapping[int, int]) -> list[SequenceState]:
+        """Receipts were cut in the prefix tree, to so many pages: the running sequences that had
+        taken over more than is left."""
+        return [s for s in self.running if self.memory.shorten(s.lease, cut)] if cut else []
+
+    # -- the policy's ear
+
+    def announce(self, sequences: list[SequenceState]) -> None:
+        """Tell the policy of new requests, and of samples that are on their own from now on,
+        before it is asked again."""
+        self._arrived += [self.view(sequence) for sequence in sequences]
+
+    def tell_arrivals(self) -> None:
+        if self._arrived:
+            arrived, self._arrived = tuple(self._arrived), []
+            self.guard.arrived(arrived)

@@ -1,0 +1,86 @@
+"""The pipeline: steps are planned and launched ahead of those that are still being computed.
+
+    advance ──► plan ──► launch ──┐          depth 2: while step 7 is computed, step 8 is planned
+                                  ▼          and launched, so that the device never waits
+    finish  ◄── commit ◄── oldest step in flight
+
+One cycle for whoever drives a scheduler: the engine's loop, the simulator, the policy check and the
+tests. It calls, and is called; how one waits for a step is the driver's affair.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from aioserve.errors import InvariantError
+from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.updates import SequenceUpdate
+
+__all__ = ["StepPipeline"]
+
+Handle = TypeVar("Handle")
+
+
+class StepPipeline(Generic[Handle]):
+    """At most `depth` steps of one scheduler in flight, oldest first.
+
+    `launch` starts a step and gives whatever the driver needs to wait for it.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, launch: Callable[[StepPlan], Handle], *, depth: int
+    ) -> None:
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, got {depth}")
+        self.scheduler = scheduler
+        self.depth = depth
+        self._launch = launch
+        self._in_flight: deque[tuple[StepPlan, Handle]] = deque()
+        self._is_dry = False
+
+    @property
+    def in_flight(self) -> tuple[StepPlan, ...]:
+        """Steps launched and not finished, oldest first."""
+        return tuple([plan for plan, _ in self._in_flight])
+
+    def advance(self, now_seconds: float) -> StepPlan | None:
+        """Plan a step and launch it; None where there is nothing to compute now, or no room.
+
+        `Scheduler.take_ended_unplanned` may have something to tell afterwards.
+        """
+        plan = None
+        if len(self._in_flight) < self.depth:
+            plan = self.scheduler.plan(now_seconds)
+            if plan is not None:
+                self._in_flight.append((plan, self._launch(plan)))
+        self._is_dry = plan is None
+        return plan
+
+    @property
+    def due(self) -> Handle | None:
+        """The handle of the oldest step, where it has to be waited for before the next `advance`:
+        as many as may be are in flight, or nothing more could be planned beside them."""
+        if self._in_flight and (self._is_dry or len(self._in_flight) == self.depth):
+            return self._in_flight[0][1]
+        return None
+
+    def drain(self) -> None:
+        """In place of `advance`: plan nothing, so that the steps in flight are due one by one."""
+        self._is_dry = True
+
+    def finish(self, outcome: StepOutcome, now_seconds: float) -> list[SequenceUpdate]:
+        """The oldest step is done: commit it."""
+        return self.scheduler.commit(self._take_oldest(), outcome, now_seconds)
+
+    def fail(self, error: str) -> list[SequenceUpdate]:
+        """The oldest step has failed."""
+        return self.scheduler.fail(self._take_oldest(), error)
+
+    def _take_oldest(self) -> StepPlan:
+        if not self._in_flight:
+            raise InvariantError("no step is in flight")
+        self._is_dry = False
+        return self._in_flight.popleft()[0]

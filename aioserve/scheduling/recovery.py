@@ -1,0 +1,160 @@
+"""What happens to sequences when a step fails, a row is no number, or planning raises.
+
+The rule in each case: end those to whom it happened, let nobody go on from KV that may be wrong,
+and let all others go on as if nothing had been.
+
+A worked example. Pages hold 4 tokens; step 7 computes the 8 tokens of A's prompt, and B begins with
+the same 4:
+
+    plan 7     A: tokens 0..7 into pages 10, 11. Both are published: the prefix tree names them.
+    plan 8     B finds page 10 in the tree and borrows it: B: tokens 4..6 into page 12.
+               C, which has nothing to do with them: one token into page 13.
+    step 7     fails: nobody knows what pages 10 and 11 hold.
+
+    fail(7)    1. The tree withdraws what step 7 was to write: pages 10 and 11 can't be found.
+               2. A was in step 7: it ends with an error, its pages come back behind step 8.
+               3. B borrowed 4 tokens, and the tree's path of B now covers 0 pages: what B computed
+                  over page 10 is worth nothing. It begins again, from the waiting list.
+               4. C goes on.
+    commit(8)  brings tokens for B and C. B has no slot any more, or another than the row names: its
+               token is dropped. C's counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.execution.plan import WorkItem
+from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.recovery import drop_unwritten
+from aioserve.request import FinishReason
+from aioserve.scheduling.books import Books
+from aioserve.scheduling.planner import StepPlanner
+from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.updates import SequenceUpdate
+
+__all__ = ["BrokenRow", "after_bad_rows", "after_failed_planning", "after_failed_step"]
+
+logger = logging.getLogger(__name__)
+
+PageIds = npt.NDArray[np.int32]
+BrokenRow = tuple[SequenceState, int, PageIds]
+"""A sequence whose logits were no numbers, with the slot and the pages that it had."""
+
+
+def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdate]:
+    """Step number `step` failed as a whole: end the sequences in it. Those planned since that took
+    over what it should have written begin again."""
+    memory, page_size = books.memory, books.memory.page_size
+    failed = books.in_flight.pop(step)
+    cut = memory.withdraw(step)
+    for item, (sequence, *_), lease in failed:
+        # A page that it wrote in part may have been completed, and published, by a later step.
+        cut |= memory.forget(lease.namespace, sequence.known_ids, item.start // page_size)
+    for _, (sequence, *_), lease in chain.from_iterable(books.in_flight.values()):
+        # So may a page that it should have copied to the host, and a later step copied back.
+        if lease.inherited_step >= step:
+            first = lease.cached // page_size
+            cut |= memory.forget(lease.namespace, sequence.known_ids, first)
+    books.complete(step)
+    ended = [
+        one
+        for item, family, _ in failed
+        for sequence, slot in zip(family, _slots(item), strict=True)
+        if sequence.slot == slot  # and not ended or begun again since
+        for one in (sequence, *sequence.unborn)
+    ]
+    books.end(ended, publish=False)
+    lost = books.shorten(cut)
+    for sequence in books.sequences.values():
+        swapped = sequence.lease.swapped
+        if swapped is not None and swapped.step >= step:
+            memory.forget_swapped(sequence.lease, books.launched)
+    for sequence in list(books.running):
+        if sequence in lost or sequence.lease.inherited_step >= step:
+            books.begin_again(sequence)
+    return [SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, error) for s in ended]
+
+
+def _slots(item: WorkItem) -> tuple[int, ...]:
+    """Slot of the item's sequence and of those that fork off it."""
+    return tuple([row.slot for row in item.rows]) or (item.slot,)
+
+
+def after_bad_rows(books: Books, broken: list[BrokenRow]) -> None:
+    """Rows of logits were not numbers: end their sequences, and let nobody go on from the KV that
+    may be to blame: all of theirs, but for leading pages over which another has sampled a token."""
+    suspects = [(s, _num_proven_pages(books, s, page_ids)) for s, _, page_ids in broken]
+    books.end([s for s, slot, _ in broken if s.slot == slot], publish=False)
+    while suspects:
+        suspect, num_pages = suspects.pop()
+        namespace = suspect.request.namespace
+        books.shorten(books.memory.forget(namespace, suspect.known_ids, num_pages))
+        proven = capacity_tokens(num_pages, books.memory.page_size)
+        for sequence in list(books.running):
+            if sequence.lease.borrowed > proven and sequence.begins_like(suspect, proven + 1):
+                books.begin_again(sequence)
+                suspects.append((sequence, num_pages))
+
+
+def _num_proven_pages(books: Books, broken: SequenceState, page_ids: PageIds) -> int:
+    """How many of `page_ids`, from the first on, another sequence has sampled over."""
+    most = 0
+    for sequence in books.running:
+        proven = sequence.proven_pages
+        shared = min(len(proven), len(page_ids))
+        if sequence is not broken and shared > most:
+            differing = np.flatnonzero(proven[:shared] != page_ids[:shared])
+            most = max(most, int(differing[0]) if len(differing) else shared)
+    return most
+
+
+def after_failed_planning(
+    books: Books, planner: StepPlanner, error: Exception
+) -> list[SequenceUpdate]:
+    """Something was raised while a step was planned: end the sequence that was being worked on, and
+    no other. What the planner chose before is a step all the same."""
+    culprits = _in_the_middle(books, planner)
+    logger.error(
+        "planning step %d failed at %s; it is ended, and the step goes on without it",
+        planner.step,
+        ", ".join(map(repr, culprits)) or "no sequence",
+        exc_info=error,
+    )
+    updates = [
+        SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, repr(error), cause=error)
+        for s in culprits
+    ]
+    books.lose(culprits, planner.step if planner.items else books.launched)
+    page_size = books.memory.page_size
+    written = [
+        item.page_ids[item.start // page_size : pages_for(item.start + item.count, page_size)]
+        for item, _, _ in planner.items
+    ]
+    lost = books.shorten(drop_unwritten(books.memory, planner.step, written))
+    planner.items = [entry for entry in planner.items if not any(s in lost for s in entry[1])]
+    for sequence in lost:
+        books.begin_again(sequence)
+    return updates
+
+
+def _in_the_middle(books: Books, planner: StepPlanner) -> list[SequenceState]:
+    """The sequence that the planner was working on, and those that were about to fork off it."""
+    culprit = planner.working_on
+    if culprit is None:
+        return []
+    planned = {sequence for _, family, _ in planner.items for sequence in family}
+    return [
+        sequence
+        for sequence in books.sequences.values()
+        if sequence is culprit
+        or (
+            sequence.request is culprit.request
+            and sequence not in planned
+            and (sequence.phase is Phase.UNBORN or sequence.lease.last_step == planner.step)
+        )
+    ]
