@@ -38,7 +38,7 @@ import numpy as np
 
 from aioserve.execution.plan import StepPlan
 from aioserve.simulation.cost import CostTable
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.request import TraceRequest
 
 Times = dict[str, list[float]]
 """Seconds of each request that has them, by "ttft" and "tpot"."""
@@ -180,8 +180,9 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[TraceRequest], int]:
     """The scaled requests that fit the model, at the rate, and how many don't fit."""
-    from aioserve.simulation.synthetic import synthetic_trace
-    from aioserve.simulation.trace_files import at_rate, read_trace, with_scaled_lengths
+    from aioserve.traces.formats import read_trace
+    from aioserve.traces.request import at_rate, with_scaled_lengths
+    from aioserve.traces.synthetic import synthetic_trace
 
     count = options.num_requests
     if options.trace is None:

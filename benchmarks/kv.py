@@ -36,7 +36,8 @@ from aioserve.kv.prefix_tree import PrefixTree
 from aioserve.request import SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.simulation.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_mooncake
+from aioserve.traces.formats import MOONCAKE_BLOCK_TOKENS, read_mooncake
+from aioserve.traces.request import TraceRequest
 
 Ids = npt.NDArray[np.int32]
 

@@ -21,15 +21,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from aioserve.capacity.capacity import capacity_of
+from aioserve.capacity.hardware import hardware_preset
+from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
-from aioserve.simulation.capacity import plan_capacity
-from aioserve.simulation.cost import ModelShape, RooflineCost
-from aioserve.simulation.hardware import hardware_preset
+from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.metrics import Metrics, Targets, metrics_of
-from aioserve.simulation.models import read_model
 from aioserve.simulation.simulator import SimulationResult, simulate
-from aioserve.simulation.trace_files import at_rate, read_trace
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.formats import read_trace
+from aioserve.traces.request import TraceRequest, at_rate
 
 MODEL, HARDWARE = "llama-3-8b", "h100"
 CODE_TARGETS = Targets(ttft_seconds=2.0, tpot_seconds=0.1)
@@ -96,7 +96,7 @@ def run(study: Study, requests: Sequence[TraceRequest], policy: str, rate: float
     cost = RooflineCost(ModelShape.of(model), hardware.times(study.num_devices))
     num_pages = study.num_pages
     if num_pages is None:
-        fits = plan_capacity(
+        fits = capacity_of(
             MODEL, model, gpu_memory_bytes=hardware.memory_bytes, num_gpus=study.num_devices
         )
         num_pages = fits.num_pages

@@ -12,12 +12,12 @@ import argparse
 
 import numpy as np
 
+from aioserve.capacity.hardware import hardware_preset
+from aioserve.capacity.models import ModelShape, read_model
 from aioserve.execution.plan import StepPlan, WorkItem
 from aioserve.request import SamplingParams
-from aioserve.simulation.cost import ModelShape, RooflineCost
-from aioserve.simulation.hardware import hardware_preset
+from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.latency_profile import read_latency_profile
-from aioserve.simulation.models import read_model
 
 CONTEXT_TOKENS = 512 + 64
 """Of a decoding sequence, on average, in the profile: 512 tokens of prompt, 128 of answer."""

@@ -17,6 +17,8 @@ ORDER = (
     "server",
     "testing",
     "simulation",
+    "traces",
+    "capacity",
     "engine",
     "plugins",
     "scheduling",
@@ -38,10 +40,13 @@ ARITHMETIC = "aioserve.kv.pages"
 
 TENSORS = ("torch", "cupy", "triton")
 CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", "random", "secrets")
+SERVING = ("aioserve.engine", "aioserve.plugins", "aioserve.scheduling", "aioserve.execution")
 FORBIDDEN = {
     "scheduling": TENSORS + CLOCKS_AND_IO,
     "kv": TENSORS + CLOCKS_AND_IO,
     "simulation": (*TENSORS, "asyncio", "anyio"),
+    "traces": (*TENSORS, "asyncio", "anyio", *SERVING, "aioserve.capacity"),
+    "capacity": (*TENSORS, "asyncio", "anyio", *SERVING),
     "engine": TENSORS,
     "server": TENSORS,
     "text": TENSORS,
@@ -178,6 +183,8 @@ def test_bundled_policies_use_only_public_names() -> None:
         ("kv", "from torch.nn import functional", "kv must not know torch.nn.functional"),
         ("text", "import torch", "text must not know torch"),
         ("kv", "from . import pages", "relative import ..pages"),
+        ("traces", "from aioserve.scheduling import policy", "traces must not know aioserve.sched"),
+        ("capacity", "from aioserve.traces import request", "capacity imports aioserve.traces"),
         ("scheduling", "import aioserve_plugins.fcfs", "found through its entry point"),
         ("cli", "from aioserve.attic import things", "has no place in the order"),
     ],

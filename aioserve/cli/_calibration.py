@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Grid", "Recorder", "measure_grid", "measure_mixes", "recorded_engine"]
 
-Progress = Callable[[], None]
+OnProgress = Callable[[], None]
 
 STEPS_BETWEEN = 5
 """Tokens that each prompt of the grid is answered with: steps that no request comes or goes in, as
@@ -146,11 +146,11 @@ async def _leaving(engine: Engine) -> AsyncIterator[None]:
         await engine.__aexit__(None, None, None)
 
 
-async def measure_grid(engine: Engine, grid: Grid, seed: int, progress: Progress) -> None:
+async def measure_grid(engine: Engine, grid: Grid, seed: int, on_progress: OnProgress) -> None:
     """One pass over the grid, in an order drawn from `seed`.
 
     For each batch and context, as many sequences decode while prompts of all sizes come one by one,
-    some of which begin with what is cached. `progress` is called after each of
+    some of which begin with what is cached. `on_progress` is called after each of
     `grid.num_rounds` rounds.
     """
     source = np.random.default_rng(seed)
@@ -166,7 +166,7 @@ async def measure_grid(engine: Engine, grid: Grid, seed: int, progress: Progress
                 own = source.integers(vocab_size, size=size)
                 prompt = [*prompts[0, :start].tolist(), *own.tolist()]
                 await _answer(engine, prompt, STEPS_BETWEEN)
-        progress()
+        on_progress()
 
 
 @asynccontextmanager
@@ -191,10 +191,10 @@ async def _decoding(engine: Engine, prompts: Sequence[list[int]]) -> AsyncIterat
 
 
 async def measure_mixes(
-    engine: Engine, num_requests: int, concurrency: int, seed: int, progress: Progress
+    engine: Engine, num_requests: int, concurrency: int, seed: int, on_progress: OnProgress
 ) -> None:
-    """Random requests, `concurrency` at once: steps as they come. `progress` is called after each
-    request."""
+    """Random requests, `concurrency` at once: steps as they come. `on_progress` is called after
+    each request."""
     source = np.random.default_rng(seed)
     limits = engine.limits
     lengths = 2 ** source.uniform(2, math.log2(limits.max_model_len // 2), num_requests)
@@ -204,7 +204,7 @@ async def measure_mixes(
     async def worker() -> None:
         for length, output in queue:
             await _answer(engine, source.integers(limits.vocab_size, size=length).tolist(), output)
-            progress()
+            on_progress()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):

@@ -92,11 +92,11 @@ async def _measured(
     async with recorded_engine(model, **options | {"max_num_seqs": seats}) as (engine, recorder):
         grid = Grid.up_to(options["max_num_batched_tokens"], seats - 1, engine.limits.max_model_len)
         fitted, held_out = [], []
-        with _bar(passes * (grid.num_rounds + MIXED_REQUESTS)) as progress:
+        with _bar(passes * (grid.num_rounds + MIXED_REQUESTS)) as on_progress:
             for number in range(passes):
-                await measure_grid(engine, grid, seed + number, progress)
+                await measure_grid(engine, grid, seed + number, on_progress)
                 fitted += recorder.take()
-                await measure_mixes(engine, MIXED_REQUESTS, seats, seed + number, progress)
+                await measure_mixes(engine, MIXED_REQUESTS, seats, seed + number, on_progress)
                 held_out += recorder.take()
         found = engine.dump()["model"]["dtype"]
     table = fit_table(fitted, grid.prefill_tokens, grid.decode_batch)

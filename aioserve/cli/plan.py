@@ -12,7 +12,7 @@ from aioserve.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from aioserve.simulation.capacity import CapacityPlan
+    from aioserve.capacity.capacity import Capacity
 
 __all__ = ["plan"]
 
@@ -49,15 +49,15 @@ def plan(
         page_size: Tokens of a KV page.
         json: Print JSON instead of tables.
     """
-    from aioserve.simulation.capacity import GIB, plan_capacity
-    from aioserve.simulation.models import read_model
+    from aioserve.capacity.capacity import GIB, capacity_of
+    from aioserve.capacity.models import read_model
 
     if not 0 < gpu_memory_gib <= MAX_GPU_MEMORY_GIB:
         raise ConfigError(
             f"gpu_memory_gib must be a number above 0 and at most {MAX_GPU_MEMORY_GIB}, "
             f"got {gpu_memory_gib}"
         )
-    found = plan_capacity(
+    found = capacity_of(
         model,
         read_model(model),
         dtype=dtype,
@@ -84,7 +84,7 @@ def tokens_of(text: str) -> int:
     return int(digits) * (1 if digits == text else 1024)
 
 
-def _print_tables(found: CapacityPlan) -> None:
+def _print_tables(found: Capacity) -> None:
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
@@ -101,7 +101,7 @@ def _print_tables(found: CapacityPlan) -> None:
         console.print(f"\n{trouble}", soft_wrap=True)
 
 
-def _memory(found: CapacityPlan) -> Table:
+def _memory(found: Capacity) -> Table:
     from rich.table import Table
 
     several = found.num_gpus > 1
@@ -128,7 +128,7 @@ def _memory(found: CapacityPlan) -> Table:
     return table
 
 
-def _requests(found: CapacityPlan) -> Table:
+def _requests(found: Capacity) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -144,7 +144,7 @@ def _requests(found: CapacityPlan) -> Table:
     return table
 
 
-def _trouble(found: CapacityPlan) -> str:
+def _trouble(found: Capacity) -> str:
     """Why not every row has a request that fits, and what would help."""
     if found.contexts[-1].concurrent_requests:
         return ""

@@ -20,11 +20,11 @@ from aioserve.errors import ConfigError
 if TYPE_CHECKING:
     from aioserve.simulation.cost import CostModel
     from aioserve.simulation.metrics import Metrics, Targets
-    from aioserve.simulation.traces import TraceRequest
+    from aioserve.traces.request import TraceRequest
 
 __all__ = ["SimulateOptions", "simulate"]
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 WIDTH_OF_FILES = 10_000
 
 
@@ -118,7 +118,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     drawn: list[PolicyRun] = []
     for name, (policy, eviction) in chosen.items():
         timeline = None if options.report is None else Timeline()
-        with _bar(name) as progress:
+        with _bar(name) as on_progress:
             result = run(
                 requests,
                 policy,
@@ -133,7 +133,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
                 ttft_target_seconds=options.ttft_target_seconds,
                 tpot_target_seconds=options.tpot_target_seconds,
                 timeline=timeline,
-                progress=progress,
+                on_progress=on_progress,
             )
         found[name] = metrics_of(result, targets)
         if timeline is not None:
@@ -162,8 +162,9 @@ def _check(options: SimulateOptions) -> None:
 
 
 def _requests(trace: Path | None, options: SimulateOptions) -> list[TraceRequest]:
-    from aioserve.simulation.synthetic import synthetic_trace
-    from aioserve.simulation.trace_files import at_rate, read_trace, with_scaled_lengths
+    from aioserve.traces.formats import read_trace
+    from aioserve.traces.request import at_rate, with_scaled_lengths
+    from aioserve.traces.synthetic import synthetic_trace
 
     count = options.num_requests
     if count is not None and count < 1:
@@ -195,10 +196,10 @@ def _targets(options: SimulateOptions) -> Targets | None:
 
 
 def _cost(options: SimulateOptions) -> CostModel:
-    from aioserve.simulation.cost import ModelShape, RooflineCost
-    from aioserve.simulation.hardware import hardware_preset
+    from aioserve.capacity.hardware import hardware_preset
+    from aioserve.capacity.models import ModelShape, read_model
+    from aioserve.simulation.cost import RooflineCost
     from aioserve.simulation.latency_profile import read_cost
-    from aioserve.simulation.models import read_model
 
     if options.cost_table is not None:
         return read_cost(options.cost_table)
@@ -207,9 +208,9 @@ def _cost(options: SimulateOptions) -> CostModel:
 
 
 def _num_pages(options: SimulateOptions) -> int | None:
-    from aioserve.simulation.capacity import plan_capacity
-    from aioserve.simulation.hardware import hardware_preset
-    from aioserve.simulation.models import read_model
+    from aioserve.capacity.capacity import capacity_of
+    from aioserve.capacity.hardware import hardware_preset
+    from aioserve.capacity.models import read_model
 
     if options.unbounded_cache:
         if options.num_pages is not None:
@@ -217,7 +218,7 @@ def _num_pages(options: SimulateOptions) -> int | None:
         return None
     if options.num_pages is not None:
         return options.num_pages
-    capacity = plan_capacity(
+    capacity = capacity_of(
         options.model,
         read_model(options.model),
         gpu_memory_bytes=hardware_preset(options.hardware).memory_bytes,
@@ -233,8 +234,8 @@ def _num_pages(options: SimulateOptions) -> int | None:
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Progress | None]:
-    """A progress callback `(done, total)` drawing on stderr; None when stderr is no terminal."""
+def _bar(name: str) -> Iterator[OnProgress | None]:
+    """A callback `(done, total)` that draws on stderr; None when stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""Workloads, recorded or made up, as the scheduler and the KV memory would see them.
+"""Traces run through the real scheduler and KV memory on a virtual clock, and what came of it.
 
 Knows neither asyncio nor torch: what is here runs on a machine without a model.
 """

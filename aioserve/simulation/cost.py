@@ -14,17 +14,15 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
+from aioserve.capacity.hardware import Hardware
+from aioserve.capacity.models import ModelShape
 from aioserve.errors import ConfigError
 from aioserve.execution.plan import CopyKind, StepPlan
-from aioserve.models.config import DecoderConfig
-from aioserve.simulation.hardware import Hardware
-from aioserve.simulation.models import count_parameters
 
 __all__ = [
     "CostModel",
     "CostTable",
     "CostTableFile",
-    "ModelShape",
     "RooflineCost",
     "StepLoad",
     "place_on",
@@ -36,40 +34,6 @@ class CostModel(Protocol):
     def step_seconds(self, plan: StepPlan) -> float:
         """Seconds, more than 0, from the launch of a step to its tokens."""
         ...
-
-
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cost of a decoder's step depends on."""
-
-    layer_params: int
-    """Weights of the layers: every token is multiplied with them."""
-    head_params: int
-    """Weights of the output head: tokens that are sampled from are."""
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    bytes_per_value: int = 2
-    """Of weights, keys and values."""
-
-    @classmethod
-    def of(cls, config: DecoderConfig) -> ModelShape:
-        """The shape of a decoder in its own precision, or in bfloat16 where it doesn't tell."""
-        count = count_parameters(config)
-        return cls(
-            layer_params=count.matrices + count.vectors,
-            head_params=config.vocab_size * config.hidden_size,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            bytes_per_value=4 if config.dtype == "float32" else 2,
-        )
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_value
 
 
 class RooflineCost:

@@ -31,7 +31,7 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.cost import CostModel
 from aioserve.simulation.fairness import ServiceGap
 from aioserve.simulation.timeline import Timeline
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.request import TraceRequest
 
 __all__ = ["Ending", "RequestRecord", "SimulationResult", "simulate"]
 
@@ -114,14 +114,14 @@ def simulate(
     ttft_target_seconds: float | None = None,
     tpot_target_seconds: float | None = None,
     timeline: Timeline | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
     """Run `trace` to its end under a fresh `policy`.
 
     Options are those of `Engine`, but `eviction` is the name of a native strategy or an object;
     `num_pages=None` is memory without a limit. Each request has its client as its tenant, and the
     targets as its own, for the policy to see. An answer has at least one token, whatever the trace
-    says. `timeline`, an empty one, takes down every step. `progress(done, total)` is told of
+    says. `timeline`, an empty one, takes down every step. `on_progress(done, total)` is told of
     requests that have ended, at most once a step. Raises `ConfigError` for options that make no
     sense.
     """
@@ -159,7 +159,7 @@ def simulate(
         output_reserve_tokens=output_reserve_tokens,
     )
     targets = (ttft_target_seconds, tpot_target_seconds)
-    result = _Run(ordered, scheduler, cost, overlap, targets, timeline, progress).result()
+    result = _Run(ordered, scheduler, cost, overlap, targets, timeline, on_progress).result()
     return msgspec.structs.replace(result, unbounded=unbounded)
 
 
@@ -174,13 +174,13 @@ class _Run:
         overlap: bool,
         targets: tuple[float | None, float | None],
         timeline: Timeline | None,
-        progress: Callable[[int, int], None] | None,
+        on_progress: Callable[[int, int], None] | None,
     ) -> None:
         self.scheduler = scheduler
         self.cost = cost
         self.ttft_target_seconds, self.tpot_target_seconds = targets
         self.timeline = timeline
-        self.progress = progress
+        self.on_progress = on_progress
         self.records = [RequestRecord(request) for request in ordered]
         self.now = ordered[0].arrival_seconds if ordered else 0.0
         self.max_in_flight = 2 if overlap else 1
@@ -227,8 +227,8 @@ class _Run:
                 break
             else:
                 raise InvariantError(f"{len(self.active)} requests wait, and nothing is planned")
-            if self.progress is not None:
-                self.progress(self.ended, len(self.records))
+            if self.on_progress is not None:
+                self.on_progress(self.ended, len(self.records))
         counters, memory = self.scheduler.counters, self.scheduler.memory
         return SimulationResult(
             tuple(self.records),

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aioserve.capacity.hardware import hardware_preset
+from aioserve.capacity.models import ModelShape, read_model
 from aioserve.errors import TraceError
 from aioserve.kv.eviction import Eviction
 from aioserve.plugins import PluginRegistry
 from aioserve.scheduling.policy import SchedulingPolicy
-from aioserve.simulation.cost import CostModel, ModelShape, RooflineCost
-from aioserve.simulation.hardware import hardware_preset
+from aioserve.simulation.cost import CostModel, RooflineCost
 from aioserve.simulation.metrics import Metrics, Targets, metrics_of
-from aioserve.simulation.models import read_model
 from aioserve.simulation.simulator import simulate
-from aioserve.simulation.synthetic import WORKLOADS, synthetic_trace
-from aioserve.simulation.trace_files import read_trace
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.formats import read_trace
+from aioserve.traces.request import TraceRequest
+from aioserve.traces.synthetic import WORKLOADS, synthetic_trace
 
 __all__ = ["replay"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.simulation.models import PRESETS
+from aioserve.capacity.models import PRESETS
 from tests.cli.command import Run
 
 ROOT = Path(__file__).resolve().parents[2]

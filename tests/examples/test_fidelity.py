@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.request import TraceRequest
 from tests.parity import tiny_models
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "fidelity.py"

@@ -13,7 +13,8 @@ import pytest
 
 from aioserve.kv.page_pool import NO_STEP, PagePool
 from aioserve.kv.prefix_tree import PrefixTree
-from aioserve.simulation.traces import TraceRequest, read_agentic, read_mooncake
+from aioserve.traces.formats import read_agentic, read_mooncake
+from aioserve.traces.request import TraceRequest
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 

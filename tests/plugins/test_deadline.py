@@ -10,8 +10,8 @@ from aioserve import ConfigError
 from aioserve.execution.plan import StepPlan
 from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.simulator import Ending, simulate
-from aioserve.simulation.synthetic import synthetic_trace
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.request import TraceRequest
+from aioserve.traces.synthetic import synthetic_trace
 from aioserve_plugins.deadline import WARM_UP_STEPS, Deadline
 from aioserve_plugins.fcfs import FirstComeFirstServed
 from tests.scheduling.bench import Bench, work

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from aioserve.capacity.hardware import hardware_preset
+from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
-from aioserve.simulation.cost import ModelShape, RooflineCost
-from aioserve.simulation.hardware import hardware_preset
+from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.metrics import Metrics, Targets, metrics_of
-from aioserve.simulation.models import read_model
 from aioserve.simulation.simulator import simulate
-from aioserve.simulation.trace_files import at_rate, read_trace
+from aioserve.traces.formats import read_trace
+from aioserve.traces.request import at_rate
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 LLAMA_8B_PAGES_ON_H100 = 27_439

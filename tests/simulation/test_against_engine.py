@@ -21,8 +21,8 @@ from aioserve import Engine, SamplingParams, TokenStream
 from aioserve.execution.plan import StepPlan
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.simulator import simulate as simulate_trace
-from aioserve.simulation.traces import TraceRequest
 from aioserve.testing import FakeModel, simulate
+from aioserve.traces.request import TraceRequest
 
 PAGE_SIZE = 4
 MAX_MODEL_LEN = 48

@@ -8,18 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aioserve.capacity.hardware import Hardware
+from aioserve.capacity.models import ModelShape
 from aioserve.errors import ConfigError
 from aioserve.execution.plan import CopyKind, PageCopy, StepPlan, WorkItem
 from aioserve.request import SamplingParams
-from aioserve.simulation.cost import (
-    CostTable,
-    ModelShape,
-    RooflineCost,
-    StepLoad,
-    read_cost_table,
-)
-from aioserve.simulation.hardware import PRESETS, Hardware, hardware_preset
-from aioserve.simulation.models import read_model
+from aioserve.simulation.cost import CostTable, RooflineCost, StepLoad, read_cost_table
 
 MODEL = ModelShape(
     layer_params=900,
@@ -64,26 +58,6 @@ def test_forks_only_sample_and_copies_move_memory() -> None:
     assert cost.step_seconds(step((9, 1), (10, 0))) == 0.5 + (4560 + 200) * 1e-6
     copies = (PageCopy(CopyKind.DEVICE, 0, 1, 3), PageCopy(CopyKind.TO_HOST, 0, 1, 4))
     assert cost.step_seconds(step((9, 1), copies=copies)) == 0.5 + (3408 + 1280) * 1e-6
-
-
-def test_several_devices_share_a_step() -> None:
-    four = MACHINE.times(4)
-    assert (four.flops_per_second, four.bytes_per_second) == (4e6, 4e6)
-    assert (four.memory_bytes, four.step_seconds, four.num_devices) == (4 * 10**9, 0.5, 4)
-    with pytest.raises(ConfigError, match="num_devices must be at least 1, got 0"):
-        MACHINE.times(0)
-
-
-def test_a_known_models_shape_is_that_of_its_weights() -> None:
-    shape = ModelShape.of(read_model("llama-3-8b"))
-    assert shape.layer_params + 2 * shape.head_params == 8_030_261_248
-    assert shape.kv_bytes_per_token == 131_072
-
-
-def test_presets_are_found_by_name() -> None:
-    assert hardware_preset("h100").memory_bytes == 80 * 10**9
-    with pytest.raises(ConfigError, match=f"no hardware 'tpu'; there are: {', '.join(PRESETS)}"):
-        hardware_preset("tpu")
 
 
 TABLE = {

@@ -12,7 +12,7 @@ from aioserve.errors import ConfigError
 from aioserve.simulation.fairness import ServiceGap
 from aioserve.simulation.metrics import Targets, block_hits, metrics_of
 from aioserve.simulation.simulator import Ending, RequestRecord, SimulationResult
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.request import TraceRequest
 
 
 def record(

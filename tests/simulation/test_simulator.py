@@ -18,7 +18,7 @@ from aioserve.kv.pages import capacity_tokens
 from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.simulator import Ending, SimulationResult, simulate
 from aioserve.simulation.timeline import Span, Timeline
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.request import TraceRequest
 
 
 class LinearCost:
@@ -329,7 +329,7 @@ def test_a_request_that_was_refused_has_waited_until_then() -> None:
 
 def test_progress_counts_up_to_the_end() -> None:
     seen: list[tuple[int, int]] = []
-    run([asking(n, n, 5, 2) for n in range(3)], progress=lambda *now: seen.append(now))
+    run([asking(n, n, 5, 2) for n in range(3)], on_progress=lambda *now: seen.append(now))
     assert seen == sorted(seen)
     assert seen[-1] == (3, 3)
 

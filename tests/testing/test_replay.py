@@ -12,9 +12,9 @@ import pytest
 from aioserve import PageUse, RequestView, SchedulerView, SchedulingPolicy
 from aioserve.errors import ConfigError, TraceError, UnknownPolicyError
 from aioserve.execution.plan import StepPlan
-from aioserve.simulation.synthetic import synthetic_trace
-from aioserve.simulation.traces import TraceRequest
 from aioserve.testing import replay
+from aioserve.traces.request import TraceRequest
+from aioserve.traces.synthetic import synthetic_trace
 
 
 class ShortestFirst(SchedulingPolicy):

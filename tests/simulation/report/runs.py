@@ -10,7 +10,7 @@ from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.report import PolicyRun
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.request import TraceRequest
 
 __all__ = ["asking", "run_of"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aioserve.errors import ConfigError
-from aioserve.simulation.synthetic import WORKLOADS, synthetic_trace
+from aioserve.traces.synthetic import WORKLOADS, synthetic_trace
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

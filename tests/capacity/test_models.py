@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from aioserve import assets
+from aioserve.capacity.models import PRESETS, ModelShape, count_parameters, read_model
 from aioserve.errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from aioserve.models.config import DecoderConfig
-from aioserve.simulation.models import PRESETS, count_parameters, read_model
 
 PUBLISHED_BILLIONS = {
     "llama-3-1b": 1.24,
@@ -130,3 +130,9 @@ def test_a_config_that_is_no_config_is_refused_by_file_and_field(tmp_path: Path)
     file.write_text("{")
     with pytest.raises(ModelError, match=r"config\.json: not valid JSON"):
         read_model(str(file))
+
+
+def test_a_known_models_shape_is_that_of_its_weights() -> None:
+    shape = ModelShape.of(read_model("llama-3-8b"))
+    assert shape.layer_params + 2 * shape.head_params == 8_030_261_248
+    assert shape.kv_bytes_per_token == 131_072

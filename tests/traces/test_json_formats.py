@@ -1,4 +1,4 @@
-"""Traces: what a file says is what is read, and equal blocks are equal tokens."""
+"""Formats with a JSON value a line: what a file says is what is read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aioserve.errors import TraceError
-from aioserve.simulation.traces import TraceRequest, read_agentic, read_mooncake
+from aioserve.traces.formats import read_agentic, read_mooncake
+from aioserve.traces.request import TraceRequest
 
 
 def mooncake_row(**changes: Any) -> dict[str, Any]:
@@ -74,52 +72,6 @@ def test_sessions_are_read_with_their_sub_agents_in_session_time(tmp_path: Path)
     assert [(r.prompt_tokens, r.output_tokens) for r in requests[:2]] == [(70, 3), (64, 3)]
 
 
-BLOCK = 4
-
-
-@given(
-    prompts=st.lists(
-        st.tuples(st.lists(st.integers(0, 5), max_size=5, unique=True), st.integers(1 - BLOCK, 3)),
-        min_size=2,
-        max_size=6,
-    )
-)
-def test_blocks_are_equal_just_where_their_ids_are(prompts: list[tuple[list[int], int]]) -> None:
-    seen: dict[tuple[int, ...], int] = {}
-    rests = set()
-    for number, (ids, more) in enumerate(prompts):
-        length = max(len(ids) * BLOCK + more, 1)
-        tokens = TraceRequest(number, 0.0, length, 1, tuple(ids), BLOCK).prompt_ids()
-        assert (tokens.dtype, tokens.shape) == (np.int32, (length,))
-        assert tokens.flags.c_contiguous
-        for index, id in enumerate(ids):
-            block = tuple(tokens[index * BLOCK : (index + 1) * BLOCK].tolist())
-            full = tuple(range(id * BLOCK, (id + 1) * BLOCK))
-            assert block == full[: len(block)]
-            seen[full] = id
-        rest = set(tokens[len(ids) * BLOCK :].tolist())
-        assert rests.isdisjoint(rest)
-        rests |= rest
-    of_blocks = [token for block in seen for token in block]
-    assert len(of_blocks) == len(set(of_blocks))
-    assert rests.isdisjoint(of_blocks)
-
-
-def test_an_id_too_large_for_int32_tokens_is_refused(tmp_path: Path) -> None:
-    last = (2**31 - 1) // 512 - 1
-    tokens = TraceRequest(0, 0.0, 512, 1, (last,), 512).prompt_ids()
-    assert tokens[-1] == last * 512 + 511
-    # 2**55 * 512 is 0 in int64, and 2**23 * 512 in int32.
-    for block_id in (last + 1, -1, 2**23, -(2**23), 2**55, 2**63, 2**200):
-        message = f"request 3: block_ids must be 0 to {last} with blocks of 512 .*, got {block_id}$"
-        with pytest.raises(TraceError, match=message):
-            TraceRequest(3, 0.0, 1024, 1, (0, block_id), 512).prompt_ids()
-    row = mooncake_row(input_length=1024, hash_ids=[0, 2**55])
-    path = written(tmp_path / "trace.jsonl", mooncake_row(), row)
-    with pytest.raises(TraceError, match=rf"trace.jsonl:2: block_ids must be .*, got {2**55}$"):
-        read_mooncake(path)
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -171,4 +123,11 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
         read_mooncake(path)
     path.write_bytes(b"plain text")
     with pytest.raises(TraceError, match="not a whole gzip file"):
+        read_mooncake(path)
+
+
+def test_an_id_too_large_for_int32_tokens_is_named_with_its_line(tmp_path: Path) -> None:
+    row = mooncake_row(input_length=1024, hash_ids=[0, 2**55])
+    path = written(tmp_path / "trace.jsonl", mooncake_row(), row)
+    with pytest.raises(TraceError, match=rf"trace.jsonl:2: block_ids must be .*, got {2**55}$"):
         read_mooncake(path)

@@ -14,20 +14,20 @@ from collections.abc import Sequence
 
 import msgspec
 
+from aioserve.capacity.models import ParameterCount, count_parameters
 from aioserve.config import PAGE_SIZES
 from aioserve.errors import ConfigError
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.models.config import DecoderConfig
-from aioserve.simulation.models import ParameterCount, count_parameters
 
 __all__ = [
     "GIB",
     "KV_PRECISIONS",
     "PRECISIONS",
-    "CapacityPlan",
-    "ContextPlan",
+    "Capacity",
+    "ContextCapacity",
+    "capacity_of",
     "kv_bytes_per_token",
-    "plan_capacity",
     "weight_bytes",
 ]
 
@@ -42,7 +42,7 @@ INT4_GROUP_BITS = 16 + 4
 DEFAULT_CONTEXTS = (4096, 32_768, 131_072)
 
 
-class ContextPlan(msgspec.Struct, frozen=True, kw_only=True):
+class ContextCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one length."""
 
     context_tokens: int
@@ -54,7 +54,7 @@ class ContextPlan(msgspec.Struct, frozen=True, kw_only=True):
     """That fit at the same time."""
 
 
-class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's memory goes to. Bytes are in all, unless the name says per GPU."""
 
     model: str
@@ -80,7 +80,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A page is spread over all GPUs, so each of them has as many."""
     capacity_tokens: int
     """That the pages hold."""
-    contexts: tuple[ContextPlan, ...]
+    contexts: tuple[ContextCapacity, ...]
     fewest_gpus: int | None
     """How many such GPUs hold the weights and one request of the longest context. None: no number
     that divides the KV heads does."""
@@ -120,7 +120,7 @@ def kv_bytes_per_token(config: DecoderConfig, dtype: str, num_gpus: int = 1) -> 
     return values * BITS[dtype] // 8
 
 
-def plan_capacity(
+def capacity_of(
     model: str,
     config: DecoderConfig,
     *,
@@ -131,7 +131,7 @@ def plan_capacity(
     num_gpus: int = 1,
     memory_utilization: float = 0.9,
     page_size: int = 16,
-) -> CapacityPlan:
+) -> Capacity:
     """What fits. `model` is a name for the result and for messages.
 
     dtype: "auto" is what config.json says, or bfloat16 where it says nothing.
@@ -165,7 +165,7 @@ def plan_capacity(
     gpu_token_bytes = kv_bytes_per_token(config, kv_dtype, num_gpus)
     gpu_weight_bytes = weight_bytes(count, dtype, num_gpus)
     num_pages = pages_on(num_gpus)
-    return CapacityPlan(
+    return Capacity(
         model=model,
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -189,9 +189,9 @@ def plan_capacity(
     )
 
 
-def _context(tokens: int, page_size: int, token_bytes: int, num_pages: int) -> ContextPlan:
+def _context(tokens: int, page_size: int, token_bytes: int, num_pages: int) -> ContextCapacity:
     pages = pages_for(tokens, page_size)
-    return ContextPlan(
+    return ContextCapacity(
         context_tokens=tokens,
         kv_bytes_per_request=capacity_tokens(pages, page_size) * token_bytes,
         pages_per_request=pages,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from aioserve.errors import ConfigError
-from aioserve.simulation.traces import TraceRequest
+from aioserve.traces.request import TraceRequest
 
 __all__ = ["WORKLOADS", "synthetic_trace"]
 

@@ -17,7 +17,7 @@ from aioserve.models.fields import read_json
 from aioserve.models.layout import layout_of
 from aioserve.models.resolve import resolve
 
-__all__ = ["PRESETS", "ParameterCount", "count_parameters", "read_model"]
+__all__ = ["PRESETS", "ModelShape", "ParameterCount", "count_parameters", "read_model"]
 
 
 class ParameterCount(msgspec.Struct, frozen=True):
@@ -34,6 +34,40 @@ class ParameterCount(msgspec.Struct, frozen=True):
     @property
     def total(self) -> int:
         return self.embeddings + self.matrices + self.vectors
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cost of a decoder's step depends on."""
+
+    layer_params: int
+    """Weights of the layers: every token is multiplied with them."""
+    head_params: int
+    """Weights of the output head: tokens that are sampled from are."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    bytes_per_value: int = 2
+    """Of weights, keys and values."""
+
+    @classmethod
+    def of(cls, config: DecoderConfig) -> ModelShape:
+        """The shape of a decoder in its own precision, or in bfloat16 where it doesn't tell."""
+        count = count_parameters(config)
+        return cls(
+            layer_params=count.matrices + count.vectors,
+            head_params=config.vocab_size * config.hidden_size,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bytes_per_value=4 if config.dtype == "float32" else 2,
+        )
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_value
 
 
 def read_model(name: str) -> DecoderConfig:

@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.errors import ConfigError
-from aioserve.models.config import DecoderConfig
-from aioserve.simulation.capacity import (
+from aioserve.capacity.capacity import (
     GIB,
     KV_PRECISIONS,
     PRECISIONS,
-    CapacityPlan,
+    Capacity,
+    capacity_of,
     kv_bytes_per_token,
-    plan_capacity,
     weight_bytes,
 )
-from aioserve.simulation.models import PRESETS, ParameterCount, count_parameters, read_model
+from aioserve.capacity.models import PRESETS, ParameterCount, count_parameters, read_model
+from aioserve.errors import ConfigError
+from aioserve.models.config import DecoderConfig
 
 MODELS = {name: read_model(name) for name in PRESETS}
 
 
-def planned(model: str, **options: Any) -> CapacityPlan:
-    return plan_capacity(model, MODELS[model], **options)
+def sized(model: str, **options: Any) -> Capacity:
+    return capacity_of(model, MODELS[model], **options)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def planned(model: str, **options: Any) -> CapacityPlan:
 def test_kv_per_request_is_that_of_the_known_table(
     model: str, at_4k: float, at_128k: float
 ) -> None:
-    rows = {row.context_tokens: row for row in planned(model).contexts}
+    rows = {row.context_tokens: row for row in sized(model).contexts}
     assert round(rows[4096].kv_bytes_per_request / GIB, 2) == at_4k
     assert rows[131_072].kv_bytes_per_request == at_128k * GIB
 
@@ -43,7 +43,7 @@ def test_kv_per_request_is_that_of_the_known_table(
 def test_quantised_weights_keep_embeddings_head_and_norms_in_16_bits() -> None:
     layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
     others = 2 * 128_256 * 4096 + (2 * 32 + 1) * 4096
-    taken = {dtype: planned("llama-3-8b", dtype=dtype).weight_bytes for dtype in PRECISIONS}
+    taken = {dtype: sized("llama-3-8b", dtype=dtype).weight_bytes for dtype in PRECISIONS}
     assert taken["float32"] == 4 * (layers + others)
     assert taken["bfloat16"] == taken["float16"] == 2 * (layers + others)
     assert taken["fp8"] == taken["int8"] == layers + 2 * others
@@ -57,7 +57,7 @@ def test_int4_weights_are_counted_with_their_scales() -> None:
 
 
 def test_kv_of_8_bits_takes_half() -> None:
-    whole, half = planned("llama-3-8b"), planned("llama-3-8b", kv_dtype="fp8")
+    whole, half = sized("llama-3-8b"), sized("llama-3-8b", kv_dtype="fp8")
     assert (whole.kv_bytes_per_token, half.kv_bytes_per_token) == (131_072, 65_536)
     assert half.num_pages == pytest.approx(2 * whole.num_pages, abs=1)
 
@@ -65,26 +65,26 @@ def test_kv_of_8_bits_takes_half() -> None:
 def test_layers_with_a_window_count_in_full() -> None:
     sliding = DecoderConfig.from_dict(PRESETS["mistral-7b"] | {"sliding_window": 4096})
     assert any(sliding.windows)
-    assert plan_capacity("mistral-7b", sliding) == planned("mistral-7b")
+    assert capacity_of("mistral-7b", sliding) == sized("mistral-7b")
 
 
 def test_auto_is_what_the_config_says() -> None:
     config = MODELS["llama-3-8b"]
-    chosen = planned("llama-3-8b", dtype="auto")
+    chosen = sized("llama-3-8b", dtype="auto")
     assert (chosen.dtype, chosen.kv_dtype) == ("bfloat16", "bfloat16")
-    assert planned("llama-3-8b", dtype="float32").kv_dtype == "float32"
+    assert sized("llama-3-8b", dtype="float32").kv_dtype == "float32"
     for quantised in ("fp8", "int8", "int4"):
-        assert planned("llama-3-8b", dtype=quantised).kv_dtype == "bfloat16"
+        assert sized("llama-3-8b", dtype=quantised).kv_dtype == "bfloat16"
     unsaid = DecoderConfig.from_dict(
         {key: value for key, value in PRESETS["llama-3-8b"].items() if key != "torch_dtype"}
     )
     assert (config.dtype, unsaid.dtype) == ("bfloat16", None)
-    assert plan_capacity("m", unsaid).dtype == "bfloat16"
+    assert capacity_of("m", unsaid).dtype == "bfloat16"
 
 
 def test_gpus_share_matrices_and_kv_heads_and_repeat_norms() -> None:
     count = count_parameters(MODELS["llama-3-70b"])
-    one, four = planned("llama-3-70b"), planned("llama-3-70b", num_gpus=4)
+    one, four = sized("llama-3-70b"), sized("llama-3-70b", num_gpus=4)
     assert 4 * four.kv_bytes_per_token_per_gpu == four.kv_bytes_per_token == one.kv_bytes_per_token
     shared = 2 * (count.matrices + count.embeddings)
     assert four.weight_bytes_per_gpu == shared // 4 + 2 * count.vectors
@@ -94,23 +94,23 @@ def test_gpus_share_matrices_and_kv_heads_and_repeat_norms() -> None:
 
 
 def test_how_many_gpus_would_do_is_told() -> None:
-    assert planned("llama-3-8b").fewest_gpus == 1
-    assert planned("llama-3-70b").fewest_gpus == 4
-    assert planned("llama-3-70b", contexts=[4096]).fewest_gpus == 2
-    assert planned("llama-3-405b").fewest_gpus is None
-    assert planned("llama-3-405b", dtype="fp8").fewest_gpus == 8
+    assert sized("llama-3-8b").fewest_gpus == 1
+    assert sized("llama-3-70b").fewest_gpus == 4
+    assert sized("llama-3-70b", contexts=[4096]).fewest_gpus == 2
+    assert sized("llama-3-405b").fewest_gpus is None
+    assert sized("llama-3-405b", dtype="fp8").fewest_gpus == 8
 
 
 def test_a_request_takes_whole_pages() -> None:
-    plan = planned("llama-3-8b", contexts=[17, 1], page_size=16)
-    assert [row.context_tokens for row in plan.contexts] == [1, 17]
-    assert [row.pages_per_request for row in plan.contexts] == [1, 2]
-    assert plan.contexts[1].kv_bytes_per_request == 32 * plan.kv_bytes_per_token
+    found = sized("llama-3-8b", contexts=[17, 1], page_size=16)
+    assert [row.context_tokens for row in found.contexts] == [1, 17]
+    assert [row.pages_per_request for row in found.contexts] == [1, 2]
+    assert found.contexts[1].kv_bytes_per_request == 32 * found.kv_bytes_per_token
 
 
 def test_contexts_end_where_the_models_does() -> None:
     def lengths(model: str) -> list[int]:
-        return [row.context_tokens for row in planned(model).contexts]
+        return [row.context_tokens for row in sized(model).contexts]
 
     assert lengths("llama-3-8b") == [4096, 32_768, 131_072]
     assert lengths("qwen3-8b") == [4096, 32_768, 40_960]
@@ -137,7 +137,7 @@ def test_what_is_said_to_fit_fits_and_no_request_more(
     page_size: int,
     context: int,
 ) -> None:
-    plan = planned(
+    found = sized(
         model,
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -147,21 +147,21 @@ def test_what_is_said_to_fit_fits_and_no_request_more(
         page_size=page_size,
         contexts=[context],
     )
-    room = max(0, memory - plan.weight_bytes_per_gpu) * utilization
-    assert plan.num_pages * plan.page_bytes_per_gpu <= room
-    assert (plan.num_pages + 1) * plan.page_bytes_per_gpu > room - 1
-    assert plan.capacity_tokens == plan.num_pages * page_size
-    (row,) = plan.contexts
+    room = max(0, memory - found.weight_bytes_per_gpu) * utilization
+    assert found.num_pages * found.page_bytes_per_gpu <= room
+    assert (found.num_pages + 1) * found.page_bytes_per_gpu > room - 1
+    assert found.capacity_tokens == found.num_pages * page_size
+    (row,) = found.contexts
     assert row.pages_per_request * page_size >= context > (row.pages_per_request - 1) * page_size
     assert row.kv_bytes_per_request == (
-        row.pages_per_request * plan.page_bytes_per_gpu * plan.num_gpus
+        row.pages_per_request * found.page_bytes_per_gpu * found.num_gpus
     )
-    assert row.concurrent_requests * row.pages_per_request <= plan.num_pages
-    assert (row.concurrent_requests + 1) * row.pages_per_request > plan.num_pages
+    assert row.concurrent_requests * row.pages_per_request <= found.num_pages
+    assert (row.concurrent_requests + 1) * row.pages_per_request > found.num_pages
     if row.concurrent_requests:
-        assert plan.weights_fit
-        assert plan.fewest_gpus is not None
-        assert plan.fewest_gpus <= num_gpus
+        assert found.weights_fit
+        assert found.fewest_gpus is not None
+        assert found.fewest_gpus <= num_gpus
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_what_makes_no_sense_is_refused_by_argument_value_and_limit(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        planned("llama-3-8b", **options)
+        sized("llama-3-8b", **options)
 
 
 def test_the_parts_of_the_sum_refuse_what_they_do_not_know() -> None:

@@ -1,4 +1,4 @@
-"""Traces with a header line, the format of any file, and traces at another rate or scale."""
+"""Formats with a header line, and which format a file has."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.errors import ConfigError, TraceError
-from aioserve.simulation.csv_traces import read_azure, read_servegen
-from aioserve.simulation.trace_files import at_rate, read_trace, with_scaled_lengths
-from aioserve.simulation.traces import TraceRequest
+from aioserve.errors import TraceError
+from aioserve.traces.formats import read_azure, read_servegen, read_trace
+from aioserve.traces.request import TraceRequest
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AZURE_SECONDS = "arrival_s,context_tokens,generated_tokens\n"
@@ -211,39 +210,3 @@ def test_other_files_are_no_traces(tmp_path: Path, text: str) -> None:
 def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no request"):
         read_trace(written(tmp_path / "empty.csv", SERVEGEN))
-
-
-@pytest.mark.parametrize("began", [0.0, 60.0, 1.7e9])
-def test_a_rate_stretches_all_arrivals_evenly(began: float) -> None:
-    trace = [TraceRequest(n, began + t, 10, 2, (), 10) for n, t in enumerate([0.0, 1.0, 4.0])]
-    assert [r.arrival_seconds for r in at_rate(trace, 0.5)] == [0.0, 1.5, 6.0]
-    for rate in (0.0, -1.0, float("inf")):
-        with pytest.raises(ConfigError, match="rate must be more than 0"):
-            at_rate(trace, rate)
-    for at_once in (trace[:1], trace[:1] * 3):
-        message = rf"rate 1.0: .* all requests of the trace \({len(at_once)}\) arrive at once$"
-        with pytest.raises(ConfigError, match=message):
-            at_rate(at_once, 1.0)
-
-
-def test_scaled_lengths_share_what_was_shared() -> None:
-    trace = [
-        TraceRequest(0, 0.0, 1025, 7, (0, 1, 2), 512),
-        TraceRequest(1, 0.0, 1024 + 17, 0, (0, 1, 3), 512),
-    ]
-    first, second = with_scaled_lengths(trace, 1 / 16)
-    assert (first.prompt_tokens, first.output_tokens, first.block_tokens) == (65, 1, 32)
-    assert (second.prompt_tokens, second.output_tokens) == (66, 0)
-    assert (first.prompt_ids()[:64] == second.prompt_ids()[:64]).all()
-    assert first.prompt_ids()[64] != second.prompt_ids()[64]
-    assert with_scaled_lengths(trace, 2.0)[0].block_tokens == 1024
-
-
-def test_a_scale_that_breaks_blocks_is_refused() -> None:
-    trace = [TraceRequest(0, 0.0, 1025, 7, (0, 1, 2), 512)]
-    with pytest.raises(ConfigError, match=r"scale_lengths 0.3 makes .* tokens of blocks of 512"):
-        with_scaled_lengths(trace, 0.3)
-    with pytest.raises(ConfigError, match="scale_lengths must be more than 0"):
-        with_scaled_lengths(trace, 0.0)
-    plain = [TraceRequest(0, 0.0, 1025, 7, (), 1025)]
-    assert with_scaled_lengths(plain, 0.3)[0].prompt_tokens == 308
