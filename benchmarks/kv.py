@@ -28,12 +28,12 @@ import numpy.typing as npt
 from radix_baseline import RadixTree
 
 from aioserve import _native
-from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
+from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import NO_STEP, PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import PrefixTree
-from aioserve.request import SamplingParams
+from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.traces.formats import MOONCAKE_BLOCK_TOKENS, read_mooncake
@@ -355,7 +355,7 @@ def decoding_scheduler(num_running: int, seats: int, num_steps: int) -> Schedule
         output_reserve_tokens=0,
     )
     submit(scheduler, [next(random_prompts(random, 1, n)) for n in lengths], answer)
-    while any(sequence.remaining != 1 for sequence in scheduler.sequences.values()):
+    while any(sequence.remaining != 1 for sequence in scheduler.books.sequences.values()):
         step = scheduler.plan(0.0)
         if step is None:
             raise AssertionError("nothing to compute")
@@ -366,19 +366,18 @@ def decoding_scheduler(num_running: int, seats: int, num_steps: int) -> Schedule
 def submit(scheduler: Scheduler, prompts: list[Ids], output_tokens: int) -> None:
     for number, ids in enumerate(prompts):
         scheduler.submit(
-            f"request {number}",
-            ids,
-            SamplingParams(),
-            seed=0,
-            end_ids=frozenset(),
-            max_length=len(ids) + output_tokens,
-            now_seconds=0.0,
+            Request(
+                request_id=f"request {number}",
+                prompt_ids=ids,
+                max_length=len(ids) + output_tokens,
+                params=SamplingParams(),
+            )
         )
 
 
 def outcome_of(step: StepPlan) -> StepOutcome:
-    tokens = [PENDING_TOKEN if item.sampling is None else item.start for item in step.items]
-    return StepOutcome(step.step, tuple(tokens))
+    tokens = [item.start for item in step.items for _ in item.rows]
+    return StepOutcome(step=step.step, token_ids=tuple(tokens))
 
 
 def main() -> None:

@@ -14,8 +14,7 @@ import numpy as np
 
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
-from aioserve.execution.plan import StepPlan, WorkItem
-from aioserve.request import SamplingParams
+from aioserve.execution.plan import SampleRow, StepPlan, WorkItem
 from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.latency_profile import read_latency_profile
 
@@ -62,10 +61,19 @@ def main() -> None:
 
 def plan_of(items: list[tuple[int, int]]) -> StepPlan:
     pages = np.empty(0, np.int32)
-    params = SamplingParams()
-    return StepPlan(
-        1, tuple(WorkItem(1, 0, 0, start, count, (), pages, params, 0) for start, count in items)
-    )
+    work = [
+        WorkItem(
+            sequence_id=1,
+            slot=0,
+            start=start,
+            count=count,
+            token_ids=(),
+            page_ids=pages,
+            rows=(SampleRow(offset=count - 1, slot=0),),
+        )
+        for start, count in items
+    ]
+    return StepPlan(step=1, items=tuple(work))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class WatchedEngine:
         self.steps.append(
             Step(
                 {item.sequence_id - first: item.count for item in plan.items},
-                frozenset(item.sequence_id - first for item in plan.items if item.sampling),
+                frozenset(item.sequence_id - first for item in plan.items if item.rows),
                 self.engine.stats().pages_held_by_requests * self._page_bytes,
             )
         )

@@ -83,6 +83,11 @@ class CoreLoop:
         return unscheduled + self.scheduler.num_waiting
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no encoded request is left and no step in flight."""
+        return self._idle.is_set()
+
+    @property
     def step_age_seconds(self) -> float:
         waits = self._idle.is_set() or self._asleep
         return 0.0 if waits else self._loop.time() - self._progress_seconds
@@ -193,6 +198,7 @@ class CoreLoop:
         try:
             return self._runner.launch(plan)
         except Exception as error:
+            self.scheduler.not_launched(plan)
             failed: asyncio.Future[StepOutcome] = self._loop.create_future()
             failed.set_exception(error)
             return failed

@@ -39,8 +39,8 @@ class Mailbox:
     """Buffers tokens between steps and a reader that may be slow.
 
     When `capacity` tokens wait, the owner is told that the reader fell behind, and when it has
-    taken half of them, that it caught up. A step or two may be in flight at that moment, so a little more than
-    the capacity can wait.
+    taken half of them, that it caught up. A step or two may be in flight at that moment, so a
+    little more than the capacity can wait.
     """
 
     __slots__ = (

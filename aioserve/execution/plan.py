@@ -108,8 +108,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One engine step: what to compute, in batch order. Decodes come first.
 
     A runner goes from top to bottom: slots end, slots start, pages are copied, items are computed,
-    rows are sampled. Where a step fails, whatever was to start in it ends with a later plan; the
-    runner may never have heard of it.
+    rows are sampled. Where a step fails in the middle, its slots have ended and started all the
+    same.
     """
 
     step: int

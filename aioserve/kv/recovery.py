@@ -58,9 +58,13 @@ def _release_surplus(pool: PagePool, tables: Iterable[PageIds], last_step: int) 
         surplus[pages] -= 1
 
 
-def drop_unwritten(memory: KVMemory, step: int, written: Iterable[PageIds]) -> dict[int, int]:
+def drop_unwritten(
+    memory: KVMemory, step: int, written: Iterable[PageIds], lost: Iterable[KVLease]
+) -> dict[int, int]:
     """Forget pages in the prefix tree that `step` was to write and won't: those neither among
     `written`, device pages, nor the target of a copy that waits for the next plan.
+
+    A page that comes back from the host may be meant to be completed: those of `lost` leases won't.
 
     Returns the receipts that lost pages, with the number of pages that they still cover.
     """
@@ -68,8 +72,14 @@ def drop_unwritten(memory: KVMemory, step: int, written: Iterable[PageIds]) -> d
         return {}
     on_device = {page for page_ids in written for page in page_ids.tolist()}
     on_host: set[int] = set()
+    incomplete = {
+        page for one in lost for page in one.page_ids[one.cached // memory.page_size :].tolist()
+    }
     for copy in memory.copies:
-        (on_host if copy.kind is CopyKind.TO_HOST else on_device).add(copy.target)
+        if copy.kind is CopyKind.TO_HOST:
+            on_host.add(copy.target)
+        elif copy.kind is CopyKind.FROM_HOST and copy.target not in incomplete:
+            on_device.add(copy.target)
     cut: dict[int, int] = {}
     while (found := _unwritten(memory.tree, step, on_device, on_host)) is not None:
         namespace, token_ids, num_pages = found

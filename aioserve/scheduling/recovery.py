@@ -135,7 +135,8 @@ def after_failed_planning(
         item.page_ids[item.start // page_size : pages_for(item.start + item.count, page_size)]
         for item, _, _ in planner.items
     ]
-    lost = books.shorten(drop_unwritten(books.memory, planner.step, written))
+    leases = [s.lease for s in culprits]
+    lost = books.shorten(drop_unwritten(books.memory, planner.step, written, leases))
     planner.items = [entry for entry in planner.items if not any(s in lost for s in entry[1])]
     for sequence in lost:
         books.begin_again(sequence)
@@ -145,9 +146,9 @@ def after_failed_planning(
 def _in_the_middle(books: Books, planner: StepPlanner) -> list[SequenceState]:
     """The sequence that the planner was working on, and those that were about to fork off it."""
     culprit = planner.working_on
-    if culprit is None:
-        return []
     planned = {sequence for _, family, _ in planner.items for sequence in family}
+    if culprit is None or culprit in planned:
+        return []
     return [
         sequence
         for sequence in books.sequences.values()

@@ -125,31 +125,41 @@ class Scheduler:
 
         An exception in here, which is a bug, ends the request that was being planned and no other.
         """
-        self.guard.begin_step()
-        self.books.tell_arrivals()
-        planner = StepPlanner(
-            self.books,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            reserve=self.reserve,
-            reject=self._reject,
-            now_seconds=now_seconds,
-        )
-        try:
-            planner.fill()
-            self._planning_failures = 0
-        except Exception as error:
-            ended = after_failed_planning(self.books, planner, error)
-            self._ended_unplanned += ended
-            self._planning_failures = 0 if ended else self._planning_failures + 1
-            if self._planning_failures > MAX_PLANNING_FAILURES:
-                raise
-        return planner.plan()
+        while True:
+            self.guard.begin_step()
+            self.books.tell_arrivals()
+            planner = StepPlanner(
+                self.books,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                reserve=self.reserve,
+                reject=self._reject,
+                now_seconds=now_seconds,
+            )
+            try:
+                planner.fill()
+                self._planning_failures = 0
+            except Exception as error:
+                self._recover(planner, error)
+                if not planner.items:
+                    continue  # what is left may have work, and nobody would ask again
+            return planner.plan()
+
+    def _recover(self, planner: StepPlanner, error: Exception) -> None:
+        ended = after_failed_planning(self.books, planner, error)
+        self._ended_unplanned += ended
+        self._planning_failures = 0 if ended else self._planning_failures + 1
+        if self._planning_failures > MAX_PLANNING_FAILURES:
+            raise error
 
     def take_ended_unplanned(self) -> list[SequenceUpdate]:
         """Sequences that have ended, since the last call, before anything of them was planned: the
         policy refused them, or planning them failed."""
         ended, self._ended_unplanned = self._ended_unplanned, []
         return ended
+
+    def not_launched(self, plan: StepPlan) -> None:
+        """No runner heard of `plan`, the last one: it is about to fail."""
+        self.books.slots.repeat_changes(plan)
 
     def commit(
         self, plan: StepPlan, outcome: StepOutcome, now_seconds: float

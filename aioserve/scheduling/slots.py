@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aioserve.execution.plan import SlotStart
+from aioserve.execution.plan import SlotStart, StepPlan
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.request import SamplingParams
 
@@ -55,6 +55,11 @@ class SlotPool:
         ended, self._ended = tuple(self._ended), []
         started, self._started = tuple(self._started.values()), {}
         return ended, started
+
+    def repeat_changes(self, plan: StepPlan) -> None:
+        """No runner heard of the plan that carried these: the next one carries them too."""
+        self._ended[:0] = plan.ended_slots
+        self._started = {start.slot: start for start in plan.started_slots} | self._started
 
     def complete(self, step: int) -> None:
         """Step number `step`, and every one before it, is done."""

@@ -66,9 +66,9 @@ class RooflineCost:
         for item in plan.items:
             count, end = item.count, item.start + item.count
             tokens += count
-            sampled += item.sampling is not None
-            # Read once up to the end, and written where computed. A fork reads nothing of its own.
-            kv_tokens += end + count if count else 0
+            sampled += len(item.rows)
+            # Read once up to the end, and written where computed.
+            kv_tokens += end + count
             pairs += count * (item.start + end + 1) // 2
         for copy in plan.copies:
             kv_tokens += 2 * copy.num_tokens if copy.kind is CopyKind.DEVICE else copy.num_tokens
@@ -96,10 +96,10 @@ class StepLoad(msgspec.Struct, frozen=True):
         prefill = decode = context = pairs = 0
         for item in plan.items:
             end = item.start + item.count
-            if item.count > 1 or item.sampling is None:
+            if item.count > 1 or not item.rows:
                 prefill += item.count
                 pairs += item.count * (item.start + end + 1) // 2
-            elif item.count:
+            else:
                 decode += 1
                 context += end
         return cls(prefill, decode, context, pairs)

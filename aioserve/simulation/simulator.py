@@ -11,7 +11,7 @@ never a prefix of another prompt.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import attrgetter
@@ -19,13 +19,14 @@ from operator import attrgetter
 import msgspec
 
 from aioserve.errors import ConfigError, InvariantError
-from aioserve.execution.plan import PENDING_TOKEN, StepOutcome, StepPlan
+from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
-from aioserve.request import SamplingParams
+from aioserve.request import Request, SamplingParams
+from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.cost import CostModel
@@ -35,7 +36,6 @@ from aioserve.traces.request import TraceRequest
 
 __all__ = ["Ending", "RequestRecord", "SimulationResult", "simulate"]
 
-NO_END_IDS: frozenset[int] = frozenset()
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -183,11 +183,12 @@ class _Run:
         self.on_progress = on_progress
         self.records = [RequestRecord(request) for request in ordered]
         self.now = ordered[0].arrival_seconds if ordered else 0.0
-        self.max_in_flight = 2 if overlap else 1
-        self.in_flight: deque[tuple[StepPlan, float]] = deque()
-        """Steps launched and not yet committed, with the times of their ends."""
+        self.pipeline = StepPipeline(scheduler, self._launch, depth=2 if overlap else 1)
+        """Its handles are the times at which steps end."""
         self.last_end = self.now
         """Of the steps launched."""
+        self.tokens_before = 0
+        """Tokens computed by the steps before the one that is being planned."""
         self.arrived = 0
         self.ended = 0
         self.active: dict[int, RequestRecord] = {}
@@ -210,15 +211,15 @@ class _Run:
         began = self.now
         while True:
             self._submit_arrived()
-            before = self.scheduler.counters.tokens_processed
-            plan = self.scheduler.plan(self.now)
-            for progress in self.scheduler.take_rejected():
-                self._end(progress.sequence_id, Ending.REFUSED)
-            if plan is not None:
-                self._launch(plan, before)
+            self.tokens_before = self.scheduler.counters.tokens_processed
+            plan = self.pipeline.advance(self.now)
+            for update in self.scheduler.take_ended_unplanned():
+                if update.cause is not None:
+                    raise update.cause
+                self._end(update.sequence_id, Ending.REFUSED)
             # As in the engine's loop: it waits for a step when none may be launched beside it.
-            if self.in_flight and (plan is None or len(self.in_flight) == self.max_in_flight):
-                self._finish_step()
+            if (end := self.pipeline.due) is not None:
+                self._finish_step(end)
             elif plan is not None:
                 continue
             elif self.arrived < len(self.records):
@@ -239,7 +240,7 @@ class _Run:
             counters.steps,
             counters.tokens_processed,
             counters.tokens_prefilled,
-            memory.counters.tokens_cached,
+            counters.tokens_cached,
             counters.preemptions,
             self.scheduler.guard.faults_total,
             # Rounded, the mean of what was always the same may be above it.
@@ -263,17 +264,17 @@ class _Run:
                 self.ended += 1
                 continue
             (sequence_id,) = scheduler.submit(
-                str(request.number),
-                request.prompt_ids(),
-                GREEDY,
-                seed=0,
-                end_ids=NO_END_IDS,
-                max_length=max_length,
-                now_seconds=request.arrival_seconds,
-                namespace=request.session.encode(),
-                tenant=request.client or None,
-                ttft_target_seconds=self.ttft_target_seconds,
-                tpot_target_seconds=self.tpot_target_seconds,
+                Request(
+                    request_id=str(request.number),
+                    prompt_ids=request.prompt_ids(),
+                    max_length=max_length,
+                    params=GREEDY,
+                    arrival_seconds=request.arrival_seconds,
+                    namespace=request.session.encode(),
+                    tenant=request.client or None,
+                    ttft_target_seconds=self.ttft_target_seconds,
+                    tpot_target_seconds=self.tpot_target_seconds,
+                )
             )
             self.active[sequence_id] = record
             self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
@@ -281,10 +282,10 @@ class _Run:
             self.clients[sequence_id] = request.client
             self.waiting[request.client] += 1
 
-    def _launch(self, plan: StepPlan, tokens_before: int) -> None:
+    def _launch(self, plan: StepPlan) -> float:
+        """Start a step when the one before it ends; when it will end itself."""
         started = max(self.now, self.last_end)
         self.last_end = started + self._seconds(plan)
-        self.in_flight.append((plan, self.last_end))
         held = self._count_pages(self.last_end - started)
         if self.timeline is not None:
             self._take_down(self.timeline, plan, started, held)
@@ -293,20 +294,19 @@ class _Run:
             if item.sequence_id in not_started:
                 record = self.active[item.sequence_id]
                 record.started_seconds = started
-                record.wait_tokens = tokens_before - self._no_longer_waits(item.sequence_id)
+                record.wait_tokens = self.tokens_before - self._no_longer_waits(item.sequence_id)
                 record.cached_tokens = item.start
         if self.gap is not None:
             self._count_service(plan, self.gap)
+        return self.last_end
 
-    def _finish_step(self) -> None:
-        plan, self.now = self.in_flight.popleft()
+    def _finish_step(self, end: float) -> None:
+        self.now = end
+        plan = self.pipeline.in_flight[0]
         own_tokens, active = self.own_tokens, self.active
-        token_ids = [
-            PENDING_TOKEN if item.sampling is None else own_tokens[item.sequence_id]
-            for item in plan.items
-        ]
-        outcome = StepOutcome(plan.step, tuple(token_ids))
-        for progress in self.scheduler.commit(plan, outcome, self.now):
+        token_ids = [own_tokens[item.sequence_id] for item in plan.items for _ in item.rows]
+        outcome = StepOutcome(step=plan.step, token_ids=tuple(token_ids))
+        for progress in self.pipeline.finish(outcome, self.now):
             record = active[progress.sequence_id]
             record.output_tokens += 1
             if record.first_token_seconds is None:

@@ -141,7 +141,7 @@ class FakeDevice:
                 raise ValueError(f"{what} ends at {end} and has {len(used)} pages of {page_size}")
             named.append(used)
             if item.count < 1:
-                raise ValueError(f"{what} computes {item.count} tokens")
+                raise ValueError(f"{what} computes {item.count} tokens, from {item.start}")
             for slot in (item.slot, *(row.slot for row in item.rows)):
                 if not 0 <= slot < len(self._slots) or self._slots[slot] is None:
                     raise ValueError(f"{what} names slot {slot}, which hasn't started")

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.engine.core import CoreLoop, LiveRequest
+from aioserve.engine.core import IN_CORE, CoreLoop
 from aioserve.engine.engine import Engine
 from aioserve.engine.live import LiveEngine
-from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.reports import stats_of
+from aioserve.engine.requests import LiveRequest, RequestState, RequestTable
 from aioserve.errors import EngineClosedError, InvariantError
 from aioserve.execution.plan import CopyKind
 from aioserve.kv.page_pool import PagePool
@@ -57,7 +58,7 @@ def scribble_free_pages(engine: Engine) -> None:
     memory = live.scheduler.memory
     free = _unheld(memory.pool)
     free_on_host = np.zeros(0, bool) if memory.host_pool is None else _unheld(memory.host_pool)
-    copies = list(memory._copies)  # those of the next plan
+    copies = list(memory.copies)  # those of the next plan
     for plan in runner.in_flight:
         copies += plan.copies
         for item in plan.items:
@@ -89,20 +90,19 @@ def _unheld(pool: PagePool) -> npt.NDArray[np.bool_]:
 
 
 def _steps(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
-    pool = scheduler.memory.pool
-    launched, done = scheduler.launched, pool.done_step
-    steps = [plan.step for plan in core.in_flight]
+    pool, pipeline = scheduler.memory.pool, core.pipeline
+    launched, done = scheduler.books.launched, pool.done_step
+    steps = [plan.step for plan in pipeline.in_flight]
     if steps != list(range(launched + 1 - len(steps), launched + 1)):
         yield f"steps {steps} are in flight; the last one launched is {launched}"
-    # One more than the core lists may be in flight: the one that it awaits.
-    if not len(steps) <= launched - done <= core._max_in_flight:
+    if not len(steps) == launched - done <= pipeline.depth:
         yield f"step {launched} is launched and {done} done, with {len(steps)} known in flight"
     if launched == done and pool.num_fenced:
         yield f"{pool.num_fenced} pages are fenced although no step is in flight"
 
 
 def _stats(live: LiveEngine) -> Iterator[str]:
-    stats = live.stats()
+    stats = stats_of(live)
     parts = (
         stats.pages_free,
         stats.pages_fenced,
@@ -114,16 +114,17 @@ def _stats(live: LiveEngine) -> Iterator[str]:
 
 
 def _requests(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
-    sequences = scheduler.sequences
-    if sequences.keys() != core._samples.keys():
+    table, sequences = core.table, scheduler.books.sequences
+    if sequences.keys() != table.samples.keys():
         yield (
             f"the scheduler knows sequences {sorted(sequences)}, "
-            f"the core loop {sorted(core._samples)}"
+            f"the table of requests {sorted(table.samples)}"
         )
-    for sequence_id, sample in core._samples.items():
+    requests = list(table)
+    for sequence_id, sample in table.samples.items():
         mailbox = sample.request.mailbox
-        if sample not in sample.request.samples or core._requests.get(mailbox) is None:
-            yield f"sequence {sequence_id} belongs to no request that the core loop knows"
+        if sample not in sample.request.samples or sample.request not in requests:
+            yield f"sequence {sequence_id} belongs to no request in the table"
         sequence = sequences.get(sequence_id)
         if sequence is None:
             continue
@@ -135,22 +136,25 @@ def _requests(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
             )
         if mailbox.finish_reason is None and sequence.paused != mailbox.paused:
             yield f"sequence {sequence_id} is paused: {sequence.paused}, its mailbox isn't so"
-    for mailbox, request in core._requests.items():
-        yield from _request(core, mailbox, request)
-    mailboxes = [*core._requests, *(entry.mailbox for entry in core._inbox)]
-    live = {mailbox.request_id: mailbox for mailbox in mailboxes if mailbox.finish_reason is None}
-    if live != core._live:
-        yield f"request ids {sorted(core._live)} are taken, live are {sorted(live)}"
+    for request in requests:
+        yield from _request(table, request)
+    for state in RequestState:
+        count = sum(request.state is state for request in requests)
+        if state is not RequestState.ENDED and count != table.count(state):
+            yield f"{count} requests are {state.value}, the table counts {table.count(state)}"
 
 
-def _request(core: CoreLoop, mailbox: Mailbox, request: LiveRequest) -> Iterator[str]:
+def _request(table: RequestTable, request: LiveRequest) -> Iterator[str]:
+    mailbox, state = request.mailbox, request.state
     name = f"request {mailbox.request_id!r}"
-    if request.mailbox is not mailbox or not request.samples:
-        yield f"{name} has {len(request.samples)} samples, or another mailbox"
-    if mailbox.finish_reason is not None:
-        if mailbox not in core._left:
-            yield f"{name} ended ({mailbox.finish_reason}) and is still computed"
+    if (mailbox.finish_reason is None) != (state is not RequestState.LEAVING):
+        yield f"{name} is {state.value}, and its mailbox ended: {mailbox.finish_reason}"
+    if state is not RequestState.LEAVING and not table.is_taken(mailbox.request_id):
+        yield f"{name} is {state.value}, and its id is taken: False"
+    if state is not RequestState.RUNNING:
         return
+    if not request.samples:
+        yield f"{name} runs and has no samples"
     waiting = len(mailbox._tokens)
     if mailbox.paused != (waiting >= mailbox.capacity) and not (
         mailbox.paused and 2 * waiting > mailbox.capacity
@@ -166,11 +170,11 @@ def _request(core: CoreLoop, mailbox: Mailbox, request: LiveRequest) -> Iterator
 
 def _idle(live: LiveEngine) -> Iterator[str]:
     core, scheduler = live.core, live.scheduler
-    busy = bool(core._requests or core._inbox or core._in_flight)
-    if core._idle.is_set() and busy and not core._ended:
+    busy = bool(core.table.count(*IN_CORE) or core.pipeline.in_flight)
+    if core.is_idle and busy:
         yield "the core loop says that it is idle, and has requests or steps in flight"
     if not busy and (scheduler.num_waiting or scheduler.num_running):
         yield f"{scheduler.num_waiting} sequences wait and {scheduler.num_running} run for nobody"
-    held = live.stats().pages_held_by_requests
+    held = stats_of(live).pages_held_by_requests
     if not busy and held:
         yield f"{held} pages are held by requests, and there is none"

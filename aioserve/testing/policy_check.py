@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count, cycle, zip_longest
 
@@ -22,8 +22,9 @@ from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.plugins import check_policy_object
-from aioserve.request import SamplingParams
+from aioserve.request import Request, SamplingParams
 from aioserve.scheduling import guard
+from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import Phase, SequenceState
@@ -31,7 +32,7 @@ from aioserve.testing.fake_device import FakeDevice, expected_tokens
 from aioserve.testing.policy_workloads import (
     MAX_ANSWER_TOKENS,
     MAX_PROMPT_TOKENS,
-    Request,
+    DrawnRequest,
     Rush,
     Workload,
     workloads,
@@ -181,7 +182,9 @@ class _Run:
             self.todo[arrival].append(lambda r=request, at=arrival: self._submit(r, at, own=True))
         if self.workload.rush is not None:
             tokens += MAX_RUSH_TOKENS
-        in_flight: deque[StepPlan] = deque()
+        pipeline = StepPipeline(
+            self.scheduler, self._launch, depth=2 if self.workload.overlap else 1
+        )
         plans: list[tuple[object, ...]] = []
         with _quiet():
             for step in range(STEPS_PER_TOKEN * (tokens + 100)):
@@ -189,15 +192,14 @@ class _Run:
                     happen()
                 if self.workload.rush is not None and not self.todo:
                     self._go_on_rushing(self.workload.rush, step)
-                plan = self._plan(step * STEP_SECONDS)
+                plan = self._advance(pipeline, step * STEP_SECONDS)
                 if plan is not None:
                     plans.append((*_work(plan), plan.preempted))
-                    in_flight.append(plan)
-                if in_flight and (plan is None or len(in_flight) > self.workload.overlap):
-                    self._commit(in_flight.popleft(), step * STEP_SECONDS)
+                if (due := pipeline.due) is not None:
+                    self._finish(pipeline, due, step * STEP_SECONDS)
                 if self.scheduler.guard.last_fault is not None:
                     raise AssertionError(self.scheduler.guard.last_fault)
-                if not (self.todo or in_flight or self.scheduler.sequences):
+                if not (self.todo or pipeline.in_flight or self.scheduler.books.sequences):
                     break
             else:
                 raise AssertionError(f"no end in sight after {len(plans)} steps: {self._left()}")
@@ -206,20 +208,21 @@ class _Run:
             raise AssertionError(f"sequences {sorted(lost)} never ended")
         return plans
 
-    def _submit(self, request: Request, step: int, *, own: bool) -> None:
+    def _submit(self, request: DrawnRequest, step: int, *, own: bool) -> None:
         index = next(self.numbers)
         prompt_ids = request.prompt_ids(index)
         sequence_ids = self.scheduler.submit(
-            f"r{index}",
-            np.array(prompt_ids, np.int32),
-            SamplingParams(temperature=0.0, n=request.num_samples),
-            seed=index,
-            end_ids=frozenset(),
-            max_length=len(prompt_ids) + request.max_tokens,
-            now_seconds=step * STEP_SECONDS,
-            tenant=request.tenant,
-            ttft_target_seconds=request.ttft_target_seconds,
-            tpot_target_seconds=request.tpot_target_seconds,
+            Request(
+                request_id=f"r{index}",
+                prompt_ids=np.array(prompt_ids, np.int32),
+                max_length=len(prompt_ids) + request.max_tokens,
+                params=SamplingParams(temperature=0.0, n=request.num_samples),
+                seed=index,
+                arrival_seconds=step * STEP_SECONDS,
+                tenant=request.tenant,
+                ttft_target_seconds=request.ttft_target_seconds,
+                tpot_target_seconds=request.tpot_target_seconds,
+            )
         )
         for sample, sequence_id in enumerate(sequence_ids):
             tokens = expected_tokens(prompt_ids, request.max_tokens, index + sample)
@@ -252,9 +255,9 @@ class _Run:
         held_up = [
             bound
             for sequence_id in self.own
-            if (sequence := scheduler.sequences.get(sequence_id)) is not None
+            if (sequence := scheduler.books.sequences.get(sequence_id)) is not None
             and sequence.phase is Phase.WAITING
-            and (bound := self.policy.starvation_bound_tokens(sequence.view)) is not None
+            and (bound := self._bound(sequence)) is not None
         ]
         if processed < MAX_RUSH_TOKENS and held_up:
             while scheduler.num_waiting < rush.backlog:
@@ -262,14 +265,23 @@ class _Run:
         elif not self.untried_bounds:
             self.untried_bounds = [bound for bound in held_up if bound > MAX_RUSH_TOKENS]
 
-    def _plan(self, now_seconds: float) -> StepPlan | None:
+    def _bound(self, sequence: SequenceState) -> int | None:
+        view = self.scheduler.books.view(sequence)
+        return self.policy.starvation_bound_tokens(view)
+
+    def _launch(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def _advance(self, pipeline: StepPipeline[StepPlan], now_seconds: float) -> StepPlan | None:
         scheduler = self.scheduler
-        waiting = list(scheduler.waiting)
+        waiting = list(scheduler.books.waiting)
         processed = scheduler.counters.tokens_processed
-        plan = scheduler.plan(now_seconds)
+        plan = pipeline.advance(now_seconds)
         scheduler.sanity_check()
-        for rejected in scheduler.take_rejected():
-            self._end(rejected.sequence_id)
+        for ended in scheduler.take_ended_unplanned():
+            if ended.cause is not None:
+                raise ended.cause
+            self._end(ended.sequence_id)
         self._check_overtaking(waiting, processed)
         if plan is not None and plan.num_tokens > scheduler.max_num_batched_tokens:
             raise AssertionError(
@@ -288,7 +300,7 @@ class _Run:
                 continue
             if sequence.sequence_id > max(started):
                 continue
-            bound = self.policy.starvation_bound_tokens(sequence.view)
+            bound = self._bound(sequence)
             waited = processed - sequence.arrival_processed_tokens
             if bound is not None and waited >= bound:
                 raise AssertionError(
@@ -297,13 +309,13 @@ class _Run:
                     f"processed tokens; starvation_bound_tokens declares {bound}"
                 )
 
-    def _commit(self, plan: StepPlan, now_seconds: float) -> None:
+    def _finish(self, pipeline: StepPipeline[StepPlan], plan: StepPlan, now_seconds: float) -> None:
         if plan.step in self.workload.failing_steps:
             self.device.execute_in_part(plan, 0)
-            for progress in self.scheduler.fail(plan, "planted"):
+            for progress in pipeline.fail("planted"):
                 self._end(progress.sequence_id)
             return
-        for progress in self.scheduler.commit(plan, self.device.execute(plan), now_seconds):
+        for progress in pipeline.finish(self.device.execute(plan), now_seconds):
             if progress.token_id is not None:
                 self.received[progress.sequence_id].append(progress.token_id)
             if progress.finish_reason is not None:
@@ -321,7 +333,7 @@ class _Run:
         self.ended.add(sequence_id)
 
     def _left(self) -> str:
-        return ", ".join(map(repr, self.scheduler.sequences.values()))
+        return ", ".join(map(repr, self.scheduler.books.sequences.values()))
 
 
 def _work(plan: StepPlan) -> list[tuple[int, int, int]]:

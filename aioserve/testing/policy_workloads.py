@@ -9,14 +9,21 @@ import msgspec
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["MAX_ANSWER_TOKENS", "MAX_PROMPT_TOKENS", "Request", "Rush", "Workload", "workloads"]
+__all__ = [
+    "MAX_ANSWER_TOKENS",
+    "MAX_PROMPT_TOKENS",
+    "DrawnRequest",
+    "Rush",
+    "Workload",
+    "workloads",
+]
 
 MAX_PROMPT_TOKENS = 64
 MAX_ANSWER_TOKENS = 16
 TENANTS = ("a", "b", "c")
 
 
-class Request(msgspec.Struct, frozen=True):
+class DrawnRequest(msgspec.Struct, frozen=True):
     """One of a workload."""
 
     gap_steps: int
@@ -43,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 class Rush(msgspec.Struct, frozen=True):
     """Requests that keep coming, to see whether they hold up those before them for ever."""
 
-    requests: list[Request]
+    requests: list[DrawnRequest]
     """Arrive in turn, again and again."""
     backlog: int
     """So many of them wait at any time."""
@@ -52,7 +59,7 @@ class Rush(msgspec.Struct, frozen=True):
 class Workload(msgspec.Struct, frozen=True):
     """Requests, and the scheduler that serves them."""
 
-    requests: list[Request]
+    requests: list[DrawnRequest]
     page_size: int
     spare_pages: int
     """Pages beyond those that the longest request needs."""
@@ -74,9 +81,9 @@ def workloads(*, rush: bool) -> SearchStrategy[Workload]:
     steps = st.sampled_from([None, None, None, None, 0, 1, 3, 9])
     targets = st.sampled_from([None, None, 0.01, 0.1, 1.0])
 
-    def requests(after_steps: SearchStrategy[int | None]) -> SearchStrategy[Request]:
+    def requests(after_steps: SearchStrategy[int | None]) -> SearchStrategy[DrawnRequest]:
         return st.builds(
-            Request,
+            DrawnRequest,
             gap_steps=st.sampled_from([0, 0, 0, 1, 2, 8]),
             family=st.integers(0, 2),
             shared_tokens=st.integers(0, MAX_PROMPT_TOKENS // 2),

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,7 +35,6 @@ from aioserve import (
     Verdict,
     WrongLoopError,
 )
-from aioserve.execution.plan import StepOutcome
 from aioserve.testing.fake_model import FakeModel, expected_tokens
 from aioserve.text.tokenizer import Tokenizer
 from tests.engine.idle import all_given_back
@@ -351,12 +351,9 @@ async def test_a_failed_step_ends_its_requests_and_no_others(overlap, caplog):
 @pytest.mark.asyncio
 async def test_logits_that_are_nan_end_that_row_alone():
     def disturb(index, plan, outcome):
-        bad = {
-            row: "the logits are NaN"
-            for row, item in enumerate(plan.items)
-            if item.token_ids[0] == 9 and item.sampling
-        }
-        return StepOutcome(outcome.step, outcome.token_ids, bad)
+        rows = [item for item in plan.items for _ in item.rows]
+        bad = {row: "the logits are NaN" for row, item in enumerate(rows) if item.token_ids[0] == 9}
+        return msgspec.structs.replace(outcome, row_errors=bad)
 
     async with Engine(slow_model(disturb=disturb)) as engine:
         good, bad = await asyncio.gather(

@@ -193,8 +193,9 @@ async def test_dump_shows_what_each_sequence_shares_and_counts_the_tree():
             first, second = shown["sequences"]
             assert {first["request_id"], second["request_id"]} == {"x"}
             assert first["seed"] + 1 == second["seed"]
-            (step,) = shown["steps_in_flight"]
-            assert (step["sequences"], step["tokens"], step["copies"]) == (2, 2, 0)
+            awaited, ahead = shown["steps_in_flight"]
+            assert ahead["step"] == awaited["step"] + 1
+            assert (ahead["sequences"], ahead["tokens"], ahead["copies"]) == (2, 2, 0)
             assert first["cached_tokens"] == 63
             assert second["cached_tokens"] == 64
             assert first["pages"][:4] == second["pages"][:4]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import msgspec
 import pytest
 
 from aioserve import (
@@ -24,7 +25,6 @@ from aioserve import (
     TokenStream,
     Verdict,
 )
-from aioserve.execution.plan import StepOutcome
 from aioserve.testing.fake_model import FakeModel, byte_tokenizer, expected_tokens
 from aioserve.text.assembler import TextAssembler
 from tests.engine.idle import all_given_back
@@ -208,13 +208,17 @@ async def test_closing_the_engine_ends_every_sample():
 
 
 async def test_what_goes_wrong_in_one_sample_ends_its_request_and_no_other():
+    of_seed_9 = set()
+
     def disturb(index, plan, outcome):
+        of_seed_9.update(start.slot for start in plan.started_slots if start.seed == 9)
+        rows = [(item, row) for item in plan.items for row in item.rows]
         bad = {
-            row: "the logits are NaN"
-            for row, item in enumerate(plan.items)
-            if item.sampling is not None and item.seed == 9 and item.start >= 10
+            index: "the logits are NaN"
+            for index, (item, row) in enumerate(rows)
+            if row.slot in of_seed_9 and item.start >= 10
         }
-        return StepOutcome(outcome.step, outcome.token_ids, bad)
+        return msgspec.structs.replace(outcome, row_errors=bad)
 
     async with engine(disturb=disturb) as it:
         stream = it.stream(PROMPT, FOUR)
@@ -244,7 +248,7 @@ async def test_text_that_cannot_be_made_in_one_sample_ends_its_request(monkeypat
 async def test_a_failed_step_ends_the_samples_that_it_did_not_hold_too():
     def disturb(index, plan, outcome):
         if index == 8:
-            assert len({item.seed for item in plan.items}) < 4
+            assert plan.num_sequences < 4
             raise OSError("planted")
         return outcome
 

@@ -29,10 +29,9 @@ def phase_of(engine: Engine) -> str:
     """Where the request "victim" is."""
     live = engine._live
     assert live is not None
-    if any(mailbox.request_id == "victim" for mailbox in live.intake._encoding):
-        return "encoding"
-    if any(entry.mailbox.request_id == "victim" for entry in live.core._inbox):
-        return "queued"
+    for request in live.core.table:
+        if request.request_id == "victim" and request.state.value in ("encoding", "queued"):
+            return request.state.value
     for request in engine.dump()["sequences"]:
         if request["request_id"] != "victim":
             continue

@@ -121,7 +121,7 @@ def test_room_that_nobody_can_use_is_left_once():
     bench.step()
     bench.submit([2] * 8, max_tokens=20)
     sizes = [planned(bench).num_tokens for _ in range(6)]
-    assert {a, b} <= bench.scheduler.sequences.keys()
+    assert {a, b} <= bench.scheduler.books.sequences.keys()
     assert sizes == [4, 8, 8, 8, 8, 8]
 
 
@@ -193,7 +193,7 @@ def test_nobody_overtakes_a_request_that_has_waited_for_its_patience():
         bench.step()
     cheap = bench.submit([*[7] * 8, 1])
     assert [item[0] for item in work(planned(bench))] == [patient]
-    assert cheap in bench.scheduler.sequences
+    assert cheap in bench.scheduler.books.sequences
 
 
 # -- shortest_first
@@ -213,4 +213,4 @@ def test_only_the_oldest_are_compared(policy):
     bench = Bench(policy=policy(window=2), max_num_batched_tokens=64)
     a, b, c = (bench.submit(count) for count in (9, 5, 1))
     assert [item[0] for item in work(planned(bench))][-1] == c
-    assert {a, b, c} == bench.scheduler.sequences.keys()
+    assert {a, b, c} == bench.scheduler.books.sequences.keys()

@@ -73,7 +73,7 @@ def test_who_cannot_make_it_is_refused_with_the_estimate():
     bench = measured()
     hopeless = bench.submit(64, 1, ttft_target_seconds=2, now_seconds=NOW)
     bench.plan(NOW)
-    (refused,) = bench.scheduler.take_rejected()
+    (refused,) = bench.scheduler.take_ended_unplanned()
     assert refused.sequence_id == hopeless
     assert refused.error is not None
     assert refused.error == (
@@ -86,7 +86,7 @@ def test_nothing_is_guessed_before_something_was_measured():
     bench = Bench(policy=Deadline())
     bench.submit(200, 1, ttft_target_seconds=0.001)
     bench.plan(0.0005)
-    assert bench.scheduler.take_rejected() == []
+    assert bench.scheduler.take_ended_unplanned() == []
 
 
 def test_the_slow_first_steps_of_an_engine_are_not_counted():
@@ -98,14 +98,14 @@ def test_the_slow_first_steps_of_an_engine_are_not_counted():
     bench.commit(bench.plan(now), now + 1)
     bench.submit(32, 1, ttft_target_seconds=40, now_seconds=now + 1)
     bench.plan(now + 1)
-    assert bench.scheduler.take_rejected() == []
+    assert bench.scheduler.take_ended_unplanned() == []
 
 
 def test_a_deadline_that_has_passed_is_refused_although_nothing_was_measured():
     bench = Bench(policy=Deadline())
     a = bench.submit(4, 1, ttft_target_seconds=1.0)
     assert bench.scheduler.plan(1.5) is None
-    (refused,) = bench.scheduler.take_rejected()
+    (refused,) = bench.scheduler.take_ended_unplanned()
     assert refused.sequence_id == a
     assert refused.error is not None
     assert "would come 1.5 s" in refused.error
@@ -117,15 +117,15 @@ def test_without_rejection_those_that_are_late_come_last_and_are_served():
     short = bench.submit(8, 1, ttft_target_seconds=2, now_seconds=NOW)
     started = starts(bench, NOW)
     assert [i for i in started if i >= hopeless] == [short, hopeless]
-    assert bench.scheduler.take_rejected() == []
-    assert not bench.scheduler.sequences
+    assert bench.scheduler.take_ended_unplanned() == []
+    assert not bench.scheduler.books.sequences
 
 
 def test_a_request_without_a_target_is_never_refused():
     bench = measured(default_ttft_seconds=0.1)
     plain = bench.submit(64, 1, now_seconds=NOW)
     assert plain in starts(bench, 100.0)
-    assert bench.scheduler.take_rejected() == []
+    assert bench.scheduler.take_ended_unplanned() == []
 
 
 def test_a_pause_between_requests_is_not_taken_for_a_slow_step():
@@ -134,20 +134,20 @@ def test_a_pause_between_requests_is_not_taken_for_a_slow_step():
         begun = 1000.0 * request
         bench.submit(16, 1, ttft_target_seconds=5, now_seconds=begun)
         bench.commit(bench.plan(begun), begun + STEP_SECONDS)
-    assert bench.scheduler.take_rejected() == []
+    assert bench.scheduler.take_ended_unplanned() == []
 
 
 def test_a_preempted_request_that_has_begun_to_answer_is_not_refused():
     bench = Bench(num_pages=4, policy=Deadline())
     bench.submit(7, 9, ttft_target_seconds=2)
     b = bench.submit(7, 9, ttft_target_seconds=2)
-    view = bench.scheduler.sequences[b].view
+    view = bench.scheduler.books.views[b]
     now = 0.0
-    while bench.scheduler.sequences:
+    while bench.scheduler.books.sequences:
         now += STEP_SECONDS
         bench.commit(bench.plan(now - STEP_SECONDS), now)
     assert view.preemptions == 1
-    assert bench.scheduler.take_rejected() == []
+    assert bench.scheduler.take_ended_unplanned() == []
 
 
 class LinearCost:

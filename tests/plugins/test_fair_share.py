@@ -33,7 +33,7 @@ bursts = st.lists(
 def serve_one_after_the_other(bench: Bench) -> list[int]:
     """Sequence ids in the order in which they start."""
     started: list[int] = []
-    while bench.scheduler.sequences:
+    while bench.scheduler.books.sequences:
         plan = bench.plan()
         started += [i.sequence_id for i in plan.items if i.start == 0]
         bench.commit(plan)
@@ -53,16 +53,16 @@ def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
     step = 0
     arrivals = iter(todo)
     burst = next(arrivals)
-    while burst is not None or bench.scheduler.sequences:
+    while burst is not None or bench.scheduler.books.sequences:
         while burst is not None and burst[0] <= step:
             _, tenant, count, prompt, output = burst
             for _ in range(count):
                 bench.submit(prompt, output, tenant=tenant)
             burst, step = next(arrivals, None), 0
         step += 1
-        if not bench.scheduler.sequences:
+        if not bench.scheduler.books.sequences:
             continue
-        waiting = {sequence.tenant for sequence in bench.scheduler.waiting}
+        waiting = {sequence.request.tenant for sequence in bench.scheduler.books.waiting}
         for pair in permutations(weight, 2):
             lead = served[pair[0]] - served[pair[1]]
             if waiting.issuperset(pair):
@@ -70,13 +70,15 @@ def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
                 assert max(leads[pair]) - min(leads[pair]) <= bound
             else:
                 leads.pop(pair, None)
-        tenants = {s.sequence_id: s.tenant for s in bench.scheduler.sequences.values()}
+        tenants = {
+            s.sequence_id: s.request.tenant for s in bench.scheduler.books.sequences.values()
+        }
         plan = bench.plan()
         for item in plan.items:
             tenant = tenants[item.sequence_id]
             if item.sequence_id not in begun:
                 begun.add(item.sequence_id)
-                prompt = bench.scheduler.sequences[item.sequence_id].prompt_tokens
+                prompt = bench.scheduler.books.sequences[item.sequence_id].prompt_tokens
                 served[tenant] += (prompt - item.start) / weight[tenant]
         for entry in bench.commit(plan):
             tenant = tenants[entry.sequence_id]
@@ -145,8 +147,8 @@ def test_a_preempted_request_is_charged_once():
     policy = FairShare()
     bench = Bench(num_pages=4, policy=policy)
     a, b = bench.submit(7, 9, tenant="a"), bench.submit(7, 9, tenant="b")
-    views = [bench.scheduler.sequences[index].view for index in (a, b)]
-    while bench.scheduler.sequences[b].phase is not Phase.WAITING:
+    views = [bench.scheduler.books.views[index] for index in (a, b)]
+    while bench.scheduler.books.sequences[b].phase is not Phase.WAITING:
         bench.step()
     bench.run()
     assert [view.preemptions for view in views] == [0, 1]

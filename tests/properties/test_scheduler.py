@@ -10,7 +10,6 @@ prompt determines.
 from __future__ import annotations
 
 import random
-from collections import deque
 
 import numpy as np
 import pytest
@@ -22,9 +21,11 @@ from aioserve.execution.plan import CopyKind, StepPlan
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
-from aioserve.request import FinishReason, SamplingParams
+from aioserve.request import FinishReason, Request, SamplingParams
+from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.testing.fake_device import FakeDevice, expected_tokens
 
 MAX_LENGTH = 48
@@ -112,7 +113,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             output_reserve_tokens=reserve,
         )
         self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots, host_pages)
-        self.in_flight: deque[StepPlan] = deque()
+        self.pipeline = StepPipeline(self.scheduler, self.launched, depth=2)
+        self.runs: dict[int, set[tuple[int, int, int]]] = {}
         self.expected: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
         self.ended: dict[int, FinishReason] = {}
@@ -128,48 +130,58 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from([b"", b"", b"x"]),
     )
     def submit(self, prompt, max_tokens, n, tenant):
-        n = min(n, self.scheduler.max_num_seqs)
+        n = min(n, self.scheduler.books.max_num_seqs)
         max_length = min(MAX_LENGTH, len(prompt) + max_tokens)
         seed = 2**64 - 2 + len(self.expected)
         sequence_ids = self.scheduler.submit(
-            f"r{seed}",
-            np.array(prompt, np.int32),
-            SamplingParams(temperature=0.0, n=n),
-            seed=seed % 2**64,
-            end_ids=frozenset(),
-            max_length=max_length,
-            now_seconds=self.now,
-            namespace=tenant,
+            Request(
+                request_id=f"r{seed}",
+                prompt_ids=np.array(prompt, np.int32),
+                max_length=max_length,
+                params=SamplingParams(temperature=0.0, n=n),
+                seed=seed % 2**64,
+                arrival_seconds=self.now,
+                namespace=tenant,
+            )
         )
         for sample, sequence_id in enumerate(sequence_ids):
             tokens = expected_tokens(prompt, max_length - len(prompt), (seed + sample) % 2**64)
             self.expected[sequence_id] = tokens
             self.received[sequence_id] = []
 
-    @precondition(lambda self: len(self.in_flight) < 2)
+    @property
+    def in_flight(self):
+        return self.pipeline.in_flight
+
+    @precondition(lambda self: len(self.in_flight) < self.pipeline.depth)
     @rule()
     def launch(self):
-        plan = self.scheduler.plan(self.now)
-        if plan is None:
-            return
+        self.pipeline.advance(self.now)
+        assert not any(update.cause for update in self.scheduler.take_ended_unplanned())
+
+    def launched(self, plan: StepPlan) -> StepPlan:
         assert plan.items
         assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
         assert len({item.sequence_id for item in plan.items}) == len(plan.items)
         self.assert_fenced(plan)
-        self.in_flight.append(plan)
+        return plan
 
     def assert_fenced(self, plan: StepPlan) -> None:
         """Nothing that a step in flight reads is written by the new step, and no slot of it is
-        somebody else's."""
-        written = self.written_slots(plan)
+        somebody else's, or its own of another run."""
+        written = self.written_places(plan)
+        self.runs[plan.step] = {
+            (row.slot, sequence.sequence_id, sequence.epoch)
+            for item, family, _ in self.scheduler.books.in_flight[plan.step]
+            for row, sequence in zip(item.rows, family, strict=False)
+        }
         for earlier in self.in_flight:
             for item in earlier.items:
-                assert not written & self.token_slots(item, 0, item.start + item.count)
-                for new in plan.items:
-                    if (new.sequence_id, new.epoch) != (item.sequence_id, item.epoch):
-                        assert new.slot != item.slot
+                assert not written & self.token_places(item, 0, item.start + item.count)
+            both = self.runs[plan.step] | self.runs[earlier.step]
+            assert len({slot for slot, _, _ in both}) == len(both)
 
-    def written_slots(self, plan: StepPlan) -> set[int]:
+    def written_places(self, plan: StepPlan) -> set[int]:
         """Places in the KV storage that a step writes: no two items write the same."""
         slots = [
             copy.target * self.pool.page_size + offset
@@ -180,12 +192,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         items = [
             slot
             for item in plan.items
-            for slot in self.token_slots(item, item.start, item.start + item.count)
+            for slot in self.token_places(item, item.start, item.start + item.count)
         ]
         assert len(items) == len(set(items)), "two items write one place"
         return {*slots, *items}
 
-    def token_slots(self, item, start: int, end: int) -> set[int]:
+    def token_places(self, item, start: int, end: int) -> set[int]:
         size = self.pool.page_size
         return {int(item.page_ids[p // size]) * size + p % size for p in range(start, end)}
 
@@ -204,36 +216,31 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.books_balance()
 
     def advance(self):
-        if len(self.in_flight) < 2:
-            launched = self.scheduler.launched
-            self.launch()
-            if self.scheduler.launched > launched:
-                return
-        if self.in_flight:
+        self.launch()
+        if self.pipeline.due is not None:
             self.complete()
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def complete(self):
-        plan = self.in_flight.popleft()
+        plan = self.in_flight[0]
         outcome = self.device.execute(plan)
         self.find_bad_rows(plan, outcome)
-        self.take(self.scheduler.commit(plan, outcome, self.now))
+        self.take(self.pipeline.finish(outcome, self.now))
 
     @precondition(lambda self: self.in_flight)
     @rule(done=st.integers(0, 20))
     def fail(self, done):
-        plan = self.in_flight.popleft()
-        self.device.execute_in_part(plan, done)
-        self.take(self.scheduler.fail(plan, "planted"))
+        self.device.execute_in_part(self.in_flight[0], done)
+        self.take(self.pipeline.fail("planted"))
 
     @precondition(lambda self: self.in_flight)
     @rule(choice=st.integers(0, 20))
     def produce_bad_numbers(self, choice):
         """One sampling item, perhaps of a sequence that has left, writes junk instead of KV."""
-        plan = self.in_flight.popleft()
+        plan = self.in_flight[0]
         outcome = self.device.execute(plan)
-        items = [item for item in plan.items if item.count and item.sampling is not None]
+        items = [item for item in plan.items if item.rows]
         if items:
             item = items[choice % len(items)]
             end = item.start + item.count
@@ -242,15 +249,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.suspects = set(self.live())
             self.found_bad_rows = True
         self.find_bad_rows(plan, outcome)
-        self.take(self.scheduler.commit(plan, outcome, self.now))
+        self.take(self.pipeline.finish(outcome, self.now))
 
     def find_bad_rows(self, plan, outcome):
         """A row that is computed over junk is not made of numbers."""
         if not self.found_bad_rows:
             return
-        for index, item in enumerate(plan.items):
-            slots = list(self.token_slots(item, 0, item.start + item.count))
-            if item.sampling is not None and self.device.holds_junk(slots):
+        rows = [item for item in plan.items for _ in item.rows]
+        for index, item in enumerate(rows):
+            if self.device.holds_junk(list(self.token_places(item, 0, item.start + item.count))):
                 outcome.row_errors[index] = "NaN"
 
     @precondition(lambda self: self.live())
@@ -261,14 +268,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def leave(self, sequence_id):
         self.scheduler.finish(sequence_id)
         self.scheduler.finish(sequence_id)
-        assert sequence_id not in self.scheduler.sequences
-        self.left |= set(self.live()) - set(self.scheduler.sequences)
+        assert sequence_id not in self.scheduler.books.sequences
+        self.left |= set(self.live()) - set(self.scheduler.books.sequences)
 
-    @precondition(lambda self: self.scheduler.running)
+    @precondition(lambda self: self.scheduler.books.running)
     @rule(data=st.data())
     def preempt(self, data):
-        victim = data.draw(st.sampled_from(self.scheduler.running))
-        self.scheduler.preempt(victim, self.scheduler.launched + 1)
+        victim = data.draw(st.sampled_from(self.scheduler.books.running))
+        self.scheduler.books.preempt(victim, self.scheduler.books.launched + 1)
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), paused=st.booleans())
@@ -279,7 +286,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def live(self) -> list[int]:
         return [s for s in self.expected if s not in self.ended and s not in self.left]
 
-    def take(self, progress: list[Progress]) -> None:
+    def take(self, progress: list[SequenceUpdate]) -> None:
         for entry in progress:
             assert entry.sequence_id not in self.ended, "a second end"
             assert entry.sequence_id not in self.left, "progress after a cancel"
@@ -308,12 +315,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(100 * MAX_LENGTH * max(1, len(self.expected))):
             if not self.live() and not self.in_flight:
                 break
-            plan = self.scheduler.plan(self.now) if len(self.in_flight) < 2 else None
-            if plan is not None:
-                self.assert_fenced(plan)
-                self.in_flight.append(plan)
-            if self.in_flight and (plan is None or len(self.in_flight) == 2):
-                self.complete()
+            self.advance()
         assert not self.live(), "requests that never end"
         self.books_balance()
         assert self.pool.num_free + self.memory.num_cached == self.pool.num_pages

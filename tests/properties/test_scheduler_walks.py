@@ -81,8 +81,10 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
             machine.leave(choose.choice(live))
         case "pause" if live:
             choose.choice([scheduler.pause, scheduler.resume])(choose.choice(live))
-        case "preempt" if scheduler.running:
-            scheduler.preempt(choose.choice(scheduler.running), scheduler.launched + 1)
+        case "preempt" if scheduler.books.running:
+            scheduler.books.preempt(
+                choose.choice(scheduler.books.running), scheduler.books.launched + 1
+            )
 
 
 @pytest.mark.timeout(300)

@@ -123,6 +123,7 @@ class Bench:
         return progress
 
     def fail(self, plan: StepPlan) -> list[SequenceUpdate]:
+        self.device.execute_in_part(plan, 0)
         progress = self.scheduler.fail(plan, "planted")
         self.scheduler.sanity_check()
         return progress

@@ -202,7 +202,7 @@ def test_an_order_that_never_ends_is_cut_at_its_first_repetition(caplog):
 @given(num_waiting=st.integers(0, 5), answer=st.lists(st.integers(0, 6), max_size=8))
 def test_an_order_holds_up_to_its_first_fault_and_the_rest_follows_by_arrival(num_waiting, answer):
     bench = Bench()
-    requests = [bench.sequences[bench.submit(3)].view for _ in range(7)]
+    requests = [bench.view(bench.submit(3)) for _ in range(7)]
     expected: list[int] = []
     faults = 0
     for index in answer:

@@ -21,7 +21,7 @@ REQUESTS = st.lists(
 def test_two_keys_are_equal_where_namespace_and_tokens_are(requests, asked):
     bench = Bench()
     ids = [bench.submit(prompt, namespace=namespace) for prompt, namespace in requests]
-    views = [bench.sequences[sequence_id].view for sequence_id in ids]
+    views = [bench.view(sequence_id) for sequence_id in ids]
     (prompt, namespace), (other_prompt, other_namespace) = requests
     for count in asked:
         alike = namespace == other_namespace and prompt[:count] == other_prompt[:count]
@@ -31,7 +31,7 @@ def test_two_keys_are_equal_where_namespace_and_tokens_are(requests, asked):
 
 def test_a_key_of_more_tokens_than_there_are_grows_with_the_answer():
     bench = Bench()
-    view = bench.sequences[bench.submit([1, 2], max_tokens=4)].view
+    view = bench.view(bench.submit([1, 2], max_tokens=4))
     before = view.prefix_key(99)
     bench.step()
     assert view.generated_tokens == 1

@@ -8,7 +8,7 @@ from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN
 from aioserve.request import FinishReason
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
-from tests.scheduling.bench import GREEDY, Bench, work
+from tests.scheduling.bench import Bench, work
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget():
@@ -19,7 +19,8 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget():
     assert work(bench.plan()) == [(a, 16, 16)]
     last = bench.plan()
     assert work(last) == [(a, 32, 8)]
-    assert last.items[0].sampling is GREEDY
+    (row,) = last.items[0].rows
+    assert (row.offset, row.slot) == (7, last.items[0].slot)
 
 
 def test_decodes_come_before_prompts_and_take_their_token_first():
@@ -287,7 +288,7 @@ def test_the_first_token_keeps_its_time_through_preemption():
 
 def test_a_request_has_no_first_token_while_its_prompt_is_computed_or_its_token_in_flight():
     bench = Bench()
-    view = bench.sequences[bench.submit(20)].view
+    view = bench.view(bench.submit(20))
     bench.commit(bench.plan(), now_seconds=1.0)
     assert view.first_token_seconds is None
     sampling = bench.plan()

@@ -11,8 +11,7 @@ import pytest
 from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
 from aioserve.errors import ConfigError
-from aioserve.execution.plan import CopyKind, PageCopy, StepPlan, WorkItem
-from aioserve.request import SamplingParams
+from aioserve.execution.plan import CopyKind, PageCopy, SampleRow, StepPlan, WorkItem
 from aioserve.simulation.cost import CostTable, RooflineCost, StepLoad, read_cost_table
 
 MODEL = ModelShape(
@@ -30,13 +29,19 @@ def step(
     *items: tuple[int, int], copies: tuple[PageCopy, ...] = (), samples: bool = True
 ) -> StepPlan:
     pages = np.empty(0, np.int32)
-    params = SamplingParams() if samples else None
-    return StepPlan(
-        1,
-        tuple(WorkItem(1, 0, 0, start, count, (), pages, params, 0) for start, count in items),
-        (),
-        copies,
-    )
+    work = [
+        WorkItem(
+            sequence_id=1,
+            slot=0,
+            start=start,
+            count=count,
+            token_ids=(),
+            page_ids=pages,
+            rows=(SampleRow(offset=count - 1, slot=0),) if samples else (),
+        )
+        for start, count in items
+    ]
+    return StepPlan(step=1, items=tuple(work), copies=copies)
 
 
 def test_a_token_reads_all_weights_and_its_context() -> None:

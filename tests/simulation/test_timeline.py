@@ -14,10 +14,11 @@ def add(
     timeline: Timeline, step: int, items: list[tuple[int, int, bool]], preempted: list[int]
 ) -> None:
     """A step of a second; `items` are request, tokens, and whether it goes on with its answer."""
-    plan = StepPlan(
-        step,
-        tuple(WorkItem(n, 0, 0, 0, tokens, (), NO_PAGES, None, 0) for n, tokens, _ in items),
-    )
+    work = [
+        WorkItem(sequence_id=n, slot=0, start=0, count=tokens, token_ids=(), page_ids=NO_PAGES)
+        for n, tokens, _ in items
+    ]
+    plan = StepPlan(step=step, items=tuple(work))
     timeline.add(
         plan,
         requests=[request for request, _, _ in items],

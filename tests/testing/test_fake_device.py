@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +12,8 @@ from aioserve.execution.plan import (
     PENDING_TOKEN,
     CopyKind,
     PageCopy,
+    SampleRow,
+    SlotStart,
     StepOutcome,
     StepPlan,
     WorkItem,
@@ -24,35 +27,44 @@ PROMPT = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4]
 TOKENS = expected_tokens(PROMPT, 8, seed=3)
 
 
-def item(start, ids, pages, *, sequence_id=1, seed=3, sample=True, slot=None) -> WorkItem:
+def item(start, ids, pages, *, sequence_id=1, sample=True, slot=None, slots=()) -> WorkItem:
+    """`slots` sample from its last token beside its own."""
+    slot = sequence_id if slot is None else slot
+    rows = [SampleRow(offset=len(ids) - 1, slot=each) for each in (slot, *slots)]
     return WorkItem(
         sequence_id=sequence_id,
-        epoch=0,
-        slot=sequence_id if slot is None else slot,
+        slot=slot,
         start=start,
         count=len(ids),
         token_ids=ids,
         page_ids=np.array(pages, np.int32),
-        sampling=GREEDY if sample else None,
-        seed=seed,
+        rows=tuple(rows) if sample else (),
     )
 
 
 def step(device: FakeDevice, *items: WorkItem, copies=()) -> StepOutcome:
-    return device.execute(StepPlan(0, items, copies=tuple(copies)))
+    return device.execute(StepPlan(step=0, items=items, copies=tuple(copies)))
 
 
-def device(num_host_pages=0) -> FakeDevice:
-    return FakeDevice(12, PAGE_SIZE, num_slots=8, num_host_pages=num_host_pages)
+def device(num_host_pages=0, *, seeds=(3,) * 8) -> FakeDevice:
+    """One whose slots have started."""
+    it = FakeDevice(12, PAGE_SIZE, num_slots=8, num_host_pages=num_host_pages)
+    start_slots(it, seeds)
+    return it
 
 
-def decode(it: FakeDevice, pages, count=3, *, start=10, slot=1, seed=3) -> list[int]:
+def start_slots(it: FakeDevice, seeds) -> None:
+    starts = [SlotStart(slot=i, params=GREEDY, seed=seed) for i, seed in enumerate(seeds)]
+    it.execute(StepPlan(step=0, items=(), started_slots=tuple(starts)))
+
+
+def decode(it: FakeDevice, pages, count=3, *, start=10, slot=1) -> list[int]:
     """Further tokens of a sequence whose last one waits on the device. Page 6 is its fourth."""
     tokens = []
     if len(pages) == 3:
         pages = [*pages, 6]
     for position in range(start, start + count):
-        work = item(position, [PENDING_TOKEN], pages, slot=slot, seed=seed)
+        work = item(position, [PENDING_TOKEN], pages, slot=slot)
         tokens += step(it, work).token_ids
     return tokens
 
@@ -65,15 +77,16 @@ def decode(it: FakeDevice, pages, count=3, *, start=10, slot=1, seed=3) -> list[
 )
 def test_any_chunks_on_any_pages_give_the_expected_tokens(prompt, cuts, page_size, seed):
     it = FakeDevice(64, page_size, num_slots=1)
+    start_slots(it, [seed])
     pages = np.random.default_rng(seed % 2**32).permutation(64)
     ends = [*sorted(cut for cut in cuts if cut < len(prompt)), len(prompt)]
     tokens, start = [], 0
     for end in ends:
         last = end == len(prompt)
-        work = item(start, prompt[start:end], pages, seed=seed, sample=last, slot=0)
+        work = item(start, prompt[start:end], pages, sample=last, slot=0)
         tokens = list(step(it, work).token_ids)
         start = end
-    tokens += decode(it, pages, 4, start=start, slot=0, seed=seed)
+    tokens += decode(it, pages, 4, start=start, slot=0)
     assert tokens == expected_tokens(prompt, 5, seed)
 
 
@@ -95,19 +108,15 @@ def test_a_sequence_may_read_what_another_writes_in_the_same_step():
     assert decode(it, [5, 3, 9], slot=2) == TOKENS[1:4]
 
 
-def test_forks_sample_from_the_row_before_with_seeds_and_slots_of_their_own():
-    it = device()
+def test_rows_of_one_token_have_seeds_and_slots_of_their_own():
     seeds = {1: 3, 2: 5, 3: 6}
-    work = [item(0, PROMPT, [5, 3, 8])]
-    work += [item(10, [], [5, 3, 8], sequence_id=i, seed=seeds[i]) for i in (2, 3)]
-    tokens = step(it, *work).token_ids
+    it = device(seeds=[0, *seeds.values()])
+    tokens = step(it, item(0, PROMPT, [5, 3, 8], slots=[2, 3])).token_ids
     assert list(tokens) == [expected_tokens(PROMPT, 1, seed)[0] for seed in seeds.values()]
     # The last page is copied on the first write of all but one.
     copies = [PageCopy(CopyKind.DEVICE, 8, 9, 2), PageCopy(CopyKind.DEVICE, 9, 10, 2)]
     tables = {1: [5, 3, 9], 2: [5, 3, 10], 3: [5, 3, 8]}
-    work = [
-        item(10, [PENDING_TOKEN], tables[i], sequence_id=i, seed=seed) for i, seed in seeds.items()
-    ]
+    work = [item(10, [PENDING_TOKEN], tables[i], sequence_id=i) for i in seeds]
     tokens = step(it, *work, copies=copies).token_ids
     assert list(tokens) == [expected_tokens(PROMPT, 2, seed)[1] for seed in seeds.values()]
 
@@ -188,14 +197,20 @@ def test_a_planted_fault_changes_the_tokens(fault):
     assert faulty_tokens(fault) != TOKENS[1:5]
 
 
-def test_a_fork_whose_table_lacks_a_page_of_its_parent_is_noticed():
+@given(cut=st.integers(1, len(PROMPT)))
+def test_rows_of_any_token_sample_what_follows_it(cut):
     it = device()
-    parent = item(0, PROMPT, [5, 3, 8])
-    right = item(10, [], [5, 3, 8], sequence_id=2)
-    wrong = [item(10, [], [5, 4, 8], sequence_id=3, seed=seed) for seed in range(4)]
-    tokens = step(it, parent, right, *wrong).token_ids
-    assert tokens[:2] == (TOKENS[0], TOKENS[0])
-    assert list(tokens[2:]) != [expected_tokens(PROMPT, 1, seed)[0] for seed in range(4)]
+    work = item(0, PROMPT, [5, 3, 8])
+    rows = (SampleRow(offset=cut - 1, slot=1), *work.rows)
+    tokens = step(it, msgspec.structs.replace(work, rows=rows)).token_ids
+    assert tokens == (expected_tokens(PROMPT[:cut], 1, seed=3)[0], TOKENS[0])
+
+
+def test_a_slot_that_starts_again_has_forgotten_its_last_token():
+    it = device()
+    step(it, item(0, PROMPT, [5, 3, 8]))
+    start_slots(it, (3,) * 8)
+    assert decode(it, [5, 3, 8]) != TOKENS[1:4]
 
 
 def test_junk_on_the_host_is_junk_on_the_device():
@@ -212,9 +227,14 @@ def test_a_step_that_fails_leaves_what_it_had_done():
     first = item(0, PROMPT[:4], [5], sample=False)
     second = item(0, PROMPT, [1, 2, 4], sequence_id=2)
     copy = PageCopy(CopyKind.DEVICE, 0, 3, 1)
-    it.execute_in_part(StepPlan(0, (first, second), copies=(copy,)), 2)
+    it.execute_in_part(StepPlan(step=0, items=(first, second), copies=(copy,)), 2)
     assert step(it, item(4, PROMPT[4:], [5, 3, 8])).token_ids == (TOKENS[0],)
     assert decode(it, [1, 2, 4]) != TOKENS[1:4]
+
+
+def past_its_end() -> WorkItem:
+    row = SampleRow(offset=1, slot=1)
+    return msgspec.structs.replace(item(0, [1], [5]), rows=(row,))
 
 
 @pytest.mark.parametrize(
@@ -228,12 +248,13 @@ def test_a_step_that_fails_leaves_what_it_had_done():
         ([item(0, [1] * 5, [5])], (), "ends at 5 and has 1 pages of 4"),
         ([item(0, [1], [-1])], (), r"names pages \[.*-1\] of 12"),
         ([item(0, [1], [12])], (), r"names pages \[.*12\] of 12"),
-        ([item(0, [1], [5], slot=8)], (), "slot 8 of 8"),
-        ([item(0, [1], [5], slot=-1)], (), "slot -1 of 8"),
+        ([item(0, [1], [5], slot=8)], (), "slot 8, which hasn't started"),
+        ([item(0, [1], [5], slot=-1)], (), "slot -1, which hasn't started"),
+        ([item(0, [1], [5], slots=[7])], (), "slot 7, which hasn't started"),
         ([item(-1, [1], [5])], (), "computes 1 tokens from -1"),
-        ([item(1, [], [5])], (), "fork at 1 .* ends at None"),
-        ([item(0, [1], [5]), item(2, [], [5], sequence_id=2)], (), "fork at 2 .* ends at 1"),
-        ([item(0, [1], [5]), item(1, [], [5], sample=False)], (), "samples: False"),
+        ([item(1, [], [5], sample=False)], (), "computes 0 tokens"),
+        ([item(1, [], [5])], (), "computes 0 tokens"),
+        ([past_its_end()], (), "samples from token 1 of 1"),
         ([], [PageCopy(CopyKind.DEVICE, 0, 12, 1)], "target=12.* 12 pages"),
         ([], [PageCopy(CopyKind.DEVICE, -1, 1, 1)], "source=-1"),
         ([], [PageCopy(CopyKind.DEVICE, 0, 1, 5)], "num_tokens=5"),
@@ -242,5 +263,6 @@ def test_a_step_that_fails_leaves_what_it_had_done():
     ],
 )
 def test_a_plan_that_no_runner_could_compute_is_refused(items, copies, message):
+    it = device(seeds=(3,) * 7)
     with pytest.raises(ValueError, match=message):
-        step(device(), *items, copies=copies)
+        step(it, *items, copies=copies)

@@ -17,7 +17,7 @@ from aioserve import (
     SchedulingPolicy,
     StepError,
 )
-from aioserve.execution.plan import StepPlan, WorkItem
+from aioserve.execution.plan import SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.testing import (
     FakeDevice,
     FakeModel,
@@ -110,31 +110,31 @@ def test_the_tokenizer_has_one_token_per_byte():
 
 
 def test_a_plan_that_writes_under_a_step_in_flight_is_refused():
-    def item(sequence_id: int, start: int, count: int, pages: list[int], epoch: int = 0):
+    def item(slot: int, start: int, count: int, pages: list[int], *others: int) -> WorkItem:
         return WorkItem(
-            sequence_id=sequence_id,
-            epoch=epoch,
-            slot=sequence_id,
+            sequence_id=slot,
+            slot=slot,
             start=start,
             count=count,
             token_ids=[0] * count,
             page_ids=np.array(pages, np.int32),
-            sampling=PARAMS,
-            seed=0,
+            rows=tuple(SampleRow(offset=count - 1, slot=each) for each in (slot, *others)),
         )
 
     async def main() -> None:
         device = FakeDevice(8, 4, num_slots=4)
         runner = FakeRunner(device, FakeModel(step_seconds=lambda plan: 1.0))
-        first = item(1, 0, 6, [5, 3])
-        done = runner.launch(StepPlan(0, (first, item(2, 6, 0, [5, 3]))))
-        # It may write what it named itself, and others may read.
-        runner.launch(StepPlan(1, (item(1, 6, 1, [5, 3]), item(3, 4, 1, [5, 7]))))
-        for other in (item(3, 4, 1, [7, 3]), item(1, 0, 2, [5], epoch=1)):
+        starts = tuple(SlotStart(slot=slot, params=PARAMS, seed=0) for slot in range(4))
+        first = item(1, 0, 6, [5, 3], 2)
+        done = runner.launch(StepPlan(step=0, items=(first,), started_slots=starts))
+        # Its slots may write what it named, and others may read.
+        items = (item(1, 6, 1, [5, 3]), item(3, 4, 1, [5, 7]))
+        runner.launch(StepPlan(step=1, items=items))
+        for other in (item(3, 4, 1, [7, 3]), item(0, 0, 2, [5])):
             with pytest.raises(ValueError, match=r"writes page [35] .* still in flight"):
-                runner.launch(StepPlan(2, (other,)))
+                runner.launch(StepPlan(step=2, items=(other,)))
         await done
         await asyncio.sleep(5)
-        await runner.launch(StepPlan(2, (item(3, 4, 1, [7, 3]),)))
+        await runner.launch(StepPlan(step=2, items=(item(3, 4, 1, [7, 3]),)))
 
     simulate(main)

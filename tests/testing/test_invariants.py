@@ -10,8 +10,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from aioserve import Engine, EngineClosedError, InvariantError, SchedulingPolicy
+from aioserve import Engine, EngineClosedError, FinishReason, InvariantError, SchedulingPolicy
 from aioserve.engine.live import LiveEngine
+from aioserve.engine.requests import RequestState
 from aioserve.testing import (
     FakeModel,
     Witness,
@@ -81,40 +82,44 @@ def leak_a_page(live: LiveEngine) -> None:
 
 
 def name_a_page_twice(live: LiveEngine) -> None:
-    sequence = live.scheduler.running[0]
-    sequence.page_table.append(sequence.page_table.page_ids[:1])
+    lease = live.scheduler.books.running[0].lease
+    lease.page_table.append(lease.page_ids[:1])
 
 
 def launch_a_step_unnoticed(live: LiveEngine) -> None:
-    live.scheduler.launched += 2
+    live.scheduler.books.launched += 2
 
 
 def lose_a_sequence(live: LiveEngine) -> None:
-    del live.core._samples[next(iter(live.core._samples))]
+    samples = live.core.table.samples
+    del samples[next(iter(samples))]
 
 
 def lose_a_token(live: LiveEngine) -> None:
-    next(iter(live.core._samples.values())).num_delivered += 1
+    next(iter(live.core.table.samples.values())).num_delivered += 1
 
 
 def forget_to_pause(live: LiveEngine) -> None:
-    for sequence in live.scheduler.sequences.values():
+    for sequence in live.scheduler.books.sequences.values():
         sequence.paused = False
 
 
 def forget_the_stall_timer(live: LiveEngine) -> None:
-    for request in live.core._requests.values():
+    for request in live.core.table:
         if request.stall_timer is not None:
             request.stall_timer.cancel()
 
 
 def keep_a_request_id(live: LiveEngine) -> None:
-    live.core._live["gone"] = next(iter(live.core._live.values()))
-    live.core._live.pop("slow")
+    live.core.table._by_id["gone"] = live.core.table._by_id.pop("slow")
 
 
 def compute_an_ended_request(live: LiveEngine) -> None:
-    next(iter(live.core._requests)).finish_reason = "abort"  # pyright: ignore
+    next(iter(live.core.table)).mailbox.finish_reason = FinishReason.ABORT
+
+
+def count_a_request_twice(live: LiveEngine) -> None:
+    live.core.table._counts[RequestState.RUNNING] += 1
 
 
 def say_idle(live: LiveEngine) -> None:
@@ -131,8 +136,9 @@ def say_idle(live: LiveEngine) -> None:
         (lose_a_token, r"generated tokens, [0-9]+ were delivered"),
         (forget_to_pause, "is paused: False, its mailbox isn't so"),
         (forget_the_stall_timer, "request 'slow' is paused: True, and its stall timer"),
-        (keep_a_request_id, "request ids .* are taken, live are"),
-        (compute_an_ended_request, "ended .* and is still computed"),
+        (keep_a_request_id, "is running, and its id is taken: False"),
+        (compute_an_ended_request, "is running, and its mailbox ended: abort"),
+        (count_a_request_twice, "requests are running, the table counts"),
         (say_idle, "says that it is idle"),
     ],
 )

@@ -227,7 +227,7 @@ def test_a_bound_that_no_workload_reaches_is_warned_of():
 
 
 def test_the_workload_that_shows_a_fault_comes_with_it():
-    with pytest.raises(AssertionError, match=r"Repeats: order .*\nWorkload\(requests=\[R"):
+    with pytest.raises(AssertionError, match=r"Repeats: order .*\nWorkload\(requests=\[D"):
         check_policy(Repeats)
 
 

@@ -1,0 +1,187 @@
+"""Whatever raises while a step is planned, at whatever line: the books balance, and all go on.
+
+Each run counts the lines that planning executes in the scheduler and in the KV memory, then runs
+again for some of them and raises there. The request that was being planned ends with an error, or
+nothing does; every other request gets exactly its tokens.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from aioserve.errors import InvariantError
+from aioserve.execution.plan import StepPlan
+from aioserve.kv import lease, memory, page_table
+from aioserve.request import FinishReason
+from aioserve.scheduling import books, planner, reserve, scheduler, sequence, slots
+from aioserve.scheduling.pipeline import StepPipeline
+from aioserve.testing.fake_device import expected_tokens
+from tests.scheduling.bench import Bench
+
+MODULES = (planner, books, slots, sequence, reserve, memory, lease, page_table)
+FILES = {module.__file__ for module in MODULES}
+
+
+class PlantedError(Exception):
+    pass
+
+
+class LineTrap:
+    """Counts the lines of `FILES` that are executed within it, and raises before one of them."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+        self.count = 0
+        self.where = ""
+
+    def __enter__(self) -> LineTrap:
+        self._before = sys.gettrace()
+        sys.settrace(self._enter_frame)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._before)
+
+    def _enter_frame(self, frame: FrameType, event: str, arg: Any) -> Callable | None:
+        return self._line if frame.f_code.co_filename in FILES else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Callable | None:
+        if event == "line" and "fill" in callers(frame):
+            self.count += 1
+            if self.count == self.at:
+                self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+                raise PlantedError(self.where)
+        return self._line
+
+
+def callers(frame: FrameType | None) -> set[str]:
+    """What is raised elsewhere, in `commit` say, is another matter."""
+    names = set()
+    while frame is not None and frame.f_code.co_filename in FILES:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+
+
+class Workload:
+    """Requests that share beginnings, fork, swap, are evicted and preempted: drawn from a seed."""
+
+    def __init__(self, seed: int, trap: LineTrap) -> None:
+        draw = random.Random(seed)
+        host = draw.choice([0, 0, 12])
+        self.trap = trap
+        self.bench = Bench(
+            num_pages=draw.randint(9, 16),
+            num_host_pages=host,
+            page_size=draw.choice([1, 4]) if draw.random() < 0.3 else 4,
+            prefix_caching=draw.random() < 0.8,
+            preemption="swap" if host else "recompute",
+            max_num_seqs=draw.randint(2, 5),
+            max_num_batched_tokens=draw.choice([5, 16, 40]),
+        )
+        self.pipeline = StepPipeline(self.bench.scheduler, self._launched, depth=2)
+        self.expected: dict[int, list[int]] = {}
+        self.received: dict[int, list[int]] = {}
+        self.failed: dict[int, str] = {}
+        longest = self.bench.memory.capacity_tokens
+        self.todo = [self._draw_request(draw, longest) for _ in range(draw.randint(3, 6))]
+
+    def _draw_request(self, draw: random.Random, longest: int) -> tuple[list[int], int, int]:
+        shared = [*range(draw.choice([0, 3, 8]))]
+        prompt = [*shared, *(draw.randint(0, 2) for _ in range(draw.randint(1, 4)))]
+        prompt = prompt[: longest - 2]
+        n = draw.randint(1, min(3, self.bench.scheduler.books.max_num_seqs))
+        return prompt, draw.randint(1, min(8, longest - len(prompt))), n
+
+    def _launched(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def run(self) -> None:
+        scheduler = self.bench.scheduler
+        for step in range(2000):
+            if step % 2 == 0 and self.todo:
+                self._submit(*self.todo.pop())
+            with self.trap:
+                self.pipeline.advance(0.0)
+            scheduler.sanity_check()
+            for update in scheduler.take_ended_unplanned():
+                assert isinstance(update.cause, PlantedError)
+                self.failed[update.sequence_id] = str(update.error)
+            if (plan := self.pipeline.due) is not None:
+                for update in self.pipeline.finish(self.bench.device.execute(plan), 0.0):
+                    assert update.finish_reason in (None, FinishReason.LENGTH)
+                    assert update.token_id is not None
+                    self.received[update.sequence_id].append(update.token_id)
+                scheduler.sanity_check()
+            if not (self.todo or self.pipeline.in_flight or self.bench.sequences):
+                break
+        assert not self.bench.sequences, "requests that never end"
+        for sequence_id, tokens in self.expected.items():
+            if sequence_id not in self.failed:
+                assert self.received[sequence_id] == tokens
+        if self.bench.memory.tree is not None:
+            self.bench.memory.tree.clear()
+        assert self.bench.pool.num_free == self.bench.pool.num_pages
+        assert not self.bench.memory.host_pool or not self.bench.host.num_held
+        assert scheduler.books.slots.num_free == scheduler.num_slots
+
+    def _submit(self, prompt: list[int], max_tokens: int, n: int) -> None:
+        for sample, sequence_id in enumerate(self.bench.submit_all(prompt, max_tokens, n=n)):
+            self.expected[sequence_id] = expected_tokens(prompt, max_tokens, seed=sample)
+            self.received[sequence_id] = []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(24))
+def test_an_exception_at_any_line_of_planning_ends_at_most_the_request_that_was_planned(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    whole = LineTrap()
+    Workload(seed, whole).run()
+    assert whole.count > 500
+    draw = random.Random(seed)
+    for at in sorted(draw.sample(range(1, whole.count + 1), 60)):
+        trap = LineTrap(at)
+        workload = Workload(seed, trap)
+        try:
+            workload.run()
+        except BaseException as error:
+            error.add_note(f"seed {seed}, raised before line number {at}: {trap.where}")
+            raise
+        assert trap.where
+        requests = {workload.expected[s][0] for s in workload.failed}
+        assert len(workload.failed) <= 3 or len(requests) <= 1
+
+
+def test_what_raises_at_no_sequence_again_and_again_is_raised_in_the_end(monkeypatch):
+    bench = Bench()
+    bench.submit(4)
+
+    def broken(self: object) -> None:
+        raise PlantedError("always")
+
+    monkeypatch.setattr(planner.StepPlanner, "_split_running", broken)
+    with pytest.raises(PlantedError, match="always"):
+        bench.scheduler.plan(0.0)
+    bench.scheduler.sanity_check()
+
+
+def test_work_that_cannot_be_planned_and_that_nothing_holds_up_is_a_bug_that_is_raised(monkeypatch):
+    bench = Bench()
+    bench.submit(4)
+    monkeypatch.setattr(planner.StepPlanner, "_force_progress", lambda self: None)
+    monkeypatch.setattr(planner.StepPlanner, "_admit", lambda self, forced: False)
+    with pytest.raises(InvariantError, match="nothing is planned, nothing is in flight"):
+        bench.scheduler.plan(0.0)
+
+
+def test_the_modules_that_planning_runs_through_are_all_watched():
+    assert scheduler.StepPlanner is planner.StepPlanner
+    assert len(FILES) == len(MODULES)
