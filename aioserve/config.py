@@ -23,7 +23,11 @@ PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine runs its model. Raises `ConfigError` for a value outside its range."""
+    """How an engine runs its model.
+
+    Raises `ConfigError` for a value outside its range, and for an option that asks for something
+    which another option leaves without effect. An option at its default asks for nothing.
+    """
 
     device: Device = "auto"
     """Where the model runs. "auto" is the CPU, the only device that this version drives."""
@@ -105,6 +109,34 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} must be a bool, got {value!r}")
         _check_number("memory_utilization", self.memory_utilization, 1.0)
         _check_number("stall_timeout_seconds", self.stall_timeout_seconds, MAX_SECONDS)
+        self._check_effects()
+
+    def _check_effects(self) -> None:
+        defaults = {field.name: field.default for field in msgspec.structs.fields(type(self))}
+
+        def refuse(name: str, beside: str, remedy: str) -> None:
+            value = getattr(self, name)
+            if value != defaults[name]:
+                raise ConfigError(f"{name}={value!r} has no effect with {beside}: {remedy}")
+
+        if self.num_pages is not None:
+            refuse(
+                "memory_utilization",
+                f"num_pages={self.num_pages}",
+                "each of them sizes the KV cache, so leave one of them out",
+            )
+        if not self.prefix_caching:
+            refuse(
+                "eviction",
+                "prefix_caching=False",
+                "no page is cached, so leave eviction out or turn prefix_caching on",
+            )
+            if self.preemption == "recompute":
+                refuse(
+                    "num_host_pages",
+                    "prefix_caching=False and preemption='recompute'",
+                    "nothing is ever copied to the host, so leave one of them out",
+                )
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -77,6 +77,11 @@ class BenchOptions:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(f"concurrency must be at least 1, got {self.concurrency}")
+        if self.concurrency is not None and self.concurrency > self.num_prompts:
+            raise ConfigError(
+                f"concurrency must be at most num_prompts = {self.num_prompts}, "
+                f"got {self.concurrency}"
+            )
         if self.json not in (None, "-") and not Path(self.json).parent.is_dir():
             raise ConfigError(f"json: there is no directory for {self.json}")
         if not 0 <= self.shared_prefix_len <= self.input_len:

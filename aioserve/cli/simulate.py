@@ -151,6 +151,16 @@ def _check(options: SimulateOptions) -> None:
     for name in options.policy:
         if options.policy.count(name) > 1:
             raise ConfigError(f"policy {name!r} is given {options.policy.count(name)} times")
+    if options.eviction != SimulateOptions().eviction:
+        idle = None
+        if not options.prefix_caching:
+            idle = "prefix_caching=False: no page is cached"
+        elif options.unbounded_cache:
+            idle = "unbounded_cache=True: no page is ever evicted"
+        if idle is not None:
+            raise ConfigError(
+                f"eviction={options.eviction!r} has no effect with {idle}, so leave one of them out"
+            )
     num_pages_given = options.unbounded_cache or options.num_pages is not None
     if options.cost_table is not None and num_pages_given:
         for name in ("model", "hardware", "num_devices"):

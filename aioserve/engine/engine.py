@@ -43,13 +43,13 @@ class Engine:
     behind it ("round_robin:chunk_size=512"), or a `SchedulingPolicy` object, which then belongs to
     this engine. `plugins` are objects with hook implementations that needn't be installed.
     Installed observers and admission checks are part of every engine. `progress` is called while
-    weights load, in the loading thread, with bytes done and bytes in all. The other options are
-    those of `aioserve.config.EngineConfig`.
+    weights load, in the loading thread, with bytes done and bytes in all; not for a `ModelSource`,
+    which loads as it likes. The other options are the fields of `aioserve.config.EngineConfig`.
 
     An engine works between `async with` and its end, once, on one event loop; several engines may
-    live on one loop. Raises `ConfigError` for an option outside its range; entering raises
-    `ModelError`, `UnknownPolicyError`, `PluginError`, and `ConfigError` for a name that no plugin
-    offers.
+    live on one loop. Raises `ConfigError` for an option outside its range, or without effect beside
+    another; entering raises `ModelError`, `UnknownPolicyError`, `PluginError`, and `ConfigError`
+    for a name that no plugin offers.
     """
 
     def __init__(
@@ -104,6 +104,13 @@ class Engine:
             check_policy_object(policy)
         if isinstance(plugins, str | bytes) or not isinstance(plugins, Iterable):
             raise ConfigError(f"plugins must be a sequence of plugin objects, got {plugins!r}")
+        if progress is not None and not callable(progress):
+            raise ConfigError(f"progress must be callable, got {progress!r}")
+        if progress is not None and not isinstance(model, str | Path):
+            raise ConfigError(
+                f"progress={progress!r} has no effect with model={model!r}: such an object loads "
+                "as it likes and reports to nobody, so leave progress out"
+            )
         self._source = model
         self._policy = policy
         self._plugins = tuple(plugins)

@@ -271,7 +271,7 @@ def _options(draw: random.Random) -> dict[str, Any]:
     page_size = draw.choice([1, 2, 8, 16, 64])
     num_pages = int(MAX_MODEL_LEN / page_size * draw.choice([1.5, 3, 6, 12, 24]))
     num_host_pages = draw.choice([0, num_pages // 2, 2 * num_pages])
-    return {
+    options = {
         "policy": _Whimsical(draw) if draw.random() < 0.2 else SchedulingPolicy(),
         "page_size": page_size,
         "num_pages": num_pages,
@@ -287,6 +287,11 @@ def _options(draw: random.Random) -> dict[str, Any]:
         "max_buffered_tokens": draw.choice([1, 4, 64]),
         "stall_timeout_seconds": draw.choice([0.25, 60.0]),
     }
+    if not options["prefix_caching"]:
+        # An engine refuses what would have no effect without the cache.
+        options["eviction"] = "lru"
+        options["preemption"] = "swap" if num_host_pages else "auto"
+    return options
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

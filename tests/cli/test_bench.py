@@ -16,7 +16,7 @@ SMALL = ("--num-prompts", 6, "--input-len", 20, "--output-len", 5, "--shared-pre
 
 
 def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> None:
-    options = ("--page-size", 4, "--json", "-")
+    options = ("--page-size", 4, "--eviction", "slru", "--json", "-")
     done = aioserve_here("bench", "throughput", "--model", tiny_model, *SMALL, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -38,7 +38,7 @@ def test_latency_prints_a_table_and_writes_json(
 ) -> None:
     file = tmp_path / "result.json"
     options = ("--dtype", "bfloat16", "--page-size", 2, "--no-overlap", "--no-prefix-caching")
-    memory = ("--num-host-pages", 8, "--preemption", "swap", "--eviction", "slru")
+    memory = ("--num-host-pages", 8, "--preemption", "swap")
     done = aioserve_here(
         "bench", "latency", "--model", tiny_model, *SMALL, *options, *memory, "--json", file
     )
@@ -51,6 +51,12 @@ def test_latency_prints_a_table_and_writes_json(
     assert result["machine"]["dtype"] == "bfloat16"
     for spread in result["latency_milliseconds"].values():
         assert 0 < spread["p50"] <= spread["p90"] <= spread["p99"] <= spread["max"]
+
+
+def test_more_at_once_than_there_are_requests_is_refused(aioserve_here: Run) -> None:
+    done = aioserve_here("bench", "latency", "--num-prompts", 6, "--concurrency", 7)
+    assert done.returncode == 2
+    assert "concurrency must be at most num_prompts = 6, got 7" in done.stderr
 
 
 def test_prompts_share_exactly_the_prefix_that_was_asked_for() -> None:

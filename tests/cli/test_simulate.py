@@ -158,6 +158,14 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
             "eviction: no strategy 'mru'; there are: fifo",
         ),
         (["--synthetic", "bursts", "--num-pages", "9", "--unbounded-cache"], "and not both"),
+        (
+            ["--synthetic", "bursts", "--eviction", "lfu", "--no-prefix-caching"],
+            "eviction='lfu' has no effect with prefix_caching=False: no page is cached",
+        ),
+        (
+            ["--synthetic", "bursts", "--eviction", "lfu", "--unbounded-cache"],
+            "eviction='lfu' has no effect with unbounded_cache=True: no page is ever evicted",
+        ),
         (["--synthetic", "bursts", "--ttft-target-seconds", "0"], "ttft_seconds must be more"),
         (["--synthetic", "bursts", "--cost-table", "missing.json"], "cost table missing.json"),
         (["missing.csv", "--seed", "1"], "seed: nothing of a trace is drawn, got 1"),

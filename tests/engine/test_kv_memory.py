@@ -114,8 +114,8 @@ async def test_what_is_evicted_comes_back_from_the_host():
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 async def test_preempted_requests_are_swapped_or_computed_again(preemption):
     options = {"num_pages": 12, "max_model_len": 128, "output_reserve_tokens": 0}
-    host = {"num_host_pages": 64, "preemption": preemption, "prefix_caching": False}
-    async with engine(**options, **host) as it:
+    host = {"num_host_pages": 64} if preemption == "swap" else {}
+    async with engine(**options, **host, preemption=preemption, prefix_caching=False) as it:
         params = SamplingParams(max_tokens=60, seed=0)
         prompts = [[i + 1] * 40 for i in range(4)]
         answers = await asyncio.gather(*(it.generate(prompt, params) for prompt in prompts))

@@ -67,6 +67,8 @@ async def serve(options, batch, spare_pages, whim):
     num_pages = -(-MAX_MODEL_LEN // options["page_size"]) + spare_pages
     if options["num_host_pages"]:
         options = {**options, "preemption": "swap"}
+    if not options["prefix_caching"]:
+        options = {**options, "eviction": "lru"}
     policy = "fcfs" if whim is None else Shuffled(whim)
     model = FakeModel(num_pages=num_pages, max_model_len=MAX_MODEL_LEN)
     async with Engine(model, policy=policy, **options) as engine:

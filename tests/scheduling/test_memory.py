@@ -463,6 +463,14 @@ def test_a_preempted_sequence_is_recomputed_where_there_is_no_host_pool():
     assert (item.start, item.count) == (0, 9)
 
 
+def test_a_preempted_sequence_is_recomputed_where_that_is_chosen_beside_a_host_pool():
+    bench, _, b = preempt_the_younger(num_host_pages=4, preemption="recompute")
+    assert bench.memory.counters.pages_swapped_out == 0
+    _, item = restart_of(bench, b)
+
+    assert (item.start, item.count) == (0, 9)
+
+
 def test_a_swapped_sequence_goes_on_where_it_was():
     bench, _, b = preempt_the_younger(num_host_pages=4, preemption="swap")
     assert bench.memory.counters.pages_swapped_out == 2

@@ -1,0 +1,62 @@
+"""Options that can't both be followed are refused together, and defaults ask for nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from aioserve import Engine
+from aioserve.config import EngineConfig
+from aioserve.errors import ConfigError
+from aioserve.testing import FakeModel
+
+WITHOUT_EFFECT = [
+    ({"memory_utilization": 0.5, "num_pages": 64}, "memory_utilization=0.5", "num_pages=64"),
+    ({"eviction": "lfu", "prefix_caching": False}, "eviction='lfu'", "prefix_caching=False"),
+    (
+        {"num_host_pages": 8, "prefix_caching": False, "preemption": "recompute"},
+        "num_host_pages=8",
+        "prefix_caching=False and preemption='recompute'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "idle", "beside"), WITHOUT_EFFECT)
+def test_an_option_that_another_leaves_without_effect_is_refused_with_both(
+    options: dict[str, Any], idle: str, beside: str
+) -> None:
+    for make in (EngineConfig, Engine):
+        with pytest.raises(ConfigError) as raised:
+            make(**options)
+        assert str(raised.value).startswith(f"{idle} has no effect with {beside}: ")
+        assert "leave" in str(raised.value)  # what to do
+
+
+@pytest.mark.parametrize(("options", "idle", "beside"), WITHOUT_EFFECT)
+def test_defaults_and_each_option_without_the_others_are_accepted(
+    options: dict[str, Any], idle: str, beside: str
+) -> None:
+    defaults = msgspec.structs.asdict(EngineConfig())
+    name = idle.partition("=")[0]
+    EngineConfig(**{**options, name: defaults[name]})
+    EngineConfig(**{name: options[name]})
+    for left_out in options.keys() - {name}:
+        EngineConfig(**{**options, left_out: defaults[left_out]})
+
+
+def test_progress_is_refused_where_the_model_loads_itself() -> None:
+    def progress(done: int, total: int) -> None:
+        pass
+
+    with pytest.raises(ConfigError, match=r"^progress=.* has no effect with model=.*FakeModel.*: "):
+        Engine(FakeModel(), progress=progress)
+    Engine("pyhelp", progress=progress)
+    Engine(Path("pyhelp"), progress=progress)
+
+
+def test_progress_must_be_callable() -> None:
+    with pytest.raises(ConfigError, match="progress must be callable, got 3"):
+        Engine("pyhelp", progress=3)  # pyright: ignore[reportArgumentType]
