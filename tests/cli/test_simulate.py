@@ -7,7 +7,7 @@ import html
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import pytest
 from aioserve import RequestView, SchedulerView, SchedulingPolicy
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.figures import CLIENT_FIGURES, FIGURES
+from aioserve.simulation.traces import TraceRequest, read_agentic, read_mooncake
+from tests import made_up_traces
 from tests.cli.command import Run
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -315,6 +317,32 @@ def test_a_trace_that_is_none_is_named_with_its_line(
     assert done.stderr.startswith(f"aioserve: {mooncake}:7: Expected `float`, got `str`")
     assert done.stderr.count("\n") == 1
     assert aioserve_here("simulate", tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [(made_up_traces.mooncake, read_mooncake), (made_up_traces.agentic, read_agentic)],
+    ids=["mooncake", "agentic"],
+)
+def test_an_unbounded_cache_finds_what_was_seen_before_in_a_made_up_trace(
+    aioserve_here: Run,
+    write: Callable[[Path], Path],
+    read: Callable[[Path], list[TraceRequest]],
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path)
+    found = simulated(aioserve_here, path, "--unbounded-cache")
+    share = found["policies"]["fcfs"]["block_hit_share"]
+    assert share == pytest.approx(made_up_traces.share_seen_before(read(path)))
+
+
+@pytest.mark.parametrize("write", [made_up_traces.azure, made_up_traces.servegen])
+def test_a_made_up_trace_without_blocks_is_simulated(
+    aioserve_here: Run, write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    found = simulated(aioserve_here, write(tmp_path), "--num-requests", 100)
+    assert found["trace"]["requests"] == found["policies"]["fcfs"]["finished"] == 100
+    assert found["policies"]["fcfs"]["block_hit_share"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""Recorded prompts share as many blocks in the prefix tree as their publishers say.
+"""The prefix tree finds as many blocks of a trace as were seen before: in made-up traces as many as
+a set of paths finds, in recorded ones as many as their publishers say.
 
-The traces are not in the repository; without them these tests are skipped.
+The recorded traces are not in the repository; without them their tests are skipped.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from aioserve.kv.page_pool import NO_STEP, PagePool
 from aioserve.kv.prefix_tree import PrefixTree
 from aioserve.traces.formats import read_agentic, read_mooncake
 from aioserve.traces.request import TraceRequest
+from tests import made_up_traces
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
@@ -38,6 +40,22 @@ def block_hit_share(requests: list[TraceRequest]) -> float:
     tree.sanity_check()
     assert tree.num_evictable == pool.num_held == num_blocks - hits
     return hits / num_blocks
+
+
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [(made_up_traces.mooncake, read_mooncake), (made_up_traces.agentic, read_agentic)],
+    ids=["mooncake", "agentic"],
+)
+def test_an_unbounded_cache_finds_every_block_of_a_made_up_trace_that_was_seen_before(
+    write: Callable[[Path], Path],
+    read: Callable[[Path], list[TraceRequest]],
+    tmp_path: Path,
+) -> None:
+    requests = read(write(tmp_path))
+    found = block_hit_share(requests)
+    assert 0.5 < found < 1
+    assert found == pytest.approx(made_up_traces.share_seen_before(requests))
 
 
 @pytest.mark.parametrize(

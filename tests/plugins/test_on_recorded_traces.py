@@ -1,4 +1,5 @@
-"""What the bundled policies are for, on the recorded traces of docs/reference/policies.md."""
+"""What the bundled policies are for: on small made-up traces, and on the recorded ones of
+docs/reference/policies.md, which are not in the repository and without which those tests skip."""
 
 from __future__ import annotations
 
@@ -15,18 +16,16 @@ from aioserve.simulation.metrics import Metrics, Targets, metrics_of
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import at_rate
+from tests import made_up_traces
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 LLAMA_8B_PAGES_ON_H100 = 27_439
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not here"),
-]
+NOT_HERE = pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not here")
 
 
 def run(
-    trace: str,
+    trace: Path,
     policies: tuple[str, ...],
     *,
     rate: float | None = None,
@@ -34,7 +33,7 @@ def run(
     num_pages: int = LLAMA_8B_PAGES_ON_H100,
     targets: Targets | None = None,
 ) -> dict[str, Metrics]:
-    requests = read_trace(TRACES / trace)
+    requests = read_trace(trace)
     if rate is not None:
         requests = at_rate(requests, rate)
     hardware = hardware_preset("h100").times(devices)
@@ -51,32 +50,55 @@ def run(
     }
 
 
-def test_deadline_has_the_best_goodput_on_bursts_of_code_completions():
+def goodput_under_deadline_and_others(trace: Path, rate: float) -> tuple[float, float, float]:
+    """Shares of `deadline`, of `deadline:reject=false`, and of the best of the others."""
     others = ("fcfs", "round_robin", "shortest_first", "cache_aware", "fair_share")
     targets = Targets(ttft_seconds=2.0, tpot_seconds=0.1)
     policies = (*others, "deadline", "deadline:reject=false")
-    found = run("azure2023_code.csv.gz", policies, rate=8, targets=targets)
+    found = run(trace, policies, rate=rate, targets=targets)
     good = {name: m.goodput.share for name, m in found.items() if m.goodput is not None}
-    best_of_others = max(good[name] for name in others)
-    assert good["deadline"] > 1.3 * best_of_others
-    assert good["deadline:reject=false"] > best_of_others
+    return good["deadline"], good["deadline:reject=false"], max(good[name] for name in others)
 
 
-def test_fair_share_bounds_how_far_one_client_gets_ahead_of_another():
-    found = run(
-        "servegen_m_small.csv.gz", ("fcfs", "fair_share", "fair_share:output_cost=1"), rate=250
-    )
-    gaps = {name: m.service_gap_tokens for name, m in found.items() if m.service_gap_tokens}
-    longest_prompt = 36_404
+def test_deadline_has_the_best_goodput_on_made_up_bursts(tmp_path: Path) -> None:
+    trace = made_up_traces.azure(tmp_path)
+    rejecting, patient, best_of_others = goodput_under_deadline_and_others(trace, rate=24)
+    assert rejecting > patient > best_of_others
+
+
+@pytest.mark.slow
+@NOT_HERE
+def test_deadline_has_the_best_goodput_on_bursts_of_code_completions() -> None:
+    trace = TRACES / "azure2023_code.csv.gz"
+    rejecting, patient, best_of_others = goodput_under_deadline_and_others(trace, rate=8)
+    assert rejecting > 1.3 * best_of_others
+    assert patient > best_of_others
+
+
+def service_gaps(trace: Path) -> dict[str, float]:
+    found = run(trace, ("fcfs", "fair_share", "fair_share:output_cost=1"), rate=250)
+    return {name: m.service_gap_tokens for name, m in found.items() if m.service_gap_tokens}
+
+
+def check_service_gaps(gaps: dict[str, float], longest_prompt: int) -> None:
     assert gaps["fair_share"] <= 2 * longest_prompt
     assert gaps["fair_share:output_cost=1"] <= 2 * longest_prompt
     assert gaps["fcfs"] > 4 * gaps["fair_share"]
 
 
-def test_cache_aware_finds_more_than_fcfs_does_and_its_waits_are_shorter():
-    found = run(
-        "mooncake_conversation.jsonl.gz", ("fcfs", "cache_aware"), devices=2, num_pages=407_512
-    )
+def test_fair_share_bounds_how_far_a_made_up_client_gets_ahead(tmp_path: Path) -> None:
+    trace = made_up_traces.servegen(tmp_path)
+    longest_prompt = max(request.prompt_tokens for request in read_trace(trace))
+    check_service_gaps(service_gaps(trace), longest_prompt)
+
+
+@pytest.mark.slow
+@NOT_HERE
+def test_fair_share_bounds_how_far_one_client_gets_ahead_of_another() -> None:
+    check_service_gaps(service_gaps(TRACES / "servegen_m_small.csv.gz"), longest_prompt=36_404)
+
+
+def check_that_cache_aware_finds_more(found: dict[str, Metrics]) -> None:
     plain, mine = found["fcfs"], found["cache_aware"]
     assert plain.block_hit_share is not None
     assert mine.block_hit_share is not None
@@ -85,3 +107,17 @@ def test_cache_aware_finds_more_than_fcfs_does_and_its_waits_are_shorter():
     assert mine.block_hit_share > plain.block_hit_share
     assert mine.ttft_seconds.p50 < 0.6 * plain.ttft_seconds.p50
     assert mine.ttft_seconds.p99 < 1.2 * plain.ttft_seconds.p99
+
+
+def test_cache_aware_finds_more_than_fcfs_does_in_made_up_conversations(tmp_path: Path) -> None:
+    trace = made_up_traces.mooncake(tmp_path)
+    found = run(trace, ("fcfs", "cache_aware"), rate=4, num_pages=3000)
+    check_that_cache_aware_finds_more(found)
+
+
+@pytest.mark.slow
+@NOT_HERE
+def test_cache_aware_finds_more_than_fcfs_does_and_its_waits_are_shorter() -> None:
+    trace = TRACES / "mooncake_conversation.jsonl.gz"
+    found = run(trace, ("fcfs", "cache_aware"), devices=2, num_pages=407_512)
+    check_that_cache_aware_finds_more(found)

@@ -13,6 +13,7 @@ import pytest
 from aioserve.errors import ConfigError
 from aioserve.simulation.cost import StepLoad
 from aioserve.simulation.latency_profile import read_cost, read_latency_profile
+from tests import made_up_traces
 
 REAL = Path(__file__).parents[3] / "shared" / "traces" / "splitwise_latency_profile.jsonl.gz"
 COLUMNS = (
@@ -123,15 +124,27 @@ def test_times_that_are_none_are_named(tmp_path: Path) -> None:
         read_latency_profile(path, "small,gpu,2")
 
 
-@pytest.mark.parametrize("hardware", ["a100-80gb", "h100-80gb"])
-def test_the_published_profile_makes_a_table(hardware: str) -> None:
-    if not REAL.exists():
-        pytest.skip(f"no {REAL.name} beside the repository")
-    two, eight = (read_latency_profile(REAL, f"llama2-70b,{hardware},{n}") for n in (2, 8))
+def check_tables(profile: Path, hardware: str) -> None:
+    """Eight devices are quicker than two, and a long prompt takes longer than many decodes."""
+    two, eight = (read_latency_profile(profile, f"llama2-70b,{hardware},{n}") for n in (2, 8))
     prompt, decode = StepLoad(2048, 0, 0, 0), StepLoad(0, 32, 0, 0)
     assert 0.02 < eight.seconds(decode) < eight.seconds(prompt) < two.seconds(prompt) < 1.0
     both = StepLoad(512, 16, 0, 0)
     assert eight.seconds(StepLoad(0, 16, 0, 0)) < eight.seconds(both) < eight.seconds(prompt)
+
+
+@pytest.mark.parametrize("hardware", ["a100-80gb", "h100-80gb"])
+def test_a_made_up_profile_of_the_published_format_makes_a_table(
+    tmp_path: Path, hardware: str
+) -> None:
+    check_tables(made_up_traces.splitwise(tmp_path), hardware)
+
+
+@pytest.mark.parametrize("hardware", ["a100-80gb", "h100-80gb"])
+def test_the_published_profile_makes_a_table(hardware: str) -> None:
+    if not REAL.exists():
+        pytest.skip(f"no {REAL.name} beside the repository")
+    check_tables(REAL, hardware)
 
 
 def test_a_cost_is_a_table_or_a_setup_of_a_profile(tmp_path: Path) -> None:
