@@ -10,11 +10,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-from aioserve.simulation.traces import TraceRequest
 
 __all__ = ["agentic", "azure", "mooncake", "servegen", "share_seen_before", "splitwise"]
 
@@ -120,18 +118,26 @@ def splitwise(directory: Path) -> Path:
     return _written(directory / "made_up_splitwise.jsonl.gz", rows)
 
 
-def share_seen_before(requests: Iterable[TraceRequest]) -> float:
-    """The share of blocks that an earlier request of the session had, behind the same blocks:
-    counted with a set, and so without a prefix tree."""
-    seen: set[tuple[str, tuple[int, ...]]] = set()
-    hits = blocks = 0
-    for request in requests:
-        ids = request.block_ids
-        paths = {(request.session, ids[:end]) for end in range(1, len(ids) + 1)}
-        hits += len(paths & seen)
-        blocks += len(paths)
-        seen |= paths
-    return hits / blocks
+def share_seen_before(path: Path) -> float:
+    """The share of blocks of a file of `mooncake` or `agentic` that an earlier request of the
+    session had, behind the same blocks. Counted from the file itself and with a set, and so without
+    the reader of traces and without a prefix tree."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    num_blocks = 0
+    for number, line in enumerate(gzip.decompress(path.read_bytes()).splitlines()):
+        row = json.loads(line)
+        session = number if "requests" in row else 0
+        for ids in _prompts(row):
+            num_blocks += len(ids)
+            seen |= {(session, ids[:end]) for end in range(1, len(ids) + 1)}
+    return 1 - len(seen) / num_blocks
+
+
+def _prompts(row: dict[str, Any]) -> Iterator[tuple[int, ...]]:
+    if "hash_ids" in row:
+        yield tuple(row["hash_ids"])
+    for entry in row.get("requests", ()):
+        yield from _prompts(entry)
 
 
 def _written(path: Path, lines: Iterable[str]) -> Path:

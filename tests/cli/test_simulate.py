@@ -16,7 +16,6 @@ import pytest
 from aioserve import RequestView, SchedulerView, SchedulingPolicy
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.figures import CLIENT_FIGURES, FIGURES
-from aioserve.simulation.traces import TraceRequest, read_agentic, read_mooncake
 from tests import made_up_traces
 from tests.cli.command import Run
 
@@ -319,21 +318,14 @@ def test_a_trace_that_is_none_is_named_with_its_line(
     assert aioserve_here("simulate", tmp_path).returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("write", "read"),
-    [(made_up_traces.mooncake, read_mooncake), (made_up_traces.agentic, read_agentic)],
-    ids=["mooncake", "agentic"],
-)
+@pytest.mark.parametrize("write", [made_up_traces.mooncake, made_up_traces.agentic])
 def test_an_unbounded_cache_finds_what_was_seen_before_in_a_made_up_trace(
-    aioserve_here: Run,
-    write: Callable[[Path], Path],
-    read: Callable[[Path], list[TraceRequest]],
-    tmp_path: Path,
+    aioserve_here: Run, write: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     path = write(tmp_path)
     found = simulated(aioserve_here, path, "--unbounded-cache")
     share = found["policies"]["fcfs"]["block_hit_share"]
-    assert share == pytest.approx(made_up_traces.share_seen_before(read(path)))
+    assert share == pytest.approx(made_up_traces.share_seen_before(path))
 
 
 @pytest.mark.parametrize("write", [made_up_traces.azure, made_up_traces.servegen])

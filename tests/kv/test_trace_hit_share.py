@@ -52,10 +52,10 @@ def test_an_unbounded_cache_finds_every_block_of_a_made_up_trace_that_was_seen_b
     read: Callable[[Path], list[TraceRequest]],
     tmp_path: Path,
 ) -> None:
-    requests = read(write(tmp_path))
-    found = block_hit_share(requests)
+    path = write(tmp_path)
+    found = block_hit_share(read(path))
     assert 0.5 < found < 1
-    assert found == pytest.approx(made_up_traces.share_seen_before(requests))
+    assert found == pytest.approx(made_up_traces.share_seen_before(path))
 
 
 @pytest.mark.parametrize(
