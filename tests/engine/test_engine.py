@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import logging
+import multiprocessing
 import signal
 import sys
 import threading
@@ -88,12 +89,15 @@ async def test_two_engines_live_on_one_loop_and_a_third_of_their_streams_are_aba
 @pytest.mark.asyncio
 async def test_the_host_process_is_left_as_it_was():
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    start_method = multiprocessing.get_start_method(allow_none=True)
     threads = set(threading.enumerate())
     tasks = asyncio.all_tasks()
     async with Engine("pyhelp", num_pages=64) as engine:
         await engine.generate(PROMPT, SHORT)
         assert [t for t in threading.enumerate() if t.name == "aioserve-pyhelp"]
     assert [signal.getsignal(number) for number in signal.valid_signals()] == handlers
+    assert multiprocessing.get_start_method(allow_none=True) == start_method
+    assert not multiprocessing.active_children()
     assert {t for t in threading.enumerate() if t.name.startswith("aioserve")} <= threads
     assert asyncio.all_tasks() == tasks
 

@@ -293,3 +293,40 @@ async def test_more_samples_than_a_step_holds_are_refused_at_once():
         with pytest.raises(InvalidSamplingError, match="n must be at most max_num_seqs = 4, got 5"):
             it.stream(PROMPT, SamplingParams(n=5))
         assert len((await it.generate(PROMPT, FOUR)).samples) == 4
+
+
+class Books(SchedulingPolicy):
+    """Notes who came and who ended, in order."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, str] = {}
+        self.ended: list[tuple[int, str]] = []
+
+    def arrived(self, requests):
+        for request in requests:
+            assert request.arrival_index not in self.live
+            # The id of a request that ended may be another's; that of one of its samples is too.
+            self.live[request.arrival_index] = request.request_id
+
+    def finished(self, requests):
+        for request in requests:
+            assert self.live.pop(request.arrival_index) == request.request_id
+            self.ended.append((request.arrival_index, request.request_id))
+
+
+async def test_books_kept_by_arrival_index_survive_samples_and_ids_that_come_again():
+    books = Books()
+    async with Engine(FakeModel(), policy=books) as it:
+        for turn in range(3):
+            stream = it.stream([1, 2, 3], SamplingParams(max_tokens=9, n=3), request_id="again")
+            await anext(stream)
+            if turn % 2:
+                stream.close()
+            else:
+                assert [token async for token in stream]
+            del stream
+        await it.drain()
+    assert not books.live
+    indices = [index for index, _ in books.ended]
+    assert len(indices) == len(set(indices)) == 9
+    assert {request_id for _, request_id in books.ended} == {"again"}

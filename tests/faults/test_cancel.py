@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,8 @@ from functools import partial
 import anyio
 import pytest
 
-from aioserve import Engine, SchedulingPolicy
+from aioserve import Engine, SamplingParams, SchedulingPolicy
+from aioserve.execution.plan import StepPlan
 from aioserve.testing import FakeModel, Witness, simulate
 from tests.faults.harness import SEEDS, STEP_SECONDS, params, run, until, watched
 
@@ -244,3 +246,41 @@ def test_a_request_dropped_with_its_loop_says_nothing(seed):
     kept[0].close()
     kept.clear()
     gc.collect()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_no_step_is_planned_for_a_request_that_was_left_and_those_in_flight_free_it(seed, overlap):
+    async def main() -> None:
+        launched: list[StepPlan] = []
+
+        def step_seconds(plan: StepPlan) -> float:
+            launched.append(plan)
+            return 0.01
+
+        options = {"overlap": overlap, "prefix_caching": False, "page_size": 4}
+        async with Engine(FakeModel(step_seconds=step_seconds), **options) as engine:
+            other = engine.stream([9], SamplingParams(max_tokens=100, seed=1))
+            stream = engine.stream([1, 2, 3], SamplingParams(max_tokens=100, seed=2))
+            for _ in range(random.Random(seed).randint(1, 20)):
+                await anext(stream)
+            await asyncio.sleep(0.01 * random.Random(seed).random())
+            (left,) = {
+                sequence["sequence_id"]
+                for sequence in engine.dump()["sequences"]
+                if sequence["request_id"] == stream.request_id
+            }
+            stream.close()
+            before = len(launched)
+            in_flight = before - engine.stats().steps_total
+            assert in_flight <= 1 + overlap
+            await until(lambda: engine.stats().steps_total >= before)
+            stats, pages = engine.stats(), engine.dump()["sequences"][0]["pages"]
+            assert (stats.pages_held_by_requests, stats.pages_fenced) == (len(pages), 0)
+            await anext(other)
+            await asyncio.sleep(0.1)
+            assert len(launched) > before + 2
+            later = {item.sequence_id for plan in launched[before:] for item in plan.items}
+            assert left not in later
+
+    run(main, seed)
