@@ -47,8 +47,8 @@ async def ask(body: Question) -> StreamingResponse:
 
 
 async def events(stream: TokenStream) -> AsyncIterator[str]:
-    # When the client goes away this generator is cancelled, and leaving `async with` frees the
-    # request's pages within one engine step.
+    # When the client goes away this generator is cancelled, and leaving `async with` ends the
+    # request: no later step works for it.
     async with stream:
         try:
             async for token in stream:

@@ -39,8 +39,8 @@ async def complete(request: Request) -> Response:
 
 
 async def text(stream: TokenStream) -> AsyncIterator[str]:
-    # Starlette cancels this generator when the client goes away; leaving `async with` then frees
-    # the request's pages within one engine step.
+    # Starlette cancels this generator when the client goes away; leaving `async with` then ends the
+    # request: no later step works for it.
     async with stream:
         async for token in stream:
             yield token.text

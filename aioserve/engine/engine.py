@@ -1,6 +1,7 @@
 """`Engine`: the library's front door.
 
-Nothing here or below installs a signal handler, keeps a global or starts a process.
+Nothing here or below installs a signal handler or starts a process, and nothing but the kernels'
+threads and instruction set is shared by the engines of a process.
 """
 
 from __future__ import annotations
