@@ -12,7 +12,7 @@ Two backends, and `PackedLinear.backend` tells which one runs:
   taken in another order for other numbers of rows, so rows can differ in their last bits.
 
 Both take sums in float32. `benchmarks/linear.py` prints how the two compare, beside oneDNN's packed
-layout, which torch also reaches. The latter is slower for few rows (decode) and at some sizes faster
+layout, which torch also reaches. The latter is slower for few rows (decode), at some sizes faster
 for many (prefill), needs private names of torch, and its OpenMP threads spin on the cores that
 attention is waiting for.
 """
