@@ -1,8 +1,8 @@
-"""Page arithmetic, the only place for it: positions in a sequence to pages and slots.
+"""Page arithmetic, the only place for it: positions in a sequence to pages and locations.
 
     position   0 1 2 3 | 4 5 6 7 | 8 9        page_size 4, 10 tokens
     index         0         1       2         of the page in the sequence's page table
-    slot       page_ids[index] * page_size + position % page_size
+    location   page_ids[index] * page_size + position % page_size
 
 Any page size from 1 works, and no length need be a multiple of it. Plain integers and numpy;
 imports nothing else of the package, so every folder may use it.

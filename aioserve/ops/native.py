@@ -9,7 +9,7 @@ Another instruction set may round differently.
 
 Raises:
     TypeError: a dtype that is not supported or differs from the first argument's.
-    ValueError: a shape, stride, device, page or slot that does not fit, naming the argument.
+    ValueError: a shape, stride, device, page or location that does not fit, naming the argument.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def rotary_kv_write(
         cos, sin: float32 `[max_positions, R / 2]` with `R <= D`, rows indexed by position; both
             None for a model without rotary embedding.
         batch: `positions` and `token_slots` are used.
-        k_pages, v_pages: `[num_pages, Hk, page_size, D]`; only the slots of the batch change.
+        k_pages, v_pages: `[num_pages, Hk, page_size, D]`; only the batch's locations change.
         q_norm, k_norm: `[D]` weights of a per-head RMS norm before the rotation, or None.
         eps, weight_offset: of those norms, as in `rms_norm`.
     """
