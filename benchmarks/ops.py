@@ -52,7 +52,7 @@ def batch_of(sequences: int, tokens: int, context: int) -> AttentionBatch:
         query_start=torch.arange(0, (sequences + 1) * tokens, tokens, dtype=torch.int32),
         context_lens=torch.full((sequences,), context, dtype=torch.int32),
         page_table=table,
-        token_slots=slots.flatten(),
+        token_locations=slots.flatten(),
         positions=positions.int().repeat(sequences),
         max_query=tokens,
         max_context=context,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from aioserve.execution.plan import CopyKind, PageCopy, StepPlan
-from aioserve.kv.pages import pages_for, token_slots
+from aioserve.kv.pages import pages_for, token_locations
 from aioserve.models.batch import ForwardBatch
 from aioserve.ops.types import AttentionBatch
 
@@ -80,7 +80,9 @@ def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> Fo
             query_start=torch.from_numpy(query_start.astype(np.int32)),
             context_lens=torch.from_numpy(context_lens.astype(np.int32)),
             page_table=torch.from_numpy(page_table),
-            token_slots=torch.from_numpy(token_slots(page_table, rows, positions, page_size)),
+            token_locations=torch.from_numpy(
+                token_locations(page_table, rows, positions, page_size)
+            ),
             positions=torch.from_numpy(positions.astype(np.int32)),
             max_query=int(counts.max()),
             max_context=max_context,

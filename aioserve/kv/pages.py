@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["capacity_tokens", "pages_for", "token_slots"]
+__all__ = ["capacity_tokens", "pages_for", "token_locations"]
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -33,7 +33,7 @@ def capacity_tokens(num_pages: int, page_size: int) -> int:
     return num_pages * page_size
 
 
-def token_slots(
+def token_locations(
     page_table: npt.NDArray[np.int32],
     rows: npt.NDArray[np.integer[Any]],
     positions: npt.NDArray[np.integer[Any]],

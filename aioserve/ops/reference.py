@@ -86,7 +86,7 @@ def rotary_kv_write(
         v: `[T, Hk, D]`, unchanged.
         cos, sin: float32 `[max_positions, R / 2]` with `R <= D`, rows indexed by position; both
             None for a model without rotary embedding.
-        batch: `positions` and `token_slots` are used.
+        batch: `positions` and `token_locations` are used.
         k_pages, v_pages: `[num_pages, Hk, page_size, D]`; only the batch's locations change.
         q_norm, k_norm: `[D]` weights of a per-head RMS norm before the rotation, or None.
         eps, weight_offset: of those norms, as in `rms_norm`.
@@ -104,8 +104,8 @@ def rotary_kv_write(
         new_q = _rotate(new_q, cos[rows], sin[rows])
         new_k = _rotate(new_k, cos[rows], sin[rows])
     q.copy_(new_q)
-    pages = torch.div(batch.token_slots, page_size, rounding_mode="floor")
-    offsets = batch.token_slots - pages * page_size
+    pages = torch.div(batch.token_locations, page_size, rounding_mode="floor")
+    offsets = batch.token_locations - pages * page_size
     k_pages[pages, :, offsets] = new_k.to(k_pages.dtype)
     v_pages[pages, :, offsets] = v.to(v_pages.dtype)
 

@@ -25,14 +25,14 @@ class AttentionBatch:
         context_lens  int32 [B]      tokens in the KV pages after this step's writes
         page_table    int32 [B, P]   pages in order of position; entries past the context are
                                      valid page ids whose contents are never used
-        token_slots   int64 [T]      page * page_size + offset, where a token's K and V are written
+        token_locations  int64 [T]   page * page_size + offset, where a token's K and V are written
         positions     int32 [T]
     """
 
     query_start: torch.Tensor
     context_lens: torch.Tensor
     page_table: torch.Tensor
-    token_slots: torch.Tensor
+    token_locations: torch.Tensor
     positions: torch.Tensor
     max_query: int
     max_context: int
@@ -50,7 +50,7 @@ class AttentionBatch:
             ("query_start", self.query_start, torch.int32, (sequences + 1,)),
             ("context_lens", self.context_lens, torch.int32, (sequences,)),
             ("page_table", self.page_table, torch.int32, (sequences, pages)),
-            ("token_slots", self.token_slots, torch.int64, (tokens,)),
+            ("token_locations", self.token_locations, torch.int64, (tokens,)),
             ("positions", self.positions, torch.int32, (tokens,)),
         )
         device = self.query_start.device

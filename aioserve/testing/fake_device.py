@@ -112,10 +112,12 @@ class FakeDevice:
         self._kv[page_ids] = JUNK
         self._host_kv[list(host_page_ids)] = JUNK
 
-    def holds_junk(self, token_slots: Sequence[int]) -> bool:
+    def holds_junk(self, token_locations: Sequence[int]) -> bool:
         """Whether any of these places, counted in tokens from the start of the cache, holds no
         valid entry."""
-        return bool((self._entries[np.array(token_slots, np.int64)] & np.uint64(JUNK_BIT)).any())
+        return bool(
+            (self._entries[np.array(token_locations, np.int64)] & np.uint64(JUNK_BIT)).any()
+        )
 
     def _change_slots(self, plan: StepPlan) -> None:
         for slot in plan.ended_slots:

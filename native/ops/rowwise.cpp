@@ -31,7 +31,7 @@ void rotary_kv_write(const RotaryArgs& args, DType dtype, int64_t tokens, int64_
                      int64_t max_positions) {
     for (int64_t i = 0; i < tokens; ++i) {
         if (args.slots[i] < 0 || args.slots[i] >= num_slots)
-            throw std::invalid_argument("batch.token_slots[" + std::to_string(i) + "] is " +
+            throw std::invalid_argument("batch.token_locations[" + std::to_string(i) + "] is " +
                                         std::to_string(args.slots[i]) + ", outside the " +
                                         std::to_string(num_slots) + " slots of k_pages");
         if (args.cos && (args.positions[i] < 0 || args.positions[i] >= max_positions))

@@ -59,7 +59,7 @@ def test_every_token_is_where_its_item_says(drawn):
             assert attention.positions[row] == position
             page = item.page_ids[position // page_size]
             slot = page * page_size + position % page_size
-            assert attention.token_slots[row] == slot
+            assert attention.token_locations[row] == slot
             row += 1
         pages = -(-(item.start + item.count) // page_size)
         assert attention.page_table[index, :pages].tolist() == item.page_ids[:pages].tolist()

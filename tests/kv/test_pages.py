@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import capacity_tokens, pages_for, token_slots
+from aioserve.kv.pages import capacity_tokens, pages_for, token_locations
 
 page_sizes = st.sampled_from([1, 2, 16, 64])
 page_lists = st.lists(st.integers(0, 2**31 - 1), max_size=20).map(lambda p: np.array(p, np.int32))
@@ -32,7 +32,7 @@ def test_every_token_of_a_batch_lies_in_a_slot_of_its_own_page(
     page_table = page_table.reshape(len(lengths), columns)
     tokens = [(row, position) for row, n in enumerate(lengths) for position in range(n)]
     rows, positions = np.array(tokens, np.int64).reshape(-1, 2).T
-    slots = token_slots(page_table, rows, positions, page_size)
+    slots = token_locations(page_table, rows, positions, page_size)
     assert slots.dtype == np.int64
     assert len(set(slots.tolist())) == len(tokens)
     for slot, (row, position) in zip(slots.tolist(), tokens, strict=True):
@@ -43,14 +43,14 @@ def test_every_token_of_a_batch_lies_in_a_slot_of_its_own_page(
 def test_slots_of_the_last_page_of_a_large_cache_do_not_overflow() -> None:
     page_table = np.array([[2**31 - 1]], np.int32)
     position = np.array([63], np.int32)
-    slots = token_slots(page_table, np.zeros(1, np.int32), position, 64)
+    slots = token_locations(page_table, np.zeros(1, np.int32), position, 64)
     assert slots.tolist() == [(2**31 - 1) * 64 + 63]
 
 
 def test_a_position_past_the_table_is_refused() -> None:
     page_table = np.array([[3]], np.int32)
     with pytest.raises(IndexError):
-        token_slots(page_table, np.array([0]), np.array([16]), 16)
+        token_locations(page_table, np.array([0]), np.array([16]), 16)
 
 
 @pytest.mark.parametrize(("num_tokens", "page_size"), [(-1, 16), (4, 0), (4, -2)])

@@ -85,7 +85,7 @@ def lay_out(
         query_start=torch.tensor(starts, dtype=torch.int32),
         context_lens=torch.tensor([context for _, _, context in sequences], dtype=torch.int32),
         page_table=table,
-        token_slots=torch.cat(slots),
+        token_locations=torch.cat(slots),
         positions=torch.cat(positions),
         max_query=max(tokens for _, tokens, _ in sequences),
         max_context=max(context for _, _, context in sequences),

@@ -55,7 +55,7 @@ def check(
     torch.testing.assert_close(q.double(), wide_q, rtol=rtol, atol=atol)
     torch.testing.assert_close(storage.double(), wide_storage, rtol=rtol, atol=atol, equal_nan=True)
     page_size = scenario.cache.page_size
-    slots = scenario.batch.token_slots
+    slots = scenario.batch.token_locations
     written = torch.zeros(scenario.cache.num_pages, page_size, dtype=torch.bool)
     written[slots // page_size, slots % page_size] = True
     bits = torch.int32 if dtype is torch.float32 else torch.int16
@@ -96,7 +96,7 @@ def test_a_token_does_not_depend_on_its_neighbours_or_on_threads(
     last = lay_out([(1, 1, 90)], heads, dtype=dtype)
     q_alone, alone = write(native, last, qkv[-1:], heads, 32, True)
     assert torch.equal(q[-1:], q_alone)
-    slot = int(last.batch.token_slots[0])
+    slot = int(last.batch.token_locations[0])
     at = (0, slice(None), slot // 16, slice(None), slot % 16)
     assert torch.equal(storage[at], alone[at])
 
@@ -110,8 +110,8 @@ def test_slots_and_positions_outside_are_refused_before_anything_is_written() ->
     pages = scenario.pages
     with pytest.raises(ValueError, match=r"batch.positions\[1\] is 39, but cos has 39 rows"):
         native.rotary_kv_write(q, k, v, cos, sin, scenario.batch, *pages)
-    scenario.batch.token_slots[1] = -1
-    with pytest.raises(ValueError, match=r"batch.token_slots\[1\] is -1, outside the 80 slots"):
+    scenario.batch.token_locations[1] = -1
+    with pytest.raises(ValueError, match=r"batch.token_locations\[1\] is -1, outside the 80 slots"):
         native.rotary_kv_write(q, k, v, None, None, scenario.batch, *pages)
     assert torch.equal(q, before[0])
     torch.testing.assert_close(scenario.cache.storage, before[1], rtol=0, atol=0, equal_nan=True)

@@ -37,8 +37,8 @@ def test_a_cache_of_no_pages_is_refused_by_name() -> None:
 
 def test_a_batch_refuses_tensors_that_do_not_fit() -> None:
     batch = lay_out([(1, 2, 40), (2, 1, 3)], Heads(2, 1, 16)).batch
-    with pytest.raises(TypeError, match=r"token_slots must be torch.int64, got torch.int32"):
-        dataclasses.replace(batch, token_slots=batch.token_slots.int())
+    with pytest.raises(TypeError, match=r"token_locations must be torch.int64, got torch.int32"):
+        dataclasses.replace(batch, token_locations=batch.token_locations.int())
     with pytest.raises(ValueError, match=r"query_start must have shape \(3,\), got \(2,\)"):
         dataclasses.replace(batch, query_start=batch.query_start[:2])
     with pytest.raises(ValueError, match="page_table must be contiguous"):

@@ -51,7 +51,7 @@ class PagedRun:
             query_start=torch.tensor(starts, dtype=torch.int32),
             context_lens=torch.tensor(contexts, dtype=torch.int32),
             page_table=torch.tensor(table, dtype=torch.int32),
-            token_slots=torch.tensor(slots),
+            token_locations=torch.tensor(slots),
             positions=torch.tensor(positions, dtype=torch.int32),
             max_query=max(len(ids) for ids in chunks.values()),
             max_context=max(contexts),
