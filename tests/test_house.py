@@ -32,7 +32,13 @@ ORDER = (
 )
 """Places of the package, highest first."""
 
-FOR_ALL = ("aioserve.errors", "aioserve.config", "aioserve.request", "aioserve._native")
+FOR_ALL = (
+    "aioserve.errors",
+    "aioserve.config",
+    "aioserve.request",
+    "aioserve.isolation",
+    "aioserve._native",
+)
 """Modules that every place may import. The last is compiled."""
 
 ARITHMETIC = "aioserve.kv.pages"

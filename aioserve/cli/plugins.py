@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from aioserve.errors import ConfigError, PluginError
+from aioserve.isolation import shown
 
 if TYPE_CHECKING:
     from aioserve.plugins import PluginRegistry
@@ -80,7 +81,7 @@ def check(name: str, /, *, examples: int = 100) -> None:
         raise ConfigError(_why_not(registry, name))
     failed = len(broken)
     for one in broken:
-        print(f"{one.name} ({one.origin}) is broken: {one.cause!r}")
+        print(f"{one.name} ({one.origin}) is broken: {one.reason}")
     for what, run in checks:
         try:
             run(examples)
@@ -88,9 +89,11 @@ def check(name: str, /, *, examples: int = 100) -> None:
             if error.name != "hypothesis":
                 raise
             raise PluginError("`plugins check` needs hypothesis: pip install hypothesis") from error
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             failed += 1
-            text = str(error) if isinstance(error, AssertionError) else repr(error)
+            text = str(error) if isinstance(error, AssertionError) else shown(error)
             print(f"{what} fails: {text}")
         else:
             print(f"{what} keeps its contract: {examples} random examples")
@@ -152,7 +155,7 @@ def _others(registry: PluginRegistry) -> Iterator[Row]:
         origin = broken.origin
         yield _row(
             "plugin", broken.name, "", origin.distribution, origin.version, None, "broken"
-        ) | {"cause": repr(broken.cause)}
+        ) | {"cause": broken.reason}
     for plugin in registry.off:
         yield _row("plugin", plugin.name, "", plugin.distribution, plugin.version, None, "off") | {
             "cause": "AIOSERVE_PLUGINS leaves it out"

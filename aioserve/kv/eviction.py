@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-import reprlib
 from numbers import Real
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
-__all__ = ["Eviction", "EvictionStrategy", "GuardedStrategy", "PageUse"]
+from aioserve.isolation import Guard, NotAnAnswer, PluginFault
+
+__all__ = ["Eviction", "EvictionStrategy", "GuardedStrategy", "PageUse", "key_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class PageUse(msgspec.Struct, frozen=True, gc=False):
     """Requests that found the pages in the cache."""
 
 
+@runtime_checkable
 class EvictionStrategy(Protocol):
     """Says which cached pages are given up first.
 
@@ -42,40 +44,35 @@ class EvictionStrategy(Protocol):
         ...
 
 
-class GuardedStrategy:
-    """Asks a strategy until it raises or answers nonsense, which is logged once, by name."""
+def key_of(strategy: EvictionStrategy, use: PageUse) -> float:
+    """The key as a float; raises `NotAnAnswer` if it is no number or NaN, and what `key` raises."""
+    answer = strategy.key(use)
+    # A string of digits would do for float().
+    if isinstance(answer, Real) and not math.isnan(number := float(answer)):
+        return number
+    raise NotAnAnswer(answer, "not a number")
 
-    __slots__ = ("__weakref__", "failed", "name", "strategy")
+
+class GuardedStrategy(Guard):
+    """Asks a strategy until its first fault. Without a key the tree evicts in the order of lru, and
+    it asks no more."""
 
     def __init__(self, strategy: EvictionStrategy, name: str) -> None:
         self.strategy = strategy
-        self.name = name
-        self.failed = False
+        after = "least recently used decides from now on"
+        super().__init__(f"eviction strategy {name}", after, logger)
 
     def __call__(self, created_tick: int, last_used_tick: int, hits: int) -> float | None:
-        """The key as a float; None for good once there was none."""
+        """The key; None if there is none."""
         try:
-            answer = self.strategy.key(PageUse(created_tick, last_used_tick, hits))
-            # A string of digits would do for float().
-            if isinstance(answer, Real) and not math.isnan(number := float(answer)):
-                return number
-        except KeyboardInterrupt:
-            self._fail("was interrupted")
-            raise  # the tree passes it on when it is done
-        except BaseException as error:
-            self._fail(f"raised {reprlib.repr(error)}", error)
+            return self.call(
+                "key", key_of, self.strategy, PageUse(created_tick, last_used_tick, hits)
+            )
+        except PluginFault:
             return None
-        self._fail(f"answered {reprlib.repr(answer)}, not a number")
-        return None
-
-    def _fail(self, what: str, error: BaseException | None = None) -> None:
-        self.failed = True
-        logger.error(
-            "eviction strategy %s: key %s; least recently used decides from now on",
-            self.name,
-            what,
-            exc_info=error,
-        )
+        except KeyboardInterrupt:  # the tree raises it when its operation is done
+            self.fault("key", "was interrupted")
+            raise
 
 
 Eviction = str | EvictionStrategy | GuardedStrategy

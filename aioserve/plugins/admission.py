@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import logging
-import reprlib
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from aioserve.errors import RequestRejectedError
+from aioserve.isolation import Guard, NotAnAnswer, PluginFault
 from aioserve.plugins.records import RequestInfo
 from aioserve.scheduling.policy import Refusal
 
-__all__ = ["Admission", "AdmissionCheck"]
+__all__ = ["Admission", "AdmissionCheck", "refusal_of"]
 
 logger = logging.getLogger(__name__)
 
-_shown = reprlib.Repr()
-_shown.maxother = 1000  # room for the message of an exception
+
+def refusal_of(ask: Callable[[RequestInfo], object], request: RequestInfo) -> Refusal | None:
+    """What an `aioserve_admit` answers; raises `NotAnAnswer`, and what it raises."""
+    answer = ask(request)
+    if answer is None:
+        return None
+    if isinstance(answer, Refusal):  # of any class, and its reason of any class of str
+        return Refusal(str.__str__(answer.reason))
+    raise NotAnAnswer(answer, "neither a Refusal nor None")
 
 
-class AdmissionCheck(msgspec.Struct, frozen=True):
+class AdmissionCheck(Guard):
     """One plugin's `aioserve_admit`."""
 
-    ask: Callable[[RequestInfo], object]
-    label: str
-    """Names the plugin and its distribution."""
+    def __init__(self, ask: Callable[[RequestInfo], object], label: str) -> None:
+        """`label` names the plugin and its distribution."""
+        self._ask = ask
+        super().__init__(f"plugin {label}", "the request is refused", logger)
+
+    def check(self, request: RequestInfo) -> None:
+        """Raise `RequestRejectedError` if it refuses, and if it has a fault: a quota check that
+        breaks must not open the door."""
+        try:
+            refusal = self.call("aioserve_admit", refusal_of, self._ask, request)
+        except PluginFault as fault:
+            raise RequestRejectedError(
+                f"request {request.request_id!r} can't be admitted: {fault}"
+            ) from fault.__cause__
+        if refusal is not None:
+            raise RequestRejectedError(
+                f"{self.label} refused request {request.request_id!r}: {refusal.reason}"
+            )
 
 
 class Admission:
@@ -35,29 +55,6 @@ class Admission:
         self._checks = tuple(checks)
 
     def check(self, request: RequestInfo) -> None:
-        """Raise `RequestRejectedError` if a plugin refuses, and also if one raises or answers
-        nonsense: a quota check that breaks must not open the door."""
+        """Raise `RequestRejectedError` if a check refuses."""
         for check in self._checks:
-            try:
-                answer = check.ask(request)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # CancelledError too: it is some other task's
-                logger.exception("plugin %s: aioserve_admit raised", check.label)
-                what = f"raised {_shown.repr(error)}"
-                raise self._broken(check, request, what) from error
-            if isinstance(answer, Refusal):
-                raise RequestRejectedError(
-                    f"plugin {check.label} refused request {request.request_id!r}: {answer.reason}"
-                )
-            if answer is not None:
-                what = f"answered {reprlib.repr(answer)}, neither a Refusal nor None"
-                logger.error("plugin %s: aioserve_admit %s", check.label, what)
-                raise self._broken(check, request, what)
-
-    @staticmethod
-    def _broken(check: AdmissionCheck, request: RequestInfo, what: str) -> RequestRejectedError:
-        return RequestRejectedError(
-            f"request {request.request_id!r} can't be admitted: aioserve_admit of plugin "
-            f"{check.label} {what}"
-        )
+            check.check(request)

@@ -10,10 +10,10 @@ import msgspec
 import pluggy
 
 from aioserve.errors import PluginError
+from aioserve.isolation import shown
 from aioserve.plugins.specs import (
     API_VERSION,
     GROUP,
-    AnySpec,
     EvictionSpec,
     HookSpecs,
     ObserverSpec,
@@ -58,14 +58,14 @@ def contents_of(plugin: object) -> Contents:
     Raises `PluginError` where it breaks the contract, and whatever its hooks raise.
     """
     if inspect.isclass(plugin):
-        raise PluginError(f"plugin {plugin!r} is a class: give an object of it, or a module")
+        raise PluginError(f"plugin {shown(plugin)} is a class: give an object of it, or a module")
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(HookSpecs)
     manager.register(plugin)
     manager.check_pending()
     callers = manager.get_hookcallers(plugin)
     if not callers:
-        raise PluginError(f"plugin {plugin!r} has no hook marked @aioserve.hookimpl")
+        raise PluginError(f"plugin {shown(plugin)} has no hook marked @aioserve.hookimpl")
     for caller in callers:
         for implementation in caller.get_hookimpls():
             _check_plain(caller.name, implementation)
@@ -88,36 +88,42 @@ def _check_plain(name: str, implementation: pluggy.HookImpl) -> None:
 
 
 def _specs(hook: pluggy.HookCaller, kind: type[Spec]) -> tuple[Spec, ...]:
-    """The specs that a hook gives, each checked."""
+    """The specs that a hook gives, each checked and made anew of plain values."""
     specs: dict[str, Spec] = {}
     offers: list[Any] = hook()
     for offered in offers:
         if not isinstance(offered, list | tuple):
-            raise PluginError(f"{hook.name} must give a list of {kind.__name__}, got {offered!r}")
-        for spec in offered:
-            if not isinstance(spec, kind):
-                raise PluginError(f"{hook.name} must give {kind.__name__} objects, got {spec!r}")
-            _check_spec(spec)
+            raise PluginError(
+                f"{hook.name} must give a list of {kind.__name__}, got {shown(offered)}"
+            )
+        for given in offered:
+            if not isinstance(given, kind):
+                raise PluginError(
+                    f"{hook.name} must give {kind.__name__} objects, got {shown(given)}"
+                )
+            spec = _checked(given, kind)
             if spec.name in specs:
                 raise PluginError(f"{kind.__name__} {spec.name!r} is offered twice")
             specs[spec.name] = spec
     return tuple(specs.values())
 
 
-def _check_spec(spec: AnySpec) -> None:
-    kind = type(spec).__name__
-    if not isinstance(spec.name, str) or not NAME.fullmatch(spec.name):
+def _checked(spec: Spec, kind: type[Spec]) -> Spec:
+    name = str.__str__(spec.name) if isinstance(spec.name, str) else ""
+    if not NAME.fullmatch(name):
         raise PluginError(
-            f"{kind}: name must be letters, digits, '_', '-' and '.', got {spec.name!r}"
+            f"{kind.__name__}: name must be letters, digits, '_', '-' and '.', got "
+            f"{shown(spec.name)}"
         )
-    if spec.api != API_VERSION or isinstance(spec.api, bool):
+    what = f"{kind.__name__} {name!r}"
+    if type(spec.api) is not int or spec.api != API_VERSION:
         raise PluginError(
-            f"{kind} {spec.name!r} is made for version {spec.api!r} of the plugin API, and this "
-            f"aioserve has version {API_VERSION}: install versions that go together"
+            f"{what} is made for version {shown(spec.api)} of the plugin API, and this aioserve "
+            f"has version {API_VERSION}: install versions that go together"
         )
     if not callable(spec.factory):
-        raise PluginError(f"{kind} {spec.name!r}: factory must be callable, got {spec.factory!r}")
+        raise PluginError(f"{what}: factory must be callable, got {shown(spec.factory)}")
     if not isinstance(spec.description, str):
-        raise PluginError(
-            f"{kind} {spec.name!r}: description must be a str, got {spec.description!r}"
-        )
+        raise PluginError(f"{what}: description must be a str, got {shown(spec.description)}")
+    fields: Any = (name, spec.factory, str.__str__(spec.description), spec.api)
+    return kind(*fields)

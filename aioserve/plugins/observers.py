@@ -1,4 +1,4 @@
-"""Tells observers what happened, in batches, and keeps those that fail from doing harm.
+"""Tells observers what happened, in batches, and detaches those that keep failing.
 
 Knows neither the engine nor a clock. Observers are told after a step was committed, never once a
 token.
@@ -6,19 +6,16 @@ token.
 
 from __future__ import annotations
 
-import inspect
 import logging
-import reprlib
 from collections.abc import Sequence
 
-from aioserve.errors import PluginError
+from aioserve.isolation import Guard, PluginFault
 from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo
 
 __all__ = ["MAX_FAILURES", "Observer", "Observers"]
 
 logger = logging.getLogger(__name__)
 
-METHODS = ("arrived", "step_finished", "finished")
 MAX_FAILURES = 3
 """An observer that raises this often in a row in the same method is detached."""
 
@@ -43,24 +40,16 @@ class Observers:
     """Those of one engine. False if there are none."""
 
     def __init__(self) -> None:
-        self._attached: list[_Attached] = []
+        self._attached: list[GuardedObserver] = []
 
     def attach(self, observer: Observer, label: str) -> None:
-        """`label` names it and its distribution in the log.
-
-        Raises `PluginError` for an object that isn't an `Observer`, or has an async method.
-        """
-        if not isinstance(observer, Observer):
-            raise PluginError(f"observer {label}: its factory made {observer!r}, no Observer")
-        for method in METHODS:
-            if inspect.iscoroutinefunction(getattr(observer, method)):
-                raise PluginError(f"observer {label}: {method} must be plain, got an async one")
-        self._attached.append(_Attached(observer, label))
+        """`label` names it and its distribution in the log."""
+        self._attached.append(GuardedObserver(observer, label))
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Those that are attached."""
-        return tuple(attached.label for attached in self._attached)
+        return tuple(attached.name for attached in self._attached)
 
     def __bool__(self) -> bool:
         return bool(self._attached)
@@ -73,41 +62,36 @@ class Observers:
     ) -> None:
         """Pass on what happened since the last call, to every observer in this order; what is
         empty is passed over."""
-        for attached in list(self._attached):
+        for attached in self._attached:
             if arrived:
-                attached.call("arrived", tuple(arrived))
+                attached.tell("arrived", tuple(arrived))
             if step is not None:
-                attached.call("step_finished", step)
+                attached.tell("step_finished", step)
             if finished:
-                attached.call("finished", tuple(finished))
+                attached.tell("finished", tuple(finished))
         self._attached = [attached for attached in self._attached if not attached.given_up]
 
 
-class _Attached:
-    def __init__(self, observer: Observer, label: str) -> None:
-        self.observer = observer
-        self.label = label
+class GuardedObserver(Guard):
+    """Tells one observer, until one of its methods has failed too often in a row."""
+
+    def __init__(self, observer: Observer, name: str) -> None:
+        super().__init__(f"observer {name}", f"{MAX_FAILURES} in a row detach it", logger)
+        self.name = name
         self.given_up = False
+        self._observer = observer
         self._failures: dict[str, int] = {}
 
-    def call(self, method: str, told: object) -> None:
+    def tell(self, method: str, told: object) -> None:
         if self.given_up:
             return
         try:
-            getattr(self.observer, method)(told)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # CancelledError too: it is some other task's
-            self._failures[method] = self._failures.get(method, 0) + 1
-            logger.exception("observer %s: %s raised %s", self.label, method, reprlib.repr(error))
-        else:
+            self.call(method, lambda: getattr(self._observer, method)(told))
             self._failures[method] = 0
-            return
-        if self._failures[method] >= MAX_FAILURES:
-            self.given_up = True
-            logger.error(
-                "observer %s is detached: %s raised %d times in a row",
-                self.label,
-                method,
-                MAX_FAILURES,
-            )
+        except PluginFault:
+            self._failures[method] = self._failures.get(method, 0) + 1
+            if self._failures[method] == MAX_FAILURES:
+                self.given_up = True
+                logger.error(
+                    "%s is detached: %s raised %d times in a row", self.label, method, MAX_FAILURES
+                )

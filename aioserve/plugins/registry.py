@@ -13,12 +13,13 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from aioserve.errors import ConfigError, PluginError, UnknownPolicyError
-from aioserve.kv.eviction import Eviction, GuardedStrategy
+from aioserve.isolation import blamed, shown
+from aioserve.kv.eviction import Eviction, EvictionStrategy, GuardedStrategy
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.plugins.admission import Admission, AdmissionCheck
 from aioserve.plugins.contents import Contents, contents_of
 from aioserve.plugins.installed import InstalledPlugin, installed_plugins
-from aioserve.plugins.observers import Observers
+from aioserve.plugins.observers import Observer, Observers
 from aioserve.plugins.options import made, split_name
 from aioserve.plugins.records import RequestInfo
 from aioserve.plugins.specs import EvictionSpec, ObserverSpec, PolicySpec
@@ -28,10 +29,10 @@ __all__ = ["BrokenPlugin", "Offer", "Origin", "PluginRegistry", "check_policy_ob
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Spec = TypeVar("Spec", PolicySpec, EvictionSpec, ObserverSpec)
 
 GIVEN = "given to the engine"
-POLICY_METHODS = tuple(name for name in vars(SchedulingPolicy) if not name.startswith("_"))
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -81,8 +82,12 @@ class BrokenPlugin(msgspec.Struct, frozen=True):
     offered: frozenset[tuple[str, str]] = frozenset()
     """Kind and name of what it would offer, where that is known."""
 
+    @property
+    def reason(self) -> str:
+        return shown(self.cause)
+
     def __str__(self) -> str:
-        return f"{self.name} ({self.origin}): {self.cause!r}"
+        return f"{self.name} ({self.origin}): {self.reason}"
 
 
 class PluginRegistry:
@@ -105,13 +110,9 @@ class PluginRegistry:
         """Those that AIOSERVE_PLUGINS leaves out; they are not imported."""
         self._asked: list[object] = []
         for plugin in plugins:
-            origin = Origin(_name_of(plugin), GIVEN, "", selected=True)
-            try:
+            with blamed(f"plugin {shown(plugin)} {GIVEN} is broken", PluginError):
+                origin = Origin(_name_of(plugin), GIVEN, "", selected=True)
                 self._add(self._ask(plugin), origin)
-            except PluginError:
-                raise
-            except Exception as error:
-                raise PluginError(f"plugin {plugin!r} {GIVEN} is broken: {error!r}") from error
         installed = installed_plugins()
         self.off = [plugin for plugin in installed if not plugin.allowed]
         loaded = [(plugin, self._load(plugin)) for plugin in installed if plugin.allowed]
@@ -137,15 +138,7 @@ class PluginRegistry:
         offer = self._offer("policy", name, self.policies)
         if offer is None:
             raise UnknownPolicyError(f"no scheduling policy {name!r}; {self._known(self.policies)}")
-        policy = _made(offer, options, "policy")
-        if not isinstance(policy, SchedulingPolicy):
-            raise PluginError(
-                f"policy {offer.label}: its factory made {policy!r}, no SchedulingPolicy"
-            )
-        try:
-            return check_policy_object(policy)
-        except ConfigError as error:
-            raise PluginError(f"policy {offer.label}: {error}") from error
+        return _made("policy", offer, options, SchedulingPolicy)
 
     def policy_label(self, text: str) -> str:
         """Name and distribution of a policy that `policy` makes, for logs and errors."""
@@ -166,11 +159,7 @@ class PluginRegistry:
         if offer is None:
             known = self._known([*EVICTION_STRATEGIES, *self.evictions])
             raise ConfigError(f"eviction: no strategy {name!r}; {known}")
-        strategy = _made(offer, options, "eviction strategy")
-        if not callable(getattr(strategy, "key", None)):
-            raise PluginError(
-                f"eviction strategy {offer.label}: its factory made {strategy!r}, without a key()"
-            )
+        strategy = _made("eviction strategy", offer, options, EvictionStrategy)
         return GuardedStrategy(strategy, offer.label)
 
     # -- what every engine has
@@ -189,7 +178,7 @@ class PluginRegistry:
         observers = Observers()
         for offer in list(self.observers.values()):
             try:
-                observers.attach(_made(offer, {}, "observer"), offer.label)
+                observers.attach(_made("observer", offer, {}, Observer), offer.label)
             except (PluginError, ConfigError) as error:
                 if offer.origin.selected:
                     raise
@@ -230,7 +219,9 @@ class PluginRegistry:
     def _load(self, plugin: InstalledPlugin) -> Contents:
         try:
             return self._ask(plugin.point.load())
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._leave_out(plugin.name, _origin(plugin), error)
             return Contents()
 
@@ -285,26 +276,39 @@ class PluginRegistry:
 
 
 def check_policy_object(policy: object) -> SchedulingPolicy:
-    """`policy`, if it is one whose methods are plain: nobody would await them."""
-    if not isinstance(policy, SchedulingPolicy):
-        raise ConfigError(f"policy must be a name or a SchedulingPolicy object, got {policy!r}")
-    for method in POLICY_METHODS:
-        function = getattr(policy, method)
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    """`policy`, if it is one whose methods are plain."""
+    with blamed("policy can't be used", ConfigError):
+        if not isinstance(policy, SchedulingPolicy):
             raise ConfigError(
-                f"{type(policy).__name__}.{method} must be a plain function, got an async one"
+                f"policy must be a name or a SchedulingPolicy object, got {shown(policy)}"
             )
+        asynchronous = _async_method(policy, SchedulingPolicy)
+    if asynchronous:
+        raise ConfigError(asynchronous)
     return policy
 
 
-def _made(offer: Offer[Any], options: Mapping[str, str], kind: str) -> Any:
-    """What the factory makes; `PluginError` naming the plugin if it raises."""
-    try:
-        return made(offer.spec.factory, options, f"{kind} {offer.spec.name!r}")
-    except (ConfigError, PluginError):
-        raise
-    except Exception as error:
-        raise PluginError(f"{kind} {offer.label} can't be made: {error!r}") from error
+def _async_method(thing: object, kind: type) -> str | None:
+    """What is wrong with the first of its methods that isn't plain: nobody would await it."""
+    for method in vars(kind):
+        function = None if method.startswith("_") else getattr(thing, method)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            return f"{type(thing).__name__}.{method} must be a plain function, got an async one"
+    return None
+
+
+def _made(kind: str, offer: Offer[Any], options: Mapping[str, str], wanted: type[T]) -> T:
+    """What the factory makes. Raises `PluginError` naming the plugin if it raises or makes
+    something else."""
+    what = f"{kind} {offer.label}"
+    with blamed(f"{what} can't be made", ConfigError, PluginError):
+        thing = made(offer.spec.factory, options, f"{kind} {offer.spec.name!r}")
+        if not isinstance(thing, wanted):
+            raise PluginError(f"{what}: its factory made {shown(thing)}, no {wanted.__name__}")
+        asynchronous = _async_method(thing, wanted)
+    if asynchronous:
+        raise PluginError(f"{what}: {asynchronous}")
+    return thing
 
 
 def _taken(kind: str, name: str, by: Origin) -> PluginError:
@@ -316,4 +320,5 @@ def _origin(plugin: InstalledPlugin) -> Origin:
 
 
 def _name_of(plugin: object) -> str:
-    return getattr(plugin, "__name__", None) or type(plugin).__name__
+    name = getattr(plugin, "__name__", None)
+    return name if type(name) is str else type(plugin).__name__

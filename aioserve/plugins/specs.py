@@ -19,7 +19,6 @@ from aioserve.scheduling.policy import Refusal, SchedulingPolicy
 __all__ = [
     "API_VERSION",
     "GROUP",
-    "AnySpec",
     "EvictionSpec",
     "HookSpecs",
     "ObserverSpec",
@@ -70,9 +69,6 @@ class ObserverSpec(msgspec.Struct, frozen=True):
     """Makes one object for one engine."""
     description: str = ""
     api: int = 1
-
-
-AnySpec = PolicySpec | EvictionSpec | ObserverSpec
 
 
 class HookSpecs:

@@ -3,16 +3,16 @@ input."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import math
-from collections.abc import Callable
-from numbers import Real
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from aioserve.kv.eviction import EvictionStrategy, PageUse
+from aioserve.isolation import NotAnAnswer, shown
+from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo
+from aioserve.plugins.admission import refusal_of
 from aioserve.request import FinishReason
-from aioserve.scheduling.policy import Refusal
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -35,9 +35,8 @@ def check_eviction(
     @given(_uses(), _uses())
     def check(use: PageUse, other: PageUse) -> None:
         strategy = make_strategy()
-        first = strategy.key(use)
-        if not isinstance(first, Real) or math.isnan(first):
-            raise AssertionError(f"key({use}) is {first!r}, not a number")
+        with _answers(f"key({use})"):
+            first = key_of(strategy, use)
         strategy.key(other)
         for again in (strategy.key(use), make_strategy().key(use)):
             if again != first:
@@ -87,13 +86,18 @@ def check_admission(ask: Callable[[RequestInfo], object], *, max_examples: int =
     @_settings(max_examples)
     @given(_requests())
     def check(request: RequestInfo) -> None:
-        answer = ask(request)
-        if answer is not None and not isinstance(answer, Refusal):
-            raise AssertionError(
-                f"aioserve_admit({request}) is {answer!r}, neither None nor a Refusal"
-            )
+        with _answers(f"aioserve_admit({request})"):
+            refusal_of(ask, request)
 
     check()
+
+
+@contextlib.contextmanager
+def _answers(question: str) -> Iterator[None]:
+    try:
+        yield
+    except NotAnAnswer as error:
+        raise AssertionError(f"{question} is {shown(error.answer)}, {error.why}") from None
 
 
 def _settings(max_examples: int) -> settings:

@@ -21,6 +21,7 @@ from aioserve import (
 )
 from aioserve.testing import FakeModel
 from tests.faults.harness import params, run, watched
+from tests.plugin_system.hostile import TOUCHES, contained, hostile
 
 
 class BadPlugins:
@@ -29,12 +30,16 @@ class BadPlugins:
     def __init__(self, seed: int) -> None:
         self.source = random.Random(seed)
         self.heard: list[str] = []
+        self.hostile = (
+            hostile(TOUCHES, SystemExit),
+            hostile(TOUCHES, asyncio.CancelledError, base=Exception),
+        )
 
     def good_or(self, good: Any, *bad: Any) -> Any:
         if self.source.random() < 0.7:
             return good
-        answer = self.source.choice(bad)
-        if isinstance(answer, BaseException):
+        answer = self.source.choice([*bad, *self.hostile])
+        if issubclass(type(answer), BaseException):
             raise answer
         return answer
 
@@ -102,6 +107,7 @@ class BadPlugins:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("seed", range(8))
+@contained
 def test_bad_plugins_of_every_kind_cost_nobody_a_token(seed: int, overlap: bool) -> None:
     run(partial(serve_under_bad_plugins, seed, overlap), seed)
 

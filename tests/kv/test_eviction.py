@@ -15,6 +15,7 @@ import pytest
 from aioserve.kv.eviction import PageUse
 from aioserve.kv.page_pool import NO_STEP, PagePool
 from aioserve.kv.prefix_tree import PrefixTree
+from tests.plugin_system.hostile import ERRORS, TOUCHES, contained, hostile
 
 
 class Strategy:
@@ -149,6 +150,22 @@ def test_a_strategy_that_fails_is_logged_once_and_the_order_is_lru_for_good(
     assert re.match(f"eviction strategy Strategy: key {what}", record.getMessage())
 
 
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("touches", [["__class__"], ["__float__"], ["__repr__"], TOUCHES])
+@pytest.mark.parametrize("base", [object, Exception])
+@contained
+def test_a_key_or_an_exception_that_raises_when_it_is_looked_at_is_a_failure(
+    base, touches, error
+) -> None:
+    key = hostile(touches, error, base=base)
+    strategy = Strategy(raising(key) if base is Exception else lambda use: key)
+    cache = Cache(strategy)
+    for name in "aba":
+        cache.serve(name)
+    assert cache.evicted("ab") == "ba"
+    assert len(strategy.asked) == 1
+
+
 def test_a_strategy_may_fail_in_the_middle_of_an_eviction() -> None:
     strategy = Strategy(lambda use: 1 // (len(strategy.asked) < 3) and -use.last_used_tick)
     cache = Cache(strategy)
@@ -184,5 +201,6 @@ def test_ctrl_c_in_a_strategy_comes_after_the_operation(caplog) -> None:
     cache.tree.sanity_check()
     assert (cache.tree.num_receipts, cache.tree.num_evictable) == (0, 2)
     assert [record.getMessage() for record in caplog.records] == [
-        "eviction strategy Strategy: key was interrupted; least recently used decides from now on"
+        "eviction strategy Strategy: key was interrupted; least recently used decides from now on "
+        "(fault 1)"
     ]

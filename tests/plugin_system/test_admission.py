@@ -18,6 +18,7 @@ from aioserve import (
 )
 from aioserve.plugins import PluginRegistry
 from aioserve.testing import FakeModel, check_invariants, simulate
+from tests.plugin_system.hostile import ERRORS, TOUCHES, contained, hostile
 from tests.plugin_system.planted import entry_point
 
 INFO = RequestInfo("r", None, 3, 5, 1, None, None, 0.0)
@@ -100,12 +101,37 @@ async def test_a_check_that_breaks_refuses_and_names_its_plugin(answer, what, in
     installed.append(entry_point("quota", lambda: Check(answer)))
     async with Engine(FakeModel(), policy=SchedulingPolicy()) as engine:
         with pytest.raises(
-            RequestRejectedError, match=rf"plugin quota \(some-dist 1.2\) .*{what}"
+            RequestRejectedError, match=rf"plugin quota \(some-dist 1.2\): aioserve_admit .*{what}"
         ) as caught:
             await engine.generate([1], ANSWER)
         assert (caught.value.__cause__ is not None) is ("raised" in what)
         check_invariants(engine)
     assert "plugin quota (some-dist 1.2): aioserve_admit" in caplog.text
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("touches", [["__class__"], ["__repr__"], TOUCHES])
+@pytest.mark.parametrize("base", [object, Exception])
+@contained
+def test_an_answer_or_an_exception_that_raises_when_it_is_looked_at_refuses(base, touches, error):
+    answer = hostile(touches, error, base=base)
+
+    def ask(request):
+        if base is Exception:
+            raise answer
+        return answer
+
+    with pytest.raises(RequestRejectedError, match=r"plugin Check .*: aioserve_admit ") as caught:
+        PluginRegistry([Check(ask)]).admission().check(INFO)
+    assert type(str(caught.value)) is str
+
+
+def test_a_check_that_always_breaks_does_not_fill_the_log(caplog):
+    admission = PluginRegistry([Check(fail)]).admission()
+    for _ in range(100):
+        with pytest.raises(RequestRejectedError, match="LookupError"):
+            admission.check(INFO)
+    assert len(caplog.records) == 13
 
 
 def test_an_interrupt_is_no_refusal(caplog):

@@ -123,7 +123,7 @@ def test_a_strategy_that_fails_costs_no_token(fail, seed, caplog):
         ("mru:after=x", [EvictionPlugin()], ConfigError, "must be an int or none, got 'x'"),
         ("mru:size=1", [EvictionPlugin()], ConfigError, r"has no option 'size'; there are: after"),
         ("mru", [EvictionPlugin(lambda: 1 // 0)], PluginError, "can't be made: ZeroDivision"),
-        ("mru", [EvictionPlugin(dict)], PluginError, r"its factory made {}, without a key\(\)"),
+        ("mru", [EvictionPlugin(dict)], PluginError, "its factory made {}, no EvictionStrategy"),
         ("lru", [EvictionPlugin(name="lru")], PluginError, "'lru' is built in"),
     ],
 )

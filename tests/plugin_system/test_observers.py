@@ -30,6 +30,7 @@ from aioserve.testing import (
     random_step_seconds,
     simulate,
 )
+from tests.plugin_system.hostile import ERRORS, TOUCHES, contained, hostile
 from tests.plugin_system.planted import entry_point
 
 
@@ -72,6 +73,7 @@ class ObserverPlugin:
 
 
 ANSWER = SamplingParams(max_tokens=5, seed=0)
+SUMMARY = RequestSummary("r", None, FinishReason.STOP, None, 3, 5, 0.1, 0.2)
 
 
 def serve(plugin: object, requests: int = 8) -> None:
@@ -242,7 +244,7 @@ def serve_nothing_else(plugin: ObserverPlugin) -> None:
 
 def failing(*methods: str, times: int | None = None, error: BaseException | None = None):
     """An observer class whose `methods` raise, the first so many times."""
-    error = error or ValueError("planted")
+    error = ValueError("planted") if error is None else error
 
     class Failing(Recorder):
         calls = 0
@@ -272,7 +274,11 @@ def test_an_observer_that_keeps_failing_is_detached_by_name(method, installed, c
     simulate(main)
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [
-        *[f"observer bad (some-dist 1.2): {method} raised ValueError('planted')"] * 3,
+        *[
+            f"observer bad (some-dist 1.2): {method} raised ValueError('planted'); "
+            f"3 in a row detach it (fault {number})"
+            for number in (1, 2, 3)
+        ],
         f"observer bad (some-dist 1.2) is detached: {method} raised 3 times in a row",
     ]
     assert caplog.records[0].exc_info is not None
@@ -287,16 +293,43 @@ def test_what_an_observer_raises_is_its_own_whatever_it_is(method, error, caplog
     serve(ObserverPlugin(failing(method, error=error)))
     messages = [record.getMessage() for record in caplog.records]
     told = f"observer recorder (given to the engine): {method} raised {error!r}"
-    assert messages[:3] == [told] * 3
+    assert [message.partition(";")[0] for message in messages[:3]] == [told] * 3
     assert "is detached" in messages[3]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@contained
+def test_an_exception_that_raises_when_it_is_looked_at_is_a_failure_like_any_other(error):
+    observers = Observers()
+    observers.attach(failing("finished", error=hostile(TOUCHES, error, base=Exception))(), "it")
+    observers.attach(Recorder(), "another")
+    for _ in range(3):
+        assert observers.labels == ("it", "another")
+        observers.tell([], None, [SUMMARY])
+    assert observers.labels == ("another",)
+
+
+def test_an_observer_that_fails_every_other_time_does_not_fill_the_log(caplog):
+    class Fickle(Observer):
+        calls = 0
+
+        def finished(self, requests):
+            self.calls += 1
+            assert self.calls % 2
+
+    observers = Observers()
+    observers.attach(Fickle(), "it")
+    for _ in range(200):
+        observers.tell([], None, [SUMMARY])
+    assert observers.labels == ("it",)
+    assert len(caplog.records) == 13
 
 
 def test_an_interrupt_is_no_failure_of_the_observer(caplog):
     observers = Observers()
     observers.attach(failing("finished", error=KeyboardInterrupt())(), "it")
-    summary = RequestSummary("r", None, FinishReason.STOP, None, 3, 5, 0.1, 0.2)
     with pytest.raises(KeyboardInterrupt):
-        observers.tell([], None, [summary])
+        observers.tell([], None, [SUMMARY])
     assert observers.labels == ("it",)
     assert not caplog.records
 
@@ -319,7 +352,10 @@ class Waiting(Observer):
         (lambda: 1 // 0, "observer bad (some-dist 1.2) can't be made: ZeroDivisionError"),
         (dict, "observer bad (some-dist 1.2): its factory made {}, no Observer"),
         (lambda *, need: Recorder(), "observer 'bad' needs the options need"),
-        (Waiting, "observer bad (some-dist 1.2): finished must be plain, got an async one"),
+        (
+            Waiting,
+            "observer bad (some-dist 1.2): Waiting.finished must be a plain function",
+        ),
     ],
 )
 def test_an_observer_that_cannot_be_made_is_left_out(make, message, installed, monkeypatch, caplog):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from enum import StrEnum
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,9 +24,10 @@ from aioserve import (
     Verdict,
     hookimpl,
 )
-from aioserve.plugins import API_VERSION, PluginRegistry
+from aioserve.plugins import API_VERSION, PluginRegistry, check_policy_object
 from aioserve.plugins import installed as installed_module
 from aioserve.testing.fake_model import FakeModel, expected_tokens
+from tests.plugin_system.hostile import ERRORS, TOUCHES, contained, hostile
 from tests.plugin_system.planted import Lifo, LifoPlugin, broken, entry_point, offering
 
 
@@ -217,12 +220,77 @@ def test_a_hook_must_be_plain(installed):
     assert "unknown hook 'aioserve_scheduling_policy'" in str(third)
 
 
-def test_a_module_that_ends_the_process_on_import_is_broken_like_any_other(installed):
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("touches", [(), TOUCHES])
+@contained
+def test_a_module_that_raises_on_import_is_broken_whatever_it_raises(installed, touches, error):
     def leave():
-        raise SystemExit(3)
+        raise hostile(touches, error, base=error)
 
     installed.append(entry_point("bad", leave))
-    assert "SystemExit(3)" in str(PluginRegistry().broken[0])
+    (found,) = PluginRegistry().broken
+    assert "Hostile" in str(found)
+    with pytest.raises(PluginError, match=r"'bad' can't be loaded: bad \(some-dist 1.2\)"):
+        PluginRegistry().policy("bad")
+
+
+def test_an_interrupt_while_a_module_is_imported_is_let_through(installed):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    installed.append(entry_point("bad", interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        PluginRegistry()
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@contained
+def test_what_a_plugin_gives_may_raise_when_it_is_looked_at(installed, error):
+    """Each object is its plugin's fault, and no other's."""
+    thing = hostile(TOUCHES, error)
+    installed += [
+        entry_point("a", lambda: thing),
+        entry_point("b", lambda: offering(thing)),
+        entry_point("c", lambda: offering([thing])),
+        entry_point("d", lambda: offering([PolicySpec(thing, Lifo)])),
+        entry_point("e", lambda: offering([PolicySpec("e", Lifo, thing)])),
+        entry_point("f", lambda: offering([PolicySpec("f", thing)])),
+        entry_point("g", lambda: offering([PolicySpec("g", Lifo, api=thing)])),
+        entry_point("lifo", LifoPlugin),
+        entry_point("made", lambda: offering([PolicySpec("made", lambda: thing)])),
+    ]
+    registry = PluginRegistry()
+    assert {broken.name for broken in registry.broken} | {"f"} == set("abcdefg")
+    assert isinstance(registry.policy("lifo"), Lifo)
+    with pytest.raises(PluginError, match=r"policy made \(some-dist 1.2\)"):
+        registry.policy("made")
+    with pytest.raises(PluginError, match="policy can't be used"):
+        check_policy_object(hostile(TOUCHES, error, base=SchedulingPolicy))
+
+
+def test_a_spec_is_made_anew_of_plain_values(installed):
+    class Named(PolicySpec, frozen=True):
+        pass
+
+    class Name(StrEnum):
+        LIFO = "lifo"
+
+    given = Named(Name.LIFO, Lifo, Name.LIFO)
+    spec = PluginRegistry([offering([given])]).policies["lifo"].spec
+    assert (type(spec), type(spec.name), type(spec.description)) == (PolicySpec, str, str)
+    assert spec == PolicySpec("lifo", Lifo, "lifo")
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_a_factory_that_ends_the_process_names_its_distribution(installed, error):
+    def leave():
+        raise error
+
+    installed.append(entry_point("bad", lambda: offering([PolicySpec("bad", leave)])))
+    with pytest.raises(
+        PluginError, match=rf"bad \(some-dist 1.2\) can't be made: {error.__name__}"
+    ):
+        PluginRegistry().policy("bad")
 
 
 def test_a_factory_that_makes_something_else_breaks_its_contract(installed):

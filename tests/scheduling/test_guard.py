@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
+from tests.plugin_system.hostile import ERRORS, TOUCHES, HostileText, contained, hostile
 from tests.scheduling.test_scheduler import Bench, work
 
 
@@ -90,7 +91,7 @@ def test_a_policy_that_always_fails_does_not_fill_the_log(caplog):
         bench.submit(2, 1)
         bench.step()
     assert bench.scheduler.guard.faults_total == 100
-    numbers = [record.getMessage().split("fault ")[1].split()[0] for record in caplog.records]
+    numbers = [record.getMessage().split("(fault ")[1].rstrip(")") for record in caplog.records]
     assert numbers == [*map(str, range(1, 11)), "16", "32", "64"]
 
 
@@ -134,6 +135,65 @@ def test_an_answer_that_cannot_even_be_shown_is_nonsense_like_any_other(caplog):
     a = bench.submit(3)
     assert work(bench.plan()) == [(a, 0, 3)]
     assert "answered <Unshowable instance" in caplog.text
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("touches", [[touch] for touch in TOUCHES] + [TOUCHES], ids="+".join)
+@contained
+def test_an_answer_that_raises_when_it_is_looked_at_is_one_fault(touches, error, caplog):
+    answer = hostile(touches, error)
+    for question in ("order", "admit", "chunk", "victim"):
+        bench = Bench(num_pages=4, policy=answering(question, lambda *args: answer))
+        a, b = bench.submit(7, 9), bench.submit(7, 9)
+        plan = bench.plan()
+        assert work(plan) == [(a, 0, 7), (b, 0, 7)]
+        bench.commit(plan)
+        bench.step()
+        assert bench.plan().preempted == (b,)
+        guard = bench.scheduler.guard
+        assert guard.faults_total == 1
+        assert str(guard.last_fault).startswith(f"scheduling policy Odd: {question} ")
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("question", ["order", "admit", "chunk", "step_finished", "finished"])
+@contained
+def test_an_exception_that_raises_when_it_is_looked_at_is_one_fault(question, error):
+    raised = hostile(TOUCHES, error, base=Exception)
+    bench = Bench(policy=answering(question, lambda *args: raise_it(raised)))
+    bench.submit(3, max_tokens=1)
+    (end,) = bench.step()
+    assert end.finish_reason is not None
+    assert bench.scheduler.guard.faults_total == 1
+
+
+def raise_it(error):
+    raise error
+
+
+def test_a_refusal_is_made_anew_of_plain_values():
+    class Mine(Refusal, frozen=True):
+        def __post_init__(self):
+            pass
+
+        @property
+        def reason(self):
+            return HostileText("closed")
+
+    guard = PolicyGuard(answering("admit", Mine("open")))
+    answer = guard.admit(None, None)  # pyright: ignore[reportArgumentType]
+    kind, kind_of_reason = type(answer), type(answer.reason)  # pyright: ignore[reportAttributeAccessIssue]
+    assert (kind, kind_of_reason) == (Refusal, str)
+    assert answer == Refusal("closed")
+
+
+def test_an_object_that_only_says_that_it_is_a_verdict_is_none():
+    class Lie:
+        __class__ = Verdict  # pyright: ignore[reportAssignmentType]
+
+    guard = PolicyGuard(answering("admit", Lie()))
+    assert guard.admit(None, None) is Verdict.NOW  # pyright: ignore[reportArgumentType]
+    assert guard.faults_total == 1
 
 
 def test_a_policy_that_failed_still_hears_of_every_end():

@@ -101,7 +101,7 @@ def count_letters(request: Any) -> Refusal | None:
 
 def test_admission_is_asked_about_all_kinds_of_requests():
     check_admission(lambda request: None if request.tenant else Refusal("who are you?"))
-    with pytest.raises(AssertionError, match="is False, neither None nor a Refusal"):
+    with pytest.raises(AssertionError, match="is False, neither a Refusal nor None"):
         check_admission(lambda request: request.prompt_tokens < 100 and None)
     with pytest.raises(TypeError):
         check_admission(count_letters)

@@ -1,0 +1,145 @@
+"""The one way to call what a plugin made.
+
+Whatever a plugin raises becomes a `PluginFault`: `SystemExit` too, and `CancelledError`, which
+tells of another task, for a call awaits nothing. Only `KeyboardInterrupt` is let through: it is the
+user's. An answer is an object of the plugin's: to look at its class, to iterate over it or to show
+it may raise as well, so all of that happens within the call.
+
+This guards against mistakes. It can't end a call that never returns, and it is no sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import reprlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from aioserve.errors import PluginError
+
+__all__ = ["Guard", "NotAnAnswer", "PluginFault", "blamed", "shown"]
+
+T = TypeVar("T")
+
+SLOW_SECONDS = 0.1
+"""In one step; a plugin that takes longer is said to be slow."""
+MAX_LOGGED_FAULTS = 10
+"""Of one plugin's faults beyond, only those whose number is a power of two are logged."""
+MAX_SHOWN_CHARS = 1000
+
+_shortened = reprlib.Repr()
+_shortened.maxlevel = 2
+_shortened.maxother = MAX_SHOWN_CHARS
+
+
+class PluginFault(Exception):
+    """What a plugin did wrong, in words. `__cause__` is what it raised, if it raised."""
+
+
+class NotAnAnswer(Exception):
+    """Raised within a call, for an answer that isn't what was asked for."""
+
+    def __init__(self, answer: object, why: str) -> None:
+        super().__init__()
+        self.answer = answer
+        self.why = why
+        """For example "not a number"."""
+
+
+class Guard:
+    """Stands between the engine and one object of a plugin. A subclass says what is asked, and what
+    comes of a fault: another answer, another object, a refusal.
+
+    `label` names the object and its distribution, `after` says in the log what comes of a fault.
+    With a `clock`, calls that take long between two `begin_step` are said to be slow, once.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        after: str,
+        logger: logging.Logger,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.label = label
+        self.faults_total = 0
+        self.last_fault: str | None = None
+        self._after = after
+        self._logger = logger
+        self._clock = clock
+        self._step_seconds = 0.0
+        self._called_slow = False
+
+    def begin_step(self) -> None:
+        self._step_seconds = 0.0
+
+    def call(self, what: str, ask: Callable[..., T], *args: Any) -> T:
+        """`ask(*args)`, which asks the plugin and examines its answer.
+
+        Raises `PluginFault`, counted and logged, if it raises; `NotAnAnswer` is a fault without a
+        cause. `what` names the question.
+        """
+        clock = self._clock
+        began = 0.0 if clock is None else clock()
+        try:
+            return ask(*args)
+        except KeyboardInterrupt:
+            raise
+        except NotAnAnswer as error:
+            said = f"answered {shown(error.answer)}, {error.why}"
+            raise self.fault(what, said) from None
+        except BaseException as error:
+            raise self.fault(what, f"raised {shown(error)}", error) from error
+        finally:
+            if clock is not None:
+                self._took(what, clock() - began)
+
+    def fault(self, what: str, said: str, error: BaseException | None = None) -> PluginFault:
+        """Count and log a fault; it is given back, not raised."""
+        fault = self.last_fault = f"{self.label}: {what} {said}"
+        self.faults_total = number = self.faults_total + 1
+        if number <= MAX_LOGGED_FAULTS or number.bit_count() == 1:
+            message = f"{fault}; {self._after} (fault {number})"
+            try:
+                self._logger.error("%s", message, exc_info=error)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # a traceback shows notes and causes, which are the plugin's too
+                self._logger.error("%s", message)
+        return PluginFault(fault)
+
+    def _took(self, what: str, seconds: float) -> None:
+        self._step_seconds += seconds
+        if self._step_seconds > SLOW_SECONDS and not self._called_slow:
+            self._called_slow = True
+            self._logger.warning(
+                "%s is slow: %s took %.3g s, of %.3g s in one step; the event loop stood still "
+                "meanwhile (said once)",
+                self.label,
+                what,
+                seconds,
+                self._step_seconds,
+            )
+
+
+@contextlib.contextmanager
+def blamed(what: str, *let_through: type[Exception]) -> Iterator[None]:
+    """Around code of a plugin that is being set up: what it raises becomes a `PluginError` that
+    begins with `what`, unless it is one of `let_through`."""
+    try:
+        yield
+    except (KeyboardInterrupt, *let_through):
+        raise
+    except BaseException as error:
+        raise PluginError(f"{what}: {shown(error)}") from error
+
+
+def shown(value: object) -> str:
+    """A short `repr` of any object, as a plain str; Python's own where the object's raises."""
+    try:
+        return str.__str__(_shortened.repr(value))[:MAX_SHOWN_CHARS]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return object.__repr__(value)
