@@ -38,13 +38,7 @@ class PluginFault(Exception):
 
 
 class NotAnAnswer(Exception):
-    """Raised within a call, for an answer that isn't what was asked for."""
-
-    def __init__(self, answer: object, why: str) -> None:
-        super().__init__()
-        self.answer = answer
-        self.why = why
-        """For example "not a number"."""
+    """Raised within a call: `NotAnAnswer(answer, "not a number")`."""
 
 
 class Guard:
@@ -87,8 +81,8 @@ class Guard:
         except KeyboardInterrupt:
             raise
         except NotAnAnswer as error:
-            said = f"answered {shown(error.answer)}, {error.why}"
-            raise self.fault(what, said) from None
+            answer, why = error.args
+            raise self.fault(what, f"answered {shown(answer)}, {why}") from None
         except BaseException as error:
             raise self.fault(what, f"raised {shown(error)}", error) from error
         finally:
@@ -113,13 +107,9 @@ class Guard:
         self._step_seconds += seconds
         if self._step_seconds > SLOW_SECONDS and not self._called_slow:
             self._called_slow = True
+            took = f"{what} took {seconds:.3g} s, of {self._step_seconds:.3g} s in one step"
             self._logger.warning(
-                "%s is slow: %s took %.3g s, of %.3g s in one step; the event loop stood still "
-                "meanwhile (said once)",
-                self.label,
-                what,
-                seconds,
-                self._step_seconds,
+                "%s is slow: %s; the event loop stood still meanwhile (said once)", self.label, took
             )
 
 

@@ -157,7 +157,8 @@ def _others(registry: PluginRegistry) -> Iterator[Row]:
             "plugin", broken.name, "", origin.distribution, origin.version, None, "broken"
         ) | {"cause": broken.reason}
     for plugin in registry.off:
-        yield _row("plugin", plugin.name, "", plugin.distribution, plugin.version, None, "off") | {
+        origin = plugin.origin
+        yield _row("plugin", plugin.name, "", origin.distribution, origin.version, None, "off") | {
             "cause": "AIOSERVE_PLUGINS leaves it out"
         }
 
@@ -206,10 +207,7 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
         return f"eviction strategy {name!r} is built in: there is no plugin to check"
     for plugin in registry.off:
         if name == plugin.name:
-            return (
-                f"AIOSERVE_PLUGINS leaves out plugin {name!r} "
-                f"({plugin.distribution} {plugin.version})"
-            )
+            return f"AIOSERVE_PLUGINS leaves out plugin {name!r} ({plugin.origin})"
     known = {row["name"] for row in (*_usable(registry), *_others(registry))}
     if colon and name in known:
         return f"only policies and eviction strategies have options, got {text!r}"

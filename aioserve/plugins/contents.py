@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pluggy
 
 from aioserve.errors import PluginError
 from aioserve.isolation import shown
+from aioserve.plugins.records import RequestInfo
 from aioserve.plugins.specs import (
     API_VERSION,
     GROUP,
@@ -18,22 +20,19 @@ from aioserve.plugins.specs import (
     HookSpecs,
     ObserverSpec,
     PolicySpec,
+    Spec,
 )
 
 __all__ = ["Contents", "contents_of"]
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
-Spec = TypeVar("Spec", PolicySpec, EvictionSpec, ObserverSpec)
-
 
 class Contents(msgspec.Struct, frozen=True):
     """Everything that one plugin offers."""
 
-    policies: tuple[PolicySpec, ...] = ()
-    evictions: tuple[EvictionSpec, ...] = ()
-    observers: tuple[ObserverSpec, ...] = ()
-    admit: pluggy.HookCaller | None = None
+    specs: tuple[Spec[Any], ...] = ()
+    admit: Callable[[RequestInfo], object] | None = None
     """Its `aioserve_admit`, if it has one."""
     admit_place: tuple[bool, bool] = (False, False)
     """Sorts admission checks: `tryfirst` before the others, `trylast` behind them."""
@@ -41,15 +40,7 @@ class Contents(msgspec.Struct, frozen=True):
     @property
     def offered(self) -> list[tuple[str, str]]:
         """Kind and name of every spec."""
-        return [
-            (kind, spec.name)
-            for kind, specs in (
-                ("policy", self.policies),
-                ("eviction strategy", self.evictions),
-                ("observer", self.observers),
-            )
-            for spec in specs
-        ]
+        return [(spec.kind, spec.name) for spec in self.specs]
 
 
 def contents_of(plugin: object) -> Contents:
@@ -72,10 +63,12 @@ def contents_of(plugin: object) -> Contents:
     hook = manager.hook
     admit = next(iter(hook.aioserve_admit.get_hookimpls()), None)
     return Contents(
-        policies=_specs(hook.aioserve_scheduling_policies, PolicySpec),
-        evictions=_specs(hook.aioserve_eviction_strategies, EvictionSpec),
-        observers=_specs(hook.aioserve_observers, ObserverSpec),
-        admit=None if admit is None else hook.aioserve_admit,
+        specs=(
+            *_specs(hook.aioserve_scheduling_policies, PolicySpec),
+            *_specs(hook.aioserve_eviction_strategies, EvictionSpec),
+            *_specs(hook.aioserve_observers, ObserverSpec),
+        ),
+        admit=None if admit is None else lambda info: hook.aioserve_admit(request=info),
         admit_place=(False, False) if admit is None else (not admit.tryfirst, admit.trylast),
     )
 
@@ -87,34 +80,29 @@ def _check_plain(name: str, implementation: pluggy.HookImpl) -> None:
         raise PluginError(f"{name} must not be a wrapper: plugins are asked one by one")
 
 
-def _specs(hook: pluggy.HookCaller, kind: type[Spec]) -> tuple[Spec, ...]:
+def _specs(hook: pluggy.HookCaller, kind: type[Spec[Any]]) -> list[Spec[Any]]:
     """The specs that a hook gives, each checked and made anew of plain values."""
-    specs: dict[str, Spec] = {}
+    specs: dict[str, Spec[Any]] = {}
+    wanted = kind.__name__
     offers: list[Any] = hook()
     for offered in offers:
         if not isinstance(offered, list | tuple):
-            raise PluginError(
-                f"{hook.name} must give a list of {kind.__name__}, got {shown(offered)}"
-            )
+            raise PluginError(f"{hook.name} must give a list of {wanted}, got {shown(offered)}")
         for given in offered:
             if not isinstance(given, kind):
-                raise PluginError(
-                    f"{hook.name} must give {kind.__name__} objects, got {shown(given)}"
-                )
+                raise PluginError(f"{hook.name} must give {wanted} objects, got {shown(given)}")
             spec = _checked(given, kind)
             if spec.name in specs:
-                raise PluginError(f"{kind.__name__} {spec.name!r} is offered twice")
+                raise PluginError(f"{wanted} {spec.name!r} is offered twice")
             specs[spec.name] = spec
-    return tuple(specs.values())
+    return list(specs.values())
 
 
-def _checked(spec: Spec, kind: type[Spec]) -> Spec:
+def _checked(spec: Spec[Any], kind: type[Spec[Any]]) -> Spec[Any]:
     name = str.__str__(spec.name) if isinstance(spec.name, str) else ""
     if not NAME.fullmatch(name):
-        raise PluginError(
-            f"{kind.__name__}: name must be letters, digits, '_', '-' and '.', got "
-            f"{shown(spec.name)}"
-        )
+        rule = "letters, digits, '_', '-' and '.'"
+        raise PluginError(f"{kind.__name__}: name must be {rule}, got {shown(spec.name)}")
     what = f"{kind.__name__} {name!r}"
     if type(spec.api) is not int or spec.api != API_VERSION:
         raise PluginError(
@@ -125,5 +113,4 @@ def _checked(spec: Spec, kind: type[Spec]) -> Spec:
         raise PluginError(f"{what}: factory must be callable, got {shown(spec.factory)}")
     if not isinstance(spec.description, str):
         raise PluginError(f"{what}: description must be a str, got {shown(spec.description)}")
-    fields: Any = (name, spec.factory, str.__str__(spec.description), spec.api)
-    return kind(*fields)
+    return kind(name, spec.factory, str.__str__(spec.description), spec.api)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from typing import NoReturn
 
@@ -13,7 +13,7 @@ import msgspec
 from aioserve.errors import ConfigError, PluginError
 from aioserve.plugins.specs import GROUP
 
-__all__ = ["BUNDLED", "InstalledPlugin", "installed_plugins"]
+__all__ = ["BUNDLED", "InstalledPlugin", "Origin", "installed_plugins"]
 
 BUNDLED = "aioserve-plugins"
 """The distribution of the bundled policies, which are always allowed."""
@@ -35,16 +35,28 @@ class UnreadablePoint(msgspec.Struct, frozen=True):
 Point = EntryPoint | UnreadablePoint
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Where a plugin came from."""
+
+    plugin: str
+    """Name of the entry point, or of the object that was given."""
+    distribution: str
+    version: str
+    selected: bool
+    """It was given, or AIOSERVE_PLUGINS names it: that it is broken is an error."""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".rstrip()
+
+
 class InstalledPlugin(msgspec.Struct, frozen=True):
     """An entry point, not loaded yet."""
 
     point: Point
-    distribution: str
-    version: str
+    origin: Origin
+    bundled: bool
     allowed: bool
     """AIOSERVE_PLUGINS isn't set, or names it, or it is bundled."""
-    selected: bool
-    """AIOSERVE_PLUGINS names it: that it is broken is an error."""
 
     @property
     def name(self) -> str:
@@ -56,19 +68,26 @@ def installed_plugins() -> list[InstalledPlugin]:
 
     Raises `ConfigError` if AIOSERVE_PLUGINS names what isn't installed.
     """
-    points = sorted(_points(), key=lambda point: (point.name, not _bundled(point)))
-    origins = [_origin(point) for point in points]
     wanted = _wanted()
-    known = [
-        {point.name, _canonical(origin[0])} for point, origin in zip(points, origins, strict=True)
-    ]
-    _check_known(wanted or (), known)
     found: list[InstalledPlugin] = []
-    for point, (distribution, version), names in zip(points, origins, known, strict=True):
-        selected = wanted is not None and any(_matches(name, names) for name in wanted)
-        allowed = wanted is None or selected or _bundled(point)
-        found.append(InstalledPlugin(point, distribution, version, allowed, selected))
-    return found
+    known: set[str] = set()
+    for point in _points():
+        distribution, version = (
+            ("unknown distribution", "") if point.dist is None else _origin_of(point.dist)
+        )
+        names = {point.name, _canonical(distribution)}
+        known |= names
+        selected = any(_matches(name, names) for name in wanted or ())
+        bundled = _canonical(distribution) == BUNDLED
+        origin = Origin(point.name, distribution, version, selected)
+        found.append(InstalledPlugin(point, origin, bundled, wanted is None or selected or bundled))
+    for name in wanted or ():
+        if not _matches(name, known):
+            raise ConfigError(
+                f"AIOSERVE_PLUGINS names {name!r}, which is neither a plugin nor a distribution "
+                f"with one; there are: {', '.join(sorted(known)) or 'nothing'}"
+            )
+    return sorted(found, key=lambda plugin: (plugin.name, not plugin.bundled))
 
 
 def _points() -> list[Point]:
@@ -109,16 +128,6 @@ def _wanted() -> tuple[str, ...] | None:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _check_known(wanted: Sequence[str], known: Sequence[set[str]]) -> None:
-    for name in wanted:
-        if not any(_matches(name, names) for names in known):
-            listed = ", ".join(sorted(set().union(*known))) or "nothing"
-            raise ConfigError(
-                f"AIOSERVE_PLUGINS names {name!r}, which is neither a plugin nor a distribution "
-                f"with one; there are: {listed}"
-            )
-
-
 def _matches(name: str, names: set[str]) -> bool:
     return name in names or _canonical(name) in names
 
@@ -126,14 +135,6 @@ def _matches(name: str, names: set[str]) -> bool:
 def _canonical(distribution: str) -> str:
     """Distribution names are equal whatever their case and separators."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-def _bundled(point: Point) -> bool:
-    return _canonical(_origin(point)[0]) == BUNDLED
-
-
-def _origin(point: Point) -> tuple[str, str]:
-    return ("unknown distribution", "") if point.dist is None else _origin_of(point.dist)
 
 
 def _origin_of(dist: Distribution) -> tuple[str, str]:

@@ -62,13 +62,11 @@ class Observers:
     ) -> None:
         """Pass on what happened since the last call, to every observer in this order; what is
         empty is passed over."""
+        told = {"arrived": tuple(arrived), "step_finished": step, "finished": tuple(finished)}
         for attached in self._attached:
-            if arrived:
-                attached.tell("arrived", tuple(arrived))
-            if step is not None:
-                attached.tell("step_finished", step)
-            if finished:
-                attached.tell("finished", tuple(finished))
+            for method, what in told.items():
+                if what:
+                    attached.tell(method, what)
         self._attached = [attached for attached in self._attached if not attached.given_up]
 
 

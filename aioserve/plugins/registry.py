@@ -16,13 +16,13 @@ from aioserve.errors import ConfigError, PluginError, UnknownPolicyError
 from aioserve.isolation import blamed, shown
 from aioserve.kv.eviction import Eviction, EvictionStrategy, GuardedStrategy
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
-from aioserve.plugins.admission import Admission, AdmissionCheck
+from aioserve.plugins.admission import Admission
 from aioserve.plugins.contents import Contents, contents_of
-from aioserve.plugins.installed import InstalledPlugin, installed_plugins
+from aioserve.plugins.installed import InstalledPlugin, Origin, installed_plugins
 from aioserve.plugins.observers import Observer, Observers
 from aioserve.plugins.options import made, split_name
 from aioserve.plugins.records import RequestInfo
-from aioserve.plugins.specs import EvictionSpec, ObserverSpec, PolicySpec
+from aioserve.plugins.specs import EvictionSpec, ObserverSpec, PolicySpec, Spec
 from aioserve.scheduling.policy import SchedulingPolicy
 
 __all__ = ["BrokenPlugin", "Offer", "Origin", "PluginRegistry", "check_policy_object"]
@@ -30,29 +30,14 @@ __all__ = ["BrokenPlugin", "Offer", "Origin", "PluginRegistry", "check_policy_ob
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Spec = TypeVar("Spec", PolicySpec, EvictionSpec, ObserverSpec)
 
 GIVEN = "given to the engine"
 
 
-class Origin(msgspec.Struct, frozen=True):
-    """Where a plugin came from."""
-
-    plugin: str
-    """Name of the entry point, or of the object that was given."""
-    distribution: str
-    version: str
-    selected: bool
-    """It was given, or AIOSERVE_PLUGINS names it: that it is broken is an error."""
-
-    def __str__(self) -> str:
-        return f"{self.distribution} {self.version}".rstrip()
-
-
-class Offer(msgspec.Struct, Generic[Spec], frozen=True):
+class Offer(msgspec.Struct, Generic[T], frozen=True):
     """Something that a plugin offers by name."""
 
-    spec: Spec
+    spec: Spec[T]
     origin: Origin
 
     @property
@@ -99,10 +84,15 @@ class PluginRegistry:
     """
 
     def __init__(self, plugins: Iterable[object] = ()) -> None:
-        self.policies: dict[str, Offer[PolicySpec]] = {}
-        self.evictions: dict[str, Offer[EvictionSpec]] = {}
+        self.policies: dict[str, Offer[SchedulingPolicy]] = {}
+        self.evictions: dict[str, Offer[EvictionStrategy]] = {}
         """Without the native ones."""
-        self.observers: dict[str, Offer[ObserverSpec]] = {}
+        self.observers: dict[str, Offer[Observer]] = {}
+        self._offers: dict[str, dict[str, Offer[Any]]] = {
+            PolicySpec.kind: self.policies,
+            EvictionSpec.kind: self.evictions,
+            ObserverSpec.kind: self.observers,
+        }
         self.admissions: list[AdmissionOffer] = []
         """In the order in which they are asked."""
         self.broken: list[BrokenPlugin] = []
@@ -112,18 +102,21 @@ class PluginRegistry:
         for plugin in plugins:
             with blamed(f"plugin {shown(plugin)} {GIVEN} is broken", PluginError):
                 origin = Origin(_name_of(plugin), GIVEN, "", selected=True)
-                self._add(self._ask(plugin), origin)
+                self._add(self._ask(plugin), origin, {})
         installed = installed_plugins()
         self.off = [plugin for plugin in installed if not plugin.allowed]
         loaded = [(plugin, self._load(plugin)) for plugin in installed if plugin.allowed]
         owners = {
-            (kind, name): plugin
+            (kind, name): plugin.origin
             for plugin, contents in reversed(loaded)
             for kind, name in contents.offered
             if name == plugin.name
         }
         for plugin, contents in loaded:
-            self._try_adding(plugin, contents, owners)
+            try:
+                self._add(contents, plugin.origin, owners)
+            except PluginError as error:
+                self._leave_out(plugin.name, plugin.origin, error, contents.offered)
         self.admissions.sort(key=attrgetter("place"))
 
     # -- what an engine chooses
@@ -135,10 +128,10 @@ class PluginRegistry:
         `PluginError` for a policy whose plugin is broken.
         """
         name, options = split_name(text)
-        offer = self._offer("policy", name, self.policies)
+        offer = self._offer(PolicySpec, name)
         if offer is None:
             raise UnknownPolicyError(f"no scheduling policy {name!r}; {self._known(self.policies)}")
-        return _made("policy", offer, options, SchedulingPolicy)
+        return _made(offer, options)
 
     def policy_label(self, text: str) -> str:
         """Name and distribution of a policy that `policy` makes, for logs and errors."""
@@ -155,12 +148,11 @@ class PluginRegistry:
             if options:
                 raise ConfigError(f"eviction strategy {name!r} has no options, got {text!r}")
             return name
-        offer = self._offer("eviction strategy", name, self.evictions)
+        offer = self._offer(EvictionSpec, name)
         if offer is None:
             known = self._known([*EVICTION_STRATEGIES, *self.evictions])
             raise ConfigError(f"eviction: no strategy {name!r}; {known}")
-        strategy = _made("eviction strategy", offer, options, EvictionStrategy)
-        return GuardedStrategy(strategy, offer.label)
+        return GuardedStrategy(_made(offer, options), offer.label)
 
     # -- what every engine has
 
@@ -178,7 +170,7 @@ class PluginRegistry:
         observers = Observers()
         for offer in list(self.observers.values()):
             try:
-                observers.attach(_made("observer", offer, {}, Observer), offer.label)
+                observers.attach(_made(offer, {}), offer.label)
             except (PluginError, ConfigError) as error:
                 if offer.origin.selected:
                     raise
@@ -187,17 +179,16 @@ class PluginRegistry:
 
     def admission(self) -> Admission:
         """Every plugin's check of requests."""
-        return Admission([AdmissionCheck(offer.ask, offer.label) for offer in self.admissions])
+        return Admission((offer.label, offer.ask) for offer in self.admissions)
 
     # -- parts
 
-    def _offer(self, kind: str, name: str, offers: Mapping[str, Offer[Spec]]) -> Offer[Spec] | None:
-        if name in offers:
-            return offers[name]
-        for broken in self.broken:
+    def _offer(self, wanted: type[Spec[T]], name: str) -> Offer[T] | None:
+        kind = wanted.kind
+        for broken in () if name in self._offers[kind] else self.broken:
             if broken.name == name or (kind, name) in broken.offered:
                 raise PluginError(f"{kind} {name!r} can't be loaded: {broken}") from broken.cause
-        return None
+        return self._offers[kind].get(name)
 
     def _known(self, names: Iterable[str]) -> str:
         known = ", ".join(sorted(names))
@@ -222,24 +213,8 @@ class PluginRegistry:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self._leave_out(plugin.name, _origin(plugin), error)
+            self._leave_out(plugin.name, plugin.origin, error)
             return Contents()
-
-    def _try_adding(
-        self,
-        plugin: InstalledPlugin,
-        contents: Contents,
-        owners: Mapping[tuple[str, str], InstalledPlugin],
-    ) -> None:
-        """A name belongs to the entry point of that name before it belongs to any other."""
-        try:
-            for kind, name in contents.offered:
-                owner = owners.get((kind, name), plugin)
-                if owner is not plugin:
-                    raise _taken(kind, name, _origin(owner))
-            self._add(contents, _origin(plugin))
-        except PluginError as error:
-            self._leave_out(plugin.name, _origin(plugin), error, contents.offered)
 
     def _leave_out(
         self,
@@ -252,27 +227,23 @@ class PluginRegistry:
         self.broken.append(broken)
         logger.warning("plugin left out: %s", broken)
 
-    def _add(self, contents: Contents, origin: Origin) -> None:
-        """All that a plugin offers, or nothing of it."""
-        for spec in contents.evictions:
-            if spec.name in EVICTION_STRATEGIES:
-                raise PluginError(f"eviction strategy {spec.name!r} is built in")
-        offers = {
-            "policy": self.policies,
-            "eviction strategy": self.evictions,
-            "observer": self.observers,
-        }
+    def _add(
+        self, contents: Contents, origin: Origin, owners: Mapping[tuple[str, str], Origin]
+    ) -> None:
+        """All that a plugin offers, or nothing of it. `owners` are the entry points of a name, to
+        whom it belongs before it belongs to any other."""
         for kind, name in contents.offered:
-            if name in offers[kind]:
-                raise _taken(kind, name, offers[kind][name].origin)
-        self.policies.update({s.name: Offer(s, origin) for s in contents.policies})
-        self.evictions.update({s.name: Offer(s, origin) for s in contents.evictions})
-        self.observers.update({s.name: Offer(s, origin) for s in contents.observers})
+            if kind == EvictionSpec.kind and name in EVICTION_STRATEGIES:
+                raise PluginError(f"{kind} {name!r} is built in")
+            by = owners.get((kind, name), origin)
+            if name in self._offers[kind]:
+                by = self._offers[kind][name].origin
+            if by is not origin:
+                raise PluginError(f"{kind} {name!r} is offered by plugin {by.plugin} ({by}) too")
+        for spec in contents.specs:
+            self._offers[spec.kind][spec.name] = Offer(spec, origin)
         if contents.admit is not None:
-            admit = contents.admit
-            self.admissions.append(
-                AdmissionOffer(lambda info: admit(request=info), contents.admit_place, origin)
-            )
+            self.admissions.append(AdmissionOffer(contents.admit, contents.admit_place, origin))
 
 
 def check_policy_object(policy: object) -> SchedulingPolicy:
@@ -282,9 +253,8 @@ def check_policy_object(policy: object) -> SchedulingPolicy:
             raise ConfigError(
                 f"policy must be a name or a SchedulingPolicy object, got {shown(policy)}"
             )
-        asynchronous = _async_method(policy, SchedulingPolicy)
-    if asynchronous:
-        raise ConfigError(asynchronous)
+        if wrong := _async_method(policy, SchedulingPolicy):
+            raise ConfigError(wrong)
     return policy
 
 
@@ -297,26 +267,18 @@ def _async_method(thing: object, kind: type) -> str | None:
     return None
 
 
-def _made(kind: str, offer: Offer[Any], options: Mapping[str, str], wanted: type[T]) -> T:
+def _made(offer: Offer[T], options: Mapping[str, str]) -> T:
     """What the factory makes. Raises `PluginError` naming the plugin if it raises or makes
     something else."""
-    what = f"{kind} {offer.label}"
+    spec, what = offer.spec, f"{offer.spec.kind} {offer.label}"
     with blamed(f"{what} can't be made", ConfigError, PluginError):
-        thing = made(offer.spec.factory, options, f"{kind} {offer.spec.name!r}")
-        if not isinstance(thing, wanted):
-            raise PluginError(f"{what}: its factory made {shown(thing)}, no {wanted.__name__}")
-        asynchronous = _async_method(thing, wanted)
-    if asynchronous:
-        raise PluginError(f"{what}: {asynchronous}")
+        thing = made(spec.factory, options, f"{spec.kind} {spec.name!r}")
+        if not isinstance(thing, spec.makes):
+            wanted = spec.makes.__name__
+            raise PluginError(f"{what}: its factory made {shown(thing)}, no {wanted}")
+        if wrong := _async_method(thing, spec.makes):
+            raise PluginError(f"{what}: {wrong}")
     return thing
-
-
-def _taken(kind: str, name: str, by: Origin) -> PluginError:
-    return PluginError(f"{kind} {name!r} is offered by plugin {by.plugin} ({by}) too")
-
-
-def _origin(plugin: InstalledPlugin) -> Origin:
-    return Origin(plugin.name, plugin.distribution, plugin.version, plugin.selected)
 
 
 def _name_of(plugin: object) -> str:

@@ -7,6 +7,7 @@ makes is chosen once, when an engine starts, and then called plainly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 import pluggy
@@ -23,8 +24,11 @@ __all__ = [
     "HookSpecs",
     "ObserverSpec",
     "PolicySpec",
+    "Spec",
     "hookimpl",
 ]
+
+T = TypeVar("T")
 
 GROUP = "aioserve"
 """Of entry points, and the project name of pluggy's markers."""
@@ -37,13 +41,17 @@ hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 
 
-class PolicySpec(msgspec.Struct, frozen=True):
-    """A scheduling policy that a plugin offers."""
+class Spec(msgspec.Struct, Generic[T], frozen=True):
+    """Something that a plugin offers by name."""
+
+    kind: ClassVar[str]
+    """For messages."""
+    makes: ClassVar[type]
 
     name: str
-    factory: Callable[..., SchedulingPolicy]
-    """Makes one policy object for one engine. Its keyword-only parameters can be given by name:
-    `policy="round_robin:chunk_size=512"`."""
+    factory: Callable[..., T]
+    """Makes one object for one engine. Keyword-only parameters of those that are chosen by name can
+    be given with it: `policy="round_robin:chunk_size=512"`."""
     description: str = ""
     """One line for listings."""
     api: int = 1
@@ -51,24 +59,25 @@ class PolicySpec(msgspec.Struct, frozen=True):
     doesn't say is of the first."""
 
 
-class EvictionSpec(msgspec.Struct, frozen=True):
+class PolicySpec(Spec[SchedulingPolicy], frozen=True):
+    """A scheduling policy that a plugin offers."""
+
+    kind = "policy"
+    makes = SchedulingPolicy
+
+
+class EvictionSpec(Spec[EvictionStrategy], frozen=True):
     """An order in which cached pages are given up, offered by a plugin."""
 
-    name: str
-    factory: Callable[..., EvictionStrategy]
-    """Makes one object for one engine; options as of a policy."""
-    description: str = ""
-    api: int = 1
+    kind = "eviction strategy"
+    makes = EvictionStrategy
 
 
-class ObserverSpec(msgspec.Struct, frozen=True):
+class ObserverSpec(Spec[Observer], frozen=True):
     """An observer that a plugin attaches to every engine."""
 
-    name: str
-    factory: Callable[[], Observer]
-    """Makes one object for one engine."""
-    description: str = ""
-    api: int = 1
+    kind = "observer"
+    makes = Observer
 
 
 class HookSpecs:

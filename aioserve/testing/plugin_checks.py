@@ -97,7 +97,8 @@ def _answers(question: str) -> Iterator[None]:
     try:
         yield
     except NotAnAnswer as error:
-        raise AssertionError(f"{question} is {shown(error.answer)}, {error.why}") from None
+        answer, why = error.args
+        raise AssertionError(f"{question} is {shown(answer)}, {why}") from None
 
 
 def _settings(max_examples: int) -> settings:
