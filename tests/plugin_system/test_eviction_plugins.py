@@ -38,6 +38,11 @@ class MostRecent:
         return -use.last_used_tick
 
 
+class Waiting:
+    async def key(self, use: PageUse) -> float:
+        return 0.0
+
+
 class EvictionPlugin:
     def __init__(self, factory: Any = MostRecent, name: str = "mru") -> None:
         self.spec = EvictionSpec(name, factory, "most recently used first")
@@ -124,6 +129,7 @@ def test_a_strategy_that_fails_costs_no_token(fail, seed, caplog):
         ("mru:size=1", [EvictionPlugin()], ConfigError, r"has no option 'size'; there are: after"),
         ("mru", [EvictionPlugin(lambda: 1 // 0)], PluginError, "can't be made: ZeroDivision"),
         ("mru", [EvictionPlugin(dict)], PluginError, "its factory made {}, no EvictionStrategy"),
+        ("mru", [EvictionPlugin(Waiting)], PluginError, "Waiting.key must be a plain function"),
         ("lru", [EvictionPlugin(name="lru")], PluginError, "'lru' is built in"),
     ],
 )
