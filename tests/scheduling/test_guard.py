@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -261,8 +262,7 @@ def test_an_order_that_never_ends_is_cut_at_its_first_repetition(caplog):
 
 @given(num_waiting=st.integers(0, 5), answer=st.lists(st.integers(0, 6), max_size=8))
 def test_an_order_holds_up_to_its_first_fault_and_the_rest_follows_by_arrival(num_waiting, answer):
-    bench = Bench()
-    requests = [bench.view(bench.submit(3)) for _ in range(7)]
+    requests: list[Any] = [object() for _ in range(7)]  # who they are is all that the guard sees
     expected: list[int] = []
     faults = 0
     for index in answer:
