@@ -9,8 +9,9 @@ import msgspec
 from aioserve.errors import ConfigError
 from aioserve.request import MAX_SEED
 
-__all__ = ["DType", "Device", "EngineConfig", "Preemption"]
+__all__ = ["Backend", "DType", "Device", "EngineConfig", "Preemption"]
 
+Backend = Literal["auto", "native", "reference"]
 Device = Literal["auto", "cpu"]
 DType = Literal["auto", "float32", "bfloat16"]
 Preemption = Literal["auto", "recompute", "swap"]
@@ -31,6 +32,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     device: Device = "auto"
     """Where the model runs. "auto" is the CPU, the only device that this version drives."""
+    backend: Backend = "auto"
+    """What computes it there: "native", C++ for CPUs; "reference", plain torch, to compare with.
+    "auto" is what the environment variable AIOSERVE_OPS names, and "native" where that is unset."""
     dtype: DType = "auto"
     """Of weights, activations and KV. "auto" is what the checkpoint says."""
     page_size: int = 16
@@ -84,6 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_choice("device", self.device, get_args(Device))
+        _check_choice("backend", self.backend, get_args(Backend))
         _check_choice("dtype", self.dtype, get_args(DType))
         _check_choice("page_size", self.page_size, PAGE_SIZES)
         if self.num_pages is not None:

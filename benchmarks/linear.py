@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops.linear import pack_linear
+from aioserve.ops import backend_named
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -62,8 +62,8 @@ def main() -> None:
 
 def contestants() -> dict[str, Callable[[Tensor], Layer]]:
     makers: dict[str, Callable[[Tensor], Layer]] = {
-        "native": lambda weight: pack_linear(weight, backend="native"),
-        "torch": lambda weight: pack_linear(weight, backend="torch"),
+        "native": backend_named("native").linear,
+        "torch": backend_named("reference").linear,
     }
     onednn = torch.ops.mkldnn
     if hasattr(onednn, "_reorder_linear_weight") and hasattr(onednn, "_linear_pointwise"):

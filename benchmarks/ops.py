@@ -4,7 +4,7 @@
 
 Attention is compared with `scaled_dot_product_attention` over keys already gathered into dense
 tensors (which an engine with pages would have to do first); the other ops with
-`aioserve.ops.reference`. Each number is the minimum of the repeats, taken in turns so that a busy
+the reference backend. Each number is the minimum of the repeats, taken in turns so that a busy
 machine troubles both sides alike.
 """
 
@@ -15,13 +15,16 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from aioserve import _native
-from aioserve.ops import AttentionBatch, KVCache, native, reference
+from aioserve.ops import Backend, HostBatch, KVCache, backend_named
+from aioserve.ops.backend import HeadNorms, Rotation
 
 PAGE_SIZE = 16
+NATIVE, REFERENCE = backend_named("native"), backend_named("reference")
 ATTENTION = [  # name, sequences, query tokens, context, query heads, KV heads, head size
     ("decode 32 x 256", 32, 1, 256, 8, 4, 64),
     ("decode 1 x 2048", 1, 1, 2048, 8, 4, 64),
@@ -42,21 +45,45 @@ def best_microseconds(repeats: int, *calls: Callable[[], object]) -> list[float]
     return [1e6 * seconds for seconds in best]
 
 
-def batch_of(sequences: int, tokens: int, context: int) -> AttentionBatch:
+def batch_of(sequences: int, tokens: int, context: int) -> HostBatch:
     """Equal sequences whose pages are scattered over the cache."""
     pages = -(-context // PAGE_SIZE)
-    table = torch.randperm(sequences * pages).int().view(sequences, pages)
-    positions = torch.arange(context - tokens, context)
-    slots = table[:, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
-    return AttentionBatch(
-        query_start=torch.arange(0, (sequences + 1) * tokens, tokens, dtype=torch.int32),
-        context_lens=torch.full((sequences,), context, dtype=torch.int32),
-        page_table=table,
-        token_locations=slots.flatten(),
-        positions=positions.int().repeat(sequences),
-        max_query=tokens,
-        max_context=context,
+    table = np.random.default_rng(0).permutation(sequences * pages).reshape(sequences, pages)
+    positions = np.arange(context - tokens, context)
+    slots = table[:, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    none = np.zeros(0, np.int64)
+    return HostBatch(
+        token_ids=np.zeros(sequences * tokens, np.int64),
+        query_start=np.arange(0, (sequences + 1) * tokens, tokens, dtype=np.int32),
+        context_lens=np.full(sequences, context, np.int32),
+        page_table=table.astype(np.int32),
+        token_slots=slots.flatten(),
+        positions=np.tile(positions.astype(np.int32), sequences),
+        logit_rows=none,
+        pending_rows=none,
+        pending_slots=none,
     )
+
+
+def cache_for(
+    backend: Backend,
+    layers: int,
+    num_pages: int,
+    page_size: int,
+    heads: int,
+    dim: int,
+    dtype: torch.dtype,
+) -> KVCache:
+    kv = backend.allocate_kv(
+        num_layers=layers,
+        num_pages=num_pages,
+        page_size=page_size,
+        num_kv_heads=heads,
+        head_dim=dim,
+        dtype=dtype,
+    )
+    kv.storage.normal_()
+    return kv
 
 
 def report(name: str, dtype: torch.dtype, ours: float, theirs: float) -> None:
@@ -65,17 +92,17 @@ def report(name: str, dtype: torch.dtype, ours: float, theirs: float) -> None:
 
 def attention(dtype: torch.dtype, repeats: int) -> None:
     for name, sequences, tokens, context, q_heads, kv_heads, dim in ATTENTION:
-        batch = batch_of(sequences, tokens, context)
-        cache = KVCache.allocate(1, batch.page_table.numel(), PAGE_SIZE, kv_heads, dim, dtype)
-        cache.storage.normal_()
-        k_pages, v_pages = cache.layer(0)
-        q = torch.randn(sequences * tokens, q_heads, dim).to(dtype)
-        dense_q = q.view(sequences, tokens, q_heads, dim).transpose(1, 2)
+        host = batch_of(sequences, tokens, context)
+        kv = cache_for(NATIVE, 1, host.page_table.size, PAGE_SIZE, kv_heads, dim, dtype)
+        batch = NATIVE.prepare(host, kv, NATIVE.allocate_slots(1))
+        qkv = torch.randn(sequences * tokens, (q_heads + 2 * kv_heads) * dim).to(dtype)
+        q = qkv.view(sequences * tokens, -1, dim)[:, :q_heads]
+        dense_q = q.reshape(sequences, tokens, q_heads, dim).transpose(1, 2)
         keys = torch.randn(sequences, kv_heads, context, dim).to(dtype)
         values = torch.randn_like(keys)
         ours, theirs = best_microseconds(
             min(repeats, 5) if tokens > 1 else repeats,
-            partial(native.paged_attention, q, k_pages, v_pages, batch, scale=dim**-0.5),
+            partial(NATIVE.paged_attention, qkv, batch, kv, 0, scale=dim**-0.5),
             partial(
                 scaled_dot_product_attention,
                 dense_q,
@@ -89,45 +116,43 @@ def attention(dtype: torch.dtype, repeats: int) -> None:
 
 
 def small_ops(dtype: torch.dtype, tokens: int, repeats: int) -> None:
-    batch = batch_of(tokens, 1, 256)
-    pages = KVCache.allocate(1, batch.page_table.numel(), PAGE_SIZE, 4, 64, dtype).layer(0)
+    host = batch_of(tokens, 1, 256)
     x, residual = torch.randn(tokens, 512).to(dtype), torch.randn(tokens, 512).to(dtype)
     weight, head_weight = torch.ones(512).to(dtype), torch.ones(64).to(dtype)
-    q, k, v = torch.randn(tokens, 16, 64).to(dtype).split([8, 4, 4], dim=1)
+    qkv = torch.randn(tokens, 16 * 64).to(dtype)
     gate_up = torch.randn(tokens, 3072).to(dtype)
-    table = torch.rand(256, 32)
-    norms = {"q_norm": head_weight, "k_norm": head_weight, "eps": 1e-6}
+    rotation = Rotation(torch.rand(256, 32), torch.rand(256, 32))
+    norms = HeadNorms(head_weight, head_weight, 1e-6)
     cases: dict[str, tuple[object, ...]] = {
         "rms_norm": (x, weight, 1e-6),
         "add_rms_norm": (x, residual, weight, 1e-6),
         "silu_mul": (gate_up,),
         "gelu_tanh_mul": (gate_up,),
-        "rotary_kv_write": (q, k, v, table, table, batch, *pages),
+        "rotary_kv_write": (),
     }
     for name, arguments in cases.items():
-        options = norms if name == "rotary_kv_write" else {}
-        ours, theirs = best_microseconds(
-            10 * repeats,
-            partial(getattr(native, name), *arguments, **options),
-            partial(getattr(reference, name), *arguments, **options),
-        )
-        report(f"{name}, {tokens} tokens", dtype, ours, theirs)
+        calls = []
+        for backend in (NATIVE, REFERENCE):
+            if name == "rotary_kv_write":
+                kv = cache_for(backend, 1, host.page_table.size, PAGE_SIZE, 4, 64, dtype)
+                batch = backend.prepare(host, kv, backend.allocate_slots(1))
+                arguments = (qkv, batch, kv, 0, rotation, norms)
+            calls.append(partial(getattr(backend, name), *arguments))
+        report(f"{name}, {tokens} tokens", dtype, *best_microseconds(10 * repeats, *calls))
 
 
 def page_copies(dtype: torch.dtype, repeats: int) -> None:
     """Pages of 8 layers from one cache to another, as sequences are swapped."""
     for num_pages, page_size in ((32, 16), (512, 16), (8192, 1)):
-        caches = [KVCache.allocate(8, num_pages, page_size, 4, 64, dtype) for _ in range(2)]
-        for cache in caches:
-            cache.storage.zero_()
+        caches = [cache_for(NATIVE, 8, num_pages, page_size, 4, 64, dtype) for _ in range(2)]
         sources, targets = torch.randperm(num_pages), torch.randperm(num_pages)
         zeros = torch.zeros(num_pages, dtype=torch.int64)
         columns = (zeros, sources, zeros + 1, targets, zeros + page_size)
-        copies = torch.stack(columns, dim=1).int()
+        copies = torch.stack(columns, dim=1).int().numpy()
         ours, theirs = best_microseconds(
             min(repeats, 10),
-            partial(native.copy_pages, caches, copies),
-            partial(reference.copy_pages, caches, copies),
+            partial(NATIVE.copy_pages, caches, copies),
+            partial(REFERENCE.copy_pages, caches, copies),
         )
         report(f"copy_pages, {num_pages} of {page_size} tokens", dtype, ours, theirs)
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from aioserve.errors import ModelNotFoundError
+from aioserve.models.architecture import tensors_of
 from aioserve.models.config import DecoderConfig
 from aioserve.models.fields import read_json
-from aioserve.models.layout import layout_of
 from aioserve.models.resolve import resolve
 
 __all__ = ["PRESETS", "ModelShape", "ParameterCount", "count_parameters", "read_model"]
@@ -89,19 +89,17 @@ def read_model(name: str) -> DecoderConfig:
 
 def count_parameters(config: DecoderConfig) -> ParameterCount:
     """Counts the tensors of a checkpoint of `config`; tied embeddings count once."""
-    layout = layout_of(config)
-    embeddings = math.prod(layout.embedding.shape)
-    if layout.positions is not None:
-        embeddings += math.prod(layout.positions.shape)
+    embeddings = math.prod(config.embedding.shape)
+    if config.positions is not None:
+        embeddings += math.prod(config.positions.shape)
     if not config.tie_word_embeddings:
-        embeddings += math.prod(layout.head.shape)
+        embeddings += math.prod(config.head.shape)
     matrices = vectors = 0
-    for part in (*layout.layers, layout.final_norm):
-        for tensor in part.tensors:
-            if len(tensor.shape) > 1:
-                matrices += math.prod(tensor.shape)
-            else:
-                vectors += math.prod(tensor.shape)
+    for tensor in tensors_of((config.layers, config.final_norm)):
+        if len(tensor.shape) > 1:
+            matrices += math.prod(tensor.shape)
+        else:
+            vectors += math.prod(tensor.shape)
     return ParameterCount(embeddings, matrices, vectors)
 
 

@@ -25,6 +25,7 @@ def everything() -> dict[str, Facts]:
         "aioserve": _installation,
         "cpu": _cpu,
         "kernels": _kernels,
+        "backend": _backend,
         "memory": _memory,
         "torch": _torch,
         "cupy": _cupy,
@@ -65,6 +66,12 @@ def _kernels() -> Facts:
     from aioserve import _native
 
     return _native.cpu_info()
+
+
+def _backend() -> Facts:
+    from aioserve.ops import backend_named
+
+    return {"used": backend_named().name}
 
 
 def _processor() -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from aioserve.config import Device, DType, EngineConfig, Preemption
+from aioserve.config import Backend, Device, DType, EngineConfig, Preemption
 from aioserve.engine.intake import Prompt
 from aioserve.engine.live import Chosen, LiveEngine
 from aioserve.engine.reports import dump_of, stats_of
@@ -61,6 +61,7 @@ class Engine:
         plugins: Sequence[object] = (),
         progress: Callable[[int, int], None] | None = None,
         device: Device = "auto",
+        backend: Backend = "auto",
         dtype: DType = "auto",
         page_size: int = 16,
         num_pages: int | None = None,
@@ -82,6 +83,7 @@ class Engine:
     ) -> None:
         self.config = EngineConfig(
             device=device,
+            backend=backend,
             dtype=dtype,
             page_size=page_size,
             num_pages=num_pages,

@@ -1,91 +1,133 @@
-"""A step plan as flat arrays, the form in which a model computes it."""
+"""A step plan as host arrays: the one place that reads plans for a device.
+
+Knows plans and numpy; a backend takes it from there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from aioserve.execution.plan import CopyKind, PageCopy, StepPlan
-from aioserve.kv.pages import pages_for, token_locations
-from aioserve.models.batch import ForwardBatch
-from aioserve.ops.types import AttentionBatch
+from aioserve.execution.plan import (
+    PENDING_TOKEN,
+    CopyKind,
+    PageCopy,
+    StepOutcome,
+    StepPlan,
+    WorkItem,
+)
+from aioserve.kv.pages import pages_for, token_slots
+from aioserve.ops import Drawn, HostBatch, SampleRows
+from aioserve.sampling.sampler import SlotTable
 
-__all__ = ["build_batch", "build_copies"]
+__all__ = ["HostStep", "PlanReader"]
 
 # Indices of the source's and the target's cache: 0 is the device's, 1 the host's.
 _CACHES = {CopyKind.DEVICE: (0, 0), CopyKind.TO_HOST: (0, 1), CopyKind.FROM_HOST: (1, 0)}
 
 
-def build_copies(copies: Sequence[PageCopy]) -> torch.Tensor:
-    """The rows that the op `copy_pages` takes, int32 `[N, 5]`, in the order of `copies`.
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """Everything that a runner does for one plan."""
 
-    Cache 0 is the device's, 1 the host's.
-    """
+    step: int
+    copies: npt.NDArray[np.int32]
+    """As `Backend.copy_pages` takes them: cache 0 is the device's, 1 the host's."""
+    batch: HostBatch | None
+    """None: there is nothing to compute."""
+    samples: SampleRows
+    """A row for each of the batch's `logit_rows`, in the plan's order."""
+
+    def outcome(self, drawn: Drawn) -> StepOutcome:
+        """What was drawn for `samples`."""
+        return StepOutcome(
+            step=self.step,
+            token_ids=tuple(drawn.token_ids.tolist()),
+            row_errors=dict(drawn.row_errors),
+        )
+
+
+class PlanReader:
+    """Reads plans in the order of their steps, and remembers how started slots sample."""
+
+    def __init__(self, page_size: int, num_slots: int) -> None:
+        self._page_size = page_size
+        self._slots = SlotTable(num_slots)
+
+    def read(self, plan: StepPlan) -> HostStep:
+        """Raises `InvariantError` for a row of a slot that hasn't started."""
+        for slot in plan.ended_slots:
+            self._slots.end(slot)
+        for start in plan.started_slots:
+            self._slots.start(start.slot, start.params, start.seed)
+        rows = [(item.start + row.offset + 1, row.slot) for item in plan.items for row in item.rows]
+        return HostStep(
+            step=plan.step,
+            copies=_copies(plan.copies),
+            batch=_batch(plan.items, self._page_size) if plan.items else None,
+            samples=self._slots.rows(
+                [slot for _, slot in rows], [position for position, _ in rows]
+            ),
+        )
+
+
+def _copies(copies: Sequence[PageCopy]) -> npt.NDArray[np.int32]:
     rows: list[int] = []
     for copy in copies:
         source_cache, target_cache = _CACHES[copy.kind]
         rows += (source_cache, copy.source, target_cache, copy.target, copy.num_tokens)
-    return torch.from_numpy(np.array(rows, np.int32).reshape(-1, 5))
+    return np.array(rows, np.int32).reshape(-1, 5)
 
 
-def build_batch(plan: StepPlan, page_size: int, last_tokens: torch.Tensor) -> ForwardBatch:
-    """Concatenate the plan's items, T tokens of B sequences, in the plan's order.
-
-    `last_tokens`, int64 `[num_slots]`, holds the token that each slot sampled last: the input of
-    items whose token the host doesn't know yet.
-    """
-    items = plan.items
-    counts = np.fromiter((item.count for item in items), np.int64, len(items))
+def _batch(items: Sequence[WorkItem], page_size: int) -> HostBatch:
+    """The items one after the other."""
     size = len(items)
+    counts = np.fromiter((item.count for item in items), np.int64, size)
     starts = np.fromiter((item.start for item in items), np.int64, size)
     context_lens = starts + counts
     query_start = np.zeros(size + 1, np.int64)
     np.cumsum(counts, out=query_start[1:])
-    total = int(query_start[-1])
-    max_context = int(context_lens.max())
+    page_table = _page_table(items, context_lens, page_size)
+    token_ids = _token_ids(items, query_start)
+    rows = np.repeat(np.arange(size), counts)
+    positions = np.arange(len(rows)) - query_start[rows] + starts[rows]
+    firsts = zip(query_start.tolist(), items, strict=False)
+    logit_rows = [first + row.offset for first, item in firsts for row in item.rows]
+    pending = np.flatnonzero(token_ids == PENDING_TOKEN)
+    return HostBatch(
+        token_ids=token_ids,
+        query_start=query_start.astype(np.int32),
+        context_lens=context_lens.astype(np.int32),
+        page_table=page_table,
+        token_slots=token_slots(page_table, rows, positions, page_size),
+        positions=positions.astype(np.int32),
+        logit_rows=np.array(logit_rows, np.int64),
+        pending_rows=pending,
+        pending_slots=np.array([items[row].slot for row in rows[pending]], np.int64),
+    )
 
-    page_table = np.zeros((size, pages_for(max_context, page_size)), np.int32)
+
+def _page_table(
+    items: Sequence[WorkItem], context_lens: npt.NDArray[np.int64], page_size: int
+) -> npt.NDArray[np.int32]:
+    width = pages_for(int(context_lens.max()), page_size)
+    table = np.zeros((len(items), width), np.int32)
     for row, item in enumerate(items):
         pages = pages_for(item.start + item.count, page_size)
-        page_table[row, :pages] = item.page_ids[:pages]
+        table[row, :pages] = item.page_ids[:pages]
+    return table
+
+
+def _token_ids(
+    items: Sequence[WorkItem], query_start: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    total = int(query_start[-1])
+    if total == len(items):
+        return np.array([item.token_ids[0] for item in items], np.int64)
     token_ids = np.empty(total, np.int64)
-    if total == size:
-        token_ids[:] = [item.token_ids[0] for item in items]
-    else:
-        for row, item in enumerate(items):
-            token_ids[query_start[row] : query_start[row + 1]] = item.token_ids
-
-    rows = np.repeat(np.arange(size), counts)
-    positions = np.arange(total) - query_start[rows] + starts[rows]
-
-    sample_rows = np.array(
-        [
-            first + row.offset
-            for first, item in zip(query_start.tolist(), items, strict=False)
-            for row in item.rows
-        ],
-        np.int64,
-    )
-
-    ids = torch.from_numpy(token_ids)
-    pending = np.flatnonzero(token_ids < 0)
-    if len(pending):
-        slots = np.fromiter((items[row].slot for row in rows[pending]), np.int64, len(pending))
-        ids[torch.from_numpy(pending)] = last_tokens[torch.from_numpy(slots)]
-    return ForwardBatch(
-        token_ids=ids,
-        attention=AttentionBatch(
-            query_start=torch.from_numpy(query_start.astype(np.int32)),
-            context_lens=torch.from_numpy(context_lens.astype(np.int32)),
-            page_table=torch.from_numpy(page_table),
-            token_locations=torch.from_numpy(
-                token_locations(page_table, rows, positions, page_size)
-            ),
-            positions=torch.from_numpy(positions.astype(np.int32)),
-            max_query=int(counts.max()),
-            max_context=max_context,
-        ),
-        sample_rows=torch.from_numpy(sample_rows),
-    )
+    for row, item in enumerate(items):
+        token_ids[query_start[row] : query_start[row + 1]] = item.token_ids
+    return token_ids

@@ -1,4 +1,4 @@
-"""Runs steps of a decoder on the CPU, in one step thread."""
+"""Runs steps of a decoder in one step thread, on whatever backend the decoder has."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Sequence
 
 import torch
 
-from aioserve.execution.batch import build_batch, build_copies
-from aioserve.execution.plan import SlotStart, StepOutcome, StepPlan
+from aioserve.execution.batch import PlanReader
+from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.step_thread import StepThread
 from aioserve.models.decoder import Decoder
-from aioserve.ops.kv_cache import KVCache
-from aioserve.sampling.sampler import sample
+from aioserve.ops import KVCache
 
 __all__ = ["CpuRunner"]
 
@@ -34,10 +33,10 @@ class CpuRunner:
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
-        self._slots: dict[int, SlotStart] = {}
+        self._reader = PlanReader(cache.page_size, num_slots)
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them. One writer and one reader, both on the step thread.
-        self._last_tokens = torch.zeros(num_slots, dtype=torch.int64)
+        self._last_tokens = model.backend.allocate_slots(num_slots)
         self._thread: StepThread[StepOutcome] = StepThread(f"aioserve-{name}")
 
     @property
@@ -52,29 +51,12 @@ class CpuRunner:
 
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepOutcome:
-        for slot in plan.ended_slots:
-            self._slots.pop(slot, None)
-        for start in plan.started_slots:
-            self._slots[start.slot] = start
-        if plan.copies:
-            self._model.ops.copy_pages(self._caches, build_copies(plan.copies))
-        if not plan.items:
+        backend = self._model.backend
+        step = self._reader.read(plan)
+        if len(step.copies):
+            backend.copy_pages(self._caches, step.copies)
+        if step.batch is None:
             return StepOutcome(step=plan.step, token_ids=())
-        batch = build_batch(plan, self._cache.page_size, self._last_tokens)
+        batch = backend.prepare(step.batch, self._cache, self._last_tokens)
         logits = self._model.forward(batch, self._cache)
-        if not plan.num_rows:
-            return StepOutcome(step=plan.step, token_ids=())
-        rows = [(item.start + row.offset + 1, row.slot) for item in plan.items for row in item.rows]
-        starts = [self._slots[slot] for _, slot in rows]
-        result = sample(
-            logits,
-            [start.params for start in starts],
-            [start.seed for start in starts],
-            [position for position, _ in rows],
-        )
-        self._last_tokens[torch.tensor([slot for _, slot in rows])] = result.token_ids
-        return StepOutcome(
-            step=plan.step,
-            token_ids=tuple(result.token_ids.tolist()),
-            row_errors=dict(result.row_errors),
-        )
+        return step.outcome(backend.draw(logits, step.samples, self._last_tokens))

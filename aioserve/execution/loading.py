@@ -19,7 +19,7 @@ from aioserve.models.config import GenerationDefaults
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from aioserve.models.resolve import resolve
-from aioserve.ops.kv_cache import KVCache, bytes_per_page
+from aioserve.ops import KVCache, backend_named, bytes_per_page
 from aioserve.request import SamplingParams
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
@@ -80,6 +80,7 @@ class _Loader:
             chat_template=template,
             description={
                 "architecture": decoder.config.architecture,
+                "backend": decoder.backend.name,
                 "dtype": str(decoder.dtype).removeprefix("torch."),
                 "kv_cache_bytes": cache.storage.nbytes,
                 "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
@@ -91,6 +92,7 @@ class _Loader:
             _native.cpu_info()  # reads AIOSERVE_ISA and AIOSERVE_NUM_THREADS
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        backend = backend_named(self.config.backend)
         path = resolve(self.model)
         tokenizer = Tokenizer.from_directory(path)
         template = ChatTemplate.from_directory(path)
@@ -98,6 +100,7 @@ class _Loader:
         decoder = load_model(
             path,
             dtype=dtype,
+            backend=backend,
             progress=self.progress,
             max_model_len=self.config.max_model_len,
         )

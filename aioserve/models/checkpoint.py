@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from aioserve.errors import WeightsError
+from aioserve.models.architecture import Architecture, Tensor
 from aioserve.models.fields import read_json
-from aioserve.models.layout import ModelLayout, Tensor
 
 __all__ = ["Checkpoint"]
 
@@ -35,15 +35,15 @@ class Checkpoint:
     `total_bytes` is the stored size of the tensors that the model uses.
     """
 
-    def __init__(self, directory: Path, layout: ModelLayout, *, head_required: bool) -> None:
+    def __init__(self, directory: Path, architecture: Architecture) -> None:
         self._directory = directory
-        self._layout = layout
+        self._architecture = architecture
         self._stack = ExitStack()
         self._found: dict[str, _Stored] = {}
         try:
             for path, names in _weight_files(directory).items():
                 self._open(path, names)
-            self._check(head_required)
+            self._check()
         except BaseException:
             self._stack.close()
             raise
@@ -70,7 +70,7 @@ class Checkpoint:
     @property
     def dtype(self) -> torch.dtype:
         """Of the embedding as stored."""
-        return _DTYPES[self._found[self._layout.embedding.name].dtype]
+        return _DTYPES[self._found[self._architecture.embedding.name].dtype]
 
     def stored_bytes(self, tensor: Tensor) -> int:
         return self._found[tensor.name].num_bytes
@@ -99,19 +99,21 @@ class Checkpoint:
                 f"{path}: lacks {_some(absent)}, which {INDEX_FILE} places in this file"
             )
         for name in names if expected is None else expected:
-            if self._layout.ignored.search(name):
+            if self._architecture.ignored.search(name):
                 continue
             view = file.get_slice(name)
             stored = _Stored(file, path, name, tuple(view.get_shape()), view.get_dtype())
-            if (other := self._found.get(canonical := self._layout.canonical(name))) is not None:
+            if (
+                other := self._found.get(canonical := self._architecture.canonical(name))
+            ) is not None:
                 raise WeightsError(f"{path}: {name} is also in {other.path} as {other.name}")
             self._found[canonical] = stored
 
-    def _check(self, head_required: bool) -> None:
-        head = self._layout.head
-        expected = {tensor.name: tensor for tensor in (*self._layout.required, head)}
+    def _check(self) -> None:
+        head = self._architecture.head
+        expected = {tensor.name: tensor for tensor in (*self._architecture.required, head)}
         absent = expected.keys() - self._found.keys()
-        if absent := absent if head_required else absent - {head.name}:
+        if absent := absent - {head.name} if self._architecture.tie_word_embeddings else absent:
             raise WeightsError(f"{self._directory}: the weights lack {_some(absent)}")
         for name, stored in self._found.items():
             if (tensor := expected.get(name)) is None:

@@ -1,25 +1,25 @@
-"""What a decoder computes, as one frozen value read from a Hugging Face model directory.
+"""A Hugging Face model directory's config.json and generation_config.json, as one frozen value.
 
-The architectures differ in the fields of `DecoderConfig` only; `families.py` knows how each one's
-config.json spells them. No torch here. A setting that would change the computation and isn't
-implemented is refused, never ignored.
+`families` knows what each architecture is made of. No torch here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from aioserve.errors import ModelError
+from aioserve.models.architecture import Architecture
 from aioserve.models.families import read_family
 from aioserve.models.fields import Fields, read_json
-from aioserve.models.rope import RopeConfig
 
 __all__ = ["DecoderConfig", "GenerationDefaults"]
 
+_DTYPES = ("float32", "bfloat16", "float16")
 _CHANGE_SAMPLING = {
     # name -> the value that changes nothing
     "repetition_penalty": 1.0,
@@ -47,8 +47,13 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the file that aioserve can't apply, as "name=value", for a caller to show."""
 
 
-class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One decoder-only transformer.
+NOTHING_SAID = GenerationDefaults()
+"""Of a model whose makers say nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(Architecture):
+    """One decoder-only transformer: what it is made of, and what its makers say about its use.
 
     `from_directory` and `from_dict` raise `UnsupportedModelError` for an architecture or a setting
     that isn't implemented and `ModelError` for a malformed file; both name file, field and value.
@@ -56,60 +61,12 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: str
     """As in `architectures` of config.json, for example "Qwen3ForCausalLM"."""
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    """Longest context in tokens."""
-
-    norm: str = "rms"
-    """rms, or layer (LayerNorm with bias)."""
-    norm_eps: float = 1e-6
-    norm_weight_offset: float = 0.0
-    """Added to RMS norm weights: 1.0 for Gemma."""
-    sandwich_norms: bool = False
-    """Norms also after attention and after the MLP, before each is added to the residual."""
-    qk_norm: bool = False
-    """RMS norm of each query and key head before the rotation."""
-
-    activation: str = "silu"
-    """silu or gelu_tanh."""
-    gated_mlp: bool = True
-    """down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-    """Of the attention's output projection."""
-    mlp_bias: bool = False
-
-    attention_scale: float
-    attention_soft_cap: float = 0.0
-    """c > 0: scores become c * tanh(score / c)."""
-    final_soft_cap: float = 0.0
-    """The same for logits."""
-    windows: tuple[int, ...]
-    """Per layer: a token sees this many last positions, its own included; 0: all."""
-    ropes: tuple[RopeConfig, ...] = ()
-    """The distinct rotary embeddings; empty: positions are learned."""
-    layer_ropes: tuple[int, ...] = ()
-    """Per layer: index into `ropes`."""
-    embedding_scale: float = 1.0
-    tie_word_embeddings: bool = False
-    """The output head is the embedding."""
-
-    tensors: str = "split"
-    """How checkpoints name and store weights: split (q, k, v and gate, up apart), fused (Phi-3) or
-    conv1d (GPT-2, transposed)."""
-
     dtype: str | None = None
     """Of the checkpoint: float32, bfloat16 or float16; None: not said."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     """Any of these ends an answer: generation_config.json's, or else config.json's."""
-    generation: GenerationDefaults = GenerationDefaults()
+    generation: GenerationDefaults = NOTHING_SAID
 
     @classmethod
     def from_directory(cls, path: Path | str) -> DecoderConfig:
@@ -136,12 +93,31 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         generation_source: str = "generation_config.json",
     ) -> DecoderConfig:
         """The same from parsed files; the sources are names for messages."""
-        values = read_family(Fields(config, source))
+        name, text, architecture = read_family(Fields(config, source))
+        eos_token_ids = text.token_ids("eos_token_id")
+        defaults = NOTHING_SAID
         if generation is not None:
-            fields = Fields(generation, generation_source)
-            values["generation"] = _read_generation(fields)
-            values["eos_token_ids"] = fields.token_ids("eos_token_id") or values["eos_token_ids"]
-        return cls(**values)
+            given = Fields(generation, generation_source)
+            defaults = _read_generation(given)
+            eos_token_ids = given.token_ids("eos_token_id") or eos_token_ids
+        return cls(
+            **{field.name: getattr(architecture, field.name) for field in fields(architecture)},
+            architecture=name,
+            dtype=_read_dtype(text),
+            bos_token_id=next(iter(text.token_ids("bos_token_id")), None),
+            eos_token_ids=eos_token_ids,
+            generation=defaults,
+        )
+
+
+def _read_dtype(config: Fields) -> str | None:
+    name = "dtype" if config.has("dtype") else "torch_dtype"
+    if not config.has(name):
+        return None
+    dtype = config.text(name).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        config.unsupported(name, f"the dtypes are {', '.join(_DTYPES)}")
+    return dtype
 
 
 def _read_generation(fields: Fields) -> GenerationDefaults:

@@ -10,22 +10,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch.nn import functional
 
 from aioserve.errors import ConfigError, ModelNotFoundError
+from aioserve.models import architecture
+from aioserve.models.architecture import Tensor
+from aioserve.models.blocks import DecoderLayer, norm
 from aioserve.models.checkpoint import Checkpoint
 from aioserve.models.config import DecoderConfig
-from aioserve.models.decoder import Decoder, DecoderLayer, DecoderWeights, Norm
-from aioserve.models.layout import (
-    LayerLayout,
-    LinearLayout,
-    ModelLayout,
-    NormLayout,
-    Tensor,
-    layout_of,
-)
-from aioserve.ops import select
-from aioserve.ops.linear import PackedLinear, pack_linear
+from aioserve.models.decoder import Decoder, DecoderWeights
+from aioserve.models.rope import RopeConfig
+from aioserve.models.rotary import RotaryTable
+from aioserve.ops import Backend, Linear, backend_named
 
 __all__ = ["Progress", "load_model"]
 
@@ -43,7 +38,7 @@ def load_model(
     path: Path | str,
     *,
     dtype: torch.dtype | str = "auto",
-    ops: str = "auto",
+    backend: Backend | None = None,
     progress: Progress | None = None,
     max_model_len: int | None = None,
 ) -> Decoder:
@@ -51,7 +46,7 @@ def load_model(
 
     dtype: float32 or bfloat16, of weights, activations and KV pages. "auto" is the checkpoint's;
         a float16 checkpoint becomes float32, which holds its values exactly.
-    ops: the backend, see `aioserve.ops.select`.
+    backend: computes the model; None: `aioserve.ops.backend_named("auto")`.
     max_model_len: longest context in tokens to be served; None: all the model has. With longrope it
         also chooses between the factors for short and for long contexts.
 
@@ -70,13 +65,13 @@ def load_model(
     length = limit if max_model_len is None else max_model_len
     if not 1 <= length <= limit:
         raise ConfigError(f"max_model_len must be in [1, {limit}] for this model, got {length}")
-    op_set = select(ops)
-    layout = layout_of(config)
-    tied = config.tie_word_embeddings
-    with Checkpoint(directory, layout, head_required=not tied) as checkpoint, torch.no_grad():
-        chosen = _choose_dtype(dtype, config, checkpoint)
-        weights = _Reader(checkpoint, chosen, progress).weights(layout, tied)
-    return Decoder(config, weights, op_set, length)
+    chosen = backend or backend_named()
+    with Checkpoint(directory, config) as checkpoint, torch.no_grad():
+        reader = _Reader(
+            checkpoint, chosen, _choose_dtype(dtype, config, checkpoint), length, progress
+        )
+        weights = reader.decoder_weights(config)
+    return Decoder(config, weights, chosen, length)
 
 
 def _choose_dtype(
@@ -94,77 +89,72 @@ def _choose_dtype(
 
 
 class _Reader:
-    """Reads tensors of one checkpoint into `dtype`, counting bytes."""
+    """Reads tensors of one checkpoint into `dtype` and hands them to `backend`, counting bytes."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
+        backend: Backend,
         dtype: torch.dtype,
+        max_positions: int,
         progress: Progress | None,
     ) -> None:
+        self.backend = backend
         self._checkpoint = checkpoint
         self._dtype = dtype
+        self._max_positions = max_positions
         self._progress = progress
         self._done_bytes = 0
+        self._tables: dict[RopeConfig, RotaryTable] = {}
 
-    def weights(self, layout: ModelLayout, tied: bool) -> DecoderWeights:
-        embedding = self._copy(layout.embedding)
-        head, shared = self._head(layout.head, embedding, tied)
+    def decoder_weights(self, config: DecoderConfig) -> DecoderWeights:
+        embedding = self._stack((config.embedding,))
+        head, shared = self._head(config, embedding)
         packed_alone = shared and embedding.nbytes > TWO_COPIES_BYTES
-        embed = head.rows if packed_alone else _lookup(embedding)
+        embed = head.rows if packed_alone else self._lookup(embedding)
         del embedding
+        positions = None if config.positions is None else self.vector(config.positions)
+        layers = tuple(DecoderLayer(layer, i, self) for i, layer in enumerate(config.layers))
         return DecoderWeights(
-            embed=embed,
             dtype=self._dtype,
-            positions=None if layout.positions is None else self._copy(layout.positions),
-            layers=tuple(self._layer(layer) for layer in layout.layers),
-            final_norm=self._norm(layout.final_norm),
+            embed=embed,
+            positions=positions,
+            rotary_tables=tuple(self._tables.values()),
+            layers=layers,
+            final_norm=norm(config.final_norm, self),
             head=head,
         )
 
-    def _layer(self, layout: LayerLayout) -> DecoderLayer:
-        return DecoderLayer(
-            attention_norm=self._norm(layout.attention_norm),
-            qkv=self._linear(layout.qkv),
-            query_norm=self._optional_weight(layout.query_norm),
-            key_norm=self._optional_weight(layout.key_norm),
-            output=self._linear(layout.output),
-            attention_post_norm=self._optional_norm(layout.attention_post_norm),
-            mlp_norm=self._norm(layout.mlp_norm),
-            up=self._linear(layout.up),
-            down=self._linear(layout.down),
-            mlp_post_norm=self._optional_norm(layout.mlp_post_norm),
-        )
+    def linear(self, described: architecture.Linear) -> Linear:
+        weight = self._stack(described.weights, described.transposed)
+        bias = self._stack(described.biases) if described.biases else None
+        return self.backend.linear(weight, bias)
 
-    def _head(self, head: Tensor, embedding: torch.Tensor, tied: bool) -> tuple[PackedLinear, bool]:
+    def vector(self, tensor: Tensor) -> torch.Tensor:
+        return self.backend.place(self._stack((tensor,)))
+
+    def rotary(self, rope: RopeConfig) -> RotaryTable:
+        if rope not in self._tables:
+            self._tables[rope] = RotaryTable(rope, self._max_positions, self.backend.device)
+        return self._tables[rope]
+
+    def _head(self, config: DecoderConfig, embedding: torch.Tensor) -> tuple[Linear, bool]:
         """The output layer, and whether it is the embedding."""
         weight = embedding
-        if head in self._checkpoint:
+        if config.head in self._checkpoint:
             # Some files store the tied head once more. Where it differs from the embedding the
             # file is right and config.json isn't; transformers decides the same.
-            own = self._copy(head)
-            weight = embedding if tied and torch.equal(own, embedding) else own
-        return pack_linear(weight, out_dtype=torch.float32), weight is embedding
+            own = self._stack((config.head,))
+            tied = config.tie_word_embeddings and torch.equal(own, embedding)
+            weight = embedding if tied else own
+        return self.backend.linear(weight, out_dtype=torch.float32), weight is embedding
 
-    def _linear(self, layout: LinearLayout) -> PackedLinear:
-        weight = self._stack(layout.weights, layout.transposed)
-        bias = self._stack(layout.biases, False) if layout.biases else None
-        return pack_linear(weight, bias)
+    def _lookup(self, embedding: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Rows of a table [vocab, hidden] by token id."""
+        table, lookup = self.backend.place(embedding), self.backend.embedding
+        return lambda token_ids: lookup(token_ids, table)
 
-    def _norm(self, layout: NormLayout) -> Norm:
-        bias = None if layout.bias is None else self._copy(layout.bias)
-        return Norm(self._copy(layout.weight), bias)
-
-    def _optional_norm(self, layout: NormLayout | None) -> Norm | None:
-        return None if layout is None else self._norm(layout)
-
-    def _optional_weight(self, layout: NormLayout | None) -> torch.Tensor | None:
-        return None if layout is None else self._copy(layout.weight)
-
-    def _copy(self, tensor: Tensor) -> torch.Tensor:
-        return self._stack((tensor,), False)
-
-    def _stack(self, tensors: Sequence[Tensor], transposed: bool) -> torch.Tensor:
+    def _stack(self, tensors: Sequence[Tensor], transposed: bool = False) -> torch.Tensor:
         """The tensors along their first axis, in memory of their own.
 
         Never a view of the mapped file: a file that is truncated later would kill the process.
@@ -180,8 +170,3 @@ class _Reader:
             if self._progress is not None:
                 self._progress(self._done_bytes, self._checkpoint.total_bytes)
         return stacked
-
-
-def _lookup(table: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Rows of a table [vocab, hidden] by token id."""
-    return lambda token_ids: functional.embedding(token_ids, table)

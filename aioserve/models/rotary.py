@@ -7,6 +7,7 @@ import math
 import torch
 
 from aioserve.models.rope import RopeConfig
+from aioserve.ops.backend import Rotation
 
 __all__ = ["RotaryTable", "inverse_frequencies"]
 
@@ -14,32 +15,36 @@ _FIRST_POSITIONS = 4096
 
 
 class RotaryTable:
-    """cos and sin, each float32 `[positions, rotary_dim / 2]`, for positions up to a limit.
+    """A `rotation` for positions up to a limit, on the device `device`.
 
-    `cos` and `sin` hold at least as many rows as the last `cover` asked for.
+    It holds at least as many rows as the last `cover` asked for.
     """
 
-    __slots__ = ("_frequencies", "_limit", "_scale", "cos", "sin")
+    __slots__ = ("_device", "_frequencies", "_limit", "_scale", "rotation")
 
-    def __init__(self, config: RopeConfig, max_positions: int) -> None:
+    def __init__(
+        self, config: RopeConfig, max_positions: int, device: torch.device | str = "cpu"
+    ) -> None:
         self._frequencies = inverse_frequencies(config, max_positions)
         self._scale = config.attention_factor
         self._limit = max_positions
-        self._fill(min(_FIRST_POSITIONS, max_positions))
+        self._device = device
+        self.rotation = self._compute(min(_FIRST_POSITIONS, max_positions))
 
     def cover(self, num_positions: int) -> None:
         """Raises ValueError past the limit."""
-        if num_positions <= self.cos.shape[0]:
+        have = self.rotation.cos.shape[0]
+        if num_positions <= have:
             return
         if num_positions > self._limit:
             raise ValueError(f"num_positions must be at most {self._limit}, got {num_positions}")
-        self._fill(min(max(num_positions, 2 * self.cos.shape[0]), self._limit))
+        self.rotation = self._compute(min(max(num_positions, 2 * have), self._limit))
 
-    def _fill(self, num_positions: int) -> None:
+    def _compute(self, num_positions: int) -> Rotation:
         positions = torch.arange(num_positions, dtype=torch.float32)
         angles = positions[:, None] * self._frequencies
-        self.cos = angles.cos() * self._scale
-        self.sin = angles.sin() * self._scale
+        tables = angles.cos() * self._scale, angles.sin() * self._scale
+        return Rotation(*(table.to(self._device) for table in tables))
 
 
 def inverse_frequencies(config: RopeConfig, max_positions: int) -> torch.Tensor:

@@ -1,55 +1,236 @@
 """Every op in plain torch: the definition that faster backends are tested against.
 
-Runs on any device and floating dtype. Arithmetic is in float32 (float64 stays float64); results
-are rounded once, to the dtype of the first argument. Written to be read, not to be fast.
+Runs on any device of torch's and in any floating dtype. Arithmetic is in float32 (float64 stays
+float64); results are rounded once, to the dtype of the first argument. Written to be read, not to
+be fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.ops.kv_cache import KVCache
-from aioserve.ops.types import AttentionBatch
+from aioserve.ops.backend import Backend, HeadNorms, Rotation
+from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.draws import LINES, row_error
+from aioserve.ops.kv_cache import KVCache, storage_shape
+from aioserve.ops.linear import Linear
+from aioserve.ops.philox import uniforms
 
-__all__ = [
-    "add_rms_norm",
-    "copy_pages",
-    "gelu_tanh_mul",
-    "paged_attention",
-    "rms_norm",
-    "rotary_kv_write",
-    "silu_mul",
-]
+__all__ = ["ReferenceBackend"]
+
+
+@dataclass(slots=True, frozen=True)
+class ReferenceBatch(Batch):
+    """`HostBatch` on the device; what loops run over stays on the host."""
+
+    query_start: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    page_table: Tensor
+    token_slots: Tensor
+
+
+class TorchLinear(Linear):
+    """`torch.nn.functional.linear` over the plain weight.
+
+    Its sums may be taken in another order for other numbers of rows, so rows can differ in their
+    last bits. From bfloat16 weights float32 results are sums rounded to bfloat16.
+    """
+
+    __slots__ = ("_bias", "_weight")
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(weight, bias, out_dtype=out_dtype)
+        self._weight = weight.detach().to(device, copy=True).contiguous()
+        self._bias = None if bias is None else bias.detach().to(device, copy=True).contiguous()
+        self.num_bytes = self._weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if (
+            x.dtype is not self.dtype
+            or x.dim() != 2
+            or x.shape[1] != self.in_features
+            or x.device != self._weight.device
+            or (x.stride(1) != 1 and self.in_features != 1)
+        ):
+            self._refuse(x)
+        return functional.linear(x, self._weight, self._bias).to(self.out_dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        self._check_ids(ids)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
+            raise IndexError(f"ids must be from 0 to {self.out_features - 1}")
+        return functional.embedding(ids, self._weight)
+
+
+class ReferenceBackend(Backend):
+    """torch, on one of its devices."""
+
+    name = "reference"
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+
+    def linear(
+        self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> TorchLinear:
+        return TorchLinear(weight, bias, out_dtype=out_dtype, device=self.device)
+
+    def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> KVCache:
+        return KVCache(torch.empty(storage_shape(**sizes), dtype=dtype, device=self.device))
+
+    def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> ReferenceBatch:
+        _check_batch(host, kv)
+        token_ids = self._upload(host.token_ids).clone()
+        pending = self._upload(host.pending_rows)
+        token_ids[pending] = last_tokens[self._upload(host.pending_slots)]
+        return ReferenceBatch(
+            token_ids=token_ids,
+            positions=self._upload(host.positions),
+            logit_rows=self._upload(host.logit_rows),
+            max_context=host.max_context,
+            query_start=tuple(host.query_start.tolist()),
+            context_lens=tuple(host.context_lens.tolist()),
+            page_table=self._upload(host.page_table).long(),
+            token_slots=self._upload(host.token_slots),
+        )
+
+    def _upload(self, array: npt.NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def copy_pages(self, caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
+        _check_copies(caches, copies)
+        for source_cache, source, target_cache, target, tokens in copies.tolist():
+            pages = caches[source_cache].storage[:, :, source]
+            caches[target_cache].storage[:, :, target, :, :tokens] = pages[:, :, :, :tokens]
+
+    def draw(self, logits: Tensor, rows: SampleRows, last_tokens: Tensor) -> Drawn:
+        rows.check_logits(logits)
+        noise = uniforms(rows.seeds, rows.positions).tolist()
+        token_ids = [0] * len(rows)
+        errors = {}
+        for i in range(len(rows)):
+            row = logits[i].double()
+            if (error := row_error(float(row.max()))) is not None:
+                errors[i] = error
+            elif rows.temperatures[i] == 0:
+                token_ids[i] = int(row.argmax())
+            else:
+                row = (row - row.max()) / float(rows.temperatures[i])
+                limits = int(rows.top_ks[i]), float(rows.top_ps[i])
+                token_ids[i] = _invert(row, *limits, noise[i])
+        tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
+        last_tokens[self._upload(rows.slots)] = tokens
+        return Drawn(tokens, errors)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+        wide = _wide(x)
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * scale * (_wide(weight) + weight_offset)).to(x.dtype)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+    ) -> Tensor:
+        residual.copy_(_wide(residual) + _wide(x))
+        return self.rms_norm(residual, weight, eps, weight_offset)
+
+    def rotary_kv_write(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: KVCache,
+        layer: int,
+        rotation: Rotation | None = None,
+        norms: HeadNorms | None = None,
+    ) -> None:
+        at = _own(batch)
+        k_pages, v_pages = kv.layer(layer)
+        heads = qkv.unflatten(1, (-1, kv.head_dim))
+        kv_heads = kv.num_kv_heads
+        q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        new_q, new_k = _wide(q), _wide(k)
+        if norms is not None:
+            new_q = self.rms_norm(new_q, norms.query, norms.eps, norms.weight_offset)
+            new_k = self.rms_norm(new_k, norms.key, norms.eps, norms.weight_offset)
+        if rotation is not None:
+            angles = rotation.cos[batch.positions.long()], rotation.sin[batch.positions.long()]
+            new_q, new_k = _rotate(new_q, *angles), _rotate(new_k, *angles)
+        q.copy_(new_q)
+        pages = torch.div(at.token_slots, kv.page_size, rounding_mode="floor")
+        offsets = at.token_slots - pages * kv.page_size
+        k_pages[pages, :, offsets] = new_k.to(k_pages.dtype)
+        v_pages[pages, :, offsets] = v.to(v_pages.dtype)
+
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: KVCache,
+        layer: int,
+        *,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
+        at = _own(batch)
+        k_pages, v_pages = kv.layer(layer)
+        heads = qkv.unflatten(1, (-1, kv.head_dim))
+        q = heads[:, : heads.shape[1] - 2 * kv.num_kv_heads]
+        group = q.shape[1] // kv.num_kv_heads
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for row, context in enumerate(at.context_lens):
+            start, stop = at.query_start[row], at.query_start[row + 1]
+            if start == stop:
+                continue
+            pages = at.page_table[row, : -(-context // kv.page_size)]
+            keys, values = (
+                _wide(cached[pages].transpose(0, 1).flatten(1, 2)[:, :context])
+                for cached in (k_pages, v_pages)
+            )
+            queries = _wide(q[start:stop]).transpose(0, 1)
+            scores = queries @ keys.repeat_interleave(group, 0).transpose(1, 2) * scale
+            if soft_cap > 0:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            key_at = torch.arange(context, device=q.device)
+            query_at = torch.arange(context - (stop - start), context, device=q.device)[:, None]
+            hidden = key_at > query_at
+            if window > 0:
+                hidden |= key_at <= query_at - window
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            attended = weights @ values.repeat_interleave(group, 0)
+            out[start:stop] = attended.transpose(0, 1).to(q.dtype)
+        return out.flatten(1)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = _wide(gate_up).chunk(2, dim=-1)
+        return (functional.silu(gate) * up).to(gate_up.dtype)
+
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = _wide(gate_up).chunk(2, dim=-1)
+        return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * (weight + weight_offset)` over the last dimension.
-
-    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. `x` is `[..., H]`, `weight`
-    `[H]`; returns the shape and dtype of `x`.
-    """
-    wide = _wide(x)
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * (_wide(weight) + weight_offset)).to(x.dtype)
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0
-) -> Tensor:
-    """Add `x` to `residual` in place, then return `rms_norm(residual, ...)`; both `[T, H]`.
-
-    The norm sees the sum as it was stored, rounded to the dtype of `residual`.
-    """
-    residual.copy_(_wide(residual) + _wide(x))
-    return rms_norm(residual, weight, eps, weight_offset=weight_offset)
+def _own(batch: Batch) -> ReferenceBatch:
+    if not isinstance(batch, ReferenceBatch):
+        raise TypeError(f"batch must be one that this backend prepared, got {type(batch).__name__}")
+    return batch
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -60,130 +241,67 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-def rotary_kv_write(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    batch: AttentionBatch,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    *,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
-    weight_offset: float = 0.0,
-) -> None:
-    """Normalise and rotate queries in place; write normalised, rotated keys and values to pages.
-
-    Rotary embedding after Su et al., "RoFormer", 2021, in the half-split order of GPT-NeoX.
-
-    Args:
-        q: `[T, Hq, D]`, changed in place. Like k and v it may be a strided view (of a fused QKV
-            output) as long as its last dimension is dense.
-        k: `[T, Hk, D]`, unchanged.
-        v: `[T, Hk, D]`, unchanged.
-        cos, sin: float32 `[max_positions, R / 2]` with `R <= D`, rows indexed by position; both
-            None for a model without rotary embedding.
-        batch: `positions` and `token_locations` are used.
-        k_pages, v_pages: `[num_pages, Hk, page_size, D]`; only the batch's locations change.
-        q_norm, k_norm: `[D]` weights of a per-head RMS norm before the rotation, or None.
-        eps, weight_offset: of those norms, as in `rms_norm`.
-    """
-    page_size = k_pages.shape[2]
-    new_q, new_k = _wide(q), _wide(k)
-    if q_norm is not None:
-        new_q = rms_norm(new_q, q_norm, eps, weight_offset=weight_offset)
-    if k_norm is not None:
-        new_k = rms_norm(new_k, k_norm, eps, weight_offset=weight_offset)
-    if (cos is None) != (sin is None):
-        raise ValueError("cos and sin must be both given or both None")
-    if cos is not None and sin is not None:
-        rows = batch.positions.long()
-        new_q = _rotate(new_q, cos[rows], sin[rows])
-        new_k = _rotate(new_k, cos[rows], sin[rows])
-    q.copy_(new_q)
-    pages = torch.div(batch.token_locations, page_size, rounding_mode="floor")
-    offsets = batch.token_locations - pages * page_size
-    k_pages[pages, :, offsets] = new_k.to(k_pages.dtype)
-    v_pages[pages, :, offsets] = v.to(v_pages.dtype)
+def _invert(scores: Tensor, top_k: int, top_p: float, uniform: float) -> int:
+    """The id at `uniform` of the cumulative distribution of one row of scaled logits, float64."""
+    vocab = len(scores)
+    if 0 < top_k < vocab or top_p < 1:
+        order = scores.argsort(descending=True, stable=True)
+        order = order[: top_k or vocab]
+        ends = scores[order].exp().cumsum(0)
+        if top_p < 1:
+            order = order[: int((ends < top_p * ends[-1]).sum()) + 1]
+    else:
+        # The order of the columns of a matrix of LINES lines, in which the fast draw sums them.
+        width = -(-vocab // LINES)
+        order = torch.arange(LINES * width, device=scores.device).view(LINES, width).T.flatten()
+        order = order[order < vocab]
+    weights = scores[order].exp()
+    ends = weights.cumsum(0)
+    index = int((ends <= uniform * ends[-1]).sum())
+    # Where rounding left the target at the end: the last entry with a weight.
+    return int(order[min(index, int(weights.nonzero().max()))])
 
 
-def paged_attention(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    batch: AttentionBatch,
-    *,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-) -> Tensor:
-    """Causal attention of every query token to the cached keys and values of its sequence.
-
-    A token at position p attends keys j <= p and, where `window` > 0, only j > p - window. Query
-    head h reads KV head `h // (Hq // Hk)`. With `soft_cap` c > 0 a score s becomes c * tanh(s / c).
-
-    Args:
-        q: `[T, Hq, D]`; may be a strided view with a dense last dimension.
-        k_pages, v_pages: `[num_pages, Hk, page_size, D]`, this step's tokens already written.
-        batch: prefill chunks and decodes in any mixture.
-        scale: factor on the dot products.
-        window: tokens a query sees, itself included; 0 for all.
-        soft_cap: 0 for none.
-
-    Returns:
-        `[T, Hq, D]`, contiguous.
-    """
-    tokens, q_heads, head_dim = q.shape
-    kv_heads, page_size = k_pages.shape[1:3]
-    group = q_heads // kv_heads
-    out = torch.empty((tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
-    starts = batch.query_start.tolist()
-    for row, context in enumerate(batch.context_lens.tolist()):
-        start, stop = starts[row], starts[row + 1]
-        if start == stop:
-            continue
-        pages = batch.page_table[row, : -(-context // page_size)].long()
-        keys = _wide(k_pages[pages].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :context])
-        values = _wide(v_pages[pages].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :context])
-        queries = _wide(q[start:stop]).transpose(0, 1)
-        scores = queries @ keys.repeat_interleave(group, 0).transpose(1, 2) * scale
-        if soft_cap > 0:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        key_at = torch.arange(context, device=q.device)
-        query_at = torch.arange(context - (stop - start), context, device=q.device)[:, None]
-        hidden = key_at > query_at
-        if window > 0:
-            hidden |= key_at <= query_at - window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        attended = weights @ values.repeat_interleave(group, 0)
-        out[start:stop] = attended.transpose(0, 1).to(q.dtype)
-    return out
+def _check_batch(host: HostBatch, kv: KVCache) -> None:
+    tokens = len(host.positions)
+    if host.query_start[0] != 0 or host.query_start[-1] != tokens:
+        raise ValueError(f"batch: query_start must run from 0 to the number of tokens, {tokens}")
+    ends = host.page_table.shape[1] * kv.page_size
+    for i, (count, context) in enumerate(
+        zip(np.diff(host.query_start).tolist(), host.context_lens.tolist(), strict=True)
+    ):
+        if count < 0:
+            raise ValueError(f"batch: sequence {i} has a negative number of query tokens")
+        if count > context:
+            raise ValueError(
+                f"batch: sequence {i} has {count} query tokens in a context of {context}"
+            )
+        if context > ends:
+            raise ValueError(
+                f"batch: sequence {i} has a context of {context}, but its page table ends at {ends}"
+            )
+        for page in host.page_table[i, : -(-context // kv.page_size)].tolist():
+            if not 0 <= page < kv.num_pages:
+                raise ValueError(f"batch: sequence {i} names page {page} of {kv.num_pages}")
+    num_slots = kv.num_pages * kv.page_size
+    for i, slot in enumerate(host.token_slots.tolist()):
+        if not 0 <= slot < num_slots:
+            raise ValueError(
+                f"batch: token_slots[{i}] is {slot}, outside the {num_slots} slots of the pages"
+            )
+    for i in np.flatnonzero(host.positions < 0):
+        raise ValueError(f"batch: positions[{i}] is {host.positions[i]}")
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up` of `[T, 2 * I]` holding gate then up; returns `[T, I]`."""
-    gate, up = _wide(gate_up).chunk(2, dim=-1)
-    return (functional.silu(gate) * up).to(gate_up.dtype)
-
-
-def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
-    """`gelu(gate) * up`, the tanh approximation, of `[T, 2 * I]`; returns `[T, I]`."""
-    gate, up = _wide(gate_up).chunk(2, dim=-1)
-    return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
-
-
-def copy_pages(caches: Sequence[KVCache], copies: Tensor) -> None:
-    """Copy keys and values of all layers from page to page, one copy after the other.
-
-    Args:
-        caches: alike in everything but their number of pages.
-        copies: int32 `[N, 5]` on the CPU, in rows (source cache, source page, target cache, target
-            page, tokens): an index of `caches`, a page of that one, twice, and how many tokens from
-            the start of the page on. What the target page holds beyond them stays.
-    """
-    for source_cache, source, target_cache, target, tokens in copies.tolist():
-        pages = caches[source_cache].storage[:, :, source]
-        caches[target_cache].storage[:, :, target, :, :tokens] = pages[:, :, :, :tokens]
+def _check_copies(caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
+    for i, copy in enumerate(copies.tolist()):
+        for name, cache, page in (("source", *copy[:2]), ("target", *copy[2:4])):
+            if not 0 <= cache < len(caches):
+                raise ValueError(f"copies[{i}] has {name} cache {cache} of {len(caches)}")
+            if not 0 <= page < caches[cache].num_pages:
+                limit = caches[cache].num_pages
+                raise ValueError(f"copies[{i}] has {name} page {page} of {limit}")
+        if not 1 <= copy[4] <= caches[0].page_size:
+            raise ValueError(
+                f"copies[{i}] has {copy[4]} tokens; a page holds 1 to {caches[0].page_size}"
+            )

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 from aioserve.models.checkpoint import SINGLE_FILE
 from aioserve.models.config import DecoderConfig
-from aioserve.models.layout import ModelLayout, layout_of
 
 __all__ = ["random_tensors", "write_random_model", "write_tokenizer"]
 
@@ -54,7 +53,7 @@ def random_tensors(config: DecoderConfig, seed: int, dtype: torch.dtype) -> dict
     """A checkpoint's tensors by name; no head where embeddings are tied."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, shape, mean, deviation in _distributions(config, layout_of(config)):
+    for name, shape, mean, deviation in _distributions(config):
         values = torch.empty(shape).normal_(mean, deviation, generator=generator)
         tensors[name] = values.to(dtype)
     return tensors
@@ -85,23 +84,23 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
 
 
 def _distributions(
-    config: DecoderConfig, layout: ModelLayout
+    config: DecoderConfig,
 ) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
     """(name, shape, mean, standard deviation) of each tensor."""
-    norm_mean = 1.0 - config.norm_weight_offset
+    norm_mean = 1.0 - config.final_norm.weight_offset
     head = 2.0 * config.hidden_size**-0.5  # logits with a deviation of about 2
     embedding = 1.0 / config.embedding_scale
     if config.tie_word_embeddings:
         embedding = min(embedding, head)
-    yield layout.embedding.name, layout.embedding.shape, 0.0, embedding
-    if layout.positions is not None:
-        yield layout.positions.name, layout.positions.shape, 0.0, embedding
-    for layer in layout.layers:
+    yield config.embedding.name, config.embedding.shape, 0.0, embedding
+    if config.positions is not None:
+        yield config.positions.name, config.positions.shape, 0.0, embedding
+    for layer in config.layers:
         for linear, gain in (
-            (layer.qkv, 1.5),
-            (layer.output, 1.0),
-            (layer.up, 1.0),
-            (layer.down, 1.0),
+            (layer.attention.qkv, 1.5),
+            (layer.attention.output, 1.0),
+            (layer.mlp.up, 1.0),
+            (layer.mlp.down, 1.0),
         ):
             for weight in linear.weights:
                 inputs = weight.shape[0 if linear.transposed else 1]
@@ -110,8 +109,8 @@ def _distributions(
                 yield bias.name, bias.shape, 0.0, 0.2
         for norm, mean in (
             (layer.attention_norm, norm_mean),
-            (layer.query_norm, norm_mean + 0.5),
-            (layer.key_norm, norm_mean + 0.5),
+            (layer.attention.query_norm, norm_mean + 0.5),
+            (layer.attention.key_norm, norm_mean + 0.5),
             (layer.attention_post_norm, norm_mean),
             (layer.mlp_norm, norm_mean),
             (layer.mlp_post_norm, norm_mean),
@@ -120,7 +119,7 @@ def _distributions(
                 yield norm.weight.name, norm.weight.shape, mean, 0.3
                 if norm.bias is not None:
                     yield norm.bias.name, norm.bias.shape, 0.0, 0.1
-    final = layout.final_norm
+    final = config.final_norm
     if config.tie_word_embeddings:
         # Weights around 1 would make every token its own most likely successor.
         yield final.weight.name, final.weight.shape, norm_mean - 1.0, 1.0
@@ -129,7 +128,7 @@ def _distributions(
     if final.bias is not None:
         yield final.bias.name, final.bias.shape, 0.0, 0.1
     if not config.tie_word_embeddings:
-        yield layout.head.name, layout.head.shape, 0.0, head
+        yield config.head.name, config.head.shape, 0.0, head
 
 
 def _byte_characters() -> list[str]:

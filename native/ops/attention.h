@@ -1,25 +1,24 @@
-// Plans attention over a batch and runs it on the thread pool.
+// Runs attention over a batch on the thread pool.
 
 #pragma once
 
+#include "ops/batch.h"
 #include "ops/types.h"
 
 namespace aioserve::ops {
 
-struct AttentionRequest {
-    AttentionArgs args;
-    DType dtype;
-    int64_t num_pages;
-    int64_t num_sequences;
-    int64_t table_width;
-    int64_t num_tokens;
-    const int32_t* query_start;
-    const int32_t* context_lens;
-    const int32_t* page_table;
+// What one layer asks for, beside its batch and its pages.
+struct AttentionCall {
+    const void* qkv;  // [T, (Hq + 2 Hk) * D], rows `row_stride` elements apart; the queries are read
+    int64_t row_stride;
+    int64_t q_heads;
+    void* out;  // [T, Hq * D] contiguous
+    float scale;
+    float soft_cap;
+    int64_t window;  // 0: none
 };
 
-// Throws std::invalid_argument, before anything is written, where the batch contradicts itself or
-// names a page that does not exist.
-void paged_attention(const AttentionRequest& request);
+void paged_attention(const Batch& batch, const KVPages& pages, int64_t layer,
+                     const AttentionCall& call);
 
 }  // namespace aioserve::ops

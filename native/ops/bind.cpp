@@ -1,13 +1,15 @@
-// Binds the ops under flat argument lists: addresses, sizes and strides in elements, which the
-// wrappers in `aioserve/ops/native.py` have checked. Such calls cost a tenth of array conversion.
+// Binds the ops. What lives for a step or longer (a batch, KV pages) is an object, checked when it is
+// made. Activations cross as addresses, with sizes and strides in elements, which the backend in
+// `aioserve/ops/native.py` has checked: such calls cost a tenth of array conversion.
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "common/thread_pool.h"
 #include "ops/attention.h"
+#include "ops/batch.h"
 #include "ops/dispatch.h"
 #include "ops/page_copy.h"
 #include "ops/rowwise.h"
@@ -47,83 +49,78 @@ void bind_gated(Address gate_up, Address out, bool bfloat16, bool gelu, int64_t 
           dtype_of(bfloat16), rows, gelu);
 }
 
-void bind_rotary_kv_write(Address q, int64_t q_token_stride, int64_t q_head_stride, Address k,
-                          int64_t k_token_stride, int64_t k_head_stride, Address v,
-                          int64_t v_token_stride, int64_t v_head_stride, int64_t tokens,
-                          int64_t q_heads, int64_t kv_heads, int64_t head_dim, Address cos,
-                          Address sin, int64_t max_positions, int64_t half, Address positions,
-                          Address slots, Address k_pages, Address v_pages, int64_t num_pages,
-                          int64_t page_size, Address q_norm, Address k_norm, float eps,
-                          float weight_offset, bool bfloat16) {
-    rotary_kv_write({.q = at(q),
-                     .k = at(k),
-                     .v = at(v),
-                     .q_token_stride = q_token_stride,
-                     .q_head_stride = q_head_stride,
-                     .k_token_stride = k_token_stride,
-                     .k_head_stride = k_head_stride,
-                     .v_token_stride = v_token_stride,
-                     .v_head_stride = v_head_stride,
+template <class T, int Dims>
+using Array = nb::ndarray<const T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+
+// Holds on to the arrays that its batch reads.
+struct HeldBatch {
+    Array<int32_t, 1> query_start, context_lens;
+    Array<int32_t, 2> page_table;
+    Array<int64_t, 1> token_slots;
+    Array<int32_t, 1> positions;
+    Batch batch;
+
+    HeldBatch(Array<int32_t, 1> query_start_, Array<int32_t, 1> context_lens_,
+              Array<int32_t, 2> page_table_, Array<int64_t, 1> token_slots_,
+              Array<int32_t, 1> positions_, const KVPages& pages)
+        : query_start(std::move(query_start_)),
+          context_lens(std::move(context_lens_)),
+          page_table(std::move(page_table_)),
+          token_slots(std::move(token_slots_)),
+          positions(std::move(positions_)),
+          batch({.query_start = query_start.data(),
+                 .context_lens = context_lens.data(),
+                 .page_table = page_table.data(),
+                 .token_slots = token_slots.data(),
+                 .positions = positions.data(),
+                 .num_sequences = static_cast<int64_t>(context_lens.shape(0)),
+                 .table_width = static_cast<int64_t>(page_table.shape(1)),
+                 .num_tokens = static_cast<int64_t>(positions.shape(0))},
+                pages) {}
+};
+
+void make_pages(KVPages* self, Address storage, int64_t layers, int64_t num_pages, int64_t heads,
+                int64_t page_size, int64_t head_dim, bool bfloat16) {
+    new (self) KVPages{at<char>(storage), layers,   num_pages,         heads,
+                       page_size,         head_dim, dtype_of(bfloat16)};
+}
+
+void bind_rotary_kv_write(const HeldBatch& held, const KVPages& pages, int64_t layer, Address qkv,
+                          int64_t row_stride, int64_t q_heads, Address cos, Address sin,
+                          int64_t max_positions, int64_t half, Address q_norm, Address k_norm,
+                          float eps, float weight_offset) {
+    rotary_kv_write(held.batch, pages, layer,
+                    {.qkv = at(qkv),
+                     .row_stride = row_stride,
                      .q_heads = q_heads,
-                     .kv_heads = kv_heads,
-                     .head_dim = head_dim,
                      .cos = at<float>(cos),
                      .sin = at<float>(sin),
+                     .max_positions = max_positions,
                      .half = half,
-                     .positions = at<int32_t>(positions),
-                     .slots = at<int64_t>(slots),
-                     .k_pages = at(k_pages),
-                     .v_pages = at(v_pages),
-                     .page_size = page_size,
                      .q_norm = at(q_norm),
                      .k_norm = at(k_norm),
                      .eps = eps,
-                     .weight_offset = weight_offset},
-                    dtype_of(bfloat16), tokens, num_pages * page_size, max_positions);
+                     .weight_offset = weight_offset});
 }
 
-void bind_paged_attention(Address q, int64_t q_token_stride, int64_t q_head_stride, Address out,
-                          Address k_pages, Address v_pages, int64_t num_pages, int64_t kv_heads,
-                          int64_t page_size, int64_t head_dim, int64_t group, Address query_start,
-                          Address context_lens, Address page_table, int64_t num_sequences,
-                          int64_t table_width, int64_t num_tokens, float scale, float soft_cap,
-                          int64_t window, bool bfloat16) {
-    paged_attention({.args = {.q = at(q),
-                              .q_token_stride = q_token_stride,
-                              .q_head_stride = q_head_stride,
-                              .out = at(out),
-                              .k_pages = at(k_pages),
-                              .v_pages = at(v_pages),
-                              .kv_heads = kv_heads,
-                              .group = group,
-                              .head_dim = head_dim,
-                              .page_size = page_size,
-                              .scale = scale,
-                              .soft_cap = soft_cap,
-                              .window = window},
-                     .dtype = dtype_of(bfloat16),
-                     .num_pages = num_pages,
-                     .num_sequences = num_sequences,
-                     .table_width = table_width,
-                     .num_tokens = num_tokens,
-                     .query_start = at<int32_t>(query_start),
-                     .context_lens = at<int32_t>(context_lens),
-                     .page_table = at<int32_t>(page_table)});
+void bind_paged_attention(const HeldBatch& held, const KVPages& pages, int64_t layer, Address qkv,
+                          int64_t row_stride, int64_t q_heads, Address out, float scale,
+                          float soft_cap, int64_t window) {
+    paged_attention(held.batch, pages, layer,
+                    {.qkv = at(qkv),
+                     .row_stride = row_stride,
+                     .q_heads = q_heads,
+                     .out = at(out),
+                     .scale = scale,
+                     .soft_cap = soft_cap,
+                     .window = window});
 }
 
-void bind_copy_pages(const std::vector<std::pair<Address, int64_t>>& caches, int64_t planes,
-                     int64_t heads, int64_t page_size, int64_t row_bytes, Address copies,
-                     int64_t num_copies) {
-    std::vector<PageCache> pages;
-    for (const auto& [address, num_pages] : caches) pages.push_back({at<char>(address), num_pages});
-    copy_pages({.caches = pages.data(),
-                .num_caches = static_cast<int64_t>(pages.size()),
-                .planes = planes,
-                .heads = heads,
-                .page_size = page_size,
-                .row_bytes = row_bytes,
-                .copies = at<PageCopy>(copies),
-                .num_copies = num_copies});
+void bind_copy_pages(const std::vector<const KVPages*>& caches, Array<int32_t, 2> copies) {
+    static_assert(sizeof(PageCopy) == 5 * sizeof(int32_t));
+    const nb::gil_scoped_release release;
+    copy_pages(caches, reinterpret_cast<const PageCopy*>(copies.data()),
+               static_cast<int64_t>(copies.shape(0)));
 }
 
 nb::dict cpu_info() {
@@ -140,11 +137,19 @@ nb::dict cpu_info() {
 }  // namespace
 
 void bind_ops(nb::module_& m) {
+    nb::class_<KVPages>(m, "KVPages", "The KV pages of every layer, in memory that outlives this.")
+        .def("__init__", &make_pages, "storage"_a, "layers"_a, "num_pages"_a, "heads"_a,
+             "page_size"_a, "head_dim"_a, "bfloat16"_a);
+    nb::class_<HeldBatch>(m, "Batch", "Where the tokens of one step sit, checked for all layers.")
+        .def(nb::init<Array<int32_t, 1>, Array<int32_t, 1>, Array<int32_t, 2>, Array<int64_t, 1>,
+                      Array<int32_t, 1>, const KVPages&>(),
+             "query_start"_a.noconvert(), "context_lens"_a.noconvert(), "page_table"_a.noconvert(),
+             "token_slots"_a.noconvert(), "positions"_a.noconvert(), "pages"_a);
     m.def("rms_norm", &bind_rms_norm, ReleaseGil());
     m.def("gated", &bind_gated, ReleaseGil());
     m.def("rotary_kv_write", &bind_rotary_kv_write, ReleaseGil());
     m.def("paged_attention", &bind_paged_attention, ReleaseGil());
-    m.def("copy_pages", &bind_copy_pages, ReleaseGil());
+    m.def("copy_pages", &bind_copy_pages, "caches"_a, "copies"_a.noconvert());
     m.def("cpu_info", &cpu_info,
           "The instruction set and threads of the kernels, and what the machine grants: CPUs in the "
           "affinity mask (one per physical core) and in the cgroup's quota (None: unlimited).");

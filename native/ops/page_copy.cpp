@@ -9,58 +9,71 @@
 namespace aioserve::ops {
 namespace {
 
+using Caches = std::vector<const KVPages*>;
+
 // Nanoseconds per byte on one thread, roughly.
 constexpr double kCopy = 0.15;
 
-void check_page(const PageCopyRequest& request, int64_t copy, const char* name, int32_t cache,
-                int32_t page) {
+void check_alike(const Caches& caches) {
+    const KVPages& first = *caches.at(0);
+    for (size_t i = 1; i < caches.size(); ++i) {
+        const KVPages& other = *caches[i];
+        if (other.layers != first.layers || other.heads != first.heads ||
+            other.page_size != first.page_size || other.head_dim != first.head_dim ||
+            other.dtype != first.dtype)
+            throw std::invalid_argument("caches[" + std::to_string(i) +
+                                        "] must be like caches[0] in all but num_pages");
+    }
+}
+
+void check_page(const Caches& caches, int64_t copy, const char* name, int32_t cache, int32_t page) {
     const std::string which = "copies[" + std::to_string(copy) + "] has " + name;
-    if (cache < 0 || cache >= request.num_caches)
+    if (cache < 0 || cache >= static_cast<int64_t>(caches.size()))
         throw std::invalid_argument(which + " cache " + std::to_string(cache) + " of " +
-                                    std::to_string(request.num_caches));
-    if (page < 0 || page >= request.caches[cache].num_pages)
+                                    std::to_string(caches.size()));
+    if (page < 0 || page >= caches[cache]->num_pages)
         throw std::invalid_argument(which + " page " + std::to_string(page) + " of " +
-                                    std::to_string(request.caches[cache].num_pages));
+                                    std::to_string(caches[cache]->num_pages));
 }
 
 }  // namespace
 
-void copy_pages(const PageCopyRequest& request) {
-    const int64_t head_bytes = request.page_size * request.row_bytes;
-    const int64_t page_bytes = request.heads * head_bytes;
+void copy_pages(const Caches& caches, const PageCopy* copies, int64_t num_copies) {
+    check_alike(caches);
+    const KVPages& first = *caches[0];
+    const int64_t row_bytes = first.row_bytes();
+    const int64_t head_bytes = first.page_size * row_bytes;
+    const int64_t page_bytes = first.page_bytes();
     int64_t tokens = 0;
-    for (int64_t i = 0; i < request.num_copies; ++i) {
-        const PageCopy& copy = request.copies[i];
-        check_page(request, i, "source", copy.source_cache, copy.source_page);
-        check_page(request, i, "target", copy.target_cache, copy.target_page);
-        if (copy.num_tokens < 1 || copy.num_tokens > request.page_size)
+    for (int64_t i = 0; i < num_copies; ++i) {
+        const PageCopy& copy = copies[i];
+        check_page(caches, i, "source", copy.source_cache, copy.source_page);
+        check_page(caches, i, "target", copy.target_cache, copy.target_page);
+        if (copy.num_tokens < 1 || copy.num_tokens > first.page_size)
             throw std::invalid_argument("copies[" + std::to_string(i) + "] has " +
                                         std::to_string(copy.num_tokens) +
                                         " tokens; a page holds 1 to " +
-                                        std::to_string(request.page_size));
+                                        std::to_string(first.page_size));
         tokens += copy.num_tokens;
     }
-    const auto page_at = [&](int32_t cache, int32_t page, int64_t plane) {
-        const PageCache& pages = request.caches[cache];
-        return pages.pages + (plane * pages.num_pages + page) * page_bytes;
-    };
     // Planes are independent of each other, so each keeps the order of the copies by itself.
-    const double bytes =
-        static_cast<double>(tokens * request.planes * request.heads * request.row_bytes);
-    parallel_ranges(request.planes, kCopy * bytes, [&](int64_t begin, int64_t end) {
+    const double bytes = static_cast<double>(tokens * first.planes() * first.heads * row_bytes);
+    parallel_ranges(first.planes(), kCopy * bytes, [&](int64_t begin, int64_t end) {
         for (int64_t plane = begin; plane < end; ++plane) {
-            for (int64_t i = 0; i < request.num_copies; ++i) {
-                const PageCopy& copy = request.copies[i];
-                const char* source = page_at(copy.source_cache, copy.source_page, plane);
-                char* target = page_at(copy.target_cache, copy.target_page, plane);
+            for (int64_t i = 0; i < num_copies; ++i) {
+                const PageCopy& copy = copies[i];
+                const char* source =
+                    caches[copy.source_cache]->plane(plane) + copy.source_page * page_bytes;
+                char* target =
+                    caches[copy.target_cache]->plane(plane) + copy.target_page * page_bytes;
                 if (source == target) continue;
-                if (copy.num_tokens == request.page_size) {
+                if (copy.num_tokens == first.page_size) {
                     std::memcpy(target, source, page_bytes);
                     continue;
                 }
-                for (int64_t head = 0; head < request.heads; ++head)
+                for (int64_t head = 0; head < first.heads; ++head)
                     std::memcpy(target + head * head_bytes, source + head * head_bytes,
-                                copy.num_tokens * request.row_bytes);
+                                copy.num_tokens * row_bytes);
             }
         }
     });

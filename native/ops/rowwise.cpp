@@ -27,22 +27,43 @@ void gated(const GatedArgs& args, DType dtype, int64_t rows, bool gelu) {
                     [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-void rotary_kv_write(const RotaryArgs& args, DType dtype, int64_t tokens, int64_t num_slots,
-                     int64_t max_positions) {
-    for (int64_t i = 0; i < tokens; ++i) {
-        if (args.slots[i] < 0 || args.slots[i] >= num_slots)
-            throw std::invalid_argument("batch.token_locations[" + std::to_string(i) + "] is " +
-                                        std::to_string(args.slots[i]) + ", outside the " +
-                                        std::to_string(num_slots) + " slots of k_pages");
-        if (args.cos && (args.positions[i] < 0 || args.positions[i] >= max_positions))
-            throw std::invalid_argument("batch.positions[" + std::to_string(i) + "] is " +
-                                        std::to_string(args.positions[i]) + ", but cos has " +
-                                        std::to_string(max_positions) + " rows");
-    }
-    const auto kernel = kernels(dtype).rotary_kv_write;
-    const double elements =
-        static_cast<double>(tokens * (args.q_heads + 2 * args.kv_heads) * args.head_dim);
-    parallel_ranges(tokens, kRotary * elements,
+void rotary_kv_write(const Batch& batch, const KVPages& pages, int64_t layer,
+                     const RotaryCall& call) {
+    batch.check_pages(pages);
+    if (call.cos && batch.end_position() > call.max_positions)
+        throw std::invalid_argument("batch: positions go to " +
+                                    std::to_string(batch.end_position() - 1) + ", but cos has " +
+                                    std::to_string(call.max_positions) + " rows");
+    const int64_t q_size = call.q_heads * pages.head_dim, k_size = pages.heads * pages.head_dim;
+    char* const q = static_cast<char*>(call.qkv);
+    const int64_t element_bytes = pages.dtype == DType::bfloat16 ? 2 : 4;
+    const RotaryArgs args{.q = q,
+                          .k = q + q_size * element_bytes,
+                          .v = q + (q_size + k_size) * element_bytes,
+                          .q_token_stride = call.row_stride,
+                          .q_head_stride = pages.head_dim,
+                          .k_token_stride = call.row_stride,
+                          .k_head_stride = pages.head_dim,
+                          .v_token_stride = call.row_stride,
+                          .v_head_stride = pages.head_dim,
+                          .q_heads = call.q_heads,
+                          .kv_heads = pages.heads,
+                          .head_dim = pages.head_dim,
+                          .cos = call.cos,
+                          .sin = call.sin,
+                          .half = call.half,
+                          .positions = batch.positions(),
+                          .slots = batch.token_slots(),
+                          .k_pages = pages.plane(2 * layer),
+                          .v_pages = pages.plane(2 * layer + 1),
+                          .page_size = pages.page_size,
+                          .q_norm = call.q_norm,
+                          .k_norm = call.k_norm,
+                          .eps = call.eps,
+                          .weight_offset = call.weight_offset};
+    const auto kernel = kernels(pages.dtype).rotary_kv_write;
+    const double elements = static_cast<double>(batch.num_tokens() * (q_size + 2 * k_size));
+    parallel_ranges(batch.num_tokens(), kRotary * elements,
                     [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "ops/batch.h"
 #include "ops/types.h"
 
 namespace aioserve::ops {
@@ -9,9 +10,23 @@ namespace aioserve::ops {
 void rms_norm(const RmsNormArgs& args, DType dtype, int64_t rows);
 void gated(const GatedArgs& args, DType dtype, int64_t rows, bool gelu);
 
-// Throws std::invalid_argument, before anything is written, where a location or position is outside
-// the pages or the tables.
-void rotary_kv_write(const RotaryArgs& args, DType dtype, int64_t tokens, int64_t num_slots,
-                     int64_t max_positions);
+// What one layer asks for, beside its batch and its pages.
+struct RotaryCall {
+    void* qkv;  // [T, (Hq + 2 Hk) * D], rows `row_stride` elements apart; the queries change in place
+    int64_t row_stride;
+    int64_t q_heads;
+    const float* cos;  // [max_positions, half], or null for no rotation
+    const float* sin;
+    int64_t max_positions;
+    int64_t half;
+    const void* q_norm;  // [D] or null
+    const void* k_norm;
+    float eps;
+    float weight_offset;
+};
+
+// Throws std::invalid_argument, before anything is written, for a position outside the tables.
+void rotary_kv_write(const Batch& batch, const KVPages& pages, int64_t layer,
+                     const RotaryCall& call);
 
 }  // namespace aioserve::ops

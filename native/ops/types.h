@@ -23,6 +23,20 @@ constexpr int kSplitKeys = 512;
 constexpr int kRowBlock = 64;
 constexpr int kMaxHeadDim = 256;
 
+// KV pages of every layer: [layers, 2, num_pages, heads, page_size, head_dim] contiguous, keys before
+// values.
+struct KVPages {
+    char* storage;
+    int64_t layers, num_pages, heads, page_size, head_dim;
+    DType dtype;
+
+    int64_t row_bytes() const { return head_dim * (dtype == DType::bfloat16 ? 2 : 4); }
+    int64_t page_bytes() const { return heads * page_size * row_bytes(); }
+    int64_t planes() const { return 2 * layers; }
+    // The keys (even) or values (odd) of a layer.
+    char* plane(int64_t index) const { return storage + index * num_pages * page_bytes(); }
+};
+
 struct AttentionArgs {
     const void* q;  // [T, Hq, D] with these strides, in elements
     int64_t q_token_stride;

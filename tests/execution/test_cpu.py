@@ -1,4 +1,4 @@
-"""The runner of the CPU: copies, then one forward pass, then a token for each item that samples."""
+"""The runner: copies, then one forward pass, then a token for each item that samples."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from aioserve.execution.plan import (
     StepPlan,
     WorkItem,
 )
-from aioserve.models.batch import ForwardBatch
-from aioserve.ops import KVCache, select
+from aioserve.ops import Backend, Batch, KVCache
 from aioserve.request import SamplingParams
+from tests.ops.scenarios import BACKENDS, NATIVE, allocate
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=1.0)
 VOCAB_SIZE = 50
+on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 PAGES = np.arange(4, dtype=np.int32)
 
 
@@ -33,24 +34,23 @@ class LogitsByToken:
     Remembers the batches, and what the KV cache held when each came.
     """
 
-    ops = select("native")
-
-    def __init__(self) -> None:
-        self.batches: list[ForwardBatch] = []
+    def __init__(self, backend: Backend = NATIVE) -> None:
+        self.backend = backend
+        self.batches: list[Batch] = []
         self.storages: list[torch.Tensor] = []
 
-    def forward(self, batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         self.batches.append(batch)
         self.storages.append(kv.storage.clone())
-        token_ids = batch.token_ids[batch.sample_rows]
+        token_ids = batch.token_ids[batch.logit_rows]
         logits = torch.zeros(len(token_ids), VOCAB_SIZE)
         logits[torch.arange(len(token_ids)), (token_ids + 1) % VOCAB_SIZE] = 3.0
         logits[token_ids == VOCAB_SIZE - 1] = float("nan")
         return logits
 
 
-def cache(num_pages: int, start: int = 0) -> KVCache:
-    allocated = KVCache.allocate(2, num_pages, 4, 1, 2, torch.float32)
+def cache(num_pages: int, start: int = 0, backend: Backend = NATIVE) -> KVCache:
+    allocated = allocate(backend, 2, num_pages, 4, 1, 2, torch.float32)
     numbers = torch.arange(start, start + allocated.storage.numel())
     allocated.storage.copy_(numbers.view_as(allocated.storage))
     return allocated
@@ -59,9 +59,10 @@ def cache(num_pages: int, start: int = 0) -> KVCache:
 async def run(
     *plans: StepPlan, model: LogitsByToken | None = None, **caches: KVCache
 ) -> list[StepOutcome]:
+    model = model or LogitsByToken()
     runner = CpuRunner(
-        cast(Any, model or LogitsByToken()),
-        caches.get("device", cache(8)),
+        cast(Any, model),
+        caches.get("device") or cache(8, backend=model.backend),
         host_cache=caches.get("host"),
         num_slots=16,
         name="test",
@@ -83,13 +84,16 @@ def item(
     return WorkItem(slot, 0, slot, start, len(ids), ids, PAGES, sampling, seed)
 
 
+@on_every_backend
 @pytest.mark.asyncio
-async def test_a_fork_samples_from_the_row_of_its_parent_and_goes_on_in_its_own_slot():
+async def test_a_fork_samples_from_the_row_of_its_parent_and_goes_on_in_its_own_slot(backend):
     decodes = [item(0, 3, [20]), item(1, 3, [], GREEDY), item(2, 5, [30]), item(5, 5, [], GREEDY)]
     chunks = [item(3, 0, [6, 7, 8], None), item(4, 0, [40, 41]), item(6, 2, [], GREEDY)]
     then = [item(slot, 6, [PENDING_TOKEN]) for slot in (5, 1, 6, 4, 0, 2)]
 
-    first, second = await run(StepPlan(1, (*decodes, *chunks)), StepPlan(2, tuple(then)))
+    first, second = await run(
+        StepPlan(1, (*decodes, *chunks)), StepPlan(2, tuple(then)), model=LogitsByToken(backend)
+    )
 
     assert first.token_ids == (21, 21, 31, 31, PENDING_TOKEN, 42, 42)
     assert second.token_ids == (32, 22, 43, 43, 22, 32)
@@ -101,9 +105,9 @@ async def test_forks_are_no_sequences_of_the_batch():
     plan = StepPlan(1, (item(0, 3, [20]), item(1, 4, []), item(2, 4, []), item(3, 7, [5])))
     await run(plan, model=model)
     (batch,) = model.batches
-    assert batch.attention.query_start.tolist() == [0, 1, 2]
+    assert batch.positions.tolist() == [3, 7]
     assert batch.token_ids.tolist() == [20, 5]
-    assert batch.sample_rows.tolist() == [0, 0, 0, 1]
+    assert batch.logit_rows.tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.asyncio
@@ -139,10 +143,12 @@ async def test_a_row_that_cannot_be_sampled_fails_its_forks_and_nobody_else():
     assert (outcome.token_ids[1], outcome.token_ids[4]) == (10, 11)
 
 
+@on_every_backend
 @pytest.mark.asyncio
-async def test_copies_are_done_in_order_before_the_forward_pass():
+async def test_copies_are_done_in_order_before_the_forward_pass(backend):
     """A page goes to the host, its place is taken by another, whose old place gets it back."""
-    device, host, model = cache(8), cache(3, start=10_000), LogitsByToken()
+    device, host = cache(8, backend=backend), cache(3, 10_000, backend)
+    model = LogitsByToken(backend)
     before, on_host = device.storage.clone(), host.storage.clone()
     copies = (
         PageCopy(CopyKind.TO_HOST, 1, 2, 4),

@@ -18,6 +18,11 @@ def parse(name: str, **changes) -> DecoderConfig:
     return DecoderConfig.from_dict({**CONFIGS[name], **changes}, source="some/config.json")
 
 
+def thetas(config: DecoderConfig) -> list[float]:
+    ropes = [layer.attention.rope for layer in config.layers]
+    return [rope.theta for rope in ropes if rope is not None]
+
+
 def test_reading_configs_and_resolving_names_imports_no_torch():
     code = (
         "import sys, aioserve.models.config, aioserve.models.resolve;"
@@ -111,13 +116,16 @@ def test_a_malformed_setting_is_an_error_that_names_file_field_and_value(name, c
 
 
 def test_windows_follow_each_familys_rules():
-    assert parse("mistral").windows == (13, 13, 13)
-    assert parse("mistral", sliding_window=None).windows == (0, 0, 0)
-    assert parse("qwen2").windows == (0, 0, 0)
-    assert parse("qwen2-sliding").windows == (0, 9, 9)
-    assert parse("gemma2").windows == (11, 0, 11)
-    assert parse("gemma3").windows == (11, 11, 0)
-    assert parse("gemma3").layer_ropes == (0, 0, 1)
+    def windows(name: str, **changes) -> list[int]:
+        return [layer.attention.window for layer in parse(name, **changes).layers]
+
+    assert windows("mistral") == [13, 13, 13]
+    assert windows("mistral", sliding_window=None) == [0, 0, 0]
+    assert windows("qwen2") == [0, 0, 0]
+    assert windows("qwen2-sliding") == [0, 9, 9]
+    assert windows("gemma2") == [11, 0, 11]
+    assert windows("gemma3") == [11, 11, 0]
+    assert thetas(parse("gemma3")) == [500, 500, 20_000]
 
 
 def test_absent_fields_take_the_defaults_of_their_family():
@@ -126,26 +134,37 @@ def test_absent_fields_take_the_defaults_of_their_family():
         "num_attention_heads": 8, "max_position_embeddings": 32,
     }  # fmt: skip
 
-    def read(architecture: str) -> DecoderConfig:
-        return DecoderConfig.from_dict({**bare, "architectures": [architecture]})
+    def read(architecture: str, **changes) -> DecoderConfig:
+        return DecoderConfig.from_dict({**bare, "architectures": [architecture], **changes})
 
     llama, mistral = read("LlamaForCausalLM"), read("MistralForCausalLM")
     gemma2, gemma3 = read("Gemma2ForCausalLM"), read("Gemma3ForCausalLM")
-    assert (llama.num_kv_heads, llama.head_dim, llama.ropes[0].theta) == (8, 8, 10_000)
-    assert (mistral.num_kv_heads, mistral.windows) == (8, (4096,))
+    assert (llama.num_kv_heads, llama.head_dim, thetas(llama)) == (8, 8, [10_000])
+    assert (mistral.num_kv_heads, mistral.layers[0].attention.window) == (8, 4096)
     assert read("Qwen3ForCausalLM").head_dim == 128
-    assert read("Phi3ForCausalLM").norm_eps == 1e-5
+    assert read("Phi3ForCausalLM").final_norm.eps == 1e-5
     assert (llama.tie_word_embeddings, gemma2.tie_word_embeddings) == (False, True)
-    assert (gemma2.attention_soft_cap, gemma2.final_soft_cap) == (50.0, 30.0)
-    assert (gemma3.attention_soft_cap, gemma3.final_soft_cap) == (0.0, 0.0)
-    assert [rope.theta for rope in gemma3.ropes] == [10_000, 1_000_000]
-    assert gemma3.attention_scale == 256**-0.5
+    assert soft_caps(gemma2) == (50.0, 30.0)
+    assert soft_caps(gemma3) == (0.0, 0.0)
+    seven = read("Gemma3ForCausalLM", num_hidden_layers=7)
+    assert thetas(seven) == [10_000] * 5 + [1_000_000, 10_000]
+    assert gemma3.layers[0].attention.scale == 256**-0.5
 
 
 def test_a_null_soft_cap_means_none():
     config = parse("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
 
-    assert (config.attention_soft_cap, config.final_soft_cap) == (0.0, 0.0)
+    assert soft_caps(config) == (0.0, 0.0)
+
+
+def soft_caps(config: DecoderConfig) -> tuple[float, float]:
+    return config.layers[0].attention.soft_cap, config.final_soft_cap
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_tensor_has_one_place(name):
+    names = [tensor.name for tensor in parse(name).required]
+    assert len(names) == len(set(names)) > 3 * 5
 
 
 def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path):

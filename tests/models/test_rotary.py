@@ -13,17 +13,17 @@ from tests.parity.tiny_models import CONFIGS
 
 def test_a_table_grows_to_what_is_asked_and_keeps_its_rows():
     table = RotaryTable(RopeConfig(kind="default", theta=10_000.0, rotary_dim=8), 100_000)
-    before = table.cos.clone()
+    before = table.rotation.cos.clone()
 
     table.cover(before.shape[0])
-    assert table.cos.shape == before.shape
+    assert table.rotation.cos.shape == before.shape
 
     table.cover(before.shape[0] + 1)
-    assert table.cos.shape[0] == table.sin.shape[0] == 2 * before.shape[0]
-    assert torch.equal(table.cos[: before.shape[0]], before)
+    assert table.rotation.cos.shape[0] == table.rotation.sin.shape[0] == 2 * before.shape[0]
+    assert torch.equal(table.rotation.cos[: before.shape[0]], before)
 
     table.cover(100_000)
-    assert table.cos.shape == (100_000, 4)
+    assert table.rotation.cos.shape == (100_000, 4)
     with pytest.raises(ValueError, match="at most 100000, got 100001"):
         table.cover(100_001)
 
@@ -31,7 +31,7 @@ def test_a_table_grows_to_what_is_asked_and_keeps_its_rows():
 def test_a_table_is_no_longer_than_the_model():
     table = RotaryTable(RopeConfig(kind="default", theta=10_000.0, rotary_dim=8), 10)
 
-    assert table.cos.shape == (10, 4)
+    assert table.rotation.cos.shape == (10, 4)
 
 
 @pytest.mark.parametrize("changes", [{"factor": 8.0}, {"attention_factor": 1.7}])
@@ -45,8 +45,10 @@ def test_a_longrope_attention_factor_comes_from_the_config_or_the_ratio(changes)
     theirs = Phi3Config(**{**CONFIGS["phi3-longrope"], "rope_scaling": scaling})
     frequencies, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=1000)
 
-    assert config.ropes[0].attention_factor == pytest.approx(attention_factor, rel=1e-12)
-    torch.testing.assert_close(inverse_frequencies(config.ropes[0], 1000), frequencies)
+    rope = config.layers[0].attention.rope
+    assert rope is not None
+    assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-12)
+    torch.testing.assert_close(inverse_frequencies(rope, 1000), frequencies)
 
 
 def test_llama3_frequencies_cross_all_three_bands():
@@ -65,7 +67,9 @@ def test_llama3_frequencies_cross_all_three_bands():
     theirs = LlamaConfig(**{**fields, "rope_scaling": dict(scaling)})
     expected, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs)
 
-    ours = inverse_frequencies(DecoderConfig.from_dict(fields).ropes[0], 131_072)
+    rope = DecoderConfig.from_dict(fields).layers[0].attention.rope
+    assert rope is not None
+    ours = inverse_frequencies(rope, 131_072)
 
     unscaled = 500_000.0 ** -(torch.arange(0, 128, 2) / 128)
     ratio = ours / unscaled

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.ops import AttentionBatch, KVCache
+from aioserve.ops import Backend, Batch, HostBatch, KVCache
+from aioserve.ops.native import NativeBackend
+from aioserve.ops.reference import ReferenceBackend
 
 DTYPES = [torch.float32, torch.bfloat16]
+NATIVE, REFERENCE = NativeBackend(), ReferenceBackend()
+BACKENDS = [NATIVE, REFERENCE]
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,14 +30,69 @@ class Heads:
 
 
 @dataclass(slots=True, frozen=True)
-class Scenario:
-    cache: KVCache
-    batch: AttentionBatch
-    q: Tensor
+class Step:
+    """A scenario on one backend."""
+
+    qkv: Tensor
+    batch: Batch
+    kv: KVCache
+    q_size: int
 
     @property
-    def pages(self) -> tuple[Tensor, Tensor]:
-        return self.cache.layer(0)
+    def q(self) -> Tensor:
+        return self.qkv[:, : self.q_size]
+
+
+@dataclass(slots=True, frozen=True)
+class Scenario:
+    storage: Tensor
+    """What the KV pages hold, shaped as `KVCache.storage`."""
+    host: HostBatch
+    q: Tensor
+    """[T, Hq, D]"""
+
+    @property
+    def page_size(self) -> int:
+        return self.storage.shape[4]
+
+    @property
+    def num_pages(self) -> int:
+        return self.storage.shape[2]
+
+    def on(self, backend: Backend, *, wide: bool = False, qkv: Tensor | None = None) -> Step:
+        """In memory of its own. `wide`: everything in float64, for an exact reference.
+
+        Without `qkv` the keys and values beside the queries are NaN: they are in the pages.
+        """
+        dtype = torch.float64 if wide else self.storage.dtype
+        tokens, _, dim = self.q.shape
+        if qkv is None:
+            others = torch.full((tokens, 2 * self.storage.shape[3], dim), float("nan"))
+            qkv = torch.cat([self.q, others.to(self.q.dtype)], dim=1)
+        kv = allocate(backend, 1, self.num_pages, self.page_size, self.storage.shape[3], dim, dtype)
+        kv.storage.copy_(self.storage)
+        batch = backend.prepare(self.host, kv, backend.allocate_slots(1))
+        fused = qkv.to(dtype, copy=True).flatten(1)
+        return Step(fused, batch, kv, self.q.shape[1] * dim)
+
+
+def allocate(
+    backend: Backend,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+) -> KVCache:
+    return backend.allocate_kv(
+        num_layers=num_layers,
+        num_pages=num_pages,
+        page_size=page_size,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+    )
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -64,8 +124,7 @@ def lay_out(
     order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed)).int()
     spare = order[-1]
     table = torch.full((len(sequences), max(counts, default=0) + 1), int(spare), dtype=torch.int32)
-    cache = KVCache.allocate(1, num_pages, page_size, heads.kv, heads.dim, dtype)
-    cache.storage.fill_(float("nan"))
+    storage = torch.full((1, 2, num_pages, heads.kv, page_size, heads.dim), float("nan")).to(dtype)
     starts, slots, positions, queries = [0], [], [], []
     used = 0
     for row, (name, tokens, context) in enumerate(sequences):
@@ -75,25 +134,21 @@ def lay_out(
         pages, offsets = table[row, at // page_size].long(), at % page_size
         for which in (0, 1):
             values = history(context, heads.kv, heads.dim, dtype, seed=3 * name + which)
-            cache.storage[0, which][pages, :, offsets] = values
+            storage[0, which][pages, :, offsets] = values
         rows = slice(context - tokens, context)
         queries.append(history(context, heads.q, heads.dim, dtype, seed=3 * name + 2)[rows])
         slots.append((pages * page_size + offsets)[rows])
         positions.append(at[rows].int())
         starts.append(starts[-1] + tokens)
-    batch = AttentionBatch(
-        query_start=torch.tensor(starts, dtype=torch.int32),
-        context_lens=torch.tensor([context for _, _, context in sequences], dtype=torch.int32),
-        page_table=table,
-        token_locations=torch.cat(slots),
-        positions=torch.cat(positions),
-        max_query=max(tokens for _, tokens, _ in sequences),
-        max_context=max(context for _, _, context in sequences),
+    host = HostBatch(
+        token_ids=np.zeros(starts[-1], np.int64),
+        query_start=np.array(starts, np.int32),
+        context_lens=np.array([context for _, _, context in sequences], np.int32),
+        page_table=table.numpy(),
+        token_slots=torch.cat(slots).numpy(),
+        positions=torch.cat(positions).numpy(),
+        logit_rows=np.arange(starts[-1]),
+        pending_rows=np.zeros(0, np.int64),
+        pending_slots=np.zeros(0, np.int64),
     )
-    return Scenario(cache, batch, torch.cat(queries))
-
-
-def widened(scenario: Scenario) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, key pages and value pages in float64, for an exact reference."""
-    k_pages, v_pages = scenario.pages
-    return scenario.q.double(), k_pages.double(), v_pages.double()
+    return Scenario(storage, host, torch.cat(queries))

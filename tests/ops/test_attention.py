@@ -11,35 +11,42 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops import native, reference
-from tests.ops.scenarios import DTYPES, Heads, Scenario, lay_out, widened
+from aioserve.ops import Backend
+from tests.ops.scenarios import (
+    BACKENDS,
+    DTYPES,
+    NATIVE,
+    REFERENCE,
+    Heads,
+    Scenario,
+    Step,
+    allocate,
+    lay_out,
+)
 
 # A lone token, a prefill, chunks across a key block and across a split of the keys, decodes.
 MIXED = [(1, 1, 1), (2, 70, 70), (3, 1, 65), (4, 33, 600), (5, 1, 700), (6, 5, 64)]
 OPTIONS = [(0, 0.0), (33, 0.0), (0, 4.0), (130, 4.0)]
 
 
-def attend(scenario: Scenario, **options: float) -> Tensor:
-    scale = scenario.q.shape[-1] ** -0.5
-    return native.paged_attention(
-        scenario.q,
-        *scenario.pages,
-        scenario.batch,
-        scale=scale,
+def attend(step: Step, backend: Backend = NATIVE, **options: float) -> Tensor:
+    """[T, Hq, D]"""
+    attended = backend.paged_attention(
+        step.qkv,
+        step.batch,
+        step.kv,
+        0,
+        scale=step.kv.head_dim**-0.5,
         window=int(options.get("window", 0)),
         soft_cap=options.get("soft_cap", 0.0),
     )
+    return attended.unflatten(1, (-1, step.kv.head_dim))
 
 
 def check(scenario: Scenario, window: int = 0, soft_cap: float = 0.0) -> None:
-    got = attend(scenario, window=window, soft_cap=soft_cap)
-    expected = reference.paged_attention(
-        *widened(scenario),
-        scenario.batch,
-        scale=scenario.q.shape[-1] ** -0.5,
-        window=window,
-        soft_cap=soft_cap,
-    )
+    got = attend(scenario.on(NATIVE), window=window, soft_cap=soft_cap)
+    wide = scenario.on(REFERENCE, wide=True)
+    expected = attend(wide, REFERENCE, window=window, soft_cap=soft_cap)
     assert got.dtype == scenario.q.dtype
     if got.dtype is torch.float32:
         torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
@@ -112,13 +119,13 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_chunk_batch_and_page_size(
 ) -> None:
     context = 1100
     options = {"window": window, "soft_cap": soft_cap}
-    whole = attend(lay_out([(7, context, context)], heads, dtype=dtype), **options)
+    whole = attend(lay_out([(7, context, context)], heads, dtype=dtype).on(NATIVE), **options)
     for page_size, chunk in ((16, 1), (1, 37), (64, 300), (2, 512)):
         for end in (1, 64, 65, 512, 513, 1025, 1100):
             tokens = min(chunk, end)
             others = [(1, 5, 40), (7, tokens, end), (2, 1, 900)]
             scenario = lay_out(others, heads, page_size=page_size, dtype=dtype, seed=end)
-            rows = attend(scenario, **options)[5 : 5 + tokens]
+            rows = attend(scenario.on(NATIVE), **options)[5 : 5 + tokens]
             assert torch.equal(rows, whole[end - tokens : end]), (page_size, chunk, end)
 
 
@@ -129,34 +136,44 @@ def test_the_number_of_threads_changes_no_bit(
 ) -> None:
     scenario = lay_out(sequences, Heads(8, 2, 64), dtype=dtype)
     _native.set_num_threads(1)
-    alone = attend(scenario, window=2100)
+    alone = attend(scenario.on(NATIVE), window=2100)
     for count in (2, 3, 8):
         _native.set_num_threads(count)
-        assert torch.equal(attend(scenario, window=2100), alone), count
+        assert torch.equal(attend(scenario.on(NATIVE), window=2100), alone), count
 
 
-def test_queries_may_be_a_view_of_a_fused_projection(isa: str) -> None:
+def test_rows_may_lie_apart(isa: str) -> None:
+    step = lay_out(MIXED, Heads(8, 4, 64)).on(NATIVE)
+    tokens, width = step.qkv.shape
+    spread = torch.full((tokens, width + 24), float("nan"))
+    spread[:, :width] = step.qkv
+    apart = Step(spread[:, :width], step.batch, step.kv, step.q_size)
+    assert torch.equal(attend(apart), attend(step))
+
+
+def test_a_batch_serves_layers_of_different_windows(isa: str) -> None:
     scenario = lay_out(MIXED, Heads(8, 4, 64))
-    tokens = scenario.q.shape[0]
-    fused = torch.full((tokens, 16, 64), float("nan"))
-    fused[:, :8] = scenario.q
-    view = Scenario(scenario.cache, scenario.batch, fused[:, :8])
-    assert torch.equal(attend(view), attend(scenario))
+    step = scenario.on(NATIVE)
+    for window in (0, 33, 0, 130, 33):
+        assert torch.equal(
+            attend(step, window=window), attend(scenario.on(NATIVE), window=window)
+        ), window
 
 
 def test_keys_before_the_window_are_never_read(isa: str) -> None:
     scenario = lay_out([(1, 1, 700), (2, 4, 100)], Heads(4, 2, 32), page_size=1)
-    before = attend(scenario, window=50)
+    step = scenario.on(NATIVE)
+    before = attend(step, window=50)
     for row, oldest in ((0, 650), (1, 47)):
-        pages = scenario.batch.page_table[row, :oldest].long()
-        scenario.cache.storage[:, :, pages] = float("nan")
-    assert torch.equal(attend(scenario, window=50), before)
+        pages = torch.from_numpy(scenario.host.page_table)[row, :oldest].long()
+        step.kv.storage[:, :, pages] = float("nan")
+    assert torch.equal(attend(step, window=50), before)
 
 
 def test_nan_in_one_sequence_stays_there(isa: str) -> None:
     scenario = lay_out(MIXED, Heads(8, 4, 64))
     scenario.q[75, 3] = float("nan")
-    rows = attend(scenario).isnan()
+    rows = attend(scenario.on(NATIVE)).isnan()
     assert rows[75, 3].all()
     rows[75, 3] = False
     assert not rows.any()
@@ -166,50 +183,81 @@ def test_several_threads_may_call_at_once(threads: None) -> None:
     _native.set_num_threads(3)
     scenarios = [lay_out(MIXED, Heads(8, 4, 64), seed=i) for i in range(2)]
     scenarios += [lay_out([(i, 1, 2000)], Heads(8, 4, 64)) for i in range(2)]
-    expected = [attend(scenario) for scenario in scenarios]
+    steps = [scenario.on(NATIVE) for scenario in scenarios]
+    expected = [attend(scenario.on(NATIVE)) for scenario in scenarios]
 
     def repeat(which: int) -> bool:
-        return all(torch.equal(attend(scenarios[which]), expected[which]) for _ in range(30))
+        return all(torch.equal(attend(steps[which]), expected[which]) for _ in range(30))
 
-    with ThreadPoolExecutor(len(scenarios)) as executor:
-        assert all(executor.map(repeat, range(len(scenarios))))
+    with ThreadPoolExecutor(2 * len(steps)) as executor:
+        assert all(executor.map(repeat, 2 * list(range(len(steps)))))
 
 
 def test_a_batch_without_tokens_gives_no_rows() -> None:
     scenario = lay_out([(1, 0, 5)], Heads(2, 1, 16))
-    assert attend(scenario).shape == (0, 2, 16)
+    assert attend(scenario.on(NATIVE)).shape == (0, 2, 16)
 
 
-def test_impossible_batches_are_refused_by_name() -> None:
-    heads = Heads(4, 2, 32)
-    scenario = lay_out([(1, 2, 40)], heads)
-    scenario.batch.page_table[0, 1] = 1000
-    with pytest.raises(ValueError, match="sequence 0 names page 1000 of 5"):
-        attend(scenario)
-    scenario = lay_out([(1, 2, 40)], heads)
-    scenario.batch.context_lens[0] = 65
-    with pytest.raises(ValueError, match="sequence 0 has a context of 65, but its page table ends"):
-        attend(scenario)
-    scenario.batch.context_lens[0] = 1
-    with pytest.raises(ValueError, match="sequence 0 has 2 query tokens in a context of 1"):
-        attend(scenario)
-    scenario.batch.query_start[1] = 3
-    with pytest.raises(ValueError, match="query_start must run from 0"):
-        attend(scenario)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize(
+    ("array", "index", "value", "message"),
+    [
+        ("page_table", (0, 1), 1000, "sequence 0 names page 1000 of 5"),
+        ("page_table", (0, 0), -1, "sequence 0 names page -1 of 5"),
+        ("context_lens", 0, 65, "sequence 0 has a context of 65, but its page table ends at 64"),
+        ("context_lens", 0, 1, "sequence 0 has 2 query tokens in a context of 1"),
+        ("query_start", 1, 3, "query_start must run from 0 to the number of tokens, 2"),
+        ("query_start", 0, 1, "query_start must run from 0 to the number of tokens, 2"),
+        ("token_slots", 1, -1, r"token_slots\[1\] is -1, outside the 80 slots"),
+        ("token_slots", 0, 80, r"token_slots\[0\] is 80, outside the 80 slots"),
+        ("positions", 1, -1, r"positions\[1\] is -1"),
+    ],
+)
+def test_impossible_batches_are_refused_by_name(
+    backend: Backend, array: str, index: object, value: int, message: str
+) -> None:
+    scenario = lay_out([(1, 2, 40)], Heads(4, 2, 32))
+    getattr(scenario.host, array)[index] = value
+    with pytest.raises(ValueError, match=f"batch: {message}"):
+        scenario.on(backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_a_sequence_of_fewer_than_no_tokens_is_refused(backend: Backend) -> None:
+    scenario = lay_out([(1, 2, 40), (2, 1, 9)], Heads(4, 2, 32))
+    scenario.host.query_start[1] = 5
+    scenario.host.context_lens[0] = 48
+    with pytest.raises(ValueError, match="sequence 1 has a negative number of query tokens"):
+        scenario.on(backend)
+
+
+def test_a_batch_belongs_to_the_pages_it_was_prepared_for() -> None:
+    step = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(NATIVE)
+    fewer = Step(step.qkv, step.batch, allocate(NATIVE, 1, 4, 16, 2, 32, torch.float32), 128)
+    with pytest.raises(ValueError, match="prepared for 5 pages of 16 tokens, got 4 of 16"):
+        attend(fewer)
+    other = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(REFERENCE)
+    with pytest.raises(TypeError, match="batch must be one that this backend prepared"):
+        attend(Step(step.qkv, other.batch, step.kv, 128))
+    with pytest.raises(TypeError, match="kv must be one that this backend allocated"):
+        attend(Step(step.qkv, step.batch, other.kv, 128))
+    with pytest.raises(TypeError, match="batch must be one that this backend prepared"):
+        attend(Step(step.qkv, step.batch, other.kv, 128), REFERENCE)
 
 
 def test_tensors_that_do_not_fit_are_refused_by_name() -> None:
-    scenario = lay_out([(1, 2, 40)], Heads(4, 2, 32))
-    q, (k_pages, v_pages), batch = scenario.q, scenario.pages, scenario.batch
-    with pytest.raises(TypeError, match=r"q must be float32 or bfloat16, got torch.float16"):
-        native.paged_attention(q.half(), k_pages, v_pages, batch, scale=1)
-    with pytest.raises(TypeError, match=r"v_pages must be torch.float32, got torch.bfloat16"):
-        native.paged_attention(q, k_pages, v_pages.bfloat16(), batch, scale=1)
-    with pytest.raises(ValueError, match="q must have shape"):
-        native.paged_attention(q[:, :3], k_pages, v_pages, batch, scale=1)
-    with pytest.raises(ValueError, match="k_pages must be a contiguous CPU tensor"):
-        native.paged_attention(q, k_pages[:, :, ::2], v_pages[:, :, ::2], batch, scale=1)
-    with pytest.raises(ValueError, match="q must be dense in its last dimension"):
-        native.paged_attention(q.mT.contiguous().mT, k_pages, v_pages, batch, scale=1)
+    step = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(NATIVE)
+    qkv, batch, kv = step.qkv, step.batch, step.kv
+    with pytest.raises(TypeError, match=r"qkv must be torch.float32 as the KV pages, got"):
+        NATIVE.paged_attention(qkv.half(), batch, kv, 0, scale=1)
+    for wrong in (qkv[:, :-32], qkv[:, :-1], qkv[:1], qkv[:, :128], qkv.T.contiguous().T):
+        with pytest.raises(ValueError, match=r"qkv must have shape \(2, \(Hq \+ 2 \* 2\) \* 32\)"):
+            NATIVE.paged_attention(wrong, batch, kv, 0, scale=1)
+    with pytest.raises(ValueError, match="layer must be from 0 to 0, got 1"):
+        NATIVE.paged_attention(qkv, batch, kv, 1, scale=1)
     with pytest.raises(ValueError, match="window and soft_cap must be at least 0"):
-        native.paged_attention(q, k_pages, v_pages, batch, scale=1, window=-1)
+        NATIVE.paged_attention(qkv, batch, kv, 0, scale=1, window=-1)
+    with pytest.raises(TypeError, match=r"storage must be float32 or bfloat16, got torch.float64"):
+        allocate(NATIVE, 1, 1, 1, 1, 1, torch.float64)
+    with pytest.raises(ValueError, match="head_dim must be at most 256, got 257"):
+        allocate(NATIVE, 1, 1, 1, 1, 257, torch.float32)

@@ -13,8 +13,9 @@ from aioserve import _native
 USE_THREADS = """
 import torch
 from aioserve import _native
-from aioserve.ops import native
+from aioserve.ops import backend_named
 _native.set_num_threads(3)
+native = backend_named("native")
 x, weight = torch.randn(2000, 512), torch.ones(512)
 def work():  # without an op of torch, whose own threads do not survive a fork
     return native.rms_norm(x, weight, 1e-6).numpy().tobytes()

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve import _native
-from aioserve.ops import KVCache, native, reference
-from tests.ops.scenarios import DTYPES
+from aioserve.ops import Backend, KVCache
+from tests.ops.scenarios import BACKENDS, DTYPES, NATIVE, allocate
 
 Copies = list[tuple[int, int, int, int, int]]
 
 
-def numbered(num_pages: int, page_size: int, *, start: int = 0, heads: int = 2) -> KVCache:
+def numbered(
+    num_pages: int, page_size: int, *, start: int = 0, heads: int = 2, backend: Backend = NATIVE
+) -> KVCache:
     """A cache of two layers in which no two numbers are equal; float32."""
-    cache = KVCache.allocate(2, num_pages, page_size, heads, 3, torch.float32)
+    cache = allocate(backend, 2, num_pages, page_size, heads, 3, torch.float32)
     cache.storage.copy_(torch.arange(start, start + cache.storage.numel()).view_as(cache.storage))
     return cache
 
 
-def rows(copies: Copies) -> torch.Tensor:
-    return torch.tensor(copies, dtype=torch.int32).view(-1, 5)
+def rows(copies: Copies) -> npt.NDArray[np.int32]:
+    return np.array(copies, np.int32).reshape(-1, 5)
 
 
 @st.composite
@@ -53,10 +57,13 @@ def copied_by_hand(caches: list[KVCache], copies: Copies) -> list[torch.Tensor]:
 
 
 @given(lists_of_copies())
-@pytest.mark.parametrize("backend", [native, reference], ids=["native", "reference"])
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 def test_copies_are_done_one_after_the_other(backend, drawn):
     page_size, pages, copies = drawn
-    caches = [numbered(count, page_size, start=10_000 * i) for i, count in enumerate(pages)]
+    caches = [
+        numbered(count, page_size, start=10_000 * i, backend=backend)
+        for i, count in enumerate(pages)
+    ]
     expected = copied_by_hand(caches, copies)
 
     backend.copy_pages(caches, rows(copies))
@@ -70,21 +77,21 @@ def test_copies_are_done_one_after_the_other(backend, drawn):
 def test_many_large_pages_are_copied_in_order_by_any_number_of_threads(threads, dtype, num_threads):
     """Each page moves on by one, from the last to the first, and every third loses its end."""
     _native.set_num_threads(num_threads)
-    cache = KVCache.allocate(4, 100, 16, 2, 64, dtype)
+    cache = allocate(NATIVE, 4, 100, 16, 2, 64, dtype)
     cache.storage.copy_(torch.randn(cache.storage.shape))
     copies = [(0, page, 0, page + 1, 16 if page % 3 else 5) for page in reversed(range(99))]
     expected = copied_by_hand([cache], copies)
 
-    native.copy_pages([cache], rows(copies))
+    NATIVE.copy_pages([cache], rows(copies))
 
     assert torch.equal(cache.storage, expected[0])
 
 
 def test_bits_that_are_no_numbers_survive():
-    cache = KVCache.allocate(1, 2, 1, 1, 2, torch.float32)
+    cache = allocate(NATIVE, 1, 2, 1, 1, 2, torch.float32)
     bits = cache.storage.view(torch.int32)
     bits[:, :, 0] = torch.tensor([0x7FC0_0001, -1], dtype=torch.int32)
-    native.copy_pages([cache], rows([(0, 0, 0, 1, 1)]))
+    NATIVE.copy_pages([cache], rows([(0, 0, 0, 1, 1)]))
     assert torch.equal(bits[:, :, 1], bits[:, :, 0])
 
 
@@ -101,22 +108,23 @@ def test_bits_that_are_no_numbers_survive():
         ((0, 0, 0, 1, 5), r"copies\[1\] has 5 tokens; a page holds 1 to 4"),
     ],
 )
-def test_a_copy_that_is_impossible_is_refused_before_any_is_done(copy, message):
-    caches = [numbered(5, 4), numbered(3, 4)]
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_a_copy_that_is_impossible_is_refused_before_any_is_done(backend, copy, message):
+    caches = [numbered(5, 4, backend=backend), numbered(3, 4, backend=backend)]
     before = [cache.storage.clone() for cache in caches]
     with pytest.raises(ValueError, match=message):
-        native.copy_pages(caches, rows([(0, 0, 1, 0, 4), copy]))
+        backend.copy_pages(caches, rows([(0, 0, 1, 0, 4), copy]))
     assert all(torch.equal(c.storage, b) for c, b in zip(caches, before, strict=True))
 
 
 def test_caches_and_tables_that_do_not_fit_are_refused_by_name():
     cache, one = numbered(5, 4), rows([(0, 0, 0, 1, 1)])
-    with pytest.raises(ValueError, match=r"caches\[1\].storage must be .* of shape"):
-        native.copy_pages([cache, numbered(5, 4, heads=3)], one)
-    other = KVCache.allocate(2, 5, 4, 2, 3, torch.bfloat16)
-    with pytest.raises(TypeError, match=r"caches\[1\].storage must be torch.float32"):
-        native.copy_pages([cache, other], one)
-    with pytest.raises(TypeError, match=r"copies must be torch.int32, got torch.int64"):
-        native.copy_pages([cache], one.long())
-    with pytest.raises(ValueError, match="copies must be"):
-        native.copy_pages([cache], one[:, :4])
+    with pytest.raises(ValueError, match=r"caches\[1\] must be like caches\[0\]"):
+        NATIVE.copy_pages([cache, numbered(5, 4, heads=3)], one)
+    other = allocate(NATIVE, 2, 5, 4, 2, 3, torch.bfloat16)
+    with pytest.raises(ValueError, match=r"caches\[1\] must be like caches\[0\]"):
+        NATIVE.copy_pages([cache, other], one)
+    with pytest.raises(ValueError, match=r"copies must be int32 of shape .*, got int64"):
+        NATIVE.copy_pages([cache], one.astype(np.int64))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"copies must be int32 of shape \[N, 5\], got .*\(1, 4\)"):
+        NATIVE.copy_pages([cache], one[:, :4])

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops.linear import PackedLinear, pack_linear
+from aioserve.ops import Backend
+from aioserve.ops.native import NativeLinear
+from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
 
 DTYPES = [torch.float32, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -46,7 +48,7 @@ def test_every_small_number_of_rows_is_right_on_every_instruction_set(
     isa: str, dtype: torch.dtype
 ) -> None:
     weight, bias = random(75, 53, dtype=dtype), random(75, dtype=dtype)
-    layer = PackedLinear(weight, bias)
+    layer = NativeLinear(weight, bias)
     for rows in range(1, 71):
         x = random(rows, 53, dtype=dtype, seed=rows)
         y = layer(x)
@@ -63,7 +65,7 @@ def test_sizes_that_fill_no_tile_are_right_on_every_instruction_set(
     isa: str, dtype: torch.dtype, out_features: int, in_features: int
 ) -> None:
     weight = random(out_features, in_features, dtype=dtype)
-    layer = PackedLinear(weight)
+    layer = NativeLinear(weight)
     for rows in (1, 2, 5, 13, 40):
         x = random(rows, in_features, dtype=dtype)
         assert_close(layer(x), x, weight)
@@ -86,7 +88,7 @@ def test_any_shape_is_right(
         random(rows, in_features, dtype=dtype),
     )
     bias = random(out_features, dtype=dtype) if has_bias else None
-    y = PackedLinear(weight, bias, out_dtype=torch.float32 if wide else None)(x)
+    y = NativeLinear(weight, bias, out_dtype=torch.float32 if wide else None)(x)
     assert y.dtype is (torch.float32 if wide else dtype)
     assert_close(y, x, weight, bias)
 
@@ -98,7 +100,7 @@ def test_a_long_prefill_is_right_with_any_number_of_threads(
 ) -> None:
     # More rows than one pass keeps in the cache; for 40 columns also fewer panels than threads.
     weight, x = random(out_features, 700, dtype=dtype), random(1100, 700, dtype=dtype)
-    layer = PackedLinear(weight)
+    layer = NativeLinear(weight)
     results = []
     for count in (1, 2, 5):
         _native.set_num_threads(count)
@@ -112,7 +114,7 @@ def test_a_long_prefill_is_right_with_any_number_of_threads(
 def test_a_row_gives_the_same_bits_alone_and_anywhere_in_any_batch(
     isa: str, dtype: torch.dtype
 ) -> None:
-    layer = PackedLinear(random(150, 257, dtype=dtype), random(150, dtype=dtype))
+    layer = NativeLinear(random(150, 257, dtype=dtype), random(150, dtype=dtype))
     x = random(61, 257, dtype=dtype)
     alone = torch.cat([layer(x[i : i + 1]) for i in range(61)])
     for first in (0, 1, 7, 30):
@@ -125,7 +127,7 @@ def test_a_row_gives_the_same_bits_alone_and_anywhere_in_any_batch(
 def test_a_row_of_a_large_layer_gives_the_same_bits_in_decode_and_prefill(
     dtype: torch.dtype,
 ) -> None:
-    layer = PackedLinear(random(1030, 512, dtype=dtype), out_dtype=torch.float32)
+    layer = NativeLinear(random(1030, 512, dtype=dtype), out_dtype=torch.float32)
     x = random(1200, 512, dtype=dtype)
     y = layer(x)
     for i in (0, 1, 599, 600, 1199):
@@ -137,7 +139,7 @@ def test_a_row_of_a_large_layer_gives_the_same_bits_in_decode_and_prefill(
 def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(
     isa: str, dtype: torch.dtype, bad: float
 ) -> None:
-    layer = PackedLinear(random(70, 33, dtype=dtype))
+    layer = NativeLinear(random(70, 33, dtype=dtype))
     x = random(14, 33, dtype=dtype)
     clean = layer(x)
     x[5, 32] = bad  # the odd one out in the last pair
@@ -153,8 +155,8 @@ def test_bfloat16_results_are_the_float32_sums_rounded_once(isa: str) -> None:
     x[1] *= 1e37  # some results pass the largest bfloat16, some the largest float32
     x[2] *= 1e38
     x[3, 0] = float("nan")
-    wide = PackedLinear(weight, bias, out_dtype=torch.float32)(x)
-    narrow = PackedLinear(weight, bias)(x)
+    wide = NativeLinear(weight, bias, out_dtype=torch.float32)(x)
+    narrow = NativeLinear(weight, bias)(x)
     assert torch.equal(narrow.nan_to_num(), wide.bfloat16().nan_to_num())
     assert torch.equal(narrow.isnan(), wide.isnan())
     assert bool((narrow.float() != wide).any()), "float32 results carry no more than bfloat16"
@@ -164,15 +166,18 @@ def test_bfloat16_results_are_the_float32_sums_rounded_once(isa: str) -> None:
 def test_weights_and_rows_may_be_strided(dtype: torch.dtype) -> None:
     weight, wide = random(24, 50, dtype=dtype), random(6, 100, dtype=dtype)
     x = wide[:, 10:34]
-    expected = PackedLinear(weight.T.contiguous())(x.contiguous())
-    assert torch.equal(PackedLinear(weight.T)(x), expected)
+    expected = NativeLinear(weight.T.contiguous())(x.contiguous())
+    assert torch.equal(NativeLinear(weight.T)(x), expected)
 
 
 @dtypes
-def test_the_callers_weight_and_bias_are_not_needed_afterwards(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_the_callers_weight_and_bias_are_not_needed_afterwards(
+    dtype: torch.dtype, backend: Backend
+) -> None:
     weight, bias = random(40, 30, dtype=dtype), random(40, dtype=dtype)
     x = random(3, 30, dtype=dtype)
-    layer = PackedLinear(weight, bias)
+    layer = backend.linear(weight, bias)
     before = layer(x)
     weight.zero_()
     bias.zero_()
@@ -180,17 +185,17 @@ def test_the_callers_weight_and_bias_are_not_needed_afterwards(dtype: torch.dtyp
 
 
 def test_no_rows_give_no_rows() -> None:
-    assert PackedLinear(torch.ones(5, 4))(torch.ones(0, 4)).shape == (0, 5)
+    assert NativeLinear(torch.ones(5, 4))(torch.ones(0, 4)).shape == (0, 5)
 
 
 @dtypes
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize("in_features", [1, 33, 64])
 def test_rows_are_the_rows_of_the_weight(
-    dtype: torch.dtype, backend: str, in_features: int
+    dtype: torch.dtype, backend: Backend, in_features: int
 ) -> None:
     weight = random(100, in_features, dtype=dtype)
-    layer = pack_linear(weight, backend=backend)  # pyright: ignore[reportArgumentType]
+    layer = backend.linear(weight)
     ids = torch.tensor([99, 0, 31, 32, 32, 63, 64, 5])
     assert torch.equal(layer.rows(ids), weight[ids])
     assert layer.rows(ids[:0]).shape == (0, in_features)
@@ -200,23 +205,20 @@ def test_rows_are_the_rows_of_the_weight(
 
 
 @dtypes
-def test_the_torch_backend_is_right_and_says_what_it_is(dtype: torch.dtype) -> None:
+def test_the_reference_is_right(dtype: torch.dtype) -> None:
     weight, bias, x = (random(*s, dtype=dtype) for s in ((40, 30), (40,), (5, 30)))
-    layer = pack_linear(weight, bias, "torch", out_dtype=torch.float32)
-    y = layer(x)
-    assert layer.backend == "torch"
+    y = REFERENCE.linear(weight, bias, out_dtype=torch.float32)(x)
     assert y.dtype is torch.float32
     assert_close(y.to(dtype), x, weight, bias)
 
 
-def test_auto_is_native_and_keeps_one_copy() -> None:
-    layer = pack_linear(torch.ones(64, 10, dtype=torch.bfloat16))
-    assert (layer.backend, layer.num_bytes) == ("native", 64 * 10 * 2)
+def test_a_packed_weight_takes_no_more_than_the_weight() -> None:
+    assert NATIVE.linear(torch.ones(64, 10, dtype=torch.bfloat16)).num_bytes == 64 * 10 * 2
 
 
 @dtypes
 def test_calls_from_several_threads_do_not_mix(dtype: torch.dtype) -> None:
-    layers = [PackedLinear(random(300, 256, dtype=dtype, seed=s)) for s in range(3)]
+    layers = [NativeLinear(random(300, 256, dtype=dtype, seed=s)) for s in range(3)]
     inputs = [random(20 + s, 256, dtype=dtype) for s in range(3)]
     expected = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
 
@@ -240,7 +242,6 @@ def test_calls_from_several_threads_do_not_mix(dtype: torch.dtype) -> None:
         ({"weight": torch.ones(2, 3, device="meta")}, ValueError, "weight .*got meta"),
         ({"bias": torch.ones(3)}, ValueError, r"bias .*shape \[2\], got \[3\]"),
         ({"bias": torch.ones(2).bfloat16()}, TypeError, "bias .*float32.*got torch.bfloat16"),
-        ({"backend": "cuda"}, ValueError, "backend must be one of .*got 'cuda'"),
         ({"out_dtype": torch.bfloat16}, TypeError, "out_dtype .*got torch.bfloat16"),
     ],
 )
@@ -248,10 +249,10 @@ def test_a_layer_that_does_not_fit_is_refused(
     arguments: dict, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        PackedLinear(**{"weight": torch.ones(2, 3), **arguments})
+        NativeLinear(**{"weight": torch.ones(2, 3), **arguments})
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
@@ -263,9 +264,9 @@ def test_a_layer_that_does_not_fit_is_refused(
     ],
 )
 def test_rows_that_do_not_fit_are_refused(
-    backend: str, x: Tensor, error: type[Exception], message: str
+    backend: Backend, x: Tensor, error: type[Exception], message: str
 ) -> None:
-    layer = pack_linear(torch.ones(2, 3), backend=backend)  # pyright: ignore[reportArgumentType]
+    layer = backend.linear(torch.ones(2, 3))
     with pytest.raises(error, match=message):
         layer(x)
 
@@ -280,4 +281,4 @@ def test_rows_that_do_not_fit_are_refused(
 )
 def test_ids_that_do_not_fit_are_refused(ids: Tensor, error: type[Exception]) -> None:
     with pytest.raises(error, match="ids must be"):
-        PackedLinear(torch.ones(2, 3)).rows(ids)
+        NativeLinear(torch.ones(2, 3)).rows(ids)

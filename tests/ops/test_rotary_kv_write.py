@@ -9,57 +9,60 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops import KVCache, native, reference
-from tests.ops.scenarios import DTYPES, Heads, Scenario, lay_out, random
+from aioserve.ops import Backend
+from aioserve.ops.backend import HeadNorms, Rotation
+from tests.ops.scenarios import DTYPES, NATIVE, REFERENCE, Heads, Scenario, Step, lay_out, random
 
 MIXED = [(1, 1, 1), (2, 30, 30), (3, 1, 65), (4, 5, 77)]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def tables(rows: int, half: int) -> tuple[Tensor, Tensor]:
+def tables(rows: int, half: int) -> Rotation:
     angles = torch.arange(rows)[:, None] * 0.7 ** torch.arange(half)
-    return angles.cos(), angles.sin()
+    return Rotation(angles.cos(), angles.sin())
 
 
 def write(
-    backend: object, scenario: Scenario, qkv: Tensor, heads: Heads, half: int | None, norms: bool
-) -> tuple[Tensor, Tensor]:
-    """Runs a backend on copies; returns the queries and the storage that it left."""
-    wide = qkv.dtype
-    qkv = qkv.clone()
-    cache = KVCache(scenario.cache.storage.to(wide, copy=True))
-    q, k, v = qkv.split([heads.q, heads.kv, heads.kv], dim=1)
-    cos, sin = tables(100, half) if half else (None, None)
-    kept = k.clone(), v.clone()
-    options = {}
+    backend: Backend,
+    scenario: Scenario,
+    qkv: Tensor,
+    heads: Heads,
+    half: int | None,
+    norms: bool,
+    *,
+    wide: bool = False,
+) -> Step:
+    """What a backend leaves of its queries, and in its pages."""
+    step = scenario.on(backend, qkv=qkv, wide=wide)
+    before = step.qkv[:, step.q_size :].clone()
+    given = None
     if norms:
-        options = {
-            "q_norm": random(heads.dim, dtype=scenario.q.dtype, seed=8).to(wide),
-            "k_norm": random(heads.dim, dtype=scenario.q.dtype, seed=9).to(wide),
-            "eps": 1e-6,
-            "weight_offset": 1.0,
-        }
-    backend.rotary_kv_write(q, k, v, cos, sin, scenario.batch, *cache.layer(0), **options)  # type: ignore[attr-defined]
-    assert torch.equal(k, kept[0])
-    assert torch.equal(v, kept[1])
-    return q, cache.storage
+        weights = (random(heads.dim, dtype=scenario.q.dtype, seed=seed) for seed in (8, 9))
+        given = HeadNorms(*(weight.to(step.qkv.dtype) for weight in weights), 1e-6, 1.0)
+    rotation = tables(100, half) if half else None
+    backend.rotary_kv_write(step.qkv, step.batch, step.kv, 0, rotation, given)
+    assert torch.equal(step.qkv[:, step.q_size :], before)
+    return step
 
 
 def check(
     scenario: Scenario, heads: Heads, *, half: int | None, norms: bool, dtype: torch.dtype
 ) -> None:
     qkv = random(scenario.q.shape[0], heads.q + 2 * heads.kv, heads.dim, dtype=dtype, seed=4)
-    q, storage = write(native, scenario, qkv, heads, half, norms)
-    wide_q, wide_storage = write(reference, scenario, qkv.double(), heads, half, norms)
+    step = write(NATIVE, scenario, qkv, heads, half, norms)
+    exact = write(REFERENCE, scenario, qkv, heads, half, norms, wide=True)
+    storage = step.kv.storage
     rtol, atol = (1e-5, 1e-5) if dtype is torch.float32 else (2**-8, 1e-4)
-    torch.testing.assert_close(q.double(), wide_q, rtol=rtol, atol=atol)
-    torch.testing.assert_close(storage.double(), wide_storage, rtol=rtol, atol=atol, equal_nan=True)
-    page_size = scenario.cache.page_size
-    slots = scenario.batch.token_locations
-    written = torch.zeros(scenario.cache.num_pages, page_size, dtype=torch.bool)
+    torch.testing.assert_close(step.q.double(), exact.q, rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        storage.double(), exact.kv.storage, rtol=rtol, atol=atol, equal_nan=True
+    )
+    page_size = scenario.page_size
+    slots = torch.from_numpy(scenario.host.token_slots)
+    written = torch.zeros(scenario.num_pages, page_size, dtype=torch.bool)
     written[slots // page_size, slots % page_size] = True
     bits = torch.int32 if dtype is torch.float32 else torch.int16
-    before = scenario.cache.storage.movedim(3, 4)[:, :, ~written].view(bits)
+    before = scenario.storage.movedim(3, 4)[:, :, ~written].view(bits)
     assert torch.equal(storage.movedim(3, 4)[:, :, ~written].view(bits), before)
 
 
@@ -91,45 +94,38 @@ def test_a_token_does_not_depend_on_its_neighbours_or_on_threads(
     scenario = lay_out([(1, 90, 90)], heads, dtype=dtype)
     qkv = random(90, 16, 64, dtype=dtype)
     _native.set_num_threads(3)
-    q, storage = write(native, scenario, qkv, heads, 32, True)
+    together = write(NATIVE, scenario, qkv, heads, 32, True)
     _native.set_num_threads(1)
     last = lay_out([(1, 1, 90)], heads, dtype=dtype)
-    q_alone, alone = write(native, last, qkv[-1:], heads, 32, True)
-    assert torch.equal(q[-1:], q_alone)
-    slot = int(last.batch.token_locations[0])
+    alone = write(NATIVE, last, qkv[-1:], heads, 32, True)
+    assert torch.equal(together.q[-1:], alone.q)
+    slot = int(last.host.token_slots[0])
     at = (0, slice(None), slot // 16, slice(None), slot % 16)
-    assert torch.equal(storage[at], alone[at])
+    assert torch.equal(together.kv.storage[at], alone.kv.storage[at])
 
 
-def test_slots_and_positions_outside_are_refused_before_anything_is_written() -> None:
-    heads = Heads(2, 1, 16)
-    scenario = lay_out([(1, 2, 40)], heads)
-    q, k, v = random(2, 4, 16).split([2, 1, 1], dim=1)
-    cos, sin = tables(39, 8)
-    before = q.clone(), scenario.cache.storage.clone()
-    pages = scenario.pages
-    with pytest.raises(ValueError, match=r"batch.positions\[1\] is 39, but cos has 39 rows"):
-        native.rotary_kv_write(q, k, v, cos, sin, scenario.batch, *pages)
-    scenario.batch.token_locations[1] = -1
-    with pytest.raises(ValueError, match=r"batch.token_locations\[1\] is -1, outside the 80 slots"):
-        native.rotary_kv_write(q, k, v, None, None, scenario.batch, *pages)
-    assert torch.equal(q, before[0])
-    torch.testing.assert_close(scenario.cache.storage, before[1], rtol=0, atol=0, equal_nan=True)
+def test_positions_outside_are_refused_before_anything_is_written() -> None:
+    step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(NATIVE, qkv=random(2, 4, 16))
+    before = step.qkv.clone(), step.kv.storage.clone()
+    with pytest.raises(ValueError, match="batch: positions go to 39, but cos has 39 rows"):
+        NATIVE.rotary_kv_write(step.qkv, step.batch, step.kv, 0, tables(39, 8))
+    assert torch.equal(step.qkv, before[0])
+    torch.testing.assert_close(step.kv.storage, before[1], rtol=0, atol=0, equal_nan=True)
 
 
 def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
-    heads = Heads(2, 1, 16)
-    scenario = lay_out([(1, 2, 40)], heads)
-    q, k, v = random(2, 4, 16).split([2, 1, 1], dim=1)
-    cos, sin = tables(50, 8)
-    batch, pages = scenario.batch, scenario.pages
-    with pytest.raises(ValueError, match="cos and sin must be both given or both None"):
-        native.rotary_kv_write(q, k, v, cos, None, batch, *pages)
-    with pytest.raises(TypeError, match=r"k must be torch.float32 like q"):
-        native.rotary_kv_write(q, k.bfloat16(), v, cos, sin, batch, *pages)
-    with pytest.raises(ValueError, match=r"v must have shape \(2, 1, 16\)"):
-        native.rotary_kv_write(q, k, v[:1], cos, sin, batch, *pages)
+    step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(NATIVE, qkv=random(2, 4, 16))
+    at = step.batch, step.kv
+    with pytest.raises(TypeError, match=r"qkv must be torch.float32 as the KV pages"):
+        NATIVE.rotary_kv_write(step.qkv.bfloat16(), *at, 0)
+    with pytest.raises(ValueError, match=r"qkv must have shape \(2, \(Hq \+ 2 \* 1\) \* 16\)"):
+        NATIVE.rotary_kv_write(step.qkv[:, :32], *at, 0)
+    with pytest.raises(ValueError, match="layer must be from 0 to 0, got -1"):
+        NATIVE.rotary_kv_write(step.qkv, *at, -1)
     with pytest.raises(ValueError, match="cos must have at most 8 columns, got 9"):
-        native.rotary_kv_write(q, k, v, *tables(50, 9), batch, *pages)
-    with pytest.raises(ValueError, match="q_norm must be a contiguous CPU tensor"):
-        native.rotary_kv_write(q, k, v, cos, sin, batch, *pages, q_norm=random(15))
+        NATIVE.rotary_kv_write(step.qkv, *at, 0, tables(50, 9))
+    with pytest.raises(ValueError, match=r"sin must be .* of shape \(50, 8\)"):
+        NATIVE.rotary_kv_write(step.qkv, *at, 0, Rotation(tables(50, 8).cos, tables(50, 7).sin))
+    short = HeadNorms(random(15), random(16), 1e-6)
+    with pytest.raises(ValueError, match=r"norms.query must be a contiguous CPU tensor"):
+        NATIVE.rotary_kv_write(step.qkv, *at, 0, None, short)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops import native, reference
-from tests.ops.scenarios import DTYPES, random
+from tests.ops.scenarios import DTYPES, NATIVE, REFERENCE, random
 
 SHAPES = [(1, 16), (3, 37), (33, 515), (200, 1024)]
 GATES = ["silu_mul", "gelu_tanh_mul"]
@@ -32,8 +31,8 @@ def test_rms_norm_agrees(
     isa: str, dtype: torch.dtype, shape: tuple[int, int], offset: float
 ) -> None:
     x, weight = random(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
-    got = native.rms_norm(x, weight, 1e-6, weight_offset=offset)
-    expected = reference.rms_norm(x.double(), weight.double(), 1e-6, weight_offset=offset)
+    got = NATIVE.rms_norm(x, weight, 1e-6, weight_offset=offset)
+    expected = REFERENCE.rms_norm(x.double(), weight.double(), 1e-6, weight_offset=offset)
     assert got.dtype == dtype
     close(got, expected)
 
@@ -46,15 +45,15 @@ def test_add_rms_norm_agrees_and_updates_the_residual(
     x, residual = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
     weight = random(shape[1], dtype=dtype, seed=2)
     total = residual + x
-    got = native.add_rms_norm(x, residual, weight, 1e-6)
+    got = NATIVE.add_rms_norm(x, residual, weight, 1e-6)
     assert torch.equal(residual, total)
-    close(got, reference.rms_norm(total.double(), weight.double(), 1e-6))
+    close(got, REFERENCE.rms_norm(total.double(), weight.double(), 1e-6))
 
 
 def test_rows_of_a_strided_view_are_normalised(isa: str) -> None:
     wide, weight = random(5, 64), random(40, seed=1)
-    expected = native.rms_norm(wide[:, :40].contiguous(), weight, 1e-6)
-    assert torch.equal(native.rms_norm(wide[:, :40], weight, 1e-6), expected)
+    expected = NATIVE.rms_norm(wide[:, :40].contiguous(), weight, 1e-6)
+    assert torch.equal(NATIVE.rms_norm(wide[:, :40], weight, 1e-6), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -64,15 +63,15 @@ def test_gated_activations_agree(
     isa: str, dtype: torch.dtype, name: str, shape: tuple[int, int]
 ) -> None:
     gate_up = 3 * random(shape[0], 2 * shape[1], dtype=dtype)
-    got = getattr(native, name)(gate_up)
+    got = getattr(NATIVE, name)(gate_up)
     assert got.dtype == dtype
-    close(got, getattr(reference, name)(gate_up.double()))
+    close(got, getattr(REFERENCE, name)(gate_up.double()))
 
 
 @pytest.mark.parametrize("name", GATES)
 def test_activations_keep_their_limits(isa: str, name: str) -> None:
     gate = torch.tensor([[-1e4, -88.0, -0.0, 1e-30, 88.0, 1e4, float("inf"), float("nan")]])
-    got = getattr(native, name)(torch.cat([gate, torch.ones_like(gate)], dim=1))[0]
+    got = getattr(NATIVE, name)(torch.cat([gate, torch.ones_like(gate)], dim=1))[0]
     assert got[:2].abs().max() < 1e-30
     assert got[2] == 0
     torch.testing.assert_close(got[3:7], gate[0, 3:7] * torch.tensor([0.5, 1, 1, 1]))
@@ -86,10 +85,10 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(
     x, weight = random(500, 768, dtype=dtype), random(768, dtype=dtype)
     gate = random(768, dtype=dtype, seed=2)
     ops: list[Callable[[Tensor], Tensor]] = [
-        lambda rows: native.rms_norm(rows, weight, 1e-6),
-        lambda rows: native.add_rms_norm(rows, gate.expand(rows.shape).clone(), weight, 1e-6),
-        native.silu_mul,
-        native.gelu_tanh_mul,
+        lambda rows: NATIVE.rms_norm(rows, weight, 1e-6),
+        lambda rows: NATIVE.add_rms_norm(rows, gate.expand(rows.shape).clone(), weight, 1e-6),
+        NATIVE.silu_mul,
+        NATIVE.gelu_tanh_mul,
     ]
     for op in ops:
         _native.set_num_threads(3)
@@ -102,14 +101,14 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(
 def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
     x, weight = random(3, 8), random(8)
     with pytest.raises(TypeError, match=r"x must be float32 or bfloat16, got torch.float64"):
-        native.rms_norm(x.double(), weight, 1e-6)
+        NATIVE.rms_norm(x.double(), weight, 1e-6)
     with pytest.raises(TypeError, match=r"weight must be torch.float32, got torch.bfloat16"):
-        native.rms_norm(x, weight.bfloat16(), 1e-6)
+        NATIVE.rms_norm(x, weight.bfloat16(), 1e-6)
     with pytest.raises(ValueError, match=r"weight must be a contiguous CPU tensor of shape \(8,\)"):
-        native.rms_norm(x, random(7), 1e-6)
+        NATIVE.rms_norm(x, random(7), 1e-6)
     with pytest.raises(ValueError, match="residual must be a contiguous CPU tensor"):
-        native.add_rms_norm(x, random(3, 16)[:, ::2], weight, 1e-6)
+        NATIVE.add_rms_norm(x, random(3, 16)[:, ::2], weight, 1e-6)
     with pytest.raises(ValueError, match="x must be dense in its last dimension"):
-        native.rms_norm(random(3, 16)[:, ::2], weight, 1e-6)
+        NATIVE.rms_norm(random(3, 16)[:, ::2], weight, 1e-6)
     with pytest.raises(ValueError, match="gate_up must be dense"):
-        native.silu_mul(random(3, 7))
+        NATIVE.silu_mul(random(3, 7))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.ops import KVCache, bytes_per_page, select
-from tests.ops.scenarios import Heads, lay_out
+from aioserve.ops import KVCache, backend_named, bytes_per_page
+from tests.ops.scenarios import BACKENDS, NATIVE, Heads, allocate, lay_out
 
 
 def test_a_cache_is_laid_out_by_layer_and_page() -> None:
-    cache = KVCache.allocate(3, 7, 16, 2, 32, torch.bfloat16)
+    cache = allocate(NATIVE, 3, 7, 16, 2, 32, torch.bfloat16)
     assert cache.storage.shape == (3, 2, 7, 2, 16, 32)
     k_pages, v_pages = cache.layer(2)
     assert k_pages.shape == v_pages.shape == (7, 2, 16, 32)
@@ -25,42 +26,62 @@ def test_a_cache_is_laid_out_by_layer_and_page() -> None:
 
 
 def test_bytes_per_page_add_up_to_the_storage() -> None:
-    cache = KVCache.allocate(3, 7, 16, 2, 32, torch.bfloat16)
+    cache = allocate(NATIVE, 3, 7, 16, 2, 32, torch.bfloat16)
     assert 7 * cache.bytes_per_page == cache.storage.nbytes
     assert bytes_per_page(3, 16, 2, 32, torch.bfloat16) == cache.bytes_per_page
 
 
 def test_a_cache_of_no_pages_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="num_pages must be at least 1, got 0"):
-        KVCache.allocate(3, 0, 16, 2, 32, torch.float32)
+        allocate(NATIVE, 3, 0, 16, 2, 32, torch.float32)
 
 
-def test_a_batch_refuses_tensors_that_do_not_fit() -> None:
-    batch = lay_out([(1, 2, 40), (2, 1, 3)], Heads(2, 1, 16)).batch
-    with pytest.raises(TypeError, match=r"token_locations must be torch.int64, got torch.int32"):
-        dataclasses.replace(batch, token_locations=batch.token_locations.int())
+def test_storage_of_another_shape_is_no_cache() -> None:
+    with pytest.raises(ValueError, match=r"storage must have shape \[num_layers, 2, num_pages"):
+        KVCache(torch.zeros(1, 3, 2, 2, 2, 2))
+    with pytest.raises(ValueError, match="storage must be contiguous"):
+        KVCache(torch.zeros(1, 2, 2, 2, 2, 2).mT)
+
+
+def test_a_batch_refuses_arrays_that_do_not_fit() -> None:
+    batch = lay_out([(1, 2, 40), (2, 1, 3)], Heads(2, 1, 16)).host
+    with pytest.raises(TypeError, match=r"token_slots must be int64, got int32"):
+        dataclasses.replace(batch, token_slots=batch.token_slots.astype(np.int32))
     with pytest.raises(ValueError, match=r"query_start must have shape \(3,\), got \(2,\)"):
         dataclasses.replace(batch, query_start=batch.query_start[:2])
     with pytest.raises(ValueError, match="page_table must be contiguous"):
         dataclasses.replace(batch, page_table=batch.page_table[:, ::2])
 
 
-def test_backends_offer_the_same_ops() -> None:
-    for name in ("native", "reference"):
-        ops = select(name)
-        assert ops.name == name
-        assert all(callable(getattr(ops, f.name)) for f in dataclasses.fields(ops)[1:])
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_pending_tokens_are_those_of_their_slots_and_the_host_arrays_stay(backend) -> None:
+    scenario = lay_out([(1, 2, 40), (2, 1, 3)], Heads(2, 1, 16))
+    host = dataclasses.replace(
+        scenario.host,
+        token_ids=np.array([5, -1, -1]),
+        pending_rows=np.array([1, 2]),
+        pending_slots=np.array([3, 0]),
+    )
+    kv = allocate(backend, 1, scenario.num_pages, 16, 1, 16, torch.float32)
+    last_tokens = backend.allocate_slots(4)
+    last_tokens[:] = torch.arange(70, 74)
+    batch = backend.prepare(host, kv, last_tokens)
+    assert batch.token_ids.tolist() == [5, 73, 70]
+    assert host.token_ids.tolist() == [5, -1, -1]
+    assert batch.positions.tolist() == [38, 39, 2]
+    assert batch.max_context == 40
 
 
 def test_the_environment_decides_only_where_the_caller_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert select("auto").name == "native"
+    monkeypatch.delenv("AIOSERVE_OPS", raising=False)
+    assert backend_named("auto").name == "native"
     monkeypatch.setenv("AIOSERVE_OPS", "reference")
-    assert select("auto").name == "reference"
-    assert select("native").name == "native"
+    assert backend_named("auto").name == "reference"
+    assert backend_named("native").name == "native"
     monkeypatch.setenv("AIOSERVE_OPS", "magic")
-    with pytest.raises(ConfigError, match="AIOSERVE_OPS must be one of auto, native, reference"):
-        select()
-    with pytest.raises(ConfigError, match=r"ops must be one of .* got 'torch'"):
-        select("torch")
+    with pytest.raises(ConfigError, match="AIOSERVE_OPS must be one of native, reference"):
+        backend_named()
+    with pytest.raises(ConfigError, match=r"backend must be one of auto, .* got 'torch'"):
+        backend_named("torch")

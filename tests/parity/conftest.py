@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from aioserve.ops import Backend, backend_named
 from tests.parity import tiny_models
 
 Oracle = Callable[..., Any]
@@ -33,6 +34,11 @@ def directory_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         return tiny_models.write(name, root / name)
 
     return write
+
+
+@pytest.fixture(scope="session", params=["native", "reference"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return backend_named(request.param)
 
 
 @pytest.fixture(scope="session")

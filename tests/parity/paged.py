@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
-from aioserve.models.batch import ForwardBatch
 from aioserve.models.decoder import Decoder
-from aioserve.ops.types import AttentionBatch
+from aioserve.ops import HostBatch
 
 
 class PagedRun:
@@ -30,6 +30,16 @@ class PagedRun:
 
         Returns the logits of every token: float32 [count, vocab] by sequence.
         """
+        logits, starts = self._forward(chunks, None)
+        return {name: logits[starts[i] : starts[i + 1]] for i, name in enumerate(chunks)}
+
+    def rows(self, chunks: Mapping[str, Sequence[int]], logit_rows: Sequence[int]) -> torch.Tensor:
+        """The same, but only these rows of the batch's logits, float32 [len(rows), vocab]."""
+        return self._forward(chunks, logit_rows)[0]
+
+    def _forward(
+        self, chunks: Mapping[str, Sequence[int]], logit_rows: Sequence[int] | None
+    ) -> tuple[torch.Tensor, list[int]]:
         starts, contexts, slots, positions, token_ids = [0], [], [], [], []
         for name, ids in chunks.items():
             known = self._known.setdefault(name, [])
@@ -47,15 +57,19 @@ class PagedRun:
             contexts.append(len(known))
         width = max(len(self._pages[name]) for name in chunks)
         table = [self._pages[n] + [0] * (width - len(self._pages[n])) for n in chunks]
-        attention = AttentionBatch(
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            context_lens=torch.tensor(contexts, dtype=torch.int32),
-            page_table=torch.tensor(table, dtype=torch.int32),
-            token_locations=torch.tensor(slots),
-            positions=torch.tensor(positions, dtype=torch.int32),
-            max_query=max(len(ids) for ids in chunks.values()),
-            max_context=max(contexts),
+        host = HostBatch(
+            token_ids=np.array(token_ids, np.int64),
+            query_start=np.array(starts, np.int32),
+            context_lens=np.array(contexts, np.int32),
+            page_table=np.array(table, np.int32),
+            token_slots=np.array(slots, np.int64),
+            positions=np.array(positions, np.int32),
+            logit_rows=np.arange(len(token_ids))
+            if logit_rows is None
+            else np.array(logit_rows, np.int64),
+            pending_rows=np.zeros(0, np.int64),
+            pending_slots=np.zeros(0, np.int64),
         )
-        batch = ForwardBatch(torch.tensor(token_ids), attention, torch.arange(len(token_ids)))
-        logits = self.decoder.forward(batch, self.cache)
-        return {name: logits[starts[i] : starts[i + 1]] for i, name in enumerate(chunks)}
+        backend = self.decoder.backend
+        batch = backend.prepare(host, self.cache, backend.allocate_slots(1))
+        return self.decoder.forward(batch, self.cache), starts

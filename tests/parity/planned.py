@@ -10,9 +10,8 @@ import torch
 
 from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.plan import PageCopy, StepPlan, WorkItem
-from aioserve.models.batch import ForwardBatch
 from aioserve.models.decoder import Decoder
-from aioserve.ops import KVCache
+from aioserve.ops import Batch, KVCache
 from aioserve.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -64,10 +63,10 @@ def item(
 class _Recorder:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self.ops = decoder.ops
+        self.backend = decoder.backend
         self.logits = torch.empty(0)
 
-    def forward(self, batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         self.logits = self._decoder.forward(batch, kv)
         return self.logits
 

@@ -53,11 +53,11 @@ def _gemma3_with_vision() -> Any:
     return model
 
 
-def test_the_language_model_of_a_gemma_3_image_checkpoint_gives_the_same_logits(tmp_path):
+def test_the_language_model_of_a_gemma_3_image_checkpoint_gives_the_same_logits(tmp_path, backend):
     model = _gemma3_with_vision()
     model.save_pretrained(tmp_path)
 
-    run = PagedRun(load_model(tmp_path))
+    run = PagedRun(load_model(tmp_path, backend=backend))
 
     logits = run.step({"a": PROMPT})["a"]
     with torch.inference_mode():

@@ -39,12 +39,12 @@ def schedules(draw: st.DrawFn) -> list[dict[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def whole(directory_of):
+def whole(directory_of, backend):
     """Decoder and each sequence's logits computed alone in one step, by model."""
 
     @cache
     def compute(model: str) -> tuple[Decoder, dict[str, torch.Tensor]]:
-        decoder = load_model(directory_of(model))
+        decoder = load_model(directory_of(model), backend=backend)
         alone = {n: PagedRun(decoder).step({n: token_ids(n)})[n] for n in LENGTHS}
         return decoder, alone
 

@@ -67,11 +67,14 @@ def assert_greedy(model: Any, prompt: list[int], answer: Completion) -> None:
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.asyncio
-async def test_greedy_answers_are_those_of_transformers(name, settings, directory_of, oracle):
-    options = SETTINGS[settings]
+async def test_greedy_answers_are_those_of_transformers(
+    name, settings, directory_of, oracle, backend
+):
+    options = {**SETTINGS[settings], "backend": backend.name}
     async with Engine(str(directory_of(name)), dtype="float32", **options) as engine:
         answers = await asyncio.gather(*(engine.generate(ids, GREEDY) for ids in prompts()))
         preemptions = engine.stats().preemptions_total
+        assert engine.dump()["model"]["backend"] == backend.name
 
     for prompt, answer in zip(prompts(), answers, strict=True):
         assert_greedy(oracle(name, long_context=True), prompt, answer)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from aioserve.execution.plan import CopyKind, PageCopy
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
+from aioserve.ops import backend_named
 from tests.parity.paged import PagedRun
 from tests.parity.planned import PlannedRun, item
 from tests.parity.tiny_models import VOCAB_SIZE
@@ -39,7 +40,8 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def decoder_of(directory_of, request: pytest.FixtureRequest) -> Callable[[str], Decoder]:
-    return cache(lambda model: load_model(directory_of(model), dtype=request.param, ops="native"))
+    native = backend_named("native")
+    return cache(lambda model: load_model(directory_of(model), dtype=request.param, backend=native))
 
 
 def alone(decoder: Decoder, ids: list[int]) -> torch.Tensor:

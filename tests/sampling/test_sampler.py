@@ -11,12 +11,29 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from aioserve.errors import InvariantError
+from aioserve.ops import Backend, Drawn, draws
+from aioserve.ops.philox import uniforms
 from aioserve.request import SamplingParams
-from aioserve.sampling import row as row_module
-from aioserve.sampling.philox import uniforms
-from aioserve.sampling.sampler import sample
+from aioserve.sampling.sampler import sample_rows
+from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
 
 GREEDY = SamplingParams(temperature=0)
+on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+
+
+def sample(
+    logits: torch.Tensor,
+    params: list[SamplingParams],
+    seeds: list[int],
+    positions: list[int],
+    backend: Backend = NATIVE,
+) -> Drawn:
+    """Row i leaves its token in slot i."""
+    last_tokens = backend.allocate_slots(len(params))
+    rows = sample_rows(params, seeds, positions, range(len(params)))
+    drawn = backend.draw(logits, rows, last_tokens)
+    assert torch.equal(last_tokens, drawn.token_ids)
+    return drawn
 
 
 def draw(
@@ -24,10 +41,11 @@ def draw(
     params: SamplingParams | list[SamplingParams],
     seeds: list[int] | None = None,
     positions: list[int] | None = None,
+    backend: Backend = NATIVE,
 ) -> list[int]:
     rows = range(logits.shape[0])
     each = params if isinstance(params, list) else [params for _ in rows]
-    result = sample(logits, each, seeds or [0 for _ in rows], positions or list(rows))
+    result = sample(logits, each, seeds or [0 for _ in rows], positions or list(rows), backend)
     assert result.row_errors == {}
     assert result.token_ids.dtype == torch.int64
     return result.token_ids.tolist()
@@ -82,8 +100,8 @@ def test_a_restricted_draw_inverts_the_distribution_of_the_ranked_tokens(buckets
         assert draw(torch.tensor([row]), params, [seed], [position]) == [expected]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_module, "_SORTED_AT_ONCE", 0)
-        patch.setattr(row_module, "_BUCKETS", buckets)
+        patch.setattr(draws, "_SORTED_AT_ONCE", 0)
+        patch.setattr(draws, "_BUCKETS", buckets)
         check()
 
 
@@ -136,10 +154,13 @@ def test_draws_follow_the_exact_probabilities(params: SamplingParams) -> None:
     assert abs(chi_square(row, params, 8000, seed=5)) < 4
 
 
-def test_draws_with_different_seeds_follow_the_exact_probabilities() -> None:
+@on_every_backend
+def test_draws_with_different_seeds_follow_the_exact_probabilities(backend: Backend) -> None:
     row = torch.randn(50, generator=torch.Generator().manual_seed(4))
     count = 8000
-    tokens = draw(row.expand(count, -1), SamplingParams(), list(range(count)), [17] * count)
+    tokens = draw(
+        row.expand(count, -1), SamplingParams(), list(range(count)), [17] * count, backend=backend
+    )
     expected = torch.softmax(row.double(), 0).numpy() * count
     observed = np.bincount(tokens, minlength=50)
     assert ((observed - expected) ** 2 / expected).sum() < 100  # p < 1e-4 at 49 degrees
@@ -188,39 +209,47 @@ def test_a_row_draws_the_same_token_alone_in_any_order_and_on_any_strides(vocab:
     assert draw(columns, params, seeds, positions) == together
 
 
-def test_the_draw_depends_on_the_seed_and_on_the_position() -> None:
+@on_every_backend
+def test_the_draw_depends_on_the_seed_and_on_the_position(backend: Backend) -> None:
     logits = torch.zeros(1, 5000).expand(200, -1)
-    by_seed = draw(logits, SamplingParams(), list(range(200)), [0] * 200)
-    by_position = draw(logits, SamplingParams(), [0] * 200, list(range(200)))
+    by_seed = draw(logits, SamplingParams(), list(range(200)), [0] * 200, backend=backend)
+    by_position = draw(logits, SamplingParams(), [0] * 200, list(range(200)), backend=backend)
     assert len(set(by_seed)) > 180
     assert len(set(by_position)) > 180
     assert by_seed != by_position
 
 
+@on_every_backend
 @settings(max_examples=50)
 @given(rows=st.lists(st.lists(coarse, min_size=9, max_size=9), min_size=1, max_size=5))
-def test_greedy_takes_the_lowest_id_among_the_largest(rows: list[list[float]]) -> None:
+def test_greedy_takes_the_lowest_id_among_the_largest(
+    rows: list[list[float]], backend: Backend
+) -> None:
     assume(all(max(row) > -math.inf for row in rows))
-    assert draw(torch.tensor(rows), GREEDY) == [row.index(max(row)) for row in rows]
+    assert draw(torch.tensor(rows), GREEDY, backend=backend) == [
+        row.index(max(row)) for row in rows
+    ]
 
 
+@on_every_backend
 @pytest.mark.parametrize("params", [SamplingParams(top_k=1), SamplingParams(top_p=1e-9)])
-def test_keeping_one_token_is_greedy(params: SamplingParams) -> None:
+def test_keeping_one_token_is_greedy(params: SamplingParams, backend: Backend) -> None:
     logits = torch.randint(0, 5, (50, 300), generator=torch.Generator().manual_seed(0)).float()
-    assert draw(logits, params) == draw(logits, GREEDY)
+    assert draw(logits, params, backend=backend) == draw(logits, GREEDY, backend=backend)
 
 
+@on_every_backend
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-45, 1e-30, 1e-6])
 @pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.5}])
 def test_a_tiny_temperature_is_greedy_and_overflows_nothing(
-    temperature: float, limits: dict[str, float]
+    temperature: float, limits: dict[str, float], backend: Backend
 ) -> None:
     logits = torch.randn(20, 2000, generator=torch.Generator().manual_seed(1)) * 50
     logits[:, 100] = -math.inf
     logits[3, 5] = 3e38
     logits[3, 6] = -3e38
     params = SamplingParams(temperature=temperature, **limits)  # pyright: ignore[reportArgumentType]
-    assert draw(logits, params) == draw(logits, GREEDY)
+    assert draw(logits, params, backend=backend) == draw(logits, GREEDY, backend=backend)
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_k": 90}, {"top_p": 0.999}])
@@ -230,16 +259,19 @@ def test_the_ends_of_the_unit_interval_draw_the_first_and_last_token_with_a_weig
 ) -> None:
     row = np.full(vocab, -np.inf, dtype=np.float32)
     row[[40, 41]] = 1.0, 0.5
-    params = SamplingParams(**limits)  # pyright: ignore[reportArgumentType]
-    sampler = row_module.RowSampler(vocab)
-    assert sampler.draw(row, 1.0, params, 0.0) in (40, 41)
-    drawn = {sampler.draw(row, 1.0, params, uniform) for uniform in (0.0, 1 - 2**-53)}
+    kept = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **limits}
+    sampler = draws.RowSampler(vocab)
+    assert sampler.draw(row, 1.0, 0.0, **kept) in (40, 41)  # pyright: ignore[reportArgumentType]
+    drawn = {
+        sampler.draw(row, 1.0, uniform, **kept)  # pyright: ignore[reportArgumentType]
+        for uniform in (0.0, 1 - 2**-53)
+    }
     assert drawn == {40, 41}
 
 
 def test_a_target_that_rounding_put_at_the_end_draws_the_last_token_with_a_weight() -> None:
     ends = np.array([0.0, 0.5, 1.0, 1.0])
-    assert [row_module._first_above(ends, target) for target in (0.0, 0.5, 1.0, 2.0)] == [
+    assert [draws._first_above(ends, target) for target in (0.0, 0.5, 1.0, 2.0)] == [
         1,
         2,
         2,
@@ -247,37 +279,41 @@ def test_a_target_that_rounding_put_at_the_end_draws_the_last_token_with_a_weigh
     ]
 
 
-def test_the_nucleus_is_the_smallest_set_that_reaches_top_p() -> None:
+@on_every_backend
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(backend: Backend) -> None:
     logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(400, -1)
     for top_p, kept in ((0.39, {1}), (0.41, {1, 2}), (0.69, {1, 2}), (0.71, {1, 2, 3})):
-        assert set(draw(logits, SamplingParams(top_p=top_p))) == kept
+        assert set(draw(logits, SamplingParams(top_p=top_p), backend=backend)) == kept
 
 
-def test_top_k_comes_before_top_p() -> None:
+@on_every_backend
+def test_top_k_comes_before_top_p(backend: Backend) -> None:
     logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(400, -1)
     # Of the two kept by top_k the first has 4/7 of the weight.
-    assert set(draw(logits, SamplingParams(top_k=2, top_p=0.55))) == {1}
-    assert set(draw(logits, SamplingParams(top_k=2, top_p=0.6))) == {1, 2}
+    assert set(draw(logits, SamplingParams(top_k=2, top_p=0.55), backend=backend)) == {1}
+    assert set(draw(logits, SamplingParams(top_k=2, top_p=0.6), backend=backend)) == {1, 2}
 
 
+@on_every_backend
 @pytest.mark.parametrize("vocab", [100, 20_000])
-def test_among_equal_logits_lower_ids_are_kept(vocab: int) -> None:
+def test_among_equal_logits_lower_ids_are_kept(vocab: int, backend: Backend) -> None:
     logits = torch.zeros(400, vocab)
-    assert set(draw(logits, SamplingParams(top_k=7))) == set(range(7))
-    assert set(draw(logits, SamplingParams(top_p=6.5 / vocab))) == set(range(7))
+    assert set(draw(logits, SamplingParams(top_k=7), backend=backend)) == set(range(7))
+    assert set(draw(logits, SamplingParams(top_p=6.5 / vocab), backend=backend)) == set(range(7))
 
 
+@on_every_backend
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_bad_row_is_reported_and_disturbs_no_other(bad: float) -> None:
+def test_a_bad_row_is_reported_and_disturbs_no_other(bad: float, backend: Backend) -> None:
     count = 24
     logits = torch.randn(count, 500, generator=torch.Generator().manual_seed(2))
     params = every_kind_of_params(count)
-    healthy = draw(logits, params)
+    healthy = draw(logits, params, backend=backend)
     for row in (0, 1, 2, 3):
         broken = logits.clone()
         broken[row, 400] = bad
         broken[row + 12] = -math.inf
-        result = sample(broken, params, [0] * count, list(range(count)))
+        result = sample(broken, params, [0] * count, list(range(count)), backend)
         assert sorted(result.row_errors) == [row, row + 12]
         assert "NaN" in result.row_errors[row] or "infinity" in result.row_errors[row]
         assert result.row_errors[row + 12] == "all logits are -inf"
@@ -285,26 +321,45 @@ def test_a_bad_row_is_reported_and_disturbs_no_other(bad: float) -> None:
             assert result.token_ids[i] == (0 if i in result.row_errors else healthy[i])
 
 
-def test_logits_are_left_as_they_were() -> None:
+@on_every_backend
+def test_logits_are_left_as_they_were(backend: Backend) -> None:
     logits = torch.randn(12, 700)
     before = logits.clone()
-    draw(logits, every_kind_of_params(12))
+    draw(logits, every_kind_of_params(12), backend=backend)
     assert torch.equal(logits, before)
 
 
-def test_an_empty_batch_has_no_tokens() -> None:
-    assert draw(torch.empty(0, 10), []) == []
+@on_every_backend
+def test_an_empty_batch_has_no_tokens(backend: Backend) -> None:
+    assert draw(torch.empty(0, 10), [], backend=backend) == []
 
 
+@pytest.mark.parametrize("vocab", [1, 7, 33, 1000, 8192])
+def test_the_reference_draws_the_same_tokens(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    count = 120
+    logits = torch.randn(count, vocab, generator=generator) * 2
+    logits[::7] = logits[::7].round()
+    logits[:, vocab // 2 :: 5] = -math.inf
+    logits[:, 0] = 0.5
+    params = every_kind_of_params(count)
+    seeds = torch.randint(0, 2**62, (count,), generator=generator).tolist()
+    assert draw(logits, params, seeds) == draw(logits, params, seeds, backend=REFERENCE)
+
+
+@on_every_backend
 @pytest.mark.parametrize(
-    ("logits", "rows"),
-    [
-        (torch.zeros(2, 4), 1),
-        (torch.zeros(2, 4, dtype=torch.float64), 2),
-        (torch.zeros(4), 4),
-        (torch.zeros(2, 0), 2),
-    ],
+    "logits",
+    [torch.zeros(1, 4), torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2), torch.zeros(2, 0)],
 )
-def test_what_does_not_fit_together_is_refused(logits: torch.Tensor, rows: int) -> None:
-    with pytest.raises(InvariantError, match="logits"):
-        sample(logits, [GREEDY] * rows, [0] * rows, [0] * rows)
+def test_logits_that_do_not_fit_are_refused(logits: torch.Tensor, backend: Backend) -> None:
+    with pytest.raises(ValueError, match=r"logits must be float32 of shape \[2, V\]"):
+        sample(logits, [GREEDY] * 2, [0] * 2, [0] * 2, backend)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_what_does_not_fit_together_is_refused(which: int) -> None:
+    arguments = [[GREEDY] * 2, [0] * 2, [0] * 2, [0] * 2]
+    arguments[which].pop()
+    with pytest.raises(InvariantError, match="the same number of rows"):
+        sample_rows(*arguments)  # pyright: ignore[reportArgumentType]

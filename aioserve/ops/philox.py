@@ -48,7 +48,9 @@ def philox4x32(counter: Words, key: Words) -> Words:
     return np.stack((c0, c1, c2, c3), axis=1)
 
 
-def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+def uniforms(
+    seeds: Sequence[int] | npt.NDArray[np.uint64], positions: Sequence[int] | npt.NDArray[np.uint64]
+) -> npt.NDArray[np.float64]:
     """One number in [0, 1) per row, with 53 random bits: float64 `[N]`.
 
     The key is the seed, the counter is the position; both are below 2**64. The upper half of the

@@ -1,6 +1,6 @@
 """One row of logits and one uniform number make a token.
 
-Knows numpy and sampling parameters alone. Nothing here sorts a whole row:
+Knows numpy alone. Nothing here sorts a whole row:
 
 - without `top_k` and `top_p` the cumulative distribution is inverted in two levels, over the sums
   of interleaved parts of the row first, and inside one part then;
@@ -16,14 +16,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.request import SamplingParams
-
-__all__ = ["RowSampler"]
+__all__ = ["LINES", "RowSampler", "row_error"]
 
 Floats = npt.NDArray[np.floating]
 Ids = npt.NDArray[np.int64]
 
-_LINES = 32
+LINES = 32
 """A row is taken as a matrix of this many lines; its columns are summed or bounded at once."""
 _BUCKETS = 2048
 _SORTED_AT_ONCE = 512
@@ -33,45 +31,63 @@ _WIDEST_LOGITS = 64.0
 _LARGEST = float(np.finfo(np.float32).max)
 
 
+def row_error(largest: float) -> str | None:
+    """Why nothing can be drawn from a row whose largest logit is this (NaN if there is one)."""
+    if np.isfinite(largest):
+        return None
+    if np.isnan(largest):
+        return "the logits have a NaN"
+    return "the logits have an infinity" if largest > 0 else "all logits are -inf"
+
+
 class RowSampler:
     """Draws from rows of `vocab` logits, reusing its buffers. Not thread-safe."""
 
     def __init__(self, vocab: int) -> None:
-        self._vocab = vocab
-        padded = -(-vocab // _LINES) * _LINES
+        self.vocab = vocab
+        padded = -(-vocab // LINES) * LINES
         self._padded_gaps = np.full(padded, np.inf, dtype=np.float32)
         self._padded_weights = np.zeros(padded, dtype=np.float32)
         self._gaps = self._padded_gaps[:vocab]
         self._weights = self._padded_weights[:vocab]
 
-    def draw(self, row: Floats, largest: float, params: SamplingParams, uniform: float) -> int:
+    def draw(
+        self,
+        row: Floats,
+        largest: float,
+        uniform: float,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+    ) -> int:
         """A token id for `row`, float32 `[vocab]` with the finite maximum `largest`.
 
-        `uniform` is in [0, 1); `params.temperature` is above 0. Doesn't change `row`.
+        `uniform` is in [0, 1); `temperature` is above 0. Doesn't change `row`.
         """
-        factor = np.float32(-min(1.0 / params.temperature, _LARGEST))
+        factor = np.float32(-min(1.0 / temperature, _LARGEST))
         # A gap or product past float32's range is infinite, and rightly so: its weight is 0.
         with np.errstate(over="ignore", under="ignore"):
             np.subtract(np.float32(largest), row, out=self._gaps)
-            if 0 < params.top_k < self._vocab:
-                ids, mass = self._nearest(params.top_k), None
+            if 0 < top_k < self.vocab:
+                ids, mass = self._nearest(top_k), None
             else:
                 np.multiply(self._gaps, factor, out=self._weights)
                 np.exp(self._weights, out=self._weights)
-                ends = self._padded_weights.reshape(_LINES, -1).sum(axis=0).cumsum(dtype=np.float64)
-                if params.top_p >= 1:
+                ends = self._padded_weights.reshape(LINES, -1).sum(axis=0).cumsum(dtype=np.float64)
+                if top_p >= 1:
                     return self._draw_from_all(ends, uniform)
-                ids, mass = self._likely(params.top_p, float(ends[-1]))
+                ids, mass = self._likely(top_p, float(ends[-1]))
             ranked = _Ranked(ids, row[ids], self._gaps[ids], factor)
         if mass is None:
-            ranked.keep_largest(params.top_k)
-            mass = params.top_p * ranked.total
-        if params.top_p < 1:
+            ranked.keep_largest(top_k)
+            mass = top_p * ranked.total
+        if top_p < 1:
             ranked.keep_nucleus(mass)
         return ranked.draw(uniform)
 
     def _draw_from_all(self, column_ends: Floats, uniform: float) -> int:
-        lines = self._padded_weights.reshape(_LINES, -1)
+        lines = self._padded_weights.reshape(LINES, -1)
         target = uniform * float(column_ends[-1])
         column = int(column_ends.searchsorted(target, side="right"))
         begin = float(column_ends[column - 1]) if column else 0.0
@@ -84,9 +100,9 @@ class RowSampler:
 
         `count` columns have an entry at or above the `count`-th largest of the columns' maxima.
         """
-        columns = self._padded_gaps.reshape(_LINES, -1).min(axis=0)
+        columns = self._padded_gaps.reshape(LINES, -1).min(axis=0)
         if count > len(columns):
-            return np.arange(self._vocab)
+            return np.arange(self.vocab)
         floor = np.partition(columns, count - 1)[count - 1]
         return np.flatnonzero(self._gaps <= floor)
 
@@ -97,7 +113,7 @@ class RowSampler:
         together, so the nucleus is complete without them. The bound is lowered by far more
         than sums of float32 weights are off.
         """
-        floor = 0.99 * (1 - share) * total / self._vocab
+        floor = 0.99 * (1 - share) * total / self.vocab
         return np.flatnonzero(self._weights >= np.float32(floor)), share * total
 
 

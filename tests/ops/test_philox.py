@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.sampling.philox import philox4x32, uniforms
+from aioserve.ops.philox import philox4x32, uniforms
 
 words = st.integers(0, 2**32 - 1)
 longs = st.integers(0, 2**64 - 1)

@@ -1,0 +1,209 @@
+"""What a decoder is made of: its blocks, and the checkpoint's tensors that each of them takes.
+
+Values only: no files, no torch. `families` writes one for each config.json, `blocks` computes it,
+the loader reads its tensors, and whoever counts or writes weights walks them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+
+from aioserve.models.rope import RopeConfig
+
+__all__ = [
+    "MLP",
+    "Architecture",
+    "Attention",
+    "Heads",
+    "Layer",
+    "Linear",
+    "Norm",
+    "Tensor",
+    "conv1d",
+    "layer_norm",
+    "linear",
+    "rms_norm",
+    "tensors_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Weights that become one [N, K] matrix, stacked along N; likewise the biases, or none."""
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor, ...] = ()
+    transposed: bool = False
+    """Each weight is stored as [K, N]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMS norm, or a LayerNorm where it has a bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    weight_offset: float = 0.0
+    """Added to the weights of an RMS norm: 1.0 for Gemma."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    query: int
+    kv: int
+    dim: int
+
+    @property
+    def query_size(self) -> int:
+        return self.query * self.dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv * self.dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Causal attention with grouped heads over cached keys and values."""
+
+    heads: Heads
+    qkv: Linear
+    """Queries, keys, values: [query_size + 2 * kv_size, hidden]."""
+    query_norm: Norm | None = None
+    """Of each query head before the rotation."""
+    key_norm: Norm | None = None
+    output: Linear
+    scale: float
+    rope: RopeConfig | None
+    """None: positions are learned."""
+    window: int = 0
+    """A token sees this many last positions, its own included; 0: all."""
+    soft_cap: float = 0.0
+    """c > 0: scores become c * tanh(score / c)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
+
+    up: Linear
+    """gate and up stacked where there is a gate."""
+    down: Linear
+    activation: str
+    """silu or gelu_tanh."""
+    gated: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """x += post_norm(attention(norm(x))), then the same with the MLP."""
+
+    attention_norm: Norm
+    attention: Attention
+    attention_post_norm: Norm | None = None
+    mlp_norm: Norm
+    mlp: MLP
+    mlp_post_norm: Norm | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One decoder-only transformer, as a family describes it."""
+
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    """Longest context in tokens."""
+    embedding: Tensor
+    embedding_scale: float = 1.0
+    positions: Tensor | None = None
+    """Learned position embeddings."""
+    layers: tuple[Layer, ...]
+    final_norm: Norm
+    head: Tensor
+    tie_word_embeddings: bool
+    """The output head is the embedding, and its tensor may be absent."""
+    final_soft_cap: float = 0.0
+    """c > 0: logits become c * tanh(logit / c)."""
+    prefixes: tuple[tuple[str, str], ...] = ()
+    """(prefix found in some checkpoints, prefix here)."""
+    ignored: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
+    """Tensors that the computation doesn't need: buffers, towers for other inputs."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def heads(self) -> Heads:
+        """The same in every layer, since they share pages."""
+        return self.layers[0].attention.heads
+
+    @property
+    def num_heads(self) -> int:
+        return self.heads.query
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.heads.kv
+
+    @property
+    def head_dim(self) -> int:
+        return self.heads.dim
+
+    @property
+    def required(self) -> Iterator[Tensor]:
+        """Every tensor but the head, in the order of the computation."""
+        return tensors_of((self.embedding, self.positions, self.layers, self.final_norm))
+
+    def canonical(self, stored_name: str) -> str:
+        """The name used here for a checkpoint's tensor."""
+        for found, here in self.prefixes:
+            if stored_name.startswith(found):
+                return here + stored_name.removeprefix(found)
+        return stored_name
+
+
+def tensors_of(part: object) -> Iterator[Tensor]:
+    """The tensors of any block, in the order in which its fields name them."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from tensors_of(item)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from tensors_of(getattr(part, field.name))
+
+
+def linear(at: str, inputs: int, bias: bool = False, /, **outputs: int) -> Linear:
+    """The projections `at.name` with their numbers of outputs, side by side."""
+    return Linear(
+        tuple(Tensor(f"{at}.{name}.weight", (size, inputs)) for name, size in outputs.items()),
+        tuple(Tensor(f"{at}.{name}.bias", (size,)) for name, size in outputs.items() if bias),
+    )
+
+
+def conv1d(name: str, inputs: int, outputs: int) -> Linear:
+    """GPT-2's spelling: stored transposed, always with a bias."""
+    weight, bias = Tensor(f"{name}.weight", (inputs, outputs)), Tensor(f"{name}.bias", (outputs,))
+    return Linear((weight,), (bias,), transposed=True)
+
+
+def rms_norm(name: str, size: int, eps: float, weight_offset: float = 0.0) -> Norm:
+    return Norm(Tensor(f"{name}.weight", (size,)), None, eps, weight_offset)
+
+
+def layer_norm(name: str, size: int, eps: float) -> Norm:
+    return Norm(Tensor(f"{name}.weight", (size,)), Tensor(f"{name}.bias", (size,)), eps)

@@ -1,0 +1,77 @@
+"""One file for each family of models: how its config.json reads, and what its decoder is made of.
+
+No torch here. A setting that would change the computation and isn't implemented is refused, never
+ignored. The defaults of absent fields are those of transformers' config classes, because its files
+leave defaults out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aioserve.errors import UnsupportedModelError
+from aioserve.models.architecture import Architecture
+from aioserve.models.families.gemma import gemma2, gemma3, gemma3_conditional, text_config
+from aioserve.models.families.gpt2 import gpt2
+from aioserve.models.families.llama import llama
+from aioserve.models.families.mistral import mistral
+from aioserve.models.families.phi3 import phi3
+from aioserve.models.families.qwen import qwen2, qwen3
+from aioserve.models.fields import Fields
+
+__all__ = ["SUPPORTED_ARCHITECTURES", "read_family"]
+
+_FAMILIES: dict[str, Callable[[Fields], Architecture]] = {
+    "GPT2LMHeadModel": gpt2,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3_conditional,
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "Phi3ForCausalLM": phi3,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+}
+_BY_MODEL_TYPE = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
+
+
+def read_family(config: Fields) -> tuple[str, Fields, Architecture]:
+    """The architecture's name, the fields that describe its text decoder, and what that is.
+
+    Raises `UnsupportedModelError` and `ModelError`.
+    """
+    name = _name(config)
+    text = text_config(config) if name == "Gemma3ForConditionalGeneration" else config
+    for fields in (config, text):
+        if fields.has("quantization_config"):
+            fields.unsupported("quantization_config", "only unquantised weights can be loaded")
+    if config.has("is_encoder_decoder") and config.flag("is_encoder_decoder", False):
+        config.unsupported("is_encoder_decoder", "only decoders can be served")
+    return name, text, _FAMILIES[name](text)
+
+
+def _name(config: Fields) -> str:
+    names = config.values.get("architectures")
+    if isinstance(names, list) and names:
+        name = str(names[0])
+    else:
+        model_type = config.text("model_type", "")
+        name = _BY_MODEL_TYPE.get(model_type, f"model_type {model_type!r}")
+    if name not in _FAMILIES:
+        raise UnsupportedModelError(
+            f"{config.source}: architecture {name} is not supported; supported are "
+            f"{', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
+    return name

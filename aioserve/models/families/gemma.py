@@ -1,0 +1,170 @@
+"""Gemma 2 and 3 (Gemma Team, "Gemma 2", 2024; "Gemma 3 technical report", 2025).
+
+Norms before and after each block, whose weights are offsets from 1; scaled embeddings; most layers
+slide. Gemma 2 caps scores and logits softly, Gemma 3 norms query and key heads instead and has a
+rotary base of its own for the sliding layers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from aioserve.models.architecture import MLP, Architecture, Attention, Layer, linear, rms_norm
+from aioserve.models.families.common import (
+    Shape,
+    activation,
+    frame,
+    layer_types,
+    read_shape,
+    windows,
+)
+from aioserve.models.fields import Fields
+from aioserve.models.rope import RopeConfig, read_rope
+
+__all__ = ["gemma2", "gemma3", "gemma3_conditional", "text_config"]
+
+
+def gemma2(config: Fields) -> Architecture:
+    shape = _shape(config)
+    rope = read_rope(config, shape.heads.dim, shape.max_positions)
+    kinds = layer_types(config, _sliding_but_each(2, shape.num_layers))
+    return _gemma(
+        config,
+        shape,
+        kinds,
+        ropes=dict.fromkeys(kinds, rope),
+        attention_cap=_soft_cap(config, "attn_logit_softcapping", 50.0),
+        final_cap=_soft_cap(config, "final_logit_softcapping", 30.0),
+        head_norms=False,
+    )
+
+
+def gemma3(config: Fields) -> Architecture:
+    shape = _shape(config)
+    if config.has("attn_logit_softcapping"):
+        config.unsupported("attn_logit_softcapping", "Gemma 3 attends without a soft cap")
+    pattern = config.integer("sliding_window_pattern", 6)
+    kinds = layer_types(config, _sliding_but_each(pattern, shape.num_layers))
+    sliding = read_rope(
+        config,
+        shape.heads.dim,
+        shape.max_positions,
+        layer_type="sliding_attention",
+        theta_field="rope_local_base_freq",
+        scaled=False,
+    )
+    full = read_rope(
+        config,
+        shape.heads.dim,
+        shape.max_positions,
+        layer_type="full_attention",
+        default_theta=1_000_000.0,
+    )
+    return _gemma(
+        config,
+        shape,
+        kinds,
+        ropes={"sliding_attention": sliding, "full_attention": full},
+        attention_cap=0.0,
+        final_cap=_soft_cap(config, "final_logit_softcapping", 0.0),
+        head_norms=True,
+    )
+
+
+def gemma3_conditional(config: Fields) -> Architecture:
+    """The language model inside Gemma 3's image-and-text checkpoints; images are not served."""
+    towers = r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector)\."
+    return replace(
+        gemma3(config),
+        prefixes=(
+            ("model.language_model.", "model."),
+            ("language_model.model.", "model."),
+            ("language_model.lm_head.", "lm_head."),
+        ),
+        ignored=re.compile(towers),
+    )
+
+
+def text_config(config: Fields) -> Fields:
+    """The fields of an image-and-text checkpoint that describe its language model."""
+    text = config.nested("text_config")
+    defaults = {
+        "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "head_dim": 256, "max_position_embeddings": 131_072, "eos_token_id": 1,
+    }  # fmt: skip
+    present = {name: value for name, value in text.values.items() if value is not None}
+    for name in ("tie_word_embeddings", "eos_token_id", "bos_token_id", "dtype", "torch_dtype"):
+        if config.has(name):
+            present.setdefault(name, config.values[name])
+    return Fields({**defaults, **present}, config.source, "text_config.")
+
+
+def _gemma(
+    config: Fields,
+    shape: Shape,
+    kinds: list[str],
+    *,
+    ropes: dict[str, RopeConfig],
+    attention_cap: float,
+    final_cap: float,
+    head_norms: bool,
+) -> Architecture:
+    hidden, inner, heads, eps = shape.hidden, shape.inner, shape.heads, shape.eps
+    layer_windows = windows(config, kinds)
+    gate = activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    bias = config.flag("attention_bias", False)
+    scale = config.number("query_pre_attn_scalar", 256.0) ** -0.5
+
+    def layer(at: str, index: int) -> Layer:
+        attention = f"{at}.self_attn"
+        qkv = {"q_proj": heads.query_size, "k_proj": heads.kv_size, "v_proj": heads.kv_size}
+        query_norm = rms_norm(f"{attention}.q_norm", heads.dim, eps, 1.0)
+        key_norm = rms_norm(f"{attention}.k_norm", heads.dim, eps, 1.0)
+        return Layer(
+            attention_norm=rms_norm(f"{at}.input_layernorm", hidden, eps, 1.0),
+            attention=Attention(
+                heads=heads,
+                qkv=linear(attention, hidden, bias, **qkv),
+                query_norm=query_norm if head_norms else None,
+                key_norm=key_norm if head_norms else None,
+                output=linear(attention, heads.query_size, bias, o_proj=hidden),
+                scale=scale,
+                rope=ropes[kinds[index]],
+                window=layer_windows[index],
+                soft_cap=attention_cap,
+            ),
+            attention_post_norm=rms_norm(f"{at}.post_attention_layernorm", hidden, eps, 1.0),
+            mlp_norm=rms_norm(f"{at}.pre_feedforward_layernorm", hidden, eps, 1.0),
+            mlp=MLP(
+                up=linear(f"{at}.mlp", hidden, gate_proj=inner, up_proj=inner),
+                down=linear(f"{at}.mlp", inner, down_proj=hidden),
+                activation=gate,
+            ),
+            mlp_post_norm=rms_norm(f"{at}.post_feedforward_layernorm", hidden, eps, 1.0),
+        )
+
+    return frame(
+        shape, layer, norm_offset=1.0, embedding_scale=hidden**0.5, final_soft_cap=final_cap
+    )
+
+
+def _shape(config: Fields) -> Shape:
+    if config.has("use_bidirectional_attention") and config.flag(
+        "use_bidirectional_attention", False
+    ):
+        config.unsupported("use_bidirectional_attention", "only causal attention can be served")
+    return read_shape(config, default_kv_heads=4, default_head_dim=256, tied=True)
+
+
+def _soft_cap(config: Fields, name: str, absent: float) -> float:
+    if name in config.values and config.values[name] is None:
+        return 0.0
+    return config.number(name, absent) if config.has(name) or absent else 0.0
+
+
+def _sliding_but_each(pattern: int, num_layers: int) -> list[str]:
+    """Every `pattern`-th layer sees everything, the others slide."""
+    kinds = ("full_attention", "sliding_attention")
+    return [kinds[(layer + 1) % pattern > 0] for layer in range(num_layers)]

@@ -1,0 +1,227 @@
+"""What a device can do for a model: the contract of every backend, and the choice of one."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aioserve.errors import ConfigError
+from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.kv_cache import KVCache
+from aioserve.ops.linear import Linear
+
+__all__ = ["Backend", "HeadNorms", "Rotation", "backend_named"]
+
+BACKENDS = ("native", "reference")
+
+
+class Rotation(NamedTuple):
+    """Tables of a rotary embedding: float32 `[positions, R / 2]` each, rows indexed by position."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of each query and key head, with weights `[D]`; see `Backend.rms_norm`."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    weight_offset: float = 0.0
+
+
+class Backend(ABC):
+    """The operations of one device. Made once per model, used by one thread at a time.
+
+    A step: `copy_pages`, `prepare`, then the ops of every layer, then `draw`. T, B and S are the
+    tokens, sequences and sampled rows of a batch, Hq and Hk the query and KV heads, D the size of a
+    head. Ops take and give tensors on `device`; an argument that doesn't fit is a TypeError or
+    ValueError that names it. Results are rounded once, to the dtype of the first argument.
+    """
+
+    name: str
+    device: torch.device
+
+    # -- memory
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """The tensor in the device's memory: itself where it is there."""
+        return tensor.to(self.device)
+
+    @abstractmethod
+    def linear(
+        self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> Linear:
+        """`x @ weight.T + bias`: weight [N, K], bias [N], float32 or bfloat16 on the CPU.
+
+        Neither is needed afterwards. `out_dtype` is that of the results: the weight's, or float32.
+        """
+
+    @abstractmethod
+    def allocate_kv(
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> KVCache:
+        """KV pages that hold arbitrary bits.
+
+        Raises ValueError for a size below 1, naming it.
+        """
+
+    def allocate_slots(self, num_slots: int) -> Tensor:
+        """int64 `[num_slots]`: the token that each slot sampled last, kept between steps."""
+        return torch.zeros(num_slots, dtype=torch.int64, device=self.device)
+
+    # -- a step
+
+    @abstractmethod
+    def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> Batch:
+        """Everything that the ops need to know of a step over `kv`, made once for all layers.
+
+        Pending tokens are read from `last_tokens`. Raises ValueError where the arrays contradict
+        each other or name a page or a slot that `kv` doesn't have.
+        """
+
+    @abstractmethod
+    def copy_pages(self, caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
+        """Copy keys and values of all layers from page to page, one copy after the other.
+
+        Args:
+            caches: alike in everything but their number of pages.
+            copies: `[N, 5]`, rows of (source cache, source page, target cache, target page,
+                tokens): an index of `caches`, a page of that one, twice, and how many tokens from
+                the start of the page on. What the target page holds beyond them stays.
+        """
+
+    @abstractmethod
+    def draw(self, logits: Tensor, rows: SampleRows, last_tokens: Tensor) -> Drawn:
+        """Draw a token from each row of `logits`, float32 `[S, V]`, and leave it in its slot.
+
+        `aioserve.sampling` says which. A row with a NaN or +inf, or with nothing but -inf, is
+        reported and disturbs no other; its slot gets a 0. Doesn't change `logits`.
+        """
+
+    # -- layers
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        """table[ids]: ids integers `[T]`, table `[V, H]` -> `[T, H]`."""
+        return functional.embedding(ids, table)
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+        """`x / sqrt(mean(x^2) + eps) * (weight + weight_offset)` for each row of x `[T, H]`.
+
+        Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+        """
+
+    @abstractmethod
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+    ) -> Tensor:
+        """Add `x` to `residual` in place, then return `rms_norm(residual, ...)`; both `[T, H]`.
+
+        The norm sees the sum as it was stored, rounded to the dtype of `residual`.
+        """
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Ba, Kiros and Hinton, "Layer Normalization", 2016, for each row of x `[T, H]`."""
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    @abstractmethod
+    def rotary_kv_write(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: KVCache,
+        layer: int,
+        rotation: Rotation | None = None,
+        norms: HeadNorms | None = None,
+    ) -> None:
+        """Normalise and rotate queries in place; write normalised, rotated keys and values to `kv`.
+
+        Rotary embedding after Su et al., "RoFormer", 2021, in the half-split order of GPT-NeoX. A
+        rotation of fewer than D dimensions turns the first ones of each head.
+
+        Args:
+            qkv: `[T, (Hq + 2 * Hk) * D]`: the heads of queries, keys and values, one after the
+                other. Only the queries change.
+            rotation: None for a model without rotary embedding.
+            norms: of each query and key head, before the rotation.
+        """
+
+    @abstractmethod
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: KVCache,
+        layer: int,
+        *,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
+        """Causal attention of every query token to the cached keys and values of its sequence.
+
+        A token at position p attends keys j <= p and, where `window` > 0, only j > p - window.
+        Query head h reads KV head `h // (Hq // Hk)`. With `soft_cap` c > 0 a score s becomes
+        c * tanh(s / c).
+
+        Args:
+            qkv: as `rotary_kv_write` left it; its queries are read. This step's keys and values are
+                in `kv` already.
+            scale: factor on the dot products.
+            window: tokens a query sees, itself included; 0 for all.
+            soft_cap: 0 for none.
+
+        Returns:
+            `[T, Hq * D]`, contiguous.
+        """
+
+    @abstractmethod
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` of `[T, 2 * I]` holding gate then up; returns `[T, I]`."""
+
+    @abstractmethod
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        """`gelu(gate) * up`, the tanh approximation, of `[T, 2 * I]`; returns `[T, I]`."""
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        """`gelu(x)`, the tanh approximation."""
+        return functional.gelu(x, approximate="tanh")
+
+
+def backend_named(name: str = "auto") -> Backend:
+    """The backend `name`: "native", "reference", or "auto".
+
+    "auto" takes the environment variable AIOSERVE_OPS, and "native" where that is unset.
+
+    Raises:
+        ConfigError: there is no backend of that name.
+    """
+    choices, source = ("auto", *BACKENDS), "backend"
+    if name == "auto":
+        choices, source, name = BACKENDS, "AIOSERVE_OPS", os.environ.get("AIOSERVE_OPS") or "native"
+    if name == "native":
+        from aioserve.ops.native import NativeBackend
+
+        return NativeBackend()
+    if name == "reference":
+        from aioserve.ops.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    raise ConfigError(f"{source} must be one of {', '.join(choices)}; got {name!r}")

@@ -1,0 +1,142 @@
+"""One step as arrays: on the host, where a plan is read, and on the device, where it is computed.
+
+Knows shapes and dtypes; knows nothing about requests, page ownership or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Batch", "Drawn", "HostBatch", "SampleRows"]
+
+
+@dataclass(slots=True, frozen=True)
+class HostBatch:
+    """What a step computes, in numpy: T tokens of B sequences, one sequence after the other.
+
+    Row `i` of sequence `b` has position `context_lens[b] - (query_start[b + 1] - query_start[b])
+    + i`, which is what `positions` holds. All arrays are contiguous:
+
+        token_ids      int64 [T]      any value where a token is pending
+        query_start    int32 [B + 1]  prefix sums of the query tokens per sequence
+        context_lens   int32 [B]      tokens in the KV pages after this step's writes
+        page_table     int32 [B, P]   pages in order of position; entries past the context are
+                                      valid page ids whose contents are never used
+        token_slots    int64 [T]      page * page_size + offset, where a token's K and V are written
+        positions      int32 [T]
+        logit_rows     int64 [S]      rows of T whose logits are wanted; S may be 0
+        pending_rows   int64 [N]      rows of T whose token the step before samples, and ...
+        pending_slots  int64 [N]      ... the slot that it leaves it in
+
+    Raises TypeError or ValueError naming the array that doesn't fit.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    query_start: npt.NDArray[np.int32]
+    context_lens: npt.NDArray[np.int32]
+    page_table: npt.NDArray[np.int32]
+    token_slots: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int32]
+    logit_rows: npt.NDArray[np.int64]
+    pending_rows: npt.NDArray[np.int64]
+    pending_slots: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        tokens, sequences = len(self.token_ids), len(self.context_lens)
+        width = self.page_table.shape[1] if self.page_table.ndim == 2 else -1
+        _check("token_ids", self.token_ids, np.int64, (tokens,))
+        _check("query_start", self.query_start, np.int32, (sequences + 1,))
+        _check("context_lens", self.context_lens, np.int32, (sequences,))
+        _check("page_table", self.page_table, np.int32, (sequences, width))
+        _check("token_slots", self.token_slots, np.int64, (tokens,))
+        _check("positions", self.positions, np.int32, (tokens,))
+        _check("logit_rows", self.logit_rows, np.int64, (len(self.logit_rows),))
+        _check("pending_rows", self.pending_rows, np.int64, (len(self.pending_rows),))
+        _check("pending_slots", self.pending_slots, np.int64, (len(self.pending_rows),))
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest context."""
+        return int(self.context_lens.max(initial=0))
+
+
+@dataclass(slots=True, frozen=True)
+class SampleRows:
+    """How S rows of logits are sampled, in numpy, and where the tokens go.
+
+        slots         int64 [S]    where the next step finds the token
+        temperatures  float64 [S]  at least 0; 0 takes the largest logit
+        top_ks        int64 [S]    0: all
+        top_ps        float64 [S]  in (0, 1]
+        seeds         uint64 [S]
+        positions     uint64 [S]   of the token that is sampled
+
+    Raises TypeError or ValueError naming the array that doesn't fit.
+    """
+
+    slots: npt.NDArray[np.int64]
+    temperatures: npt.NDArray[np.float64]
+    top_ks: npt.NDArray[np.int64]
+    top_ps: npt.NDArray[np.float64]
+    seeds: npt.NDArray[np.uint64]
+    positions: npt.NDArray[np.uint64]
+
+    def __post_init__(self) -> None:
+        shape = (len(self.slots),)
+        _check("slots", self.slots, np.int64, shape)
+        _check("temperatures", self.temperatures, np.float64, shape)
+        _check("top_ks", self.top_ks, np.int64, shape)
+        _check("top_ps", self.top_ps, np.float64, shape)
+        _check("seeds", self.seeds, np.uint64, shape)
+        _check("positions", self.positions, np.uint64, shape)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def check_logits(self, logits: torch.Tensor) -> None:
+        """Raises ValueError unless `logits` have a row for each."""
+        rows = logits.shape[0] if logits.dim() == 2 else -1
+        if logits.dtype is not torch.float32 or rows != len(self) or logits.shape[1] == 0:
+            raise ValueError(
+                f"logits must be float32 of shape [{len(self)}, V], got {logits.dtype} "
+                f"{list(logits.shape)}"
+            )
+
+
+@dataclass(slots=True, frozen=True)
+class Batch:
+    """A step on the device, as `Backend.prepare` made it: what models read of it.
+
+    Backends add what their kernels need. `token_ids` int64 [T] with pending tokens filled in,
+    `positions` int32 [T], `logit_rows` int64 [S], all on the backend's device.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    logit_rows: torch.Tensor
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What `Backend.draw` drew."""
+
+    token_ids: torch.Tensor
+    """int64 `[S]` on the backend's device; 0 in rows that failed."""
+    row_errors: Mapping[int, str] = field(default_factory=dict)
+    """Row -> why nothing could be drawn from it."""
+
+
+def _check(name: str, array: npt.NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype:
+        raise TypeError(f"{name} must be {np.dtype(dtype)}, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be contiguous, got strides {array.strides}")

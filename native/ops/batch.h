@@ -1,0 +1,66 @@
+// Where the tokens of one step sit in their sequences and in the KV pages: made and checked once a
+// step, for all of its layers.
+
+#pragma once
+
+#include <compare>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "ops/types.h"
+
+namespace aioserve::ops {
+
+// In somebody else's memory, which outlives the batch.
+struct BatchArrays {
+    const int32_t* query_start;   // [num_sequences + 1]
+    const int32_t* context_lens;  // [num_sequences]
+    const int32_t* page_table;    // [num_sequences, table_width]
+    const int64_t* token_slots;   // [num_tokens]
+    const int32_t* positions;     // [num_tokens]
+    int64_t num_sequences, table_width, num_tokens;
+};
+
+// What of a layer decides how its attention is cut into units.
+struct AttentionShape {
+    int64_t kv_heads, group, window;
+    auto operator<=>(const AttentionShape&) const = default;
+};
+
+struct AttentionUnits {
+    std::vector<AttentionUnit> units;  // the longest first
+    int64_t most_splits = 0;
+    double work = 0;  // nanoseconds of one thread per dimension of a head, roughly
+};
+
+class Batch {
+  public:
+    // Throws std::invalid_argument where the arrays contradict each other or name a page or a slot
+    // that `pages` doesn't have.
+    Batch(const BatchArrays& arrays, const KVPages& pages);
+
+    int64_t num_tokens() const { return arrays_.num_tokens; }
+    const int32_t* positions() const { return arrays_.positions; }
+    const int64_t* token_slots() const { return arrays_.token_slots; }
+    int64_t end_position() const { return end_position_; }  // above every position
+
+    // Throws std::invalid_argument unless `pages` have the sizes that the batch was checked for.
+    void check_pages(const KVPages& pages) const;
+
+    // Made when a layer of this shape first asks; valid as long as the batch. Safe from any thread.
+    const AttentionUnits& units(const AttentionShape& shape) const;
+
+  private:
+    void check_sequence(int64_t sequence) const;
+    AttentionUnits split(const AttentionShape& shape) const;
+
+    BatchArrays arrays_;
+    int64_t num_pages_;
+    int64_t page_size_;
+    int64_t end_position_ = 0;
+    mutable std::mutex mutex_;
+    mutable std::map<AttentionShape, AttentionUnits> units_;
+};
+
+}  // namespace aioserve::ops
