@@ -50,3 +50,23 @@ async def test_the_size_of_the_host_pool_is_a_fact_of_the_loaded_model():
     loaded = await loading.load("pyhelp", EngineConfig(num_pages=64), num_slots=4)
     await loaded.runner.aclose()
     assert loaded.description["host_kv_cache_bytes"] == 0
+
+
+@pytest.mark.asyncio
+async def test_the_backend_is_chosen_by_name_and_the_environment_only_fills_in(monkeypatch):
+    async def used(**options) -> str:
+        loaded = await loading.load("pyhelp", EngineConfig(num_pages=8, **options), num_slots=4)
+        await loaded.runner.aclose()
+        return loaded.description["backend"]
+
+    monkeypatch.delenv("AIOSERVE_OPS", raising=False)
+    assert await used() == "native"
+    assert await used(backend="reference") == "reference"
+    monkeypatch.setenv("AIOSERVE_OPS", "reference")
+    assert await used() == "reference"
+    assert await used(backend="native") == "native"
+    monkeypatch.setenv("AIOSERVE_OPS", "natvie")
+    with pytest.raises(ConfigError, match="AIOSERVE_OPS must be one of native, reference; got"):
+        await used()
+    with pytest.raises(ConfigError, match="backend must be one of 'auto', 'native', 'reference', "):
+        Engine("pyhelp", backend="natvie")  # pyright: ignore[reportArgumentType]

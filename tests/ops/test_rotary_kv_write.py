@@ -37,8 +37,9 @@ def write(
     before = step.qkv[:, step.q_size :].clone()
     given = None
     if norms:
-        weights = (random(heads.dim, dtype=scenario.q.dtype, seed=seed) for seed in (8, 9))
-        given = HeadNorms(*(weight.to(step.qkv.dtype) for weight in weights), 1e-6, 1.0)
+        query, key = (random(heads.dim, dtype=scenario.q.dtype, seed=seed) for seed in (8, 9))
+        dtype = step.qkv.dtype
+        given = HeadNorms(query.to(dtype), key.to(dtype), 1e-6, 1.0)
     rotation = tables(100, half) if half else None
     backend.rotary_kv_write(step.qkv, step.batch, step.kv, 0, rotation, given)
     assert torch.equal(step.qkv[:, step.q_size :], before)

@@ -261,11 +261,8 @@ def test_the_ends_of_the_unit_interval_draw_the_first_and_last_token_with_a_weig
     row[[40, 41]] = 1.0, 0.5
     kept = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **limits}
     sampler = draws.RowSampler(vocab)
-    assert sampler.draw(row, 1.0, 0.0, **kept) in (40, 41)  # pyright: ignore[reportArgumentType]
-    drawn = {
-        sampler.draw(row, 1.0, uniform, **kept)  # pyright: ignore[reportArgumentType]
-        for uniform in (0.0, 1 - 2**-53)
-    }
+    assert sampler.draw(row, 1.0, 0.0, **kept) in (40, 41)
+    drawn = {sampler.draw(row, 1.0, uniform, **kept) for uniform in (0.0, 1 - 2**-53)}
     assert drawn == {40, 41}
 
 
@@ -362,4 +359,4 @@ def test_what_does_not_fit_together_is_refused(which: int) -> None:
     arguments = [[GREEDY] * 2, [0] * 2, [0] * 2, [0] * 2]
     arguments[which].pop()
     with pytest.raises(InvariantError, match="the same number of rows"):
-        sample_rows(*arguments)  # pyright: ignore[reportArgumentType]
+        sample_rows(*arguments)
