@@ -1,6 +1,8 @@
-"""A plan as flat arrays: what each token is, where it stands and where its KV goes."""
+"""A plan as host arrays: what each token is, where it stands, where its KV goes, how it samples."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import read_plan
+from aioserve.execution.batch import PlanReader
 from aioserve.execution.plan import (
     PENDING_TOKEN,
     CopyKind,
     PageCopy,
+    SampleRow,
+    SlotStart,
     StepOutcome,
     StepPlan,
     WorkItem,
@@ -22,44 +26,86 @@ from aioserve.ops import Drawn
 from aioserve.request import SamplingParams
 
 PARAMS = SamplingParams()
+WARM = SamplingParams(temperature=0.7, top_k=5, top_p=0.9)
+NUM_SLOTS = 64
+
+
+def start(slot: int, params: SamplingParams = PARAMS, seed: int = 0) -> SlotStart:
+    return SlotStart(slot=slot, params=params, seed=seed)
+
+
+def item(
+    slot: int, at: int, token_ids: Sequence[int], rows: Sequence[tuple[int, int]] = ()
+) -> WorkItem:
+    """`rows`: (offset, slot)."""
+    return WorkItem(
+        sequence_id=slot,
+        slot=slot,
+        start=at,
+        count=len(token_ids),
+        token_ids=token_ids,
+        page_ids=np.zeros(8, np.int32),
+        rows=tuple(SampleRow(offset=offset, slot=slot) for offset, slot in rows),
+    )
 
 
 @st.composite
-def plans(draw) -> tuple[StepPlan, int]:
+def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
     page_size = draw(st.sampled_from([1, 2, 16, 64]))
     only_decodes = draw(st.booleans())
     items: list[WorkItem] = []
+    slots = iter(range(NUM_SLOTS))
+    starts = []
     free_page = 0
     for _ in range(draw(st.integers(1, 5))):
-        slot = len(items)
-        start, count = draw(st.integers(0, 70)), 1 if only_decodes else draw(st.integers(1, 40))
-        pages = -(-(start + count) // page_size) + draw(st.integers(0, 2))
-        ids: list[int] = [1000 * slot + position for position in range(start, start + count)]
-        if count == 1 and draw(st.booleans()):
-            ids = [PENDING_TOKEN]
-        sampling = PARAMS if ids == [PENDING_TOKEN] or draw(st.booleans()) else None
+        slot = next(slots)
+        at, count = draw(st.integers(0, 70)), 1 if only_decodes else draw(st.integers(1, 40))
+        pages = -(-(at + count) // page_size) + draw(st.integers(0, 2))
+        ids: list[int] = [1000 * slot + position for position in range(at, at + count)]
+        if draw(st.booleans()):
+            ids[-1] = PENDING_TOKEN
+        rows = []
+        for offset in sorted(draw(st.lists(st.integers(0, count - 1), max_size=4))):
+            rows.append(SampleRow(offset=offset, slot=next(slots)))
+            params = SamplingParams(temperature=offset / 100, top_k=offset)
+            starts.append(start(rows[-1].slot, params, seed=2**64 - 1 - offset))
         page_ids = np.arange(free_page, free_page + pages, dtype=np.int32)[::-1]
-        items.append(WorkItem(slot, 0, slot, start, count, ids, page_ids, sampling, 0))
-        for _ in range(draw(st.integers(0, 3)) if sampling else 0):
-            slot = len(items)
-            items.append(WorkItem(slot, 0, slot, start + count, 0, [], page_ids, PARAMS, slot))
+        items.append(
+            WorkItem(
+                sequence_id=slot,
+                slot=slot,
+                start=at,
+                count=count,
+                token_ids=ids,
+                page_ids=page_ids,
+                rows=tuple(rows),
+            )
+        )
         free_page += pages
-    return StepPlan(1, tuple(items)), page_size
+    return StepPlan(step=1, started_slots=tuple(starts), items=tuple(items)), page_size
 
 
 @given(plans())
-def test_every_token_is_where_its_item_says(drawn):
+def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int]) -> None:
     plan, page_size = drawn
 
-    step = read_plan(plan, page_size)
+    step = PlanReader(page_size, NUM_SLOTS).read(plan)
 
-    row, sampled, pending = 0, [], []
-    batch = step.batch
+    row, pending, sampled = 0, [], []
+    batch, samples = step.batch, step.samples
     assert batch is not None
-    computed = [item for item in plan.items if item.count]
-    for index, item in enumerate(computed):
+    for index, item in enumerate(plan.items):
         assert batch.query_start[index] == row
         assert batch.context_lens[index] == item.start + item.count
+        for sample in item.rows:
+            at = len(sampled)
+            assert batch.logit_rows[at] == row + sample.offset
+            assert samples.slots[at] == sample.slot
+            assert samples.positions[at] == item.start + sample.offset + 1
+            assert samples.temperatures[at] == sample.offset / 100
+            assert samples.top_ks[at] == sample.offset
+            assert samples.seeds[at] == 2**64 - 1 - sample.offset
+            sampled.append(sample)
         for offset, token_id in enumerate(item.token_ids):
             position = item.start + offset
             assert batch.token_ids[row] == token_id
@@ -67,60 +113,60 @@ def test_every_token_is_where_its_item_says(drawn):
                 pending.append((row, item.slot))
             assert batch.positions[row] == position
             page = item.page_ids[position // page_size]
-            slot = page * page_size + position % page_size
-            assert batch.token_slots[row] == slot
+            assert batch.token_slots[row] == page * page_size + position % page_size
             row += 1
         pages = -(-(item.start + item.count) // page_size)
         assert batch.page_table[index, :pages].tolist() == item.page_ids[:pages].tolist()
-    assert batch.query_start.tolist()[len(computed) :] == [row] == [len(batch.token_ids)]
-    assert batch.max_context == max(item.start + item.count for item in computed)
-
+    assert batch.query_start.tolist()[len(plan.items) :] == [row] == [len(batch.token_ids)]
+    assert batch.max_context == max(item.start + item.count for item in plan.items)
     assert list(zip(batch.pending_rows, batch.pending_slots, strict=True)) == pending
-    row = -1
-    for item in plan.items:
-        row += item.count
-        if item.sampling is not None:
-            sampled.append(row)
-    assert batch.logit_rows.tolist() == sampled
+    assert len(batch.logit_rows) == len(samples) == len(sampled)
 
 
-def test_a_fork_of_nothing_is_a_bug():
-    pages = np.zeros(1, np.int32)
-    fork = WorkItem(0, 0, 0, 5, 0, [], pages, PARAMS, 0)
-    parent = WorkItem(1, 0, 1, 4, 1, [7], pages, PARAMS, 0)
-    with pytest.raises(InvariantError, match="step 3 begins with a fork"):
-        read_plan(StepPlan(3, (fork, parent)), 16)
-
-
-def test_copies_keep_their_order_and_name_their_caches():
+def test_copies_keep_their_order_and_name_their_caches() -> None:
     copies = (
         PageCopy(CopyKind.TO_HOST, 1, 2, 3),
         PageCopy(CopyKind.DEVICE, 4, 1, 16),
         PageCopy(CopyKind.FROM_HOST, 2, 7, 3),
     )
-    step = read_plan(StepPlan(1, (), copies=copies), 16)
+    step = PlanReader(16, NUM_SLOTS).read(StepPlan(step=1, items=(), copies=copies))
     assert step.batch is None
     assert step.copies.dtype == np.int32
     assert step.copies.tolist() == [[0, 1, 1, 2, 3], [0, 4, 0, 1, 16], [1, 2, 0, 7, 3]]
 
 
-def test_each_row_is_sampled_as_its_item_asks_and_lands_in_its_slot():
-    pages = np.zeros(1, np.int32)
-    warm = SamplingParams(temperature=0.7, top_k=5, top_p=0.9)
-    items = (
-        WorkItem(0, 0, 8, 4, 1, [7], pages, PARAMS, 2**64 - 1),
-        WorkItem(1, 0, 9, 5, 0, [], pages, warm, 3),
-        WorkItem(2, 0, 2, 0, 2, [1, 2], pages, None, 4),
-        WorkItem(3, 0, 5, 6, 1, [9], pages, warm, 5),
-    )
-    step = read_plan(StepPlan(7, items), 16)
-    samples = step.samples
-    assert samples.slots.tolist() == [8, 9, 5]
-    assert samples.seeds.tolist() == [2**64 - 1, 3, 5]
-    assert samples.positions.tolist() == [5, 5, 7]
-    assert samples.temperatures.tolist() == [1.0, 0.7, 0.7]
-    assert samples.top_ks.tolist() == [0, 5, 5]
-    assert samples.top_ps.tolist() == [1.0, 0.9, 0.9]
+def test_a_slot_keeps_its_parameters_until_it_starts_anew() -> None:
+    reader = PlanReader(16, NUM_SLOTS)
+    decode = (item(3, 0, [7], [(0, 3)]),)
+    first = StepPlan(step=1, started_slots=(start(3, WARM, 8),), items=decode)
+    for plan in (first, StepPlan(step=2, items=decode)):
+        samples = reader.read(plan).samples
+        assert (samples.temperatures[0], samples.top_ks[0], samples.top_ps[0]) == (0.7, 5, 0.9)
+        assert samples.seeds[0] == 8
+    anew = StepPlan(step=3, ended_slots=(3,), started_slots=(start(3, PARAMS, 9),), items=decode)
+    samples = reader.read(anew).samples
+    assert (samples.temperatures[0], samples.top_ks[0], samples.top_ps[0]) == (1.0, 0, 1.0)
+    assert samples.seeds[0] == 9
 
+
+def test_a_slot_that_has_not_started_or_has_ended_samples_nothing() -> None:
+    reader = PlanReader(16, NUM_SLOTS)
+    decode = item(3, 0, [7], [(0, 3)])
+    with pytest.raises(InvariantError, match=r"slots \[3\] sample, but have not started"):
+        reader.read(StepPlan(step=1, items=(decode,)))
+    reader.read(StepPlan(step=2, started_slots=(start(3),), items=(decode,)))
+    with pytest.raises(InvariantError, match=r"slots \[3\] sample"):
+        reader.read(StepPlan(step=3, ended_slots=(3,), items=(decode,)))
+    # A step that failed may end what the runner never heard of.
+    reader.read(StepPlan(step=4, ended_slots=(3, 5), items=()))
+
+
+def test_an_outcome_has_a_token_for_each_row() -> None:
+    plan = StepPlan(
+        step=7,
+        started_slots=(start(0), start(1), start(2)),
+        items=(item(0, 4, [7], [(0, 0), (0, 1)]), item(9, 0, [1, 2]), item(2, 6, [9], [(0, 2)])),
+    )
+    step = PlanReader(16, NUM_SLOTS).read(plan)
     outcome = step.outcome(Drawn(torch.tensor([11, 12, 0]), {2: "no"}))
-    assert outcome == StepOutcome(7, (11, 12, PENDING_TOKEN, 0), {3: "no"})
+    assert outcome == StepOutcome(step=7, token_ids=(11, 12, 0), row_errors={2: "no"})

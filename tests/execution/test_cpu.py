@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,8 @@ from aioserve.execution.plan import (
     PENDING_TOKEN,
     CopyKind,
     PageCopy,
+    SampleRow,
+    SlotStart,
     StepOutcome,
     StepPlan,
     WorkItem,
@@ -74,36 +77,49 @@ async def run(
         await runner.aclose()
 
 
-def item(
-    slot: int,
-    start: int,
-    ids: list[int],
-    sampling: SamplingParams | None = GREEDY,
-    seed: int = 0,
-) -> WorkItem:
-    return WorkItem(slot, 0, slot, start, len(ids), ids, PAGES, sampling, seed)
+def item(slot: int, start: int, ids: list[int], *samples: int) -> WorkItem:
+    """Samples from its last token for each of these slots."""
+    return WorkItem(
+        sequence_id=slot,
+        slot=slot,
+        start=start,
+        count=len(ids),
+        token_ids=ids,
+        page_ids=PAGES,
+        rows=tuple(SampleRow(offset=len(ids) - 1, slot=sample) for sample in samples),
+    )
+
+
+def starts(*slots: int, params: SamplingParams = GREEDY, seed: int = 0) -> tuple[SlotStart, ...]:
+    return tuple(SlotStart(slot=slot, params=params, seed=seed) for slot in slots)
 
 
 @on_every_backend
 @pytest.mark.asyncio
-async def test_a_fork_samples_from_the_row_of_its_parent_and_goes_on_in_its_own_slot(backend):
-    decodes = [item(0, 3, [20]), item(1, 3, [], GREEDY), item(2, 5, [30]), item(5, 5, [], GREEDY)]
-    chunks = [item(3, 0, [6, 7, 8], None), item(4, 0, [40, 41]), item(6, 2, [], GREEDY)]
-    then = [item(slot, 6, [PENDING_TOKEN]) for slot in (5, 1, 6, 4, 0, 2)]
+async def test_samples_of_one_row_go_on_in_their_own_slots(backend):
+    items = (
+        item(0, 3, [20], 0, 1),
+        item(2, 5, [30], 2, 5),
+        item(3, 0, [6, 7, 8]),
+        item(4, 0, [40, 41], 4, 6),
+    )
+    then = tuple(item(slot, 6, [PENDING_TOKEN], slot) for slot in (5, 1, 6, 4, 0, 2))
 
     first, second = await run(
-        StepPlan(1, (*decodes, *chunks)), StepPlan(2, tuple(then)), model=LogitsByToken(backend)
+        StepPlan(step=1, started_slots=starts(*range(7)), items=items),
+        StepPlan(step=2, items=then),
+        model=LogitsByToken(backend),
     )
 
-    assert first.token_ids == (21, 21, 31, 31, PENDING_TOKEN, 42, 42)
+    assert first.token_ids == (21, 21, 31, 31, 42, 42)
     assert second.token_ids == (32, 22, 43, 43, 22, 32)
 
 
 @pytest.mark.asyncio
-async def test_forks_are_no_sequences_of_the_batch():
+async def test_samples_of_one_row_are_computed_once():
     model = LogitsByToken()
-    plan = StepPlan(1, (item(0, 3, [20]), item(1, 4, []), item(2, 4, []), item(3, 7, [5])))
-    await run(plan, model=model)
+    items = (item(0, 3, [20], 0, 1, 2), item(3, 7, [5], 3))
+    await run(StepPlan(step=1, started_slots=starts(0, 1, 2, 3), items=items), model=model)
     (batch,) = model.batches
     assert batch.positions.tolist() == [3, 7]
     assert batch.token_ids.tolist() == [20, 5]
@@ -111,36 +127,51 @@ async def test_forks_are_no_sequences_of_the_batch():
 
 
 @pytest.mark.asyncio
-async def test_each_fork_draws_what_a_request_of_its_seed_draws_alone():
-    """Equal logits, seeds `s + i`: sample i is the same as that of a request with that seed."""
-    seed = 2**64 - 4
-    seeds = [(seed + i) % 2**64 for i in range(8)]
-    parent = item(0, 3, [20], WARM, seeds[0])
-    forks = [item(i, 4, [], WARM, seeds[i]) for i in range(1, 8)]
-    alone = [StepPlan(i, (item(i, 3, [20], WARM, seeds[i]),)) for i in range(8)]
+async def test_any_offset_of_an_item_may_be_sampled():
+    rows = tuple(SampleRow(offset=offset, slot=offset) for offset in (0, 2))
+    chunk = msgspec.structs.replace(item(0, 0, [6, 30, 8]), rows=rows)
+    plan = StepPlan(step=1, started_slots=starts(0, 2), items=(chunk,))
+    (outcome,) = await run(plan)
+    assert outcome.token_ids == (7, 9)
 
-    together, *separate = await run(StepPlan(1, (parent, *forks)), *alone)
+
+@pytest.mark.asyncio
+async def test_each_sample_draws_what_a_request_of_its_seed_draws_alone():
+    """Equal logits, seeds `s + i`: sample i is the same as that of a request with that seed."""
+    first_seed = 2**64 - 4
+    slots = range(8)
+    started = [starts(i, params=WARM, seed=(first_seed + i) % 2**64) for i in slots]
+    both = tuple(start for each in started for start in each)
+    fork = StepPlan(step=1, started_slots=both, items=(item(0, 3, [20], *slots),))
+    alone = [StepPlan(step=2 + i, items=(item(i, 3, [20], i),)) for i in slots]
+
+    together, *separate = await run(fork, *alone)
 
     assert together.token_ids == tuple(outcome.token_ids[0] for outcome in separate)
     assert len(set(together.token_ids)) > 3
 
 
 @pytest.mark.asyncio
-async def test_a_fork_obeys_its_own_parameters():
-    forks = [item(1, 4, [], WARM, 5), item(2, 4, [], GREEDY, 5)]
-    draws = [(await run(StepPlan(1, (item(0, 3, [20]), *forks))))[0] for _ in range(2)]
+async def test_a_sample_obeys_its_own_parameters():
+    started = (*starts(0, 2, seed=5), *starts(1, params=WARM, seed=5))
+    plan = StepPlan(step=1, started_slots=started, items=(item(0, 3, [20], 0, 1, 2),))
+    draws = [(await run(plan))[0] for _ in range(2)]
     assert draws[0] == draws[1]
     assert draws[0].token_ids[0] == draws[0].token_ids[2] == 21
     assert draws[0].token_ids[1] != 21
 
 
 @pytest.mark.asyncio
-async def test_a_row_that_cannot_be_sampled_fails_its_forks_and_nobody_else():
-    bad = [item(0, 3, [VOCAB_SIZE - 1]), item(1, 4, [])]
-    chunk = item(4, 0, [6, 7], None)
-    (outcome,) = await run(StepPlan(1, (chunk, item(2, 3, [9]), *bad, item(3, 3, [10]))))
-    assert sorted(outcome.row_errors) == [2, 3]
-    assert (outcome.token_ids[1], outcome.token_ids[4]) == (10, 11)
+async def test_a_row_that_cannot_be_sampled_fails_its_samples_and_nobody_else():
+    items = (
+        item(4, 0, [6, 7]),
+        item(2, 3, [9], 2),
+        item(0, 3, [VOCAB_SIZE - 1], 0, 1),
+        item(3, 3, [10], 3),
+    )
+    (outcome,) = await run(StepPlan(step=1, started_slots=starts(0, 1, 2, 3), items=items))
+    assert sorted(outcome.row_errors) == [1, 2]
+    assert (outcome.token_ids[0], outcome.token_ids[3]) == (10, 11)
 
 
 @on_every_backend
@@ -156,7 +187,7 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
         PageCopy(CopyKind.FROM_HOST, 2, 6, 4),
         PageCopy(CopyKind.FROM_HOST, 0, 7, 3),
     )
-    plan = StepPlan(1, (item(0, 0, [1]),), copies=copies)
+    plan = StepPlan(step=1, items=(item(0, 0, [1]),), copies=copies)
 
     await run(plan, model=model, device=device, host=host)
 
@@ -173,15 +204,15 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
 @pytest.mark.asyncio
 async def test_a_step_may_do_nothing_but_copies():
     device, model = cache(8), LogitsByToken()
-    plan = StepPlan(1, (), copies=(PageCopy(CopyKind.DEVICE, 3, 4, 4),))
+    plan = StepPlan(step=1, items=(), copies=(PageCopy(CopyKind.DEVICE, 3, 4, 4),))
     (outcome,) = await run(plan, model=model, device=device)
-    assert outcome == StepOutcome(1, ())
+    assert outcome == StepOutcome(step=1, token_ids=())
     assert torch.equal(device.storage[:, :, 4], device.storage[:, :, 3])
     assert model.batches == []
 
 
 @pytest.mark.asyncio
 async def test_a_copy_to_a_host_pool_that_is_not_there_fails_its_step_alone():
-    bad = StepPlan(1, (item(0, 0, [1]),), copies=(PageCopy(CopyKind.TO_HOST, 0, 0, 4),))
+    bad = StepPlan(step=1, items=(item(0, 0, [1]),), copies=(PageCopy(CopyKind.TO_HOST, 0, 0, 4),))
     with pytest.raises(ValueError, match="target cache 1 of 1"):
         await run(bad)

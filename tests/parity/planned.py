@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from aioserve.execution.cpu import CpuRunner
-from aioserve.execution.plan import PageCopy, StepPlan, WorkItem
+from aioserve.execution.plan import PageCopy, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.models.decoder import Decoder
 from aioserve.ops import Batch, KVCache
 from aioserve.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 NUM_SLOTS = 32
+EVERY_SLOT = tuple(SlotStart(slot=slot, params=GREEDY, seed=0) for slot in range(NUM_SLOTS))
 
 
 class PlannedRun:
@@ -46,18 +47,37 @@ class PlannedRun:
     async def step(
         self, items: Sequence[WorkItem], copies: Sequence[PageCopy] = ()
     ) -> torch.Tensor:
-        """Run one step; return the logits of each item, float32 [len(items), vocab]."""
+        """Run one step; return the logits of each row, float32 [rows, vocab]."""
         self._step += 1
-        await self._runner.launch(StepPlan(self._step, tuple(items), copies=tuple(copies)))
+        started = () if self._step > 1 else EVERY_SLOT
+        plan = StepPlan(
+            step=self._step, started_slots=started, items=tuple(items), copies=tuple(copies)
+        )
+        await self._runner.launch(plan)
         return self._model.logits
 
 
 def item(
-    slot: int, start: int, token_ids: Sequence[int], pages: Sequence[int], *, seed: int = 0
+    slot: int,
+    start: int,
+    token_ids: Sequence[int],
+    pages: Sequence[int],
+    *,
+    samples: Sequence[int] | None = None,
 ) -> WorkItem:
-    """Compute `token_ids` from position `start`, and sample."""
-    table = np.array(pages, np.int32)
-    return WorkItem(slot, 0, slot, start, len(token_ids), token_ids, table, GREEDY, seed)
+    """Compute `token_ids` from position `start`, and sample for these slots, by default its own."""
+    return WorkItem(
+        sequence_id=slot,
+        slot=slot,
+        start=start,
+        count=len(token_ids),
+        token_ids=token_ids,
+        page_ids=np.array(pages, np.int32),
+        rows=tuple(
+            SampleRow(offset=len(token_ids) - 1, slot=sample)
+            for sample in ((slot,) if samples is None else samples)
+        ),
+    )
 
 
 class _Recorder:

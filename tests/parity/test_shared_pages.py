@@ -183,8 +183,7 @@ async def test_forks_write_to_copies_and_their_parent_to_the_page_itself(
     expected = [alone(decoder, prompt + answer)[length - 1 :] for answer in answers]
 
     async with PlannedRun(decoder, page_size) as run:
-        forks = [item(slot, length, [], tables[0], seed=slot) for slot in range(1, 4)]
-        logits = await run.step([item(0, 0, prompt, tables[0]), *forks])
+        logits = await run.step([item(0, 0, prompt, tables[0], samples=range(4))])
         assert torch.equal(logits, expected[0][0].expand(4, -1))
         for count in range(5):
             at = length + count

@@ -14,7 +14,7 @@ from aioserve.errors import InvariantError
 from aioserve.ops import Backend, Drawn, draws
 from aioserve.ops.philox import uniforms
 from aioserve.request import SamplingParams
-from aioserve.sampling.sampler import sample_rows
+from aioserve.sampling.sampler import SlotTable
 from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
 
 GREEDY = SamplingParams(temperature=0)
@@ -30,7 +30,10 @@ def sample(
 ) -> Drawn:
     """Row i leaves its token in slot i."""
     last_tokens = backend.allocate_slots(len(params))
-    rows = sample_rows(params, seeds, positions, range(len(params)))
+    slots = SlotTable(len(params))
+    for slot, (each, seed) in enumerate(zip(params, seeds, strict=True)):
+        slots.start(slot, each, seed)
+    rows = slots.rows(range(len(params)), positions)
     drawn = backend.draw(logits, rows, last_tokens)
     assert torch.equal(last_tokens, drawn.token_ids)
     return drawn
@@ -354,9 +357,10 @@ def test_logits_that_do_not_fit_are_refused(logits: torch.Tensor, backend: Backe
         sample(logits, [GREEDY] * 2, [0] * 2, [0] * 2, backend)
 
 
-@pytest.mark.parametrize("which", range(4))
-def test_what_does_not_fit_together_is_refused(which: int) -> None:
-    arguments = [[GREEDY] * 2, [0] * 2, [0] * 2, [0] * 2]
-    arguments[which].pop()
-    with pytest.raises(InvariantError, match="the same number of rows"):
-        sample_rows(*arguments)
+def test_a_slot_that_was_not_started_samples_nothing() -> None:
+    slots = SlotTable(3)
+    slots.start(1, GREEDY, 0)
+    slots.start(2, GREEDY, 0)
+    slots.end(2)
+    with pytest.raises(InvariantError, match=r"slots \[0, 2\] sample, but have not started"):
+        slots.rows([0, 1, 2], [5, 5, 5])
