@@ -330,8 +330,8 @@ def _refuse(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...
     if tensor.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
     raise ValueError(
-        f"{name} must be a contiguous CPU tensor of shape {tuple(shape)}, got {tuple(tensor.shape)} with "
-        f"strides {tensor.stride()} on {tensor.device}"
+        f"{name} must be a contiguous CPU tensor of shape {tuple(shape)}, got "
+        f"{tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
     )
 
 
