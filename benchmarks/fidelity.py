@@ -16,8 +16,9 @@ run's own steps: what would be left if the machine kept its speed.
     python benchmarks/fidelity.py --trace azure_code.csv --scale-lengths 0.125 --rate 30
 
 Lengths are scaled, and requests too long for the model are left out. Prompts are random tokens that
-share what the trace's blocks share; answers are as long as the trace says. Leave the machine alone
-meanwhile.
+share what the trace's blocks share; answers are as long as the trace says. A real model doesn't end
+them there by itself, so both sides are told that length as `max_tokens`, and policies see it. Leave
+the machine alone meanwhile.
 """
 
 from __future__ import annotations
@@ -179,7 +180,10 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[TraceRequest], int]:
-    """The scaled requests that fit the model, at the rate, and how many don't fit."""
+    """The scaled requests that fit the model, at the rate, each with its answer's length as its
+    limit, and how many don't fit."""
+    from msgspec.structs import replace
+
     from aioserve.traces.formats import read_trace
     from aioserve.traces.request import at_rate, with_scaled_lengths
     from aioserve.traces.synthetic import synthetic_trace
@@ -190,7 +194,8 @@ def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[
     else:
         trace = read_trace(options.trace)[:count]
     scaled = with_scaled_lengths(trace, options.scale_lengths)
-    fitting = [r for r in scaled if r.prompt_tokens + max(1, r.output_tokens) <= max_model_len]
+    limited = [replace(r, max_tokens=max(1, r.output_tokens)) for r in scaled]
+    fitting = [r for r in limited if r.prompt_tokens + max(1, r.output_tokens) <= max_model_len]
     return at_rate(fitting, options.rate), len(scaled) - len(fitting)
 
 
@@ -204,9 +209,7 @@ async def replay_live(
     times: Times = {"ttft": [], "tpot": []}
 
     async def ask(engine: Engine, request: TraceRequest, prompt: list[int], due: float) -> None:
-        params = SamplingParams(
-            max_tokens=max(1, request.output_tokens), temperature=0.0, ignore_eos=True
-        )
+        params = SamplingParams(max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True)
         late = time.perf_counter() - due
         stream = engine.stream(
             prompt,

@@ -69,6 +69,9 @@ class SimulateOptions:
     """Sequences that run at once."""
     max_num_batched_tokens: int = 2048
     """Tokens of one step."""
+    max_tokens: int | None = None
+    """Most tokens of an answer, where the trace has no such limit of the caller's. Not given: as
+    many as the KV memory holds."""
     prefix_caching: Annotated[bool, Parameter(negative="--no-prefix-caching")] = True
     """Start requests from what is cached of their prefix."""
     eviction: str = "lru"
@@ -127,6 +130,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
                 page_size=options.page_size,
                 max_num_seqs=options.max_num_seqs,
                 max_num_batched_tokens=options.max_num_batched_tokens,
+                max_tokens=options.max_tokens,
                 prefix_caching=options.prefix_caching,
                 eviction=eviction,
                 overlap=options.overlap,

@@ -49,6 +49,7 @@ def _percentiles(label: str, field: str, unit: str, factor: float = 1) -> list[F
 
 FIGURES = (
     Figure("finished", "finished"),
+    Figure("of those, cut short", "cut_short"),
     Figure("refused by the policy", "refused"),
     Figure("too long for the memory", "too_long"),
     *_percentiles("time to first token", "ttft_seconds", "s"),

@@ -40,7 +40,7 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
 
     def met(self, record: RequestRecord) -> bool:
         ttft, tpot = ttft_seconds(record), tpot_seconds(record)
-        if ttft is None or record.ending is not Ending.FINISHED:
+        if ttft is None or not _has_answer(record):
             return False
         return (self.ttft_seconds is None or ttft <= self.ttft_seconds) and (
             self.tpot_seconds is None or tpot is None or tpot <= self.tpot_seconds
@@ -82,10 +82,13 @@ class Metrics(msgspec.Struct, frozen=True):
 
     requests: int
     finished: int
+    cut_short: int
+    """Of those, whose answer ended at `max_tokens`, or with the KV memory full, before it was as
+    long as in the trace. They count like others in all figures."""
     refused: int
     """By the policy."""
     too_long: int
-    """For the KV memory."""
+    """Whose prompts don't fit the KV memory."""
     seconds: float
     busy_seconds: float
     """In steps."""
@@ -138,7 +141,8 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
     output_tokens = sum(r.output_tokens for r in records)
     return Metrics(
         requests=len(records),
-        finished=sum(r.ending is Ending.FINISHED for r in records),
+        finished=sum(_has_answer(r) for r in records),
+        cut_short=sum(r.ending is Ending.CUT_SHORT for r in records),
         refused=sum(r.ending is Ending.REFUSED for r in records),
         too_long=sum(r.ending is Ending.TOO_LONG for r in records),
         seconds=result.seconds,
@@ -197,7 +201,7 @@ def ttft_seconds(record: RequestRecord) -> float | None:
 def tpot_seconds(record: RequestRecord) -> float | None:
     """Between the tokens of a whole answer, on average; None where it has fewer than two."""
     first, end = record.first_token_seconds, record.end_seconds
-    if record.ending is not Ending.FINISHED or record.output_tokens < 2:
+    if not _has_answer(record) or record.output_tokens < 2:
         return None
     if first is None or end is None:
         return None
@@ -206,9 +210,14 @@ def tpot_seconds(record: RequestRecord) -> float | None:
 
 def e2e_seconds(record: RequestRecord) -> float | None:
     """From arrival to the last token; None where the answer was never finished."""
-    if record.end_seconds is None or record.ending is not Ending.FINISHED:
+    if record.end_seconds is None or not _has_answer(record):
         return None
     return record.end_seconds - record.request.arrival_seconds
+
+
+def _has_answer(record: RequestRecord) -> bool:
+    """Whether its answer has ended: where the trace says, or at the limit of its length."""
+    return record.ending in (Ending.FINISHED, Ending.CUT_SHORT)
 
 
 def _queue_seconds(record: RequestRecord) -> float | None:
@@ -238,12 +247,8 @@ def _clients(records: Sequence[RequestRecord]) -> dict[str, ClientMetrics]:
     return {
         client: ClientMetrics(
             requests=len(theirs),
-            finished=sum(r.ending is Ending.FINISHED for r in theirs),
-            tokens=sum(
-                r.request.prompt_tokens + r.output_tokens
-                for r in theirs
-                if r.ending is Ending.FINISHED
-            ),
+            finished=sum(_has_answer(r) for r in theirs),
+            tokens=sum(r.request.prompt_tokens + r.output_tokens for r in theirs if _has_answer(r)),
             ttft_seconds=_spread([ttft_seconds(r) for r in theirs]),
             max_wait_tokens=_max_wait_tokens(theirs),
         )

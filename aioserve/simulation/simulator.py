@@ -1,8 +1,11 @@
 """Runs a trace through the real scheduler and KV memory on a virtual clock.
 
-Nothing is computed: a cost model says how long a step takes, and the trace says how long an answer
-is. What is planned, found in the cache, evicted and preempted is what the engine would do; with
-overlap, a step is planned while the one before it runs. The same input gives the same result.
+Nothing is computed: a cost model says how long a step takes. What is planned, found in the cache,
+evicted and preempted is what the engine would do; with overlap, a step is planned while the one
+before it runs. The same input gives the same result.
+
+An answer ends where the trace says, with an end-of-sequence token, and nobody knows before: neither
+policies nor the memory's reserve. `max_tokens` is what the caller asked for, as in the engine.
 
 A trace has prompts without answers' text, so an answer is made of its request's own token and is
 never a prefix of another prompt.
@@ -25,28 +28,34 @@ from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
-from aioserve.request import Request, SamplingParams
+from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.cost import CostModel
 from aioserve.simulation.fairness import ServiceGap
 from aioserve.simulation.timeline import Timeline
-from aioserve.traces.request import TraceRequest
+from aioserve.traces.request import END_TOKEN, TraceRequest
 
 __all__ = ["Ending", "RequestRecord", "SimulationResult", "simulate"]
 
+END_IDS = frozenset({END_TOKEN})
 GREEDY = SamplingParams(temperature=0.0)
+LEAST_UNBOUNDED_PAGES = 1 << 16
 
 
 class Ending(Enum):
     """How a simulated request ended."""
 
     FINISHED = "finished"
+    """Its answer is as long as in the trace."""
+    CUT_SHORT = "cut short"
+    """Its answer was as long as `max_tokens` or the KV memory allows before it was at its end."""
     REFUSED = "refused"
     """The policy answered NEVER."""
     TOO_LONG = "too long"
-    """Prompt and answer don't fit the KV memory: the engine refuses such a request at once."""
+    """The prompt and one more token don't fit the KV memory: the engine refuses such a request at
+    once."""
 
 
 class RequestRecord(msgspec.Struct, gc=False):
@@ -75,12 +84,13 @@ class SimulationResult(msgspec.Struct, frozen=True):
     num_pages: int
     """Where `unbounded`, as many as could ever be needed."""
     seconds: float
-    """From the first arrival to the last token."""
+    """From the first arrival to the end of the last step."""
     busy_seconds: float
     """Of those, in steps."""
     steps: int
     tokens_computed: int
-    """Those of preempted requests computed again included."""
+    """Included are those of preempted requests computed again, and the one that a step with overlap
+    computes of an answer before its end is known."""
     tokens_prefilled: int
     tokens_cached: int
     """Prompt tokens found in the cache, those of preempted requests that began again included."""
@@ -108,6 +118,7 @@ def simulate(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 2048,
     output_reserve_tokens: int = 64,
+    max_tokens: int | None = None,
     prefix_caching: bool = True,
     eviction: Eviction = "lru",
     overlap: bool = True,
@@ -119,17 +130,19 @@ def simulate(
     """Run `trace` to its end under a fresh `policy`.
 
     Options are those of `Engine`, but `eviction` is the name of a native strategy or an object;
-    `num_pages=None` is memory without a limit. Each request has its client as its tenant, and the
-    targets as its own, for the policy to see. An answer has at least one token, whatever the trace
-    says. `timeline`, an empty one, takes down every step. `on_progress(done, total)` is told of
-    requests that have ended, at most once a step. Raises `ConfigError` for options that make no
-    sense.
+    `num_pages=None` is memory without a limit. `max_tokens` is the callers' limit for answers where
+    the trace has none; None: as many as the KV memory holds. Each request has its client as its
+    tenant, and the targets as its own, for the policy to see. An answer has at least one token,
+    whatever the trace says. `timeline`, an empty one, takes down every step.
+    `on_progress(done, total)` is told of requests that have ended, at most once a step. Raises
+    `ConfigError` for options that make no sense.
     """
     for name, value in (
         ("num_pages", num_pages),
         ("page_size", page_size),
         ("max_num_seqs", max_num_seqs),
         ("max_num_batched_tokens", max_num_batched_tokens),
+        ("max_tokens", max_tokens),
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
@@ -147,10 +160,11 @@ def simulate(
             f"output_reserve_tokens must not be negative, got {output_reserve_tokens}"
         )
     ordered = sorted(trace, key=attrgetter("arrival_seconds"))
-    unbounded = num_pages is None
-    if num_pages is None:
-        num_pages = 1 + sum(pages_for(_max_length(request), page_size) for request in ordered)
-    pool = PagePool(num_pages, page_size)
+    # Policies see how large the pool is. Where it only has to be large enough, it is of a round
+    # number of pages, which tells no more of the answers than their order of magnitude.
+    needed = 1 + sum(pages_for(_recorded_length(request), page_size) for request in ordered)
+    large = max(LEAST_UNBOUNDED_PAGES, 1 << (needed - 1).bit_length())
+    pool = PagePool(large if num_pages is None else num_pages, page_size)
     scheduler = Scheduler(
         KVMemory(pool, prefix_caching=prefix_caching, eviction=eviction),
         policy,
@@ -159,8 +173,11 @@ def simulate(
         output_reserve_tokens=output_reserve_tokens,
     )
     targets = (ttft_target_seconds, tpot_target_seconds)
-    result = _Run(ordered, scheduler, cost, overlap, targets, timeline, on_progress).result()
-    return msgspec.structs.replace(result, unbounded=unbounded)
+    run = _Run(ordered, scheduler, cost, overlap, max_tokens, targets, timeline, on_progress)
+    result = run.result()
+    if num_pages is not None:
+        return result
+    return msgspec.structs.replace(result, num_pages=needed, unbounded=True)
 
 
 class _Run:
@@ -172,12 +189,14 @@ class _Run:
         scheduler: Scheduler,
         cost: CostModel,
         overlap: bool,
+        max_tokens: int | None,
         targets: tuple[float | None, float | None],
         timeline: Timeline | None,
         on_progress: Callable[[int, int], None] | None,
     ) -> None:
         self.scheduler = scheduler
         self.cost = cost
+        self.max_tokens = max_tokens
         self.ttft_target_seconds, self.tpot_target_seconds = targets
         self.timeline = timeline
         self.on_progress = on_progress
@@ -197,6 +216,8 @@ class _Run:
         """Of those that haven't started: tokens computed before they arrived."""
         self.own_tokens: dict[int, int] = {}
         """What the answer of each sequence is made of."""
+        self.end_positions: dict[int, int] = {}
+        """Of the token that ends each sequence's answer."""
         self.clients: dict[int, str] = {}
         """Who sent each sequence."""
         self.waiting = Counter[str]()
@@ -258,8 +279,7 @@ class _Run:
             if request.arrival_seconds > self.now:
                 return
             self.arrived += 1
-            max_length = _max_length(request)
-            if max_length > fits:
+            if request.prompt_tokens >= fits:
                 record.ending, record.end_seconds = Ending.TOO_LONG, request.arrival_seconds
                 self.ended += 1
                 continue
@@ -267,8 +287,9 @@ class _Run:
                 Request(
                     request_id=str(request.number),
                     prompt_ids=request.prompt_ids(),
-                    max_length=max_length,
+                    max_length=self._max_length(request, fits),
                     params=GREEDY,
+                    end_ids=END_IDS,
                     arrival_seconds=request.arrival_seconds,
                     namespace=request.session.encode(),
                     tenant=request.client or None,
@@ -279,6 +300,7 @@ class _Run:
             self.active[sequence_id] = record
             self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
             self.own_tokens[sequence_id] = request.own_token
+            self.end_positions[sequence_id] = _recorded_length(request) - 1
             self.clients[sequence_id] = request.client
             self.waiting[request.client] += 1
 
@@ -302,9 +324,12 @@ class _Run:
 
     def _finish_step(self, end: float) -> None:
         self.now = end
-        plan = self.pipeline.in_flight[0]
-        own_tokens, active = self.own_tokens, self.active
-        token_ids = [own_tokens[item.sequence_id] for item in plan.items for _ in item.rows]
+        plan, active = self.pipeline.in_flight[0], self.active
+        token_ids = [
+            self._token_at(item.sequence_id, item.start + row.offset + 1)
+            for item in plan.items
+            for row in item.rows
+        ]
         outcome = StepOutcome(step=plan.step, token_ids=tuple(token_ids))
         for progress in self.pipeline.finish(outcome, self.now):
             record = active[progress.sequence_id]
@@ -312,7 +337,19 @@ class _Run:
             if record.first_token_seconds is None:
                 record.first_token_seconds = self.now
             if progress.finish_reason is not None:
-                self._end(progress.sequence_id, Ending.FINISHED)
+                at_its_end = progress.finish_reason is FinishReason.STOP
+                ending = Ending.FINISHED if at_its_end else Ending.CUT_SHORT
+                self._end(progress.sequence_id, ending)
+
+    def _max_length(self, request: TraceRequest, fits: int) -> int:
+        """Most tokens of prompt and answer, as the engine's intake would say."""
+        most = self.max_tokens if request.max_tokens is None else request.max_tokens
+        return fits if most is None else min(fits, request.prompt_tokens + most)
+
+    def _token_at(self, sequence_id: int, position: int) -> int:
+        """What the device samples."""
+        at_end = position == self.end_positions[sequence_id]
+        return END_TOKEN if at_end else self.own_tokens[sequence_id]
 
     def _seconds(self, plan: StepPlan) -> float:
         seconds = self.cost.step_seconds(plan)
@@ -379,5 +416,6 @@ class _Run:
         gap.step(tokens.items(), self.waiting)
 
 
-def _max_length(request: TraceRequest) -> int:
+def _recorded_length(request: TraceRequest) -> int:
+    """Tokens of prompt and answer."""
     return request.prompt_tokens + max(1, request.output_tokens)

@@ -12,8 +12,10 @@ A header line and one request a line, which share no blocks:
 
 - Azure (Patel et al., "Splitwise", ISCA 2024): `TIMESTAMP,ContextTokens,GeneratedTokens`, the
   first a date and time; or `arrival_s,context_tokens,generated_tokens`, the first in seconds.
-- ServeGen, as drawn from its distributions: `arrival_s,client,input_tokens,output_tokens`, and
-  perhaps further columns, which are passed over.
+- ServeGen, as drawn from its distributions: `arrival_s,client,input_tokens,output_tokens`.
+
+Further columns, and fields of Mooncake's, are passed over, but for `max_tokens`: the most that the
+caller asked for, or nothing.
 """
 
 from __future__ import annotations
@@ -94,6 +96,7 @@ def read_mooncake(path: str | Path) -> list[TraceRequest]:
             row.output_length,
             row.hash_ids,
             MOONCAKE_BLOCK_TOKENS,
+            max_tokens=row.max_tokens,
         )
         check_blocks(place, request)
         requests.append(request)
@@ -142,7 +145,9 @@ def read_azure(path: str | Path) -> list[TraceRequest]:
             arrival = row.seconds("arrival_s")
         prompt = row.count(row.header[1], 1)
         output = row.count(row.header[2], 0)
-        requests.append(TraceRequest(len(requests), arrival, prompt, output, (), prompt))
+        limit = row.limit()
+        request = TraceRequest(len(requests), arrival, prompt, output, (), prompt, max_tokens=limit)
+        requests.append(request)
     return requests
 
 
@@ -160,6 +165,7 @@ def read_servegen(path: str | Path) -> list[TraceRequest]:
                 (),
                 prompt,
                 client=row.values["client"],
+                max_tokens=row.limit(),
             )
         )
     return requests
@@ -170,6 +176,7 @@ class _MooncakeRow(msgspec.Struct, frozen=True):
     input_length: Positive
     output_length: Count
     hash_ids: tuple[Count, ...]
+    max_tokens: Positive | None = None
 
 
 class _AgenticRequest(
@@ -229,6 +236,9 @@ class _CsvRow:
                 f"{self.place}: {name} must be a whole number of at least {least}, got {text!r}"
             )
         return value
+
+    def limit(self) -> int | None:
+        return self.count("max_tokens", 1) if self.values.get("max_tokens") else None
 
     def seconds(self, name: str) -> float:
         text = self.values[name]

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from aioserve.errors import ConfigError, TraceError
 
-__all__ = ["TraceRequest", "at_rate", "check_blocks", "with_scaled_lengths"]
+__all__ = ["END_TOKEN", "TraceRequest", "at_rate", "check_blocks", "with_scaled_lengths"]
 
-MAX_TOKEN = np.iinfo(np.int32).max
+END_TOKEN = int(np.iinfo(np.int32).max)
+"""Ends answers, and is in no prompt."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True, gc=False):
@@ -38,11 +39,14 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     """Ids are equal only within a session."""
     client: str = ""
     """Who sent it, where the trace tells."""
+    max_tokens: int | None = None
+    """Most tokens that the caller asked for, where the trace tells: unlike `output_tokens`, known
+    when the request arrives."""
 
     @property
     def own_token(self) -> int:
         """The token of this request alone: what no other prompt shares is made of it."""
-        return MAX_TOKEN - self.number
+        return END_TOKEN - 1 - self.number
 
     def prompt_ids(self) -> npt.NDArray[np.int32]:
         """A prompt of the recorded length: int32 `[prompt_tokens]`.
@@ -90,6 +94,7 @@ def with_scaled_lengths(trace: Sequence[TraceRequest], factor: float) -> list[Tr
             r,
             prompt_tokens=math.ceil(r.prompt_tokens * factor),
             output_tokens=math.ceil(r.output_tokens * factor),
+            max_tokens=None if r.max_tokens is None else math.ceil(r.max_tokens * factor),
             block_tokens=_scaled_block(r, factor),
         )
         for r in trace

@@ -115,6 +115,12 @@ def test_a_larger_model_needs_more_devices(aioserve_here: Run, mooncake: Path) -
     assert aioserve_here(*arguments, "--num-devices", 4).returncode == 0
 
 
+def test_answers_are_cut_short_at_max_tokens(aioserve_here: Run, mooncake: Path) -> None:
+    found = simulated(aioserve_here, mooncake, "--max-tokens", 3)["policies"]["fcfs"]
+    assert (found["finished"], found["cut_short"], found["output_tokens"]) == (6, 6, 18)
+    assert simulated(aioserve_here, mooncake)["policies"]["fcfs"]["output_tokens"] == 24
+
+
 def test_targets_add_goodput(aioserve_here: Run, mooncake: Path) -> None:
     arguments = (mooncake, "--ttft-target-seconds", 60, "--tpot-target-seconds", 1e-9)
     goodput = simulated(aioserve_here, *arguments)["policies"]["fcfs"]["goodput"]
@@ -135,7 +141,7 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
     path = tmp_path / "table.json"
     table = {"prefill_tokens": [0, 1], "decode_batch": [0, 1], "seconds": [[1, 1], [1, 1]]}
     path.write_text(json.dumps(table))
-    arguments = (mooncake, "--cost-table", path, "--num-requests", 1)
+    arguments = (mooncake, "--cost-table", path, "--num-requests", 1, "--no-overlap")
     fcfs = simulated(aioserve_here, *arguments)["policies"]["fcfs"]
     assert fcfs["busy_seconds"] == fcfs["steps"] == 4
 
@@ -152,6 +158,7 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
         (["--synthetic", "bursts", "--gantt-window", "2:1"], "gantt_window must be START:END"),
         (["--synthetic", "bursts", "--policy", "slowest"], "no scheduling policy 'slowest'"),
         (["--synthetic", "bursts", "--num-requests", "0"], "num_requests must be at least 1"),
+        (["--synthetic", "bursts", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
         (["--synthetic", "bursts", "--rate", "0"], "rate must be more than 0"),
         (["--synthetic", "bursts", "--hardware", "tpu"], "no hardware 'tpu'"),
         (

@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aioserve import Engine, SamplingParams, TokenStream
 from aioserve.execution.plan import StepPlan
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.simulator import simulate as simulate_trace
-from aioserve.testing import FakeModel, simulate
+from aioserve.testing import FakeModel, expected_tokens, simulate
 from aioserve.traces.request import TraceRequest
 
 PAGE_SIZE = 4
-MAX_MODEL_LEN = 48
+MAX_MODEL_LEN = 1000
 POLICIES = ("fcfs", "round_robin:chunk_size=5", "cache_aware", "shortest_first")
 
 
@@ -44,14 +45,16 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
     requests = []
     for number, arrival in enumerate(sorted(arrivals)):
         first, blocks = draw(st.integers(0, 2)) * 10, draw(st.integers(0, 6))
+        answer = draw(st.integers(1, 20))
         requests.append(
             TraceRequest(
                 number,
                 arrival,
                 blocks * PAGE_SIZE + draw(st.integers(1, 3)),
-                draw(st.integers(1, 20)),
+                answer,
                 tuple(range(first, first + blocks)),
                 PAGE_SIZE,
+                max_tokens=draw(st.sampled_from([None, answer])),
             )
         )
     return requests
@@ -65,15 +68,44 @@ def prompts_of(trace: list[TraceRequest]) -> list[list[int]]:
     return [np.searchsorted(known, one).tolist() for one in ids]
 
 
+def asked_for(
+    trace: list[TraceRequest], prompts: list[list[int]]
+) -> tuple[list[TraceRequest], list[SamplingParams]]:
+    """Requests for just those answers: by their length where the trace has a limit, and otherwise
+    by their last token, of which the answer ends with the first."""
+    requests, params = [], []
+    for request, prompt in zip(trace, prompts, strict=True):
+        last: tuple[int, ...] = ()
+        if request.max_tokens is None:
+            answer = expected_tokens(prompt, request.output_tokens)
+            last = (answer[-1],)
+            request = replace(request, output_tokens=1 + answer.index(answer[-1]))
+        requests.append(request)
+        params.append(
+            SamplingParams(
+                max_tokens=request.max_tokens,
+                temperature=0.0,
+                ignore_eos=True,
+                stop_token_ids=last,
+                seed=0,
+            )
+        )
+    return requests, params
+
+
 async def served(
-    trace: list[TraceRequest], policy: str, options: dict[str, Any]
+    trace: list[TraceRequest],
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    policy: str,
+    options: dict[str, Any],
 ) -> list[tuple[float, float]]:
     """When the first and the last token of each request came, by the virtual clock."""
     clock = asyncio.get_running_loop()
+    # As long as the memory allows: the simulator knows no model's context.
     model = FakeModel(max_model_len=MAX_MODEL_LEN, step_seconds=OddCost().step_seconds)
     engine = Engine(model, policy=policy, **options)
     streams: list[TokenStream] = []
-    prompts = prompts_of(trace)
 
     async def read(stream: TokenStream) -> None:
         async for _ in stream:
@@ -84,10 +116,8 @@ async def served(
         for arrival, together in groupby(trace, attrgetter("arrival_seconds")):
             await asyncio.sleep(began + arrival - clock.time())
             for request in together:
-                params = SamplingParams(
-                    max_tokens=request.output_tokens, temperature=0.0, ignore_eos=True
-                )
-                streams.append(engine.stream(prompts[request.number], params))
+                number = request.number
+                streams.append(engine.stream(prompts[number], params[number]))
                 readers.create_task(read(streams[-1]))
     return [
         (
@@ -128,8 +158,10 @@ def test_the_engine_delivers_when_the_simulator_says(
         "prefix_caching": prefix_caching,
         "overlap": overlap,
     }
+    prompts = prompts_of(trace)
+    trace, params = asked_for(trace, prompts)
     told = simulate_trace(trace, PluginRegistry().policy(policy), cost=OddCost(), **options)
     expected = [(r.first_token_seconds, r.end_seconds) for r in told.requests]
-    found = simulate(lambda: served(trace, policy, options), seed=seed)
+    found = simulate(lambda: served(trace, prompts, params, policy, options), seed=seed)
     for (first, last), (told_first, told_last) in zip(found, expected, strict=True):
         assert (first, last) == pytest.approx((told_first, told_last))

@@ -10,6 +10,7 @@ from aioserve.simulation.metrics import ClientMetrics, Goodput, Metrics, Spread
 METRICS = Metrics(
     requests=9,
     finished=1234,
+    cut_short=8,
     refused=2,
     too_long=3,
     seconds=4.04,
@@ -46,6 +47,7 @@ METRICS = Metrics(
 def test_every_name_stands_for_its_figure() -> None:
     assert [(label, *cells) for label, cells in rows({"a": METRICS})] == [
         ("finished", "1,234"),
+        ("of those, cut short", "8"),
         ("refused by the policy", "2"),
         ("too long for the memory", "3"),
         ("time to first token p50, s", "0.11"),

@@ -60,7 +60,7 @@ def run(
 
 
 def asking(
-    number: int, arrival: float, prompt: int, output: int, ids: tuple[int, ...] = (), **more: str
+    number: int, arrival: float, prompt: int, output: int, ids: tuple[int, ...] = (), **more: Any
 ) -> TraceRequest:
     return TraceRequest(number, arrival, prompt, output, ids, 4, **more)
 
@@ -80,6 +80,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
                 tuple(range(first, first + blocks)),
                 client=draw(st.sampled_from(["", "a", "b"])),
                 session=draw(st.sampled_from(["", "s"])),
+                max_tokens=draw(st.sampled_from([None, None, 1, 4, 9])),
             )
         )
     return requests
@@ -95,6 +96,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
     st.integers(1, 40),
     st.booleans(),
     st.booleans(),
+    st.none() | st.integers(1, 9),
 )
 def test_every_request_ends_once_and_all_counts_add_up(
     trace: list[TraceRequest],
@@ -105,6 +107,7 @@ def test_every_request_ends_once_and_all_counts_add_up(
     max_num_batched_tokens: int,
     prefix_caching: bool,
     overlap: bool,
+    max_tokens: int | None,
 ) -> None:
     def once(timeline: Timeline | None = None) -> SimulationResult:
         return run(
@@ -117,6 +120,7 @@ def test_every_request_ends_once_and_all_counts_add_up(
             output_reserve_tokens=2,
             prefix_caching=prefix_caching,
             overlap=overlap,
+            max_tokens=max_tokens,
             timeline=timeline,
         )
 
@@ -127,15 +131,18 @@ def test_every_request_ends_once_and_all_counts_add_up(
     for record in records:
         request = record.request
         answer = max(1, request.output_tokens)
-        assert (record.ending is Ending.TOO_LONG) == (request.prompt_tokens + answer > fits)
+        cap = max_tokens if request.max_tokens is None else request.max_tokens
+        most = min(fits - request.prompt_tokens, cap or fits)
+        assert (record.ending is Ending.TOO_LONG) == (most < 1)
         assert record.end_seconds is not None
-        if record.ending is Ending.FINISHED:
-            assert record.output_tokens == answer
+        if record.ending in (Ending.FINISHED, Ending.CUT_SHORT):
+            assert record.output_tokens == min(answer, most)
+            assert (record.ending is Ending.CUT_SHORT) == (most < answer)
             assert record.started_seconds is not None
             assert record.first_token_seconds is not None
             assert request.arrival_seconds <= record.started_seconds < record.first_token_seconds
             assert record.first_token_seconds <= record.end_seconds
-            assert (record.first_token_seconds == record.end_seconds) == (answer == 1)
+            assert (record.first_token_seconds == record.end_seconds) == (record.output_tokens == 1)
             assert record.wait_tokens is not None
             assert 0 <= record.wait_tokens <= result.tokens_computed
             assert 0 <= record.cached_tokens < request.prompt_tokens
@@ -146,6 +153,7 @@ def test_every_request_ends_once_and_all_counts_add_up(
 
     metrics = metrics_of(result, Targets(ttft_seconds=5.0))
     assert metrics.requests == metrics.finished + metrics.refused + metrics.too_long == len(trace)
+    assert metrics.cut_short == sum(r.ending is Ending.CUT_SHORT for r in records)
     assert metrics.output_tokens == sum(r.output_tokens for r in records)
     started = [r for r in records if r.started_seconds is not None]
     assert metrics.blocks == sum(len(r.request.block_ids) for r in started)
@@ -153,8 +161,11 @@ def test_every_request_ends_once_and_all_counts_add_up(
     if not metrics.preemptions:
         prompts = sum(r.request.prompt_tokens - r.cached_tokens for r in started)
         assert metrics.tokens_prefilled == prompts
-        # The last token of an answer is never computed.
-        assert metrics.tokens_computed == prompts + metrics.output_tokens - len(started)
+        # The last token of an answer is computed only where the next step was planned before it was
+        # known to be the last.
+        needed = prompts + metrics.output_tokens - len(started)
+        unknown = metrics.finished - metrics.cut_short if overlap else 0
+        assert needed <= metrics.tokens_computed <= needed + unknown
     if not prefix_caching and not metrics.preemptions:
         assert metrics.block_hits == metrics.token_hit_share == 0 or not started
     assert result.busy_seconds == pytest.approx(result.steps + result.tokens_computed / 100)
@@ -205,8 +216,10 @@ def check_timeline(timeline: Timeline, result: SimulationResult) -> None:
             )
         last[span.request] = span
     for record in records.values():
-        if record.ending is Ending.FINISHED:
+        if record.ending is Ending.CUT_SHORT:
             assert last[record.request.number].ended_seconds == record.end_seconds
+        elif record.ending is Ending.FINISHED and record.end_seconds is not None:
+            assert last[record.request.number].ended_seconds >= record.end_seconds
 
 
 def test_times_are_those_of_the_steps() -> None:
@@ -294,9 +307,31 @@ def test_scarce_memory_preempts_and_loses_no_token() -> None:
     assert [r.output_tokens for r in result.requests] == [24] * 4
 
 
-def test_requests_that_fit_no_memory_are_set_aside() -> None:
-    metrics = metrics_of(run([asking(0, 0.0, 30, 3), asking(1, 0.0, 30, 2)], num_pages=8))
-    assert (metrics.too_long, metrics.finished) == (1, 1)
+def test_prompts_that_fit_no_memory_are_set_aside_and_answers_end_where_it_is_full() -> None:
+    trace = [asking(0, 0.0, 32, 1), asking(1, 0.0, 31, 1), asking(2, 0.0, 30, 9)]
+    result = run(trace, num_pages=8)
+    endings = [record.ending for record in result.requests]
+    assert endings == [Ending.TOO_LONG, Ending.FINISHED, Ending.CUT_SHORT]
+    assert [record.output_tokens for record in result.requests] == [0, 1, 2]
+    metrics = metrics_of(result)
+    assert (metrics.too_long, metrics.finished, metrics.cut_short) == (1, 2, 1)
+
+
+def test_an_answer_is_cut_short_where_its_caller_asked_for_less() -> None:
+    trace = [asking(0, 0.0, 5, 9), asking(1, 0.0, 5, 9, max_tokens=7), asking(2, 0.0, 5, 2)]
+    records = run(trace, max_tokens=3).requests
+    assert [record.output_tokens for record in records] == [3, 7, 2]
+    cut, finished = Ending.CUT_SHORT, Ending.FINISHED
+    assert [record.ending for record in records] == [cut, cut, finished]
+
+
+def test_the_step_after_an_answers_end_is_planned_before_the_end_is_known() -> None:
+    # Two tokens, of which the second ends it; one step more is under way by then.
+    known = run([asking(0, 0.0, 5, 2, max_tokens=2)])
+    unknown = run([asking(0, 0.0, 5, 2)])
+    assert [r.tokens_computed for r in (known, unknown)] == [6, 7]
+    assert known.requests[0].end_seconds == unknown.requests[0].end_seconds
+    assert run([asking(0, 0.0, 5, 2)], overlap=False).tokens_computed == 6
 
 
 def test_memory_without_a_limit_has_no_share_that_is_held() -> None:
@@ -349,6 +384,7 @@ def test_an_empty_trace_has_nothing_to_measure() -> None:
         ("max_num_seqs", -1),
         ("max_num_batched_tokens", 0),
         ("output_reserve_tokens", -1),
+        ("max_tokens", 0),
         ("eviction", "random"),
         ("ttft_target_seconds", 0.0),
         ("tpot_target_seconds", float("inf")),

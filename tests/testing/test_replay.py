@@ -41,7 +41,8 @@ def test_a_trace_may_be_a_file_or_the_name_of_a_workload(tmp_path: Path) -> None
     path = tmp_path / "trace.jsonl"
     row = {"timestamp": 0, "input_length": 513, "output_length": 3, "hash_ids": [0, 1]}
     path.write_text(json.dumps(row))
-    metrics = replay(str(path), "fcfs", cost=SecondPerStep(), max_num_batched_tokens=512)
+    options = {"max_num_batched_tokens": 512, "overlap": False}
+    metrics = replay(str(path), "fcfs", cost=SecondPerStep(), **options)
     assert metrics.steps == 4
     assert metrics.goodput is None
     assert replay("bursts", SchedulingPolicy(), cost=SecondPerStep()).requests == 500

@@ -50,6 +50,17 @@ def test_servegens_clients_are_kept_and_further_columns_passed_over(tmp_path: Pa
     assert set(request.prompt_ids()) == {request.own_token}
 
 
+def test_the_callers_limit_is_read_where_there_is_one(tmp_path: Path) -> None:
+    text = AZURE_SECONDS.replace("\n", ",max_tokens\n") + "0.0,10,5,256\n1.0,10,5,\n"
+    path = written(tmp_path / "azure.csv", text)
+    assert [r.max_tokens for r in read_azure(path)] == [256, None]
+    text = SERVEGEN.replace("\n", ",max_tokens\n") + "0.0,a,10,5,7\n"
+    assert read_servegen(written(tmp_path / "servegen.csv", text))[0].max_tokens == 7
+    path = written(tmp_path / "a.csv", text.replace("7", "0"))
+    with pytest.raises(TraceError, match=r"a.csv:2: max_tokens must be .* at least 1, got '0'"):
+        read_servegen(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -38,10 +38,11 @@ def written(path: Path, *rows: dict[str, Any] | str) -> Path:
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
 def test_a_mooncake_trace_is_read_as_written(tmp_path: Path, name: str) -> None:
-    path = written(tmp_path / name, mooncake_row(), "", mooncake_row(input_length=1024 + 512))
+    other = mooncake_row(input_length=1024 + 512, max_tokens=99)
+    path = written(tmp_path / name, mooncake_row(), "", other)
     first, second = read_mooncake(path)
     assert first == TraceRequest(0, 1.5, 1025, 7, (0, 4, 2), 512)
-    assert (second.number, second.prompt_tokens) == (1, 1536)
+    assert (second.number, second.prompt_tokens, second.max_tokens) == (1, 1536, 99)
 
 
 def test_sessions_are_read_with_their_sub_agents_in_session_time(tmp_path: Path) -> None:

@@ -68,11 +68,11 @@ def test_a_rate_stretches_all_arrivals_evenly(began: float) -> None:
 def test_scaled_lengths_share_what_was_shared() -> None:
     trace = [
         TraceRequest(0, 0.0, 1025, 7, (0, 1, 2), 512),
-        TraceRequest(1, 0.0, 1024 + 17, 0, (0, 1, 3), 512),
+        TraceRequest(1, 0.0, 1024 + 17, 0, (0, 1, 3), 512, max_tokens=33),
     ]
     first, second = with_scaled_lengths(trace, 1 / 16)
     assert (first.prompt_tokens, first.output_tokens, first.block_tokens) == (65, 1, 32)
-    assert (second.prompt_tokens, second.output_tokens) == (66, 0)
+    assert (second.prompt_tokens, second.output_tokens, second.max_tokens) == (66, 0, 3)
     assert (first.prompt_ids()[:64] == second.prompt_ids()[:64]).all()
     assert first.prompt_ids()[64] != second.prompt_ids()[64]
     assert with_scaled_lengths(trace, 2.0)[0].block_tokens == 1024

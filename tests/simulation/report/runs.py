@@ -23,7 +23,8 @@ class Steady:
 
 
 def asking(number: int, *, at: float = 0.0, output: int = 4, client: str = "") -> TraceRequest:
-    return TraceRequest(number, at, 10, output, (), 10, client=client)
+    """Its caller asks for no more than it gets, so that no step goes on past its answer's end."""
+    return TraceRequest(number, at, 10, output, (), 10, client=client, max_tokens=output)
 
 
 def run_of(

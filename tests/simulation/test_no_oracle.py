@@ -1,0 +1,192 @@
+"""The simulator keeps the recorded answers to itself: a policy learns how long one is when it ends,
+as in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioserve import RequestView, SchedulerView, SchedulingPolicy, Verdict
+from aioserve.execution.plan import StepPlan
+from aioserve.simulation.simulator import SimulationResult, simulate
+from aioserve.traces.request import TraceRequest
+
+PAGE_SIZE = 4
+FIELDS = [name for name in dir(RequestView) if not name.startswith("_")]
+
+
+class LinearCost:
+    def step_seconds(self, plan: StepPlan) -> float:
+        return 1.0 + plan.num_tokens / 100
+
+
+class ShortestAnswerFirst(SchedulingPolicy):
+    """What would be the best of policies if `max_tokens` told the answer's length."""
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        return sorted(waiting, key=lambda request: request.max_tokens)
+
+
+class Probe(SchedulingPolicy):
+    """Writes down everything that it can see, whenever it is asked, and does nothing about it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, list[Any]]] = []
+        """What was seen at which time; of notifications, which have no view, at the last one."""
+        self.live: dict[RequestView, None] = {}
+        self.now_seconds = 0.0
+
+    def look(self, *what: object) -> None:
+        requests = [
+            [value(1), value(PAGE_SIZE), value(99)] if callable(value) else value
+            for request in self.live
+            for value in (getattr(request, name) for name in FIELDS)
+        ]
+        self.seen.append((self.now_seconds, [*what, *requests]))
+
+    def look_at(self, view: SchedulerView, *what: object) -> None:
+        self.now_seconds = view.now_seconds
+        self.look(view, *what)
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        self.look_at(view, "order", [r.arrival_index for r in waiting])
+        return waiting
+
+    def admit(self, request: RequestView, view: SchedulerView) -> Verdict:
+        self.look_at(view, "admit", request.arrival_index)
+        return Verdict.NOW
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        self.look_at(view, "chunk", request.arrival_index, budget_tokens)
+        return budget_tokens
+
+    def victim(
+        self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
+    ) -> RequestView:
+        self.look_at(view, "victim", [r.arrival_index for r in running], need_pages)
+        return super().victim(running, need_pages, view)
+
+    def arrived(self, requests: Sequence[RequestView]) -> None:
+        self.live.update(dict.fromkeys(requests))
+        self.look("arrived")
+
+    def step_finished(self, step: int, tokens: int) -> None:
+        self.look("step finished", step, tokens)
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        for request in requests:
+            del self.live[request]
+        self.look("finished", [r.arrival_index for r in requests])
+
+    def seen_before(self, seconds: float) -> list[tuple[float, list[Any]]]:
+        """What was seen until a step that ended then: up to the last view of an earlier time."""
+        views = [
+            index
+            for index, (now, what) in enumerate(self.seen)
+            if now < seconds and isinstance(what[0], SchedulerView)
+        ]
+        return self.seen[: 1 + max(views, default=-1)]
+
+
+def run(trace: list[TraceRequest], policy: SchedulingPolicy, **options: Any) -> SimulationResult:
+    given: dict[str, Any] = {"num_pages": None, "page_size": PAGE_SIZE}
+    result = simulate(trace, policy, cost=LinearCost(), **(given | options))
+    assert result.policy_faults == 0
+    return result
+
+
+def with_answers(trace: list[TraceRequest], answers: list[int]) -> list[TraceRequest]:
+    return [
+        msgspec.structs.replace(request, output_tokens=answer)
+        for request, answer in zip(trace, answers, strict=True)
+    ]
+
+
+def ends(result: SimulationResult) -> dict[int, float]:
+    """When each answer ended. Those that were refused at once must not depend on theirs."""
+    return {
+        record.request.number: record.end_seconds
+        for record in result.requests
+        if record.output_tokens and record.end_seconds is not None
+    }
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[TraceRequest]:
+    """Requests of which some begin alike; their answers are still to be drawn."""
+    arrivals = sorted(draw(st.lists(st.sampled_from([0.0, 0.5, 3.0, 9.0]), min_size=1, max_size=8)))
+    requests = []
+    for number, arrival in enumerate(arrivals):
+        blocks, first = draw(st.integers(0, 4)), draw(st.integers(0, 2)) * 10
+        requests.append(
+            TraceRequest(
+                number,
+                arrival,
+                blocks * PAGE_SIZE + draw(st.integers(1, 3)),
+                1,
+                tuple(range(first, first + blocks)),
+                PAGE_SIZE,
+                session=draw(st.sampled_from(["", "s"])),
+                client=draw(st.sampled_from(["", "a", "b"])),
+                max_tokens=draw(st.sampled_from([None, None, 1, 5, 30])),
+            )
+        )
+    return requests
+
+
+@settings(deadline=None)
+@given(
+    st.data(),
+    traces(),
+    st.sampled_from([None, 8, 12, 30]),
+    st.integers(1, 4),
+    st.sampled_from([0, 2, 64]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, 1.0]),
+    st.sampled_from([None, 9]),
+)
+def test_whatever_a_policy_sees_it_cannot_tell_long_answers_from_short_before_they_end(
+    data: st.DataObject,
+    trace: list[TraceRequest],
+    num_pages: int | None,
+    max_num_seqs: int,
+    output_reserve_tokens: int,
+    prefix_caching: bool,
+    overlap: bool,
+    target: float | None,
+    max_tokens: int | None,
+) -> None:
+    options = {
+        "num_pages": num_pages,
+        "max_num_seqs": max_num_seqs,
+        "output_reserve_tokens": output_reserve_tokens,
+        "prefix_caching": prefix_caching,
+        "overlap": overlap,
+        "ttft_target_seconds": target,
+        "tpot_target_seconds": target,
+        "max_tokens": max_tokens,
+    }
+    drawn = st.lists(st.integers(0, 40), min_size=len(trace), max_size=len(trace))
+    one, other = (with_answers(trace, data.draw(drawn)) for _ in range(2))
+    probes = Probe(), Probe()
+    found = [ends(run(t, p, **options)) for t, p in zip((one, other), probes, strict=True)]
+    differing = [a.number for a, b in zip(one, other, strict=True) if a != b]
+    told = min((run[number] for run in found for number in differing), default=float("inf"))
+    first, second = (probe.seen_before(told) for probe in probes)
+    assert first == second
+
+
+def times_under(policy: Callable[[], SchedulingPolicy], trace: list[TraceRequest]) -> list[float]:
+    result = run(trace, policy(), max_num_seqs=1)
+    return [end for _, end in sorted(ends(result).items())]
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=8))
+def test_sorting_by_max_tokens_gains_nothing(answers: list[int]) -> None:
+    trace = with_answers([TraceRequest(n, 0.0, 5, 1, (), 5) for n in range(len(answers))], answers)
+    assert times_under(ShortestAnswerFirst, trace) == times_under(SchedulingPolicy, trace)
