@@ -325,8 +325,11 @@ class _Run:
     def _finish_step(self, end: float) -> None:
         self.now = end
         plan, active = self.pipeline.in_flight[0], self.active
+        own_tokens, ends = self.own_tokens, self.end_positions
         token_ids = [
-            self._token_at(item.sequence_id, item.start + row.offset + 1)
+            END_TOKEN
+            if item.start + row.offset + 1 == ends[item.sequence_id]
+            else own_tokens[item.sequence_id]
             for item in plan.items
             for row in item.rows
         ]
@@ -345,11 +348,6 @@ class _Run:
         """Most tokens of prompt and answer, as the engine's intake would say."""
         most = self.max_tokens if request.max_tokens is None else request.max_tokens
         return fits if most is None else min(fits, request.prompt_tokens + most)
-
-    def _token_at(self, sequence_id: int, position: int) -> int:
-        """What the device samples."""
-        at_end = position == self.end_positions[sequence_id]
-        return END_TOKEN if at_end else self.own_tokens[sequence_id]
 
     def _seconds(self, plan: StepPlan) -> float:
         seconds = self.cost.step_seconds(plan)
