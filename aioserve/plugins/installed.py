@@ -15,8 +15,8 @@ from aioserve.plugins.specs import GROUP
 
 __all__ = ["BUNDLED", "InstalledPlugin", "Origin", "installed_plugins"]
 
-BUNDLED = "aioserve-plugins"
-"""The distribution of the bundled policies, which are always allowed."""
+BUNDLED = "aioserve"
+"""The distribution that brings the bundled policies, which are always allowed."""
 
 OFF = "off"
 

@@ -38,7 +38,7 @@ def any_of(value) -> Any:
 
 def test_fcfs_is_found_through_its_entry_point():
     info = PluginRegistry().policies["fcfs"]
-    assert info.origin.distribution == "aioserve-plugins"
+    assert info.origin.distribution == "aioserve"
     assert type(PluginRegistry().policy("fcfs")).__module__ == "aioserve_plugins.fcfs"
 
 
@@ -392,7 +392,7 @@ def three(installed):
         return imports
 
     installed += [
-        entry_point("fcfs", load("fcfs"), "aioserve-plugins"),
+        entry_point("fcfs", load("fcfs"), "aioserve"),
         entry_point("mine", load("mine"), "My.Policies"),
         entry_point("theirs", load("theirs"), "their_policies"),
     ]
@@ -517,12 +517,12 @@ def test_nobody_takes_the_name_of_a_bundled_policy(installed):
     installed += [
         entry_point("a", lambda: offering([PolicySpec("a", Lifo), PolicySpec("fcfs", Lifo)])),
         entry_point("fcfs", lambda: offering(fcfs)),
-        entry_point("fcfs", lambda: offering(fcfs), "aioserve_plugins", "0.1.0"),
+        entry_point("fcfs", lambda: offering(fcfs), "aioserve", "0.1.0"),
     ]
     registry = PluginRegistry()
-    assert str(registry.policies["fcfs"].origin) == "aioserve_plugins 0.1.0"
+    assert str(registry.policies["fcfs"].origin) == "aioserve 0.1.0"
     assert [plugin.name for plugin in registry.broken] == ["a", "fcfs"]
-    assert "offered by plugin fcfs (aioserve_plugins 0.1.0) too" in str(registry.broken[0])
+    assert "offered by plugin fcfs (aioserve 0.1.0) too" in str(registry.broken[0])
 
 
 @pytest.mark.asyncio
