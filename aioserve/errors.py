@@ -15,19 +15,26 @@
     │   ├── UnsupportedModelError    an architecture or option that aioserve doesn't implement
     │   └── WeightsError             missing tensor, wrong shape, no weight files
     ├── EngineError                  the engine can't take or finish a request
-    │   ├── EngineClosedError        used before `async with` or after it ended
+    │   ├── EngineClosedError        it serves nothing: not entered, draining or closed
+    │   │   └── EngineFailedError    ... because it broke, and will not work again
     │   ├── WrongLoopError           used from another event loop than its own
-    │   ├── QueueFullError           more requests wait than `max_waiting` allows
-    │   ├── RequestRejectedError     the scheduling policy or a plugin refused the request
-    │   ├── StepError                the step that computed this request failed
-    │   ├── RequestFailedError       something failed in this request alone (NaN logits, template)
-    │   └── StreamStalledError       the reader took nothing for `stall_timeout_seconds`
+    │   ├── RequestRefusedError      it works, and doesn't take this request
+    │   │   ├── QueueFullError       more requests wait than `max_waiting` allows
+    │   │   └── RequestRejectedError the scheduling policy or a plugin refused the request
+    │   └── RequestFailedError       it took this request, can't finish it, and goes on with others
+    │       ├── StepError            the step that computed this request failed
+    │       └── StreamStalledError   the reader took nothing for `stall_timeout_seconds`
     └── InvariantError               a bug in aioserve: its own books don't balance
 
-Messages name the argument, the value that was given and the limit.
+Messages name the argument, the value that was given and the limit. Errors that a program answers
+while it runs carry these as attributes too; one that isn't known is None.
 """
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Literal, Self
 
 __all__ = [
     "AioserveError",
@@ -35,6 +42,8 @@ __all__ = [
     "DuplicateRequestError",
     "EngineClosedError",
     "EngineError",
+    "EngineFailedError",
+    "EngineState",
     "InvalidPromptError",
     "InvalidRequestError",
     "InvalidSamplingError",
@@ -45,6 +54,7 @@ __all__ = [
     "PromptTooLongError",
     "QueueFullError",
     "RequestFailedError",
+    "RequestRefusedError",
     "RequestRejectedError",
     "StepError",
     "StreamStalledError",
@@ -55,21 +65,78 @@ __all__ = [
     "WrongLoopError",
 ]
 
+EngineState = Literal["new", "loading", "open", "draining", "closed", "failed"]
+"""Where an engine is in its life."""
+
 
 class AioserveError(Exception):
     """Base of every exception that aioserve raises on purpose."""
+
+    def copy(self) -> Self:
+        """An equal error with the same cause, never raised: raising ties an error to its reader's
+        frames, so each reader gets one of its own."""
+        twin = copy.copy(self)
+        return twin if self.__cause__ is None else twin.with_cause(self.__cause__)
+
+    def with_cause(self, cause: BaseException) -> Self:
+        """Itself, with `cause` chained as by `raise ... from cause`."""
+        self.__cause__ = cause
+        return self
 
 
 class InvalidRequestError(AioserveError, ValueError):
     """The caller's request can't be served as written."""
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        argument: str | None = None,
+        value: object = None,
+        limit: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.argument: str | None = argument
+        """Which one is wrong, as `Engine.stream` or `SamplingParams` names it."""
+        self.value: object = value
+        """What is wrong about it: the value given, or its size."""
+        self.limit: object = limit
+        """The bound that `value` is beyond."""
+
 
 class InvalidPromptError(InvalidRequestError):
     """The prompt is empty, of the wrong type, or has token ids outside the vocabulary."""
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        argument: str | None = "prompt",
+        value: object = None,
+        limit: object = None,
+    ) -> None:
+        super().__init__(message, argument=argument, value=value, limit=limit)
+
 
 class PromptTooLongError(InvalidRequestError):
     """The prompt leaves no room for an answer within the model's context or the KV cache."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        value: int | None = None,
+        limit: int | None = None,
+        unit: Literal["tokens", "characters"] = "tokens",
+    ) -> None:
+        super().__init__(message, argument="prompt")
+        self.value: int | None = value
+        """The prompt's length."""
+        self.limit: int | None = limit
+        """The longest that is taken."""
+        self.unit: Literal["tokens", "characters"] = unit
+        """Of `value` and `limit`. A text that is far too long is refused unread, by its characters.
+        """
 
 
 class InvalidSamplingError(InvalidRequestError):
@@ -79,6 +146,9 @@ class InvalidSamplingError(InvalidRequestError):
 class DuplicateRequestError(InvalidRequestError):
     """A live request already has this id."""
 
+    def __init__(self, message: str, *, value: str | None = None) -> None:
+        super().__init__(message, argument="request_id", value=value)
+
 
 class ConfigError(AioserveError, ValueError):
     """An engine option is outside its range or contradicts another."""
@@ -86,6 +156,14 @@ class ConfigError(AioserveError, ValueError):
 
 class UnknownPolicyError(ConfigError):
     """No installed plugin offers a scheduling policy of that name."""
+
+    def __init__(
+        self, message: str, *, name: str | None = None, known: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.name: str | None = name
+        self.known: tuple[str, ...] | None = None if known is None else tuple(known)
+        """Names of the policies that there are."""
 
 
 class TraceError(AioserveError, ValueError):
@@ -118,31 +196,93 @@ class EngineError(AioserveError):
 
 
 class EngineClosedError(EngineError):
-    """The engine was used before `async with` or after it ended."""
+    """The engine serves nothing: it wasn't entered yet, is draining, or has ended. No request will
+    do better; another engine may."""
+
+    def __init__(self, message: str, *, state: EngineState | None = None) -> None:
+        super().__init__(message)
+        self.state: EngineState | None = state
+        """Where the engine was in its life."""
+
+
+class EngineFailedError(EngineClosedError):
+    """The engine ended by itself: a bug, a cancelled task or the end of the program. The cause is
+    chained where there is one."""
+
+    def __init__(self, message: str, *, state: EngineState | None = "failed") -> None:
+        super().__init__(message, state=state)
 
 
 class WrongLoopError(EngineError):
     """The engine was used from another event loop than the one it was entered on."""
 
 
-class QueueFullError(EngineError):
+class RequestRefusedError(EngineError):
+    """The engine works and didn't take this request. The same request may be taken later."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds: float | None = retry_after_seconds
+        """When to try again, in seconds from now; None where nobody can tell."""
+
+
+class QueueFullError(RequestRefusedError):
     """More requests wait than the engine's limit allows."""
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        value: int | None = None,
+        limit: int | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.value: int | None = value
+        """Requests that wait."""
+        self.limit: int | None = limit
+        """The engine's `max_waiting`."""
 
-class RequestRejectedError(EngineError):
+
+class RequestRejectedError(RequestRefusedError):
     """The scheduling policy, or a plugin's admission check, refused the request."""
 
-
-class StepError(EngineError):
-    """The step that computed this request failed; the cause is chained."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        refused_by: str | None = None,
+        reason: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.refused_by: str | None = refused_by
+        """Name of the policy or plugin."""
+        self.reason: str | None = reason
+        """What it said, which its author wrote for the caller to read."""
 
 
 class RequestFailedError(EngineError):
-    """Something failed in this request alone; the engine and its other requests go on."""
+    """The engine can't finish this request, and goes on with the others. Raised as such where
+    something failed in this request alone."""
 
 
-class StreamStalledError(EngineError):
+class StepError(RequestFailedError):
+    """The step that computed this request failed; the cause is chained."""
+
+    def __init__(self, message: str, *, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step: int | None = step
+        """Number of the step, as in the log."""
+
+
+class StreamStalledError(RequestFailedError):
     """The reader took no token for longer than the stall timeout, so the request was aborted."""
+
+    def __init__(self, message: str, *, timeout_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.timeout_seconds: float | None = timeout_seconds
+        """The engine's `stall_timeout_seconds`."""
 
 
 class InvariantError(AioserveError):
