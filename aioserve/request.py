@@ -95,12 +95,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if not 1 <= len(text) <= MAX_STOP_CHARS:
                 raise InvalidSamplingError(
                     f"each stop string must have 1 to {MAX_STOP_CHARS} characters, "
-                    f"got one of {len(text)}"
+                    f"got one of {len(text)}",
+                    argument="stop",
+                    value=len(text),
+                    limit=MAX_STOP_CHARS,
                 )
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, None)
         if not isinstance(self.ignore_eos, bool):
-            raise InvalidSamplingError(f"ignore_eos must be a bool, got {self.ignore_eos!r}")
+            raise InvalidSamplingError(
+                f"ignore_eos must be a bool, got {self.ignore_eos!r}",
+                argument="ignore_eos",
+                value=self.ignore_eos,
+            )
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -229,31 +236,56 @@ def _as_tuple(name: str, value: Any, kind: type, most: int) -> tuple[Any, ...]:
     if isinstance(value, kind):
         value = (value,)
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InvalidSamplingError(f"{name} must be a sequence of {kind.__name__}, got {value!r}")
+        raise InvalidSamplingError(
+            f"{name} must be a sequence of {kind.__name__}, got {value!r}",
+            argument=name,
+            value=value,
+        )
     items = tuple(value)
     if len(items) > most:
-        raise InvalidSamplingError(f"{name} may have at most {most} entries, got {len(items)}")
+        raise InvalidSamplingError(
+            f"{name} may have at most {most} entries, got {len(items)}",
+            argument=name,
+            value=len(items),
+            limit=most,
+        )
     for item in items:
         if not isinstance(item, kind) or isinstance(item, bool):
             raise InvalidSamplingError(
-                f"{name} must hold values of type {kind.__name__}, got {item!r}"
+                f"{name} must hold values of type {kind.__name__}, got {item!r}",
+                argument=name,
+                value=item,
             )
     return items
 
 
 def _check_int(name: str, value: object, low: int, high: int | None) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidSamplingError(f"{name} must be an int, got {value!r}")
+        raise InvalidSamplingError(
+            f"{name} must be an int, got {value!r}", argument=name, value=value
+        )
     if value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise InvalidSamplingError(f"{name} must be {limit}, got {value}")
+        raise InvalidSamplingError(
+            f"{name} must be {limit}, got {value}",
+            argument=name,
+            value=value,
+            limit=low if value < low else high,
+        )
 
 
 def _check_float(
     name: str, value: object, low: float, high: float, *, open_below: bool = False
 ) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
-        raise InvalidSamplingError(f"{name} must be a number, got {value!r}")
+        raise InvalidSamplingError(
+            f"{name} must be a number, got {value!r}", argument=name, value=value
+        )
     if not low <= value <= high or (open_below and value == low):
         bracket = "(" if open_below else "["
-        raise InvalidSamplingError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value:g}")
+        raise InvalidSamplingError(
+            f"{name} must be in {bracket}{low:g}, {high:g}], got {value:g}",
+            argument=name,
+            value=value,
+            limit=high if value > high else low,
+        )

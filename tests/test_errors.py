@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import pickle
@@ -36,6 +37,20 @@ KINDS = (
     RequestRefusedError,
     WrongLoopError,
 )
+
+WHAT_RAISERS_SAY = {
+    "DuplicateRequestError": {"value"},
+    "EngineClosedError": {"state"},
+    "InvalidRequestError": {"argument"},
+    "InvalidSamplingError": {"argument"},
+    "PromptTooLongError": {"value", "limit"},
+    "QueueFullError": {"value", "limit", "retry_after_seconds"},
+    "RequestRejectedError": {"refused_by", "reason", "retry_after_seconds"},
+    "StepError": {"step"},
+    "StreamStalledError": {"timeout_seconds"},
+    "UnknownPolicyError": {"name", "known"},
+}
+"""What is known wherever such an error is made."""
 
 
 def data_of(error: type[AioserveError]) -> list[str]:
@@ -122,3 +137,27 @@ def test_every_attribute_has_a_row_in_the_reference() -> None:
     page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| [^|]*\| `(\w+)` \|", page.split("## What they carry")[1], re.M)
     assert set(shown) == {name for error in ERRORS for name in data_of(error)}
+
+
+def places_where_errors_are_made() -> list[tuple[str, str, set[str]]]:
+    """Place, class and keywords of each call of an error class."""
+    found = []
+    for path in sorted((ROOT / "aioserve").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                keywords = {keyword.arg or "**" for keyword in node.keywords}
+                place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                found.append((place, node.func.id, keywords))
+    return found
+
+
+def test_whoever_makes_an_error_says_what_is_known() -> None:
+    silent = []
+    made = set()
+    for place, name, said in places_where_errors_are_made():
+        made.add(name)
+        missing = WHAT_RAISERS_SAY.get(name, set()) - said
+        if missing and "**" not in said:
+            silent.append(f"{place}: {name} without {', '.join(sorted(missing))}")
+    assert set(WHAT_RAISERS_SAY) <= made
+    assert not silent, "\n".join(silent)

@@ -65,7 +65,11 @@ async def _chat(model: str, system: str | None, given: dict[str, Any]) -> None:
     with LinePrompt() as prompt:
         async with open_engine(model) as engine:
             if not engine.has_chat_template:
-                raise InvalidRequestError(f"{model} has no chat template; use `aioserve run`")
+                raise InvalidRequestError(
+                    f"{model} has no chat template; use `aioserve run`",
+                    argument="model",
+                    value=model,
+                )
             conversation = _Conversation(engine, system, given)
             with _Interrupts() as interrupts:
                 while (line := await interrupts.stoppable(prompt.read("> "))) is not None:

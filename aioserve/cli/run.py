@@ -60,7 +60,9 @@ def run(
     given = {name: value for name, value in given.items() if value is not None}
     SamplingParams(**given)  # a value out of range is reported before the model is loaded
     if chat is False and system is not None:
-        raise InvalidRequestError("--system needs a chat template and can't be used with --raw")
+        raise InvalidRequestError(
+            "--system needs a chat template and can't be used with --raw", argument="system"
+        )
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise InvalidPromptError("the prompt must not be empty")

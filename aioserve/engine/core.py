@@ -23,7 +23,13 @@ from collections.abc import Awaitable
 from aioserve.engine.delivery import Delivery
 from aioserve.engine.notices import Notices
 from aioserve.engine.requests import LiveRequest, LiveSample, RequestState, RequestTable
-from aioserve.errors import AioserveError, EngineError
+from aioserve.errors import (
+    AioserveError,
+    EngineClosedError,
+    EngineError,
+    EngineFailedError,
+    StepError,
+)
 from aioserve.execution.plan import StepOutcome, StepPlan, check_outcome
 from aioserve.execution.runner import Runner
 from aioserve.plugins import Observers
@@ -96,7 +102,7 @@ class CoreLoop:
         """Queue an encoded request; it enters the scheduler before the next step is planned."""
         if self._ended:
             self.table.end(request)
-            stopped = EngineError("the engine has stopped; see its log")
+            stopped = EngineClosedError("the engine has stopped; see its log", state="closed")
             request.mailbox.finish(FinishReason.ERROR, stopped)
             return
         if self._idle.is_set():
@@ -132,16 +138,16 @@ class CoreLoop:
         try:
             await self._serve()
         except asyncio.CancelledError as error:
-            self._fail(error, EngineError("the engine's task was cancelled"))
+            self._fail(error, EngineFailedError("the engine's task was cancelled"))
             raise
         except (KeyboardInterrupt, SystemExit) as error:
-            self._fail(error, EngineError(f"the engine was ended by {type(error).__name__}"))
+            ended = f"the engine was ended by {type(error).__name__}"
+            self._fail(error, EngineFailedError(ended))
             raise
         except BaseException as error:
             logger.exception("the core loop failed")
-            failed = EngineError("the engine failed; see its log")
-            failed.__cause__ = error
-            self._fail(error, failed)
+            failed = EngineFailedError("the engine failed; see its log")
+            self._fail(error, failed.with_cause(error))
         finally:
             self._ended = True
             try:
@@ -211,7 +217,8 @@ class CoreLoop:
         except Exception as error:
             failure = error
             logger.exception("step %d failed; its %d sequences end", plan.step, plan.num_sequences)
-            self.delivery.deliver(self.pipeline.fail(repr(error)), step_error=error)
+            failed = StepError(f"the step of this request failed: {error!r}", step=plan.step)
+            self.delivery.deliver(self.pipeline.fail(repr(error)), failed.with_cause(error))
         else:
             self.delivery.deliver(self.pipeline.finish(outcome, self._loop.time()))
         self._progress_seconds = self._loop.time()

@@ -45,13 +45,15 @@ class Delivery:
         self._stall_timeout_seconds = stall_timeout_seconds
         self._wake = wake
         self._loop = asyncio.get_running_loop()
+        self.last_wait_seconds: float | None = None
+        """How long the request that began to answer last had waited for its first token."""
 
     # -- to the readers
 
     def deliver(
-        self, updates: Iterable[SequenceUpdate], step_error: BaseException | None = None
+        self, updates: Iterable[SequenceUpdate], step_error: StepError | None = None
     ) -> None:
-        """`step_error` is what the step raised that these updates tell the end of."""
+        """`step_error` is what becomes of the requests whose step failed."""
         for update in updates:
             # Unknown: its request ended, perhaps by what this very step brought another sample.
             sample = self._table.samples.get(update.sequence_id)
@@ -63,20 +65,22 @@ class Delivery:
                 self.fail(sample.request, self._error_of(update, sample.request, step_error))
 
     def _error_of(
-        self, update: SequenceUpdate, request: LiveRequest, step_error: BaseException | None
+        self, update: SequenceUpdate, request: LiveRequest, step_error: StepError | None
     ) -> AioserveError:
         if update.rejected:
-            refused = (
-                f"the policy {self._scheduler.guard.name} refused request {request.request_id!r}"
+            policy = self._scheduler.guard.name
+            refused = f"the policy {policy} refused request {request.request_id!r}"
+            return RequestRejectedError(
+                refused if update.error is None else f"{refused}: {update.error}",
+                refused_by=policy,
+                reason=update.error,
+                retry_after_seconds=update.retry_after_seconds,
             )
-            reason = "" if update.error is None else f": {update.error}"
-            return RequestRejectedError(refused + reason)
         if step_error is not None:
-            error = StepError(f"the step of this request failed: {update.error}")
-            return _caused(error, step_error)
+            return step_error.copy()
         if update.cause is not None:
             error = RequestFailedError(f"the step of this request can't be planned: {update.error}")
-            return _caused(error, update.cause)
+            return error.with_cause(update.cause)
         return RequestFailedError(str(update.error))
 
     def _deliver_token(
@@ -90,9 +94,12 @@ class Delivery:
                     reason = FinishReason.STOP
         except Exception as error:
             failed = RequestFailedError(f"token {token_id} can't be turned into text: {error}")
-            self.fail(sample.request, _caused(failed, error))
+            self.fail(sample.request, failed.with_cause(error))
             return
-        sample.request.mailbox.put(Token(token_id, text, sample.num_delivered, sample.index))
+        mailbox = sample.request.mailbox
+        mailbox.put(Token(token_id, text, sample.num_delivered, sample.index))
+        if sample.num_delivered == 0:
+            self.last_wait_seconds = mailbox.timings.first_token_seconds
         sample.num_delivered += 1
         if stopped:
             self._scheduler.finish(sample.sequence_id)
@@ -126,7 +133,7 @@ class Delivery:
         for request in self._table:
             if request.state is not RequestState.ENCODING:
                 self._end(request)
-                ended += request.mailbox.finish(reason, _copied(error))
+                ended += request.mailbox.finish(reason, error.copy())
         return ended
 
     def _end(self, request: LiveRequest) -> None:
@@ -169,19 +176,8 @@ class Delivery:
             return
         error = StreamStalledError(
             f"request {mailbox.request_id!r}: its reader took no token for "
-            f"{self._stall_timeout_seconds:g} s (stall_timeout_seconds)"
+            f"{self._stall_timeout_seconds:g} s (stall_timeout_seconds)",
+            timeout_seconds=self._stall_timeout_seconds,
         )
         mailbox.finish(FinishReason.ABORT, error)
         self.left(request)
-
-
-def _caused(error: AioserveError, cause: BaseException) -> AioserveError:
-    error.__cause__ = cause
-    return error
-
-
-def _copied(error: AioserveError) -> AioserveError:
-    """One exception object for each reader: raising it ties it to that reader's frames."""
-    copy = type(error)(*error.args)
-    copy.__cause__ = error.__cause__
-    return copy

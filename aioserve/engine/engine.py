@@ -21,7 +21,7 @@ from aioserve.engine.live import Chosen, LiveEngine
 from aioserve.engine.reports import dump_of, stats_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
-from aioserve.errors import ConfigError, EngineClosedError
+from aioserve.errors import ConfigError, EngineClosedError, EngineState
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.request import Completion, FinishReason, Sample, SamplingParams, Token
@@ -119,13 +119,15 @@ class Engine:
         self._plugins = tuple(plugins)
         self._progress = progress
         self._live: LiveEngine | None = None
-        self._state = "new"
+        self._state: EngineState = "new"
 
     # -- life
 
     async def __aenter__(self) -> Engine:
         if self._state != "new":
-            raise EngineClosedError("an engine can be entered once; make another")
+            raise EngineClosedError(
+                "an engine can be entered once; make another", state=self._state
+            )
         self._state = "loading"
         try:
             chosen = self._choose(await asyncio.to_thread(PluginRegistry, self._plugins))
@@ -188,7 +190,8 @@ class Engine:
         with anyio.move_on_after(deadline_seconds):
             await live.wait_idle()
             return 0
-        return live.abort_all(EngineClosedError("the engine was drained before this request ended"))
+        drained = "the engine was drained before this request ended"
+        return live.abort_all(EngineClosedError(drained, state=self._state))
 
     # -- requests
 
@@ -300,13 +303,17 @@ class Engine:
 
     def _entered(self) -> LiveEngine:
         if self._live is None:
-            raise EngineClosedError(f"the engine is {self._state}: use it inside `async with`")
+            raise EngineClosedError(
+                f"the engine is {self._state}: use it inside `async with`", state=self._state
+            )
         return self._live
 
     def _usable(self) -> LiveEngine:
         live = self._entered()
         if self._state != "open":
-            raise EngineClosedError(f"the engine is {self._state} and takes no requests")
+            raise EngineClosedError(
+                f"the engine is {self._state} and takes no requests", state=self._state
+            )
         live.check()
         return live
 

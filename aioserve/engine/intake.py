@@ -108,7 +108,10 @@ class Intake:
         num_waiting = self._core.num_waiting
         if num_waiting >= self._config.max_waiting:
             raise QueueFullError(
-                f"{num_waiting} requests wait; max_waiting is {self._config.max_waiting}"
+                f"{num_waiting} requests wait; max_waiting is {self._config.max_waiting}",
+                value=num_waiting,
+                limit=self._config.max_waiting,
+                retry_after_seconds=self._core.delivery.last_wait_seconds,
             )
         text_or_ids = self._checked_prompt(prompt)
         seed = params.seed
@@ -147,7 +150,7 @@ class Intake:
             if live.state is not RequestState.ENCODING:
                 continue
             self._core.table.end(live)
-            ended += live.mailbox.finish(FinishReason.ABORT, type(error)(*error.args))
+            ended += live.mailbox.finish(FinishReason.ABORT, error.copy())
         return ended
 
     async def wait_idle(self) -> None:
@@ -161,16 +164,25 @@ class Intake:
         if params is None:
             return self._model.defaults
         if not isinstance(params, SamplingParams):
-            raise InvalidSamplingError(f"params must be SamplingParams, got {params!r}")
+            raise InvalidSamplingError(
+                f"params must be SamplingParams, got {params!r}", argument="params", value=params
+            )
         if params.n > self._config.max_num_seqs:
             raise InvalidSamplingError(
-                f"n must be at most max_num_seqs = {self._config.max_num_seqs}, got {params.n}"
+                f"n must be at most max_num_seqs = {self._config.max_num_seqs}, got {params.n}",
+                argument="n",
+                value=params.n,
+                limit=self._config.max_num_seqs,
             )
         vocab_size = self._model.limits.vocab_size
         for token_id in params.stop_token_ids:
             if token_id >= vocab_size:
                 raise InvalidSamplingError(
-                    f"stop_token_ids must be below the vocabulary size {vocab_size}, got {token_id}"
+                    f"stop_token_ids must be below the vocabulary size {vocab_size}, "
+                    f"got {token_id}",
+                    argument="stop_token_ids",
+                    value=token_id,
+                    limit=vocab_size,
                 )
         return params
 
@@ -179,7 +191,9 @@ class Intake:
             return uuid.uuid4().hex
         _checked_name("request_id", request_id, MAX_REQUEST_ID_CHARS)
         if self._core.table.is_taken(request_id):
-            raise DuplicateRequestError(f"a live request has the id {request_id!r}")
+            raise DuplicateRequestError(
+                f"a live request has the id {request_id!r}", value=request_id
+            )
         return request_id
 
     def _checked_namespace(self, cache_salt: str | None) -> bytes:
@@ -213,7 +227,10 @@ class Intake:
         if chars > limit * MAX_CHARS_PER_TOKEN:
             raise PromptTooLongError(
                 f"prompt has {chars} characters, which can't be fewer than max_model_len = {limit} "
-                f"tokens; {limit * MAX_CHARS_PER_TOKEN} are read at most"
+                f"tokens; {limit * MAX_CHARS_PER_TOKEN} are read at most",
+                value=chars,
+                limit=limit * MAX_CHARS_PER_TOKEN,
+                unit="characters",
             )
 
     def _checked_ids(self, ids: Any) -> npt.NDArray[np.int32]:
@@ -222,7 +239,9 @@ class Intake:
         if len(ids) >= limit:
             raise PromptTooLongError(
                 f"prompt has {len(ids)} tokens; max_model_len is {limit}, and at least one "
-                "token must be left for the answer"
+                "token must be left for the answer",
+                value=len(ids),
+                limit=limit - 1,
             )
         try:
             array = np.asarray(ids)
@@ -238,7 +257,9 @@ class Intake:
             index = int(outside.argmax())
             raise InvalidPromptError(
                 f"token ids of the prompt must be in [0, {vocab_size}), "
-                f"got {array[index]} at index {index}"
+                f"got {array[index]} at index {index}",
+                value=int(array[index]),
+                limit=vocab_size,
             )
         return array.astype(np.int32)
 
@@ -313,8 +334,7 @@ class Intake:
             self._fail(live, error)
         except Exception as error:
             failed = RequestFailedError(f"the prompt can't be encoded: {error!r}")
-            failed.__cause__ = error
-            self._fail(live, failed)
+            self._fail(live, failed.with_cause(error))
 
     def _fail(self, live: LiveRequest, error: AioserveError) -> None:
         self._core.table.end(live)
@@ -325,7 +345,10 @@ def _checked_name(argument: str, value: object, max_chars: int) -> str | None:
     """A str of 1 to `max_chars` characters, or None."""
     if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= max_chars):
         raise InvalidRequestError(
-            f"{argument} must be a str of 1 to {max_chars} characters, got {value!r}"
+            f"{argument} must be a str of 1 to {max_chars} characters, got {value!r}",
+            argument=argument,
+            value=value,
+            limit=max_chars,
         )
     return value
 
@@ -339,12 +362,16 @@ def _checked_target(argument: str, value: object) -> float | None:
             seconds = float(value)
         except OverflowError:
             raise InvalidRequestError(
-                f"{argument} must be a number above 0 and finite, got an int too large for a float"
+                f"{argument} must be a number above 0 and finite, got an int too large for a float",
+                argument=argument,
+                value=value,
             ) from None
         if 0 < seconds < math.inf:
             return seconds
     raise InvalidRequestError(
-        f"{argument} must be a number above 0 and finite, or None, got {value!r}"
+        f"{argument} must be a number above 0 and finite, or None, got {value!r}",
+        argument=argument,
+        value=value,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.intake import Intake
-from aioserve.errors import ConfigError, EngineClosedError, WrongLoopError
+from aioserve.errors import ConfigError, EngineClosedError, EngineFailedError, WrongLoopError
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
@@ -83,7 +83,7 @@ class LiveEngine:
                 "this engine was entered on another event loop; an engine belongs to one loop"
             )
         if self.core.failure is not None:
-            raise EngineClosedError("the engine failed; see its log") from self.core.failure
+            raise EngineFailedError("the engine failed; see its log") from self.core.failure
 
     async def wait_idle(self) -> None:
         """Until no request is left."""
@@ -96,7 +96,8 @@ class LiveEngine:
 
     async def aclose(self) -> None:
         """End every request, let the steps in flight end, and stop the runner."""
-        self.abort_all(EngineClosedError("the engine was closed before this request ended"))
+        closed = "the engine was closed before this request ended"
+        self.abort_all(EngineClosedError(closed, state="closed"))
         await self.intake.wait_idle()
         self.core.stop()
         await asyncio.wait([self._task])

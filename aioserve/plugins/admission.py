@@ -21,7 +21,7 @@ def refusal_of(ask: Callable[[RequestInfo], object], request: RequestInfo) -> Re
     if answer is None:
         return None
     if isinstance(answer, Refusal):  # of any class, and its reason of any class of str
-        return Refusal(str.__str__(answer.reason))
+        return Refusal.plain(answer)
     raise NotAnAnswer(answer, "neither a Refusal nor None")
 
 
@@ -43,7 +43,16 @@ class Admission:
             try:
                 refusal = guard.call("aioserve_admit", refusal_of, ask, request)
             except PluginFault as fault:
-                said = f"{name} can't be admitted: {fault}"
-                raise RequestRejectedError(said) from fault.__cause__
+                raise RequestRejectedError(
+                    f"{name} can't be admitted: {fault}",
+                    refused_by=guard.label,
+                    reason=None,
+                    retry_after_seconds=None,
+                ) from fault.__cause__
             if refusal is not None:
-                raise RequestRejectedError(f"{guard.label} refused {name}: {refusal.reason}")
+                raise RequestRejectedError(
+                    f"{guard.label} refused {name}: {refusal.reason}",
+                    refused_by=guard.label,
+                    reason=refusal.reason,
+                    retry_after_seconds=refusal.retry_after_seconds,
+                )

@@ -130,7 +130,11 @@ class PluginRegistry:
         name, options = split_name(text)
         offer = self._offer(PolicySpec, name)
         if offer is None:
-            raise UnknownPolicyError(f"no scheduling policy {name!r}; {self._known(self.policies)}")
+            raise UnknownPolicyError(
+                f"no scheduling policy {name!r}; {self._known(self.policies)}",
+                name=name,
+                known=sorted(self.policies),
+            )
         return _made(offer, options)
 
     def policy_label(self, text: str) -> str:

@@ -85,7 +85,7 @@ class PolicyGuard(Guard):
             if type(answer) is Verdict:
                 return answer
             if isinstance(answer, Refusal):  # of any class, and its reason of any class of str
-                return Refusal(str.__str__(answer.reason))
+                return Refusal.plain(answer)
             raise NotAnAnswer(answer, "not a Verdict or a Refusal")
 
         verdict = self._ask("admit", ask)

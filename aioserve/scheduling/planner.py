@@ -32,8 +32,8 @@ __all__ = ["Refused", "StepPlanner"]
 PENDING_IDS = (PENDING_TOKEN,)
 NO_ROWS: tuple[SampleRow, ...] = ()
 
-Refused = list[tuple[SequenceState, str | None]]
-"""Waiting requests that the policy won't have, each with its reason if there is one."""
+Refused = list[tuple[SequenceState, Refusal | None]]
+"""Waiting requests that the policy won't have, each with its refusal if it gave one."""
 
 
 class StepPlanner:
@@ -211,7 +211,7 @@ class StepPlanner:
                 break
             verdict = Verdict.NOW if forced else self.guard.admit(request, view)
             if isinstance(verdict, Refusal):
-                refused.append((sequence, verdict.reason))
+                refused.append((sequence, verdict))
             elif verdict is Verdict.NEVER:
                 refused.append((sequence, None))
             if verdict is not Verdict.NOW:

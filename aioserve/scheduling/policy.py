@@ -6,6 +6,7 @@ unfair, and it can't lose a request or corrupt memory: the mechanism checks ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -33,15 +34,34 @@ class Verdict(Enum):
 class Refusal(msgspec.Struct, frozen=True):
     """`Verdict.NEVER` with a reason, which stands in the message of `RequestRejectedError`.
 
-    Raises `ConfigError` for a reason that isn't a str of 1 to 1000 characters.
+    Raises `ConfigError` for a reason that isn't a str of 1 to 1000 characters, and for seconds that
+    aren't a number from 0 on, and finite.
     """
 
     reason: str
+    retry_after_seconds: float | None = None
+    """When the same request might be taken, in seconds from now, where that is known: the error
+    carries it to the caller."""
+
+    def plain(self) -> Refusal:
+        """The same of a plugin's own making: from a plain str and a plain float."""
+        seconds = self.retry_after_seconds
+        return Refusal(str.__str__(self.reason), None if seconds is None else float(seconds))
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not 1 <= len(self.reason) <= MAX_REASON_CHARS:
             raise ConfigError(
                 f"reason must be a str of 1 to {MAX_REASON_CHARS} characters, got {self.reason!r}"
+            )
+        seconds = self.retry_after_seconds
+        if seconds is not None and (
+            not isinstance(seconds, int | float)
+            or isinstance(seconds, bool)
+            or not 0 <= seconds < math.inf
+        ):
+            raise ConfigError(
+                "retry_after_seconds must be a number from 0 on and finite, or None, "
+                f"got {seconds!r}"
             )
 
 

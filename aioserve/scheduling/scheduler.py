@@ -223,9 +223,19 @@ class Scheduler:
         check_books(self.books)
 
     def _reject(self, refused: Refused) -> None:
-        for request, reason in refused:
+        for request, refusal in refused:
+            reason, seconds = None, None
+            if refusal is not None:
+                reason, seconds = refusal.reason, refusal.retry_after_seconds
             self._ended_unplanned += [
-                SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, reason, rejected=True)
+                SequenceUpdate(
+                    s.sequence_id,
+                    None,
+                    FinishReason.ERROR,
+                    reason,
+                    rejected=True,
+                    retry_after_seconds=seconds,
+                )
                 for s in (request, *request.unborn)
             ]
         self.books.end([request for request, _ in refused])

@@ -19,6 +19,8 @@ class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
     """What went wrong; of a rejected request the policy's reason, where it gave one."""
     rejected: bool = False
     """The policy refused the request."""
+    retry_after_seconds: float | None = None
+    """When the policy might take a rejected request, where it said so."""
     cause: Exception | None = None
     """What was raised while the sequence was planned, where that ended it: a bug."""
 

@@ -81,7 +81,9 @@ def count_leaked_pages(engine: Engine) -> int:
 
 def _live(engine: Engine) -> LiveEngine:
     if engine._live is None:
-        raise EngineClosedError("this engine was never entered: there is nothing to check")
+        raise EngineClosedError(
+            "this engine was never entered: there is nothing to check", state="new"
+        )
     return engine._live
 
 
