@@ -162,7 +162,8 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     id: int
     text: str
     """Text that became final with this token: empty while a character or a possible stop string is
-    incomplete, several characters when one completes. Joined over a sample it is the answer."""
+    incomplete, and always without a tokenizer; several characters when one completes. Joined over
+    a sample it is the answer."""
     index: int
     """Place in its answer, from 0."""
     sample: int = 0

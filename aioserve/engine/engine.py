@@ -21,7 +21,7 @@ from aioserve.engine.live import Chosen, LiveEngine
 from aioserve.engine.reports import dump_of, stats_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
-from aioserve.errors import ConfigError, EngineClosedError, EngineState
+from aioserve.errors import ConfigError, EngineClosedError, EngineState, ModelError
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.request import Completion, FinishReason, Sample, SamplingParams, Token
@@ -272,8 +272,16 @@ class Engine:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._entered().model.tokenizer
+        """The model's tokenizer. Raises `ModelError` for a model that has none."""
+        model = self._entered().model
+        if model.tokenizer is None:
+            raise ModelError(f"{model.name} has no tokenizer: {model.why_no_tokenizer}")
+        return model.tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be text, and answers have any. Token ids always may be given."""
+        return self._entered().model.tokenizer is not None
 
     @property
     def limits(self) -> ModelLimits:

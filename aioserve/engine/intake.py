@@ -41,6 +41,7 @@ from aioserve.plugins import Admission, info_of
 from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.chat import validate_messages
+from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Intake", "Message", "Prompt"]
 
@@ -174,6 +175,13 @@ class Intake:
                 value=params.n,
                 limit=self._config.max_num_seqs,
             )
+        if params.stop and self._model.tokenizer is None:
+            raise InvalidSamplingError(
+                f"stop must be empty without a tokenizer, got {params.stop!r}; "
+                f"{self._model.why_no_tokenizer}",
+                argument="stop",
+                value=params.stop,
+            )
         vocab_size = self._model.limits.vocab_size
         for token_id in params.stop_token_ids:
             if token_id >= vocab_size:
@@ -211,8 +219,10 @@ class Intake:
             raise InvalidPromptError(f"prompt must not be empty, got {prompt!r}")
         if isinstance(prompt, str):
             self._check_chars(len(prompt))
+            self._tokenizer()
             return prompt
         if isinstance(prompt[0], Mapping):
+            self._tokenizer()
             if self._model.chat_template is None:
                 raise InvalidPromptError(
                     f"prompt is a list of messages, but {self._model.name} has no chat template"
@@ -221,6 +231,13 @@ class Intake:
             self._check_chars(sum(len(message["content"]) for message in messages))
             return messages
         return self._checked_ids(prompt)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self._model.tokenizer is None:
+            raise InvalidPromptError(
+                f"prompt must be token ids, got text: {self._model.why_no_tokenizer}"
+            )
+        return self._model.tokenizer
 
     def _check_chars(self, chars: int) -> None:
         limit = self._model.limits.max_model_len
@@ -283,7 +300,7 @@ class Intake:
             self._fail(live, RequestFailedError(f"the task that encoded the prompt was {how}"))
 
     def _encode(self, prompt: Any) -> list[int]:
-        tokenizer, template = self._model.tokenizer, self._model.chat_template
+        tokenizer, template = self._tokenizer(), self._model.chat_template
         if isinstance(prompt, str) or template is None:
             return tokenizer.encode(prompt)
         return tokenizer.encode(template.render(prompt), add_special_tokens=False)

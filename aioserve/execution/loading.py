@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -22,7 +23,7 @@ from aioserve.models.resolve import resolve
 from aioserve.ops import KVCache, backend_named, bytes_per_page
 from aioserve.request import SamplingParams
 from aioserve.text.chat import ChatTemplate
-from aioserve.text.tokenizer import Tokenizer
+from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 
 __all__ = ["load"]
 
@@ -51,6 +52,7 @@ class _Loader:
         self.config = config
         self.num_slots = num_slots
         self.progress = progress
+        self.why_no_tokenizer: str | None = None
 
     async def load(self) -> LoadedModel:
         decoder, tokenizer, template = await asyncio.to_thread(self._read)
@@ -85,17 +87,17 @@ class _Loader:
                 "kv_cache_bytes": cache.storage.nbytes,
                 "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
             },
+            why_no_tokenizer=self.why_no_tokenizer or "",
         )
 
-    def _read(self) -> tuple[Decoder, Tokenizer, ChatTemplate | None]:
+    def _read(self) -> tuple[Decoder, Tokenizer | None, ChatTemplate | None]:
         try:
             _native.cpu_info()  # reads AIOSERVE_ISA and AIOSERVE_NUM_THREADS
         except ValueError as error:
             raise ConfigError(str(error)) from error
         backend = backend_named(self.config.backend)
         path = resolve(self.model)
-        tokenizer = Tokenizer.from_directory(path)
-        template = ChatTemplate.from_directory(path)
+        tokenizer, template = self._read_text(path)
         dtype = "auto" if self.config.dtype == "auto" else getattr(torch, self.config.dtype)
         decoder = load_model(
             path,
@@ -112,6 +114,16 @@ class _Loader:
                 setting,
             )
         return decoder, tokenizer, template
+
+    def _read_text(self, path: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
+        self.why_no_tokenizer = why_no_tokenizer(path)
+        if self.why_no_tokenizer is None:
+            return Tokenizer.from_directory(path), ChatTemplate.from_directory(path)
+        logger.warning(
+            "%s. Until then prompts must be token ids, and answers have no text",
+            self.why_no_tokenizer,
+        )
+        return None, None
 
     def _reserve(self, decoder: Decoder, option: str, num_pages: int) -> KVCache:
         try:

@@ -54,10 +54,13 @@ class LoadedModel(msgspec.Struct, frozen=True):
     limits: ModelLimits
     defaults: SamplingParams
     """How the model's makers sample it: for requests without parameters of their own."""
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
+    """None: the model takes and gives token ids alone."""
     chat_template: ChatTemplate | None
     description: dict[str, Any]
     """Facts for `Engine.dump()`: architecture, dtype, bytes."""
+    why_no_tokenizer: str = "it was loaded without a tokenizer"
+    """Of a model that has none, and what to do about it."""
 
 
 class ModelSource(Protocol):

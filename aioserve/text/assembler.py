@@ -15,7 +15,7 @@ __all__ = ["TextAssembler"]
 
 
 class TextAssembler:
-    """Text of one answer, token by token.
+    """Text of one answer, token by token; empty without a tokenizer.
 
     A piece of text is delivered with the token that made it final: with which its last
     character was completed, and with which it could no longer be part of a stop string. The
@@ -25,8 +25,10 @@ class TextAssembler:
 
     __slots__ = ("_detokenizer", "_finished", "_stops")
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+        if tokenizer is None and params.stop:
+            raise InvariantError(f"stop strings without a tokenizer: {params.stop!r}")
+        self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer)
         self._stops = StopStrings(params.stop) if params.stop else None
         self._finished = False
 
@@ -42,7 +44,7 @@ class TextAssembler:
         """
         if self._finished:
             raise InvariantError(f"token {token_id} after the end of its answer")
-        text = self._detokenizer.push(token_id)
+        text = "" if self._detokenizer is None else self._detokenizer.push(token_id)
         if self._stops is None:
             return text, False
         text = self._stops.push(text)
@@ -58,7 +60,7 @@ class TextAssembler:
         if self._finished:
             return ""
         self._finished = True
-        tail = self._detokenizer.flush()
+        tail = "" if self._detokenizer is None else self._detokenizer.flush()
         if self._stops is None:
             return tail
         tail = self._stops.push(tail)

@@ -15,9 +15,31 @@ import tokenizers
 from aioserve.errors import InvalidPromptError, ModelError
 from aioserve.text.pieces import PieceTable
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "why_no_tokenizer"]
 
 SHORT_TEXT_CHARS = 512
+SOURCES = ("tokenizer.model", "vocab.json")
+"""Files that the transformers library makes a tokenizer.json from."""
+
+
+def why_no_tokenizer(path: Path | str) -> str | None:
+    """Why nothing of the model directory `path` can be read as a tokenizer, and what to do; None if
+    there is a file to read."""
+    directory = Path(path)
+    if (directory / "tokenizer.json").is_file():
+        return None
+    there = next((name for name in SOURCES if (directory / name).is_file()), None)
+    if there is None:
+        return (
+            f"{directory} has no tokenizer.json: put the one there that the model was trained with"
+        )
+    libraries = "transformers sentencepiece protobuf" if there.endswith("model") else "transformers"
+    place = repr(str(directory))
+    return (
+        f"{directory} has {there} and no tokenizer.json: make one with `pip install {libraries}` "
+        f"and `from transformers import AutoTokenizer; "
+        f"AutoTokenizer.from_pretrained({place}).save_pretrained({place})`"
+    )
 
 
 class Tokenizer:
@@ -46,9 +68,9 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, path: Path | str) -> Tokenizer:
         """Load `path`/tokenizer.json. Raises `ModelError` naming the file if that fails."""
+        if (missing := why_no_tokenizer(path)) is not None:
+            raise ModelError(missing)
         file = Path(path) / "tokenizer.json"
-        if not file.is_file():
-            raise ModelError(f"{file} is missing: the model directory has no fast tokenizer")
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         # The library raises bare Exception for a malformed file.

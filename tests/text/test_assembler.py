@@ -81,3 +81,13 @@ def test_a_stop_that_only_the_flushed_tail_completes_still_cuts() -> None:
     assert [assembler.push(i) for i in ids] == [("o", False), ("", False), ("", False), ("", False)]
     assert assembler.finish() == ""
     assert assembler.matched_stop == "k\ufffd"
+
+
+def test_without_a_tokenizer_there_is_no_text_and_nothing_to_stop_at() -> None:
+    assembler = TextAssembler(None, SamplingParams())
+    assert assembler.push(7) == ("", False)
+    assert assembler.finish() == ""
+    with pytest.raises(InvariantError, match="after the end"):
+        assembler.push(8)
+    with pytest.raises(InvariantError, match="stop strings without a tokenizer"):
+        TextAssembler(None, SamplingParams(stop="x"))

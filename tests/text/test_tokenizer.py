@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +16,33 @@ from tests.text.kinds import CORPUS, byte_level_backend, save, tokenizer_of
 
 
 def test_a_directory_without_a_tokenizer_is_an_error_naming_the_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
         Tokenizer.from_directory(tmp_path)
+
+
+def test_a_sentencepiece_model_alone_is_an_error_that_says_how_to_convert_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"has tokenizer\.model and no tokenizer\.json") as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert "`pip install transformers sentencepiece protobuf`" in str(caught.value)
+    assert f"from_pretrained({str(tmp_path)!r}).save_pretrained({str(tmp_path)!r})" in str(
+        caught.value
+    )
+
+
+def test_what_the_error_says_to_do_makes_a_tokenizer(tmp_path: Path) -> None:
+    backend = byte_level_backend()
+    backend.model.save(str(tmp_path))
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"has vocab\.json and no tokenizer\.json") as caught:
+        Tokenizer.from_directory(tmp_path)
+    *_, what_to_do = re.findall("`(.+?)`", str(caught.value))
+    exec(what_to_do, {})
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.decode(tokenizer.encode(CORPUS[0])) == CORPUS[0]
 
 
 def test_a_malformed_file_is_an_error_naming_it(tmp_path: Path) -> None:
