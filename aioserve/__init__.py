@@ -9,7 +9,9 @@ Importing this package is cheap: torch is imported when an engine loads its mode
 
 from __future__ import annotations
 
+from aioserve.config import Device, DType, EngineConfig, Preemption
 from aioserve.engine.engine import Engine
+from aioserve.engine.intake import Message, Prompt
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
@@ -19,6 +21,7 @@ from aioserve.errors import (
     EngineClosedError,
     EngineError,
     EngineFailedError,
+    EngineState,
     InvalidPromptError,
     InvalidRequestError,
     InvalidSamplingError,
@@ -39,6 +42,7 @@ from aioserve.errors import (
     WeightsError,
     WrongLoopError,
 )
+from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.kv.eviction import EvictionStrategy, PageUse
 from aioserve.plugins import (
     EvictionSpec,
@@ -61,6 +65,7 @@ from aioserve.request import (
 )
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.view import RequestView, SchedulerView
+from aioserve.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
@@ -68,11 +73,15 @@ __all__ = [
     "AioserveError",
     "Completion",
     "ConfigError",
+    "DType",
+    "Device",
     "DuplicateRequestError",
     "Engine",
     "EngineClosedError",
+    "EngineConfig",
     "EngineError",
     "EngineFailedError",
+    "EngineState",
     "EngineStats",
     "EvictionSpec",
     "EvictionStrategy",
@@ -81,13 +90,19 @@ __all__ = [
     "InvalidRequestError",
     "InvalidSamplingError",
     "InvariantError",
+    "LoadedModel",
+    "Message",
     "ModelError",
+    "ModelLimits",
     "ModelNotFoundError",
+    "ModelSource",
     "Observer",
     "ObserverSpec",
     "PageUse",
     "PluginError",
     "PolicySpec",
+    "Preemption",
+    "Prompt",
     "PromptTooLongError",
     "QueueFullError",
     "Refusal",
@@ -107,6 +122,7 @@ __all__ = [
     "Timings",
     "Token",
     "TokenStream",
+    "Tokenizer",
     "TraceError",
     "UnknownPolicyError",
     "UnsupportedModelError",

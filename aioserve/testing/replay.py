@@ -9,7 +9,7 @@ from typing import Any
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.errors import TraceError
-from aioserve.kv.eviction import Eviction
+from aioserve.kv.eviction import EvictionStrategy
 from aioserve.plugins import PluginRegistry
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.cost import CostModel, RooflineCost
@@ -30,7 +30,7 @@ def replay(
     num_pages: int | None = None,
     ttft_target_seconds: float | None = None,
     tpot_target_seconds: float | None = None,
-    eviction: Eviction = "lru",
+    eviction: str | EvictionStrategy = "lru",
     **options: Any,
 ) -> Metrics:
     """Run a trace through the real scheduler on a virtual clock and measure it.
@@ -50,8 +50,6 @@ def replay(
         cost = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
     if isinstance(policy, str):
         policy = PluginRegistry().policy(policy)
-    if isinstance(eviction, str):
-        eviction = PluginRegistry().eviction(eviction)
     result = simulate(
         _requests(trace),
         policy,
@@ -59,7 +57,7 @@ def replay(
         num_pages=num_pages,
         ttft_target_seconds=ttft_target_seconds,
         tpot_target_seconds=tpot_target_seconds,
-        eviction=eviction,
+        eviction=PluginRegistry().eviction(eviction) if isinstance(eviction, str) else eviction,
         **options,
     )
     if ttft_target_seconds is None and tpot_target_seconds is None:

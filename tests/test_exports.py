@@ -1,0 +1,127 @@
+"""What is public: sorted lists of names, and signatures that name only public types."""
+
+from __future__ import annotations
+
+import collections.abc
+import importlib
+import inspect
+import typing
+from collections.abc import Iterator
+from types import ModuleType, UnionType
+from typing import Any
+
+import pytest
+
+import aioserve
+import aioserve.errors
+
+PACKAGES = ("aioserve", "aioserve.errors", "aioserve.testing")
+"""Where users import from."""
+CONTRACTS = (
+    "aioserve.execution.plan",
+    "aioserve.execution.runner",
+    "aioserve.simulation.cost",
+    "aioserve.simulation.metrics",
+    "aioserve.text.chat",
+    "aioserve.traces.request",
+)
+"""Where the types come from that a device, a cost model and a trace are made of."""
+PUBLIC_MODULES = PACKAGES + CONTRACTS
+MADE_BY_THE_ENGINE = {"RequestView", "TokenStream"}
+"""Nobody else makes these, so that what their constructors take is no public signature."""
+
+
+def names_in(annotation: Any) -> Iterator[type]:
+    """Every class that an evaluated annotation is made of."""
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        yield annotation
+    for part in typing.get_args(annotation):
+        for inner in part if isinstance(part, list) else [part]:
+            yield from names_in(inner)
+    origin = typing.get_origin(annotation)
+    if isinstance(origin, type) and origin is not UnionType:
+        yield origin
+
+
+def evaluated(thing: Any) -> dict[str, Any]:
+    """Annotations of a function or class; names for type checkers alone are looked up."""
+    module = importlib.import_module(thing.__module__)
+    return typing.get_type_hints(thing, vars(module) | vars(collections.abc))
+
+
+def signatures_of(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Public annotations of a function, or of a class, its methods and properties."""
+    if inspect.isfunction(thing):
+        for name, hint in evaluated(thing).items():
+            yield f"{thing.__name__}({name})", hint
+    if not inspect.isclass(thing):
+        return
+    for name, hint in evaluated(thing).items():
+        if not name.startswith("_"):
+            yield f"{thing.__name__}.{name}", hint
+    for name, member in vars(thing).items():
+        if name.startswith("_") and (name != "__init__" or thing.__name__ in MADE_BY_THE_ENGINE):
+            continue
+        function = member.fget if isinstance(member, property) else member
+        function = getattr(function, "__func__", function)
+        if inspect.isfunction(function) and function.__module__.startswith("aioserve"):
+            for argument, hint in evaluated(function).items():
+                yield f"{thing.__name__}.{name}({argument})", hint
+
+
+def exported(module: ModuleType) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in module.__all__}
+
+
+def all_exported() -> set[Any]:
+    return {
+        thing
+        for name in PUBLIC_MODULES
+        for thing in exported(importlib.import_module(name)).values()
+        if isinstance(thing, type)
+    }
+
+
+@pytest.mark.parametrize("name", ["aioserve", "aioserve.testing"])
+def test_what_a_package_imports_is_what_it_exports_in_order(name: str) -> None:
+    module = importlib.import_module(name)
+    imported = {
+        member
+        for member, thing in vars(module).items()
+        if not member.startswith("_") and not isinstance(thing, ModuleType)
+    }
+    assert list(module.__all__) == sorted(imported - {"annotations"})
+
+
+@pytest.mark.parametrize("name", PUBLIC_MODULES)
+def test_what_a_public_module_exports_is_there(name: str) -> None:
+    assert len(exported(importlib.import_module(name))) == len(
+        importlib.import_module(name).__all__
+    )
+
+
+def test_every_error_is_exported_by_the_package() -> None:
+    assert set(aioserve.errors.__all__) <= set(aioserve.__all__)
+
+
+def test_public_signatures_name_only_exported_types() -> None:
+    """Of what the packages export, and of the types that these name in turn."""
+    known = all_exported()
+    to_see = [
+        thing for name in PACKAGES for thing in exported(importlib.import_module(name)).values()
+    ]
+    seen: list[Any] = []
+    hidden = {}
+    while to_see:
+        thing = to_see.pop()
+        if any(thing is other for other in seen):
+            continue
+        seen.append(thing)
+        for place, annotation in signatures_of(thing):
+            for kind in names_in(annotation):
+                if kind in known:
+                    to_see.append(kind)
+                elif kind.__module__.partition(".")[0] == "aioserve":
+                    hidden[kind.__qualname__] = place
+    assert not hidden
+    assert len(seen) > 80
