@@ -80,7 +80,7 @@ class AioserveError(Exception):
 
     def with_cause(self, cause: BaseException) -> Self:
         """Itself, with `cause` chained as by `raise ... from cause`."""
-        self.__cause__ = cause
+        self.__cause__: BaseException | None = cause
         return self
 
 

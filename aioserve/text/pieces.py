@@ -52,10 +52,10 @@ class PieceTable(dict[int, Piece]):
         self._special = frozenset(
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
         )
-        self.byte_level = False
-        self.strip_left = 0
-        self.strip_char = " "
-        self.first_differs = False
+        self.byte_level: bool = False
+        self.strip_left: int = 0
+        self.strip_char: str = " "
+        self.first_differs: bool = False
         self._byte_fallback = False
         self._later: list[Callable[[str], str]] = []
         self._first: list[Callable[[str], str]] = []

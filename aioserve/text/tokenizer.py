@@ -53,7 +53,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self.pieces = PieceTable(backend, source)
+        self.pieces: PieceTable = PieceTable(backend, source)
         """What each id adds to the text; the incremental detokenizer's input."""
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = 1 + max(vocabulary.values(), default=-1)
