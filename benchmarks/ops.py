@@ -57,7 +57,7 @@ def batch_of(sequences: int, tokens: int, context: int) -> HostBatch:
         query_start=np.arange(0, (sequences + 1) * tokens, tokens, dtype=np.int32),
         context_lens=np.full(sequences, context, np.int32),
         page_table=table.astype(np.int32),
-        token_slots=slots.flatten(),
+        token_locations=slots.flatten(),
         positions=np.tile(positions.astype(np.int32), sequences),
         logit_rows=none,
         pending_rows=none,

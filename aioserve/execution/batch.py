@@ -19,7 +19,7 @@ from aioserve.execution.plan import (
     StepPlan,
     WorkItem,
 )
-from aioserve.kv.pages import pages_for, token_slots
+from aioserve.kv.pages import pages_for, token_locations
 from aioserve.ops import Drawn, HostBatch, SampleRows
 from aioserve.sampling.sampler import SlotTable
 
@@ -102,7 +102,7 @@ def _batch(items: Sequence[WorkItem], page_size: int) -> HostBatch:
         query_start=query_start.astype(np.int32),
         context_lens=context_lens.astype(np.int32),
         page_table=page_table,
-        token_slots=token_slots(page_table, rows, positions, page_size),
+        token_locations=token_locations(page_table, rows, positions, page_size),
         positions=positions.astype(np.int32),
         logit_rows=np.array(logit_rows, np.int64),
         pending_rows=pending,

@@ -28,7 +28,7 @@ class HostBatch:
         context_lens   int32 [B]      tokens in the KV pages after this step's writes
         page_table     int32 [B, P]   pages in order of position; entries past the context are
                                       valid page ids whose contents are never used
-        token_slots    int64 [T]      page * page_size + offset, where a token's K and V are written
+        token_locations int64 [T]     page * page_size + offset, where a token's K and V are written
         positions      int32 [T]
         logit_rows     int64 [S]      rows of T whose logits are wanted; S may be 0
         pending_rows   int64 [N]      rows of T whose token the step before samples, and ...
@@ -41,7 +41,7 @@ class HostBatch:
     query_start: npt.NDArray[np.int32]
     context_lens: npt.NDArray[np.int32]
     page_table: npt.NDArray[np.int32]
-    token_slots: npt.NDArray[np.int64]
+    token_locations: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int32]
     logit_rows: npt.NDArray[np.int64]
     pending_rows: npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ class HostBatch:
         _check("query_start", self.query_start, np.int32, (sequences + 1,))
         _check("context_lens", self.context_lens, np.int32, (sequences,))
         _check("page_table", self.page_table, np.int32, (sequences, width))
-        _check("token_slots", self.token_slots, np.int64, (tokens,))
+        _check("token_locations", self.token_locations, np.int64, (tokens,))
         _check("positions", self.positions, np.int32, (tokens,))
         _check("logit_rows", self.logit_rows, np.int64, (len(self.logit_rows),))
         _check("pending_rows", self.pending_rows, np.int64, (len(self.pending_rows),))

@@ -136,7 +136,7 @@ class NativeBackend(Backend):
             host.query_start,
             host.context_lens,
             host.page_table,
-            host.token_slots,
+            host.token_locations,
             host.positions,
             _own_pages(kv),
         )

@@ -33,7 +33,7 @@ class ReferenceBatch(Batch):
     query_start: tuple[int, ...]
     context_lens: tuple[int, ...]
     page_table: Tensor
-    token_slots: Tensor
+    token_locations: Tensor
 
 
 class TorchLinear(Linear):
@@ -105,7 +105,7 @@ class ReferenceBackend(Backend):
             query_start=tuple(host.query_start.tolist()),
             context_lens=tuple(host.context_lens.tolist()),
             page_table=self._upload(host.page_table).long(),
-            token_slots=self._upload(host.token_slots),
+            token_locations=self._upload(host.token_locations),
         )
 
     def _upload(self, array: npt.NDArray[np.integer]) -> Tensor:
@@ -169,8 +169,8 @@ class ReferenceBackend(Backend):
             angles = rotation.cos[batch.positions.long()], rotation.sin[batch.positions.long()]
             new_q, new_k = _rotate(new_q, *angles), _rotate(new_k, *angles)
         q.copy_(new_q)
-        pages = torch.div(at.token_slots, kv.page_size, rounding_mode="floor")
-        offsets = at.token_slots - pages * kv.page_size
+        pages = torch.div(at.token_locations, kv.page_size, rounding_mode="floor")
+        offsets = at.token_locations - pages * kv.page_size
         k_pages[pages, :, offsets] = new_k.to(k_pages.dtype)
         v_pages[pages, :, offsets] = v.to(v_pages.dtype)
 
@@ -284,10 +284,10 @@ def _check_batch(host: HostBatch, kv: KVCache) -> None:
             if not 0 <= page < kv.num_pages:
                 raise ValueError(f"batch: sequence {i} names page {page} of {kv.num_pages}")
     num_slots = kv.num_pages * kv.page_size
-    for i, slot in enumerate(host.token_slots.tolist()):
+    for i, slot in enumerate(host.token_locations.tolist()):
         if not 0 <= slot < num_slots:
             raise ValueError(
-                f"batch: token_slots[{i}] is {slot}, outside the {num_slots} slots of the pages"
+                f"batch: token_locations[{i}] is {slot}, outside the {num_slots} slots of the pages"
             )
     for i in np.flatnonzero(host.positions < 0):
         raise ValueError(f"batch: positions[{i}] is {host.positions[i]}")

@@ -25,12 +25,12 @@ Batch::Batch(const BatchArrays& arrays, const KVPages& pages)
         refuse("query_start must run from 0 to the number of tokens, " +
                std::to_string(arrays.num_tokens));
     for (int64_t i = 0; i < arrays.num_sequences; ++i) check_sequence(i);
-    const int64_t num_slots = num_pages_ * page_size_;
+    const int64_t num_locations = num_pages_ * page_size_;
     for (int64_t i = 0; i < arrays.num_tokens; ++i) {
-        if (arrays.token_slots[i] < 0 || arrays.token_slots[i] >= num_slots)
-            refuse("token_slots[" + std::to_string(i) + "] is " +
-                   std::to_string(arrays.token_slots[i]) + ", outside the " +
-                   std::to_string(num_slots) + " slots of the pages");
+        if (arrays.token_locations[i] < 0 || arrays.token_locations[i] >= num_locations)
+            refuse("token_locations[" + std::to_string(i) + "] is " +
+                   std::to_string(arrays.token_locations[i]) + ", outside the " +
+                   std::to_string(num_locations) + " locations of the pages");
         if (arrays.positions[i] < 0)
             refuse("positions[" + std::to_string(i) + "] is " +
                    std::to_string(arrays.positions[i]));

@@ -17,7 +17,7 @@ struct BatchArrays {
     const int32_t* query_start;   // [num_sequences + 1]
     const int32_t* context_lens;  // [num_sequences]
     const int32_t* page_table;    // [num_sequences, table_width]
-    const int64_t* token_slots;   // [num_tokens]
+    const int64_t* token_locations;   // [num_tokens]
     const int32_t* positions;     // [num_tokens]
     int64_t num_sequences, table_width, num_tokens;
 };
@@ -42,7 +42,7 @@ class Batch {
 
     int64_t num_tokens() const { return arrays_.num_tokens; }
     const int32_t* positions() const { return arrays_.positions; }
-    const int64_t* token_slots() const { return arrays_.token_slots; }
+    const int64_t* token_locations() const { return arrays_.token_locations; }
     int64_t end_position() const { return end_position_; }  // above every position
 
     // Throws std::invalid_argument unless `pages` have the sizes that the batch was checked for.

@@ -56,22 +56,22 @@ using Array = nb::ndarray<const T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu
 struct HeldBatch {
     Array<int32_t, 1> query_start, context_lens;
     Array<int32_t, 2> page_table;
-    Array<int64_t, 1> token_slots;
+    Array<int64_t, 1> token_locations;
     Array<int32_t, 1> positions;
     Batch batch;
 
     HeldBatch(Array<int32_t, 1> query_start_, Array<int32_t, 1> context_lens_,
-              Array<int32_t, 2> page_table_, Array<int64_t, 1> token_slots_,
+              Array<int32_t, 2> page_table_, Array<int64_t, 1> token_locations_,
               Array<int32_t, 1> positions_, const KVPages& pages)
         : query_start(std::move(query_start_)),
           context_lens(std::move(context_lens_)),
           page_table(std::move(page_table_)),
-          token_slots(std::move(token_slots_)),
+          token_locations(std::move(token_locations_)),
           positions(std::move(positions_)),
           batch({.query_start = query_start.data(),
                  .context_lens = context_lens.data(),
                  .page_table = page_table.data(),
-                 .token_slots = token_slots.data(),
+                 .token_locations = token_locations.data(),
                  .positions = positions.data(),
                  .num_sequences = static_cast<int64_t>(context_lens.shape(0)),
                  .table_width = static_cast<int64_t>(page_table.shape(1)),
@@ -144,7 +144,7 @@ void bind_ops(nb::module_& m) {
         .def(nb::init<Array<int32_t, 1>, Array<int32_t, 1>, Array<int32_t, 2>, Array<int64_t, 1>,
                       Array<int32_t, 1>, const KVPages&>(),
              "query_start"_a.noconvert(), "context_lens"_a.noconvert(), "page_table"_a.noconvert(),
-             "token_slots"_a.noconvert(), "positions"_a.noconvert(), "pages"_a);
+             "token_locations"_a.noconvert(), "positions"_a.noconvert(), "pages"_a);
     m.def("rms_norm", &bind_rms_norm, ReleaseGil());
     m.def("gated", &bind_gated, ReleaseGil());
     m.def("rotary_kv_write", &bind_rotary_kv_write, ReleaseGil());

@@ -113,7 +113,7 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
                 pending.append((row, item.slot))
             assert batch.positions[row] == position
             page = item.page_ids[position // page_size]
-            assert batch.token_slots[row] == page * page_size + position % page_size
+            assert batch.token_locations[row] == page * page_size + position % page_size
             row += 1
         pages = -(-(item.start + item.count) // page_size)
         assert batch.page_table[index, :pages].tolist() == item.page_ids[:pages].tolist()

@@ -145,7 +145,7 @@ def lay_out(
         query_start=np.array(starts, np.int32),
         context_lens=np.array([context for _, _, context in sequences], np.int32),
         page_table=table.numpy(),
-        token_slots=torch.cat(slots).numpy(),
+        token_locations=torch.cat(slots).numpy(),
         positions=torch.cat(positions).numpy(),
         logit_rows=np.arange(starts[-1]),
         pending_rows=np.zeros(0, np.int64),

@@ -59,7 +59,7 @@ def check(
         storage.double(), exact.kv.storage, rtol=rtol, atol=atol, equal_nan=True
     )
     page_size = scenario.page_size
-    slots = torch.from_numpy(scenario.host.token_slots)
+    slots = torch.from_numpy(scenario.host.token_locations)
     written = torch.zeros(scenario.num_pages, page_size, dtype=torch.bool)
     written[slots // page_size, slots % page_size] = True
     bits = torch.int32 if dtype is torch.float32 else torch.int16
@@ -101,7 +101,7 @@ def test_a_token_does_not_depend_on_its_neighbours_or_on_threads(
     last = lay_out([(1, 1, 90)], heads, dtype=dtype)
     alone = write(NATIVE, last, qkv[-1:], heads, 32, True)
     assert torch.equal(together.q[-1:], alone.q)
-    slot = int(last.host.token_slots[0])
+    slot = int(last.host.token_locations[0])
     at = (0, slice(None), slot // 16, slice(None), slot % 16)
     assert torch.equal(together.kv.storage[at], alone.kv.storage[at])
 

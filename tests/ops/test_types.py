@@ -45,8 +45,8 @@ def test_storage_of_another_shape_is_no_cache() -> None:
 
 def test_a_batch_refuses_arrays_that_do_not_fit() -> None:
     batch = lay_out([(1, 2, 40), (2, 1, 3)], Heads(2, 1, 16)).host
-    with pytest.raises(TypeError, match=r"token_slots must be int64, got int32"):
-        dataclasses.replace(batch, token_slots=batch.token_slots.astype(np.int32))
+    with pytest.raises(TypeError, match=r"token_locations must be int64, got int32"):
+        dataclasses.replace(batch, token_locations=batch.token_locations.astype(np.int32))
     with pytest.raises(ValueError, match=r"query_start must have shape \(3,\), got \(2,\)"):
         dataclasses.replace(batch, query_start=batch.query_start[:2])
     with pytest.raises(ValueError, match="page_table must be contiguous"):

@@ -62,7 +62,7 @@ class PagedRun:
             query_start=np.array(starts, np.int32),
             context_lens=np.array(contexts, np.int32),
             page_table=np.array(table, np.int32),
-            token_slots=np.array(slots, np.int64),
+            token_locations=np.array(slots, np.int64),
             positions=np.array(positions, np.int32),
             logit_rows=np.arange(len(token_ids))
             if logit_rows is None
