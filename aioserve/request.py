@@ -32,6 +32,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_SEED = 2**64 - 1
+MAX_PRIORITY = 2**31 - 1
 
 
 class FinishReason(StrEnum):
@@ -133,6 +134,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """On the clock of whoever plans the steps."""
     tenant: str | None = None
     """On whose behalf the request was sent."""
+    priority: int = 0
+    """How urgent it is: what more or less means is up to the policy."""
     ttft_target_seconds: float | None = None
     """How soon after its arrival the first token is wanted."""
     tpot_target_seconds: float | None = None

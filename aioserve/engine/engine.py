@@ -203,6 +203,7 @@ class Engine:
         request_id: str | None = None,
         cache_salt: str | None = None,
         tenant: str | None = None,
+        priority: int = 0,
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
     ) -> TokenStream:
@@ -214,14 +215,15 @@ class Engine:
         share cached prefixes only with others of the same `cache_salt` (1 to 256 characters).
 
         The scheduling policy sees on whose behalf a request comes, `tenant` (1 to 256 characters),
-        and what its sender wants: the first token `ttft_target_seconds` after this call, and each
-        further one within `tpot_target_seconds` on average (both above 0 and finite). What it makes
-        of them is up to the policy.
+        its `priority` (an int of 32 bits; no bundled policy asks for it), and what its sender
+        wants: the first token `ttft_target_seconds` after this call, and each further one within
+        `tpot_target_seconds` on average (both above 0 and finite). What it makes of them is up to
+        the policy.
 
         Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
-        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant or target,
-        `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What only encoding the prompt
-        can show is raised by the first read of the stream instead.
+        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority or
+        target, `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What only encoding the
+        prompt can show is raised by the first read of the stream instead.
         """
         mailbox = self._usable().intake.submit(
             prompt,
@@ -229,6 +231,7 @@ class Engine:
             request_id=request_id,
             cache_salt=cache_salt,
             tenant=tenant,
+            priority=priority,
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
         )
@@ -242,6 +245,7 @@ class Engine:
         request_id: str | None = None,
         cache_salt: str | None = None,
         tenant: str | None = None,
+        priority: int = 0,
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
     ) -> Completion:
@@ -252,6 +256,7 @@ class Engine:
             request_id=request_id,
             cache_salt=cache_salt,
             tenant=tenant,
+            priority=priority,
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
         ) as stream:

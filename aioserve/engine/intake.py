@@ -38,7 +38,7 @@ from aioserve.errors import (
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
-from aioserve.request import FinishReason, Request, SamplingParams
+from aioserve.request import MAX_PRIORITY, FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.chat import validate_messages
 from aioserve.text.tokenizer import Tokenizer
@@ -396,8 +396,22 @@ def _checked_tenant(argument: str, value: object) -> str | None:
     return _checked_name(argument, value, MAX_TENANT_CHARS)
 
 
+def _checked_priority(argument: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_PRIORITY:
+        return value
+    is_huge = isinstance(value, int) and value.bit_length() > 64
+    shown = f"one of {value.bit_length()} bits" if is_huge else repr(value)
+    raise InvalidRequestError(
+        f"{argument} must be an int in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {shown}",
+        argument=argument,
+        value=value,
+        limit=MAX_PRIORITY,
+    )
+
+
 WISHES = {
     "tenant": _checked_tenant,
+    "priority": _checked_priority,
     "ttft_target_seconds": _checked_target,
     "tpot_target_seconds": _checked_target,
 }

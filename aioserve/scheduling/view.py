@@ -44,6 +44,11 @@ class RequestView:
         return self._sequence.request.tenant
 
     @property
+    def priority(self) -> int:
+        """As the caller gave it, 0 unless it did: what it means is up to the policy."""
+        return self._sequence.request.priority
+
+    @property
     def ttft_target_seconds(self) -> float | None:
         """How soon after its arrival the first token is wanted, where the caller said so."""
         return self._sequence.request.ttft_target_seconds

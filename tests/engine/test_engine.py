@@ -478,12 +478,17 @@ async def test_a_policy_sees_what_the_caller_says_of_a_request(prompt):
     async with Engine(slow_model(), policy=Recording()) as engine:
         before = asyncio.get_running_loop().time()
         completion = await engine.generate(
-            prompt, SHORT, tenant="blue", ttft_target_seconds=2, tpot_target_seconds=0.25
+            prompt,
+            SHORT,
+            tenant="blue",
+            priority=-7,
+            ttft_target_seconds=2,
+            tpot_target_seconds=0.25,
         )
         await engine.generate(prompt, SHORT)
-    told = [(r.tenant, r.ttft_target_seconds, r.tpot_target_seconds) for r in arrived]
-    assert told == [("blue", 2, 0.25), (None, None, None)]
-    assert isinstance(told[0][1], float)
+    told = [(r.tenant, r.priority, r.ttft_target_seconds, r.tpot_target_seconds) for r in arrived]
+    assert told == [("blue", -7, 2, 0.25), (None, 0, None, None)]
+    assert isinstance(told[0][2], float)
     (came, first), (came_later, _) = ended
     assert completion.timings.first_token_seconds is not None
     assert before <= came < first <= came + completion.timings.first_token_seconds < came_later
@@ -495,6 +500,10 @@ async def test_a_policy_sees_what_the_caller_says_of_a_request(prompt):
         ({"tenant": ""}, "tenant must be a str of 1 to 256 characters, got ''"),
         ({"tenant": "x" * 257}, "tenant must be a str of 1 to 256 characters, got 'xxx"),
         ({"tenant": 7}, "tenant must be a str of 1 to 256 characters, got 7"),
+        ({"priority": 2**31}, "priority must be an int in .*, got 2147483648"),
+        ({"priority": -(10**5000)}, "priority must be an int in .*, got one of 16610 bits"),
+        ({"priority": True}, "priority must be an int in .*, got True"),
+        ({"priority": 1.0}, "priority must be an int in .*, got 1.0"),
         ({"ttft_target_seconds": 0}, "ttft_target_seconds must be a number above 0.*got 0"),
         ({"ttft_target_seconds": "1"}, "ttft_target_seconds must be a number.*got '1'"),
         ({"ttft_target_seconds": True}, "ttft_target_seconds must be a number.*got True"),
@@ -506,7 +515,7 @@ async def test_a_policy_sees_what_the_caller_says_of_a_request(prompt):
     ],
 )
 @pytest.mark.asyncio
-async def test_a_bad_tenant_or_target_is_refused_at_once(options, message):
+async def test_a_bad_tenant_priority_or_target_is_refused_at_once(options, message):
     async with Engine(slow_model()) as engine:
         with pytest.raises(InvalidRequestError, match=message):
             engine.stream(PROMPT, **options)
