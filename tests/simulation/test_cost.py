@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -106,8 +107,12 @@ def test_context_is_added_to_the_grid() -> None:
     assert table.step_seconds(plan) == pytest.approx(1.4 + 0.036 + pairs * 1e-5)
 
 
-def test_forks_cost_a_table_nothing() -> None:
-    assert StepLoad.of(step((9, 1), (10, 0))) == StepLoad(0, 1, 10, 0)
+def test_further_rows_of_a_token_cost_a_table_nothing() -> None:
+    plan = step((9, 1))
+    (work,) = plan.items
+    twice = msgspec.structs.replace(work, rows=work.rows * 2)
+    plan = msgspec.structs.replace(plan, items=(twice,))
+    assert StepLoad.of(plan) == StepLoad(0, 1, 10, 0)
 
 
 def test_a_table_is_read_from_a_file(tmp_path: Path) -> None:
