@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import PENDING_TOKEN
+from aioserve.execution.plan import PENDING_TOKEN, StepOutcome
 from aioserve.request import FinishReason
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
 from tests.scheduling.bench import Bench, work
@@ -354,3 +354,40 @@ def test_a_policy_hears_of_the_end_of_those_alone_that_it_heard_arrive():
     assert books.arrivals == [a, d, e]
     assert sorted(books.ends) == [a, d, e]
     assert b not in books.ends
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        StepOutcome(step=1, token_ids=(5,)),
+        StepOutcome(step=0, token_ids=()),
+        StepOutcome(step=0, token_ids=(5, 6)),
+        StepOutcome(step=0, token_ids=(5,), row_errors={1: "NaN"}),
+    ],
+    ids=["another step", "too few rows", "too many rows", "an error of no row"],
+)
+def test_the_outcome_of_another_step_is_refused_and_changes_nothing(outcome):
+    bench = Bench()
+    bench.submit(3)
+    plan = bench.plan()
+
+    with pytest.raises(InvariantError, match="step 0"):
+        bench.scheduler.commit(plan, outcome, 0.0)
+
+    bench.scheduler.sanity_check()
+    assert len(bench.commit(plan)) == 1
+
+
+def test_a_step_is_committed_after_all_before_it():
+    bench = Bench()
+    a = bench.submit(3)
+    first, second = bench.plan(), bench.plan()
+    early, outcome = bench.device.execute(first), bench.device.execute(second)
+
+    with pytest.raises(InvariantError, match="step 1 is committed, the last one done is -1"):
+        bench.scheduler.commit(second, outcome, 0.0)
+
+    bench.scheduler.sanity_check()
+    updates = [*bench.scheduler.commit(first, early, 0.0)]
+    updates += bench.scheduler.commit(second, outcome, 0.0)
+    assert [update.sequence_id for update in updates] == [a, a]
