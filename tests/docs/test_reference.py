@@ -89,7 +89,8 @@ def test_every_sampling_parameter_has_a_row() -> None:
 
 
 def test_every_statistic_has_a_row() -> None:
-    assert first_column(section("stats.md")) == list(EngineStats.__struct_fields__)
+    # In an order of its own: what is asked most comes first.
+    assert sorted(first_column(section("stats.md"))) == sorted(EngineStats.__struct_fields__)
 
 
 @pytest.mark.parametrize("kind", [SchedulingPolicy, RequestView])
