@@ -1,11 +1,11 @@
 """The one way to call what a plugin made.
 
-Whatever a plugin raises becomes a `PluginFault`: `SystemExit` too, and `CancelledError`, which
-tells of another task, for a call awaits nothing. Only `KeyboardInterrupt` is let through: it is the
-user's. An answer is an object of the plugin's: to look at its class, to iterate over it or to show
-it may raise as well, so all of that happens within the call.
+Whatever a plugin raises becomes a `PluginFault`, `SystemExit` and `CancelledError` included: a call
+awaits nothing, so it can't be the caller's own task that is cancelled. Only `KeyboardInterrupt` is
+let through: it is the user's. An answer is an object of the plugin's. To look at its class, to
+iterate over it or to show it may raise as well, so all of that happens within the call.
 
-This guards against mistakes. It can't end a call that never returns, and it is no sandbox.
+A guard is for mistakes. It can't end a call that never returns, and it is no sandbox.
 """
 
 from __future__ import annotations

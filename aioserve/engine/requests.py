@@ -1,9 +1,10 @@
 """The requests of an engine: one table, in which each has one state.
 
-    enter ──► ENCODING ──► QUEUED ──► RUNNING ──► ENDED
-      └──────────────────────▲           │           ▲
-                             └── LEAVING ◄┘───────────┘
-                    the reader is gone, the scheduler has yet to hear of it
+    enter ──► ENCODING ──► QUEUED ──► RUNNING ──────────────► ENDED
+                  │           │          └────► LEAVING ────────▲
+                  └───────────┴─────────────────────────────────┘
+
+LEAVING: the reader is gone, and the scheduler has yet to hear of it.
 
 The id of a request is free again as soon as its reader is gone or it has ended. Whatever is asked
 about the requests of an engine, how many wait or which ids are taken, is answered from here.

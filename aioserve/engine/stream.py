@@ -20,11 +20,12 @@ class TokenStream:
     of each sample are in order. What ends the request ends all of them.
 
     A class and not an async generator, because a generator that is dropped is only closed when the
-    event loop gets round to it. Each of these ends the request and frees its memory within a step:
-    the end of an `async with` block, `close()`, cancellation or a timeout of the task that is
-    waiting for a token, and garbage collection. A plain `async for token in engine.stream(...)`
-    that is left by `break` or an exception is the last of these; where the stream is kept in a
-    variable, prefer `async with`.
+    event loop gets round to it. Each of these ends the request: the end of an `async with` block,
+    `close()`, cancellation or a timeout of the task that is waiting for a token, and garbage
+    collection. No later step works for it then, and its pages come back when the steps in flight,
+    two at most, are done. A plain `async for token in engine.stream(...)` that is left by `break`
+    or an exception is ended by the collector; where the stream is kept in a variable, prefer
+    `async with`.
 
     One task reads a stream, on the engine's event loop.
     """

@@ -3,7 +3,7 @@
 A `StepPlan` says what one engine step computes; a `StepOutcome` says what came of it. The
 scheduler builds the one and consumes the other, so both run unchanged in a simulator.
 
-    slot       0      1      2      3          a row of the runner's state per running sequence
+    slot       0      1      2      3          a place in the runner's state per running sequence
     plan 7     start  .      start  start      "slot 0 belongs to these parameters and this seed"
                item: 12 tokens of one prompt, rows: (11, slot 0), (11, slot 2), (11, slot 3)
     plan 8     one item per slot: the token that the slot sampled last, one row each

@@ -1,7 +1,8 @@
 """The interface between a scheduling policy and the mechanism that asks it.
 
-A policy answers questions over read-only views. It owns no queue and no page, so it can be slow or
-unfair, and it can't lose a request or corrupt memory: the mechanism checks every answer.
+A policy answers questions over read-only views. It owns no queue and no page, and the mechanism
+checks every answer: a policy can be slow or unfair, and nothing that it raises or answers loses a
+request or corrupts memory. It runs on the event loop, so one that never returns stops its host.
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ class SchedulingPolicy:
             def order(self, waiting, view):
                 return sorted(waiting, key=lambda request: request.uncached_tokens)
 
-    Methods are plain and synchronous and run on the event loop, so they must be quick. One that
-    raises, or gives an answer that isn't one, is logged and first come, first served decides for
-    the rest of that step.
+    Methods are plain and synchronous and run on the event loop, so they must be quick: nothing can
+    end a call that never returns, and it stops the host program. Where one raises, or gives an
+    answer that isn't one, that is logged, and first come, first served decides for the rest of that
+    step.
     """
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:

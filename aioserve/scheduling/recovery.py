@@ -1,4 +1,4 @@
-"""What happens to sequences when a step fails, a row is no number, or planning raises.
+"""What happens to sequences when a step fails, logits are no numbers, or planning raises.
 
 The rule in each case: end those to whom it happened, let nobody go on from KV that may be wrong,
 and let all others go on as if nothing had been.
@@ -7,8 +7,9 @@ A worked example. Pages hold 4 tokens; step 7 computes the 8 tokens of A's promp
 the same 4:
 
     plan 7     A: tokens 0..7 into pages 10, 11. Both are published: the prefix tree names them.
-    plan 8     B finds page 10 in the tree and borrows it: B: tokens 4..6 into page 12.
+    plan 8     A: the token that step 7 samples, into page 14.
                C, which has nothing to do with them: one token into page 13.
+               B finds page 10 in the tree and borrows it: B: tokens 4..6 into page 12.
     step 7     fails: nobody knows what pages 10 and 11 hold.
 
     fail(7)    1. The tree withdraws what step 7 was to write: pages 10 and 11 can't be found.
@@ -16,8 +17,8 @@ the same 4:
                3. B borrowed 4 tokens, and the tree's path of B now covers 0 pages: what B computed
                   over page 10 is worth nothing. It begins again, from the waiting list.
                4. C goes on.
-    commit(8)  brings tokens for B and C. B has no slot any more, or another than the row names: its
-               token is dropped. C's counts.
+    commit(8)  brings tokens for A, B and C. A has no slot any more, and B none or another than the
+               row names: their tokens are dropped. C's counts.
 """
 
 from __future__ import annotations

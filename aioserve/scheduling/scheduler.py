@@ -35,7 +35,8 @@ from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 __all__ = ["Scheduler"]
 
 MAX_PLANNING_FAILURES = 3
-"""In a row, and at no sequence: the next one is raised, since nothing is left to try."""
+"""In a row, while no sequence was being planned: the next one is raised, since nothing is left to
+try."""
 
 
 class Scheduler:
@@ -124,6 +125,7 @@ class Scheduler:
         """What to compute next; None when nothing can be computed now.
 
         An exception in here, which is a bug, ends the request that was being planned and no other.
+        One that comes while none is ends none; the fourth such in a row is raised.
         """
         while True:
             self.guard.begin_step()

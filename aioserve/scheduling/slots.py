@@ -1,4 +1,4 @@
-"""Slots: rows of the runner's state, one per running sequence, given back behind the step fence.
+"""Slots: places in the runner's state, one per running sequence, given back behind the step fence.
 
 The runner learns of a slot's start and end from the next plan, which carries them.
 """

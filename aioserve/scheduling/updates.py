@@ -10,7 +10,7 @@ __all__ = ["SchedulerCounters", "SequenceUpdate"]
 
 
 class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
-    """What one step brought one sequence: a token, an end, or both."""
+    """What is told of one sequence: a token, an end, or both."""
 
     sequence_id: int
     token_id: int | None

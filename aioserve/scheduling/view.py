@@ -75,7 +75,7 @@ class RequestView:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens that the answer may have."""
+        """Most tokens that the answer may have. A cap, and no forecast: it may end long before."""
         return self._sequence.request.max_tokens
 
     @property
