@@ -17,8 +17,8 @@ class PageTable:
     """Append-only table of page ids, int32.
 
     A runner may read a view of it while the scheduler appends: an append writes past the end of
-    every view handed out so far, or into a new buffer, never into an entry that a view shows. A
-    sequence that loses its pages gets a new table.
+    every view handed out so far, or into a new buffer, never into an entry that a view shows. Where
+    an entry has to change, or to go, there is a new table.
     """
 
     __slots__ = ("_buffer", "_length", "_view")
