@@ -399,8 +399,10 @@ def _checked_tenant(argument: str, value: object) -> str | None:
 def _checked_priority(argument: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_PRIORITY:
         return value
-    is_huge = isinstance(value, int) and value.bit_length() > 64
-    shown = f"one of {value.bit_length()} bits" if is_huge else repr(value)
+    if isinstance(value, int) and value.bit_length() > 64:
+        shown = f"one of {value.bit_length()} bits"  # Python refuses to print the largest
+    else:
+        shown = repr(value)
     raise InvalidRequestError(
         f"{argument} must be an int in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {shown}",
         argument=argument,

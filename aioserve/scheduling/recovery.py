@@ -121,9 +121,9 @@ def after_failed_planning(
     no other. What the planner chose before is a step all the same."""
     culprits = _in_the_middle(books, planner)
     logger.error(
-        "planning step %d failed at %s; it is ended, and the step goes on without it",
+        "planning step %d failed; what ends: %s",
         planner.step,
-        ", ".join(map(repr, culprits)) or "no sequence",
+        ", ".join(map(repr, culprits)) or "nothing, since no sequence was being planned",
         exc_info=error,
     )
     updates = [

@@ -172,10 +172,7 @@ class Scheduler:
         """
         books = self.books
         check_outcome(plan, outcome)
-        if plan.step != self.memory.pool.done_step + 1:
-            raise InvariantError(
-                f"step {plan.step} is committed, the last one done is {self.memory.pool.done_step}"
-            )
+        self._check_order(plan)
         token_ids, errors = outcome.token_ids, outcome.row_errors
         books.complete(plan.step)
         updates: list[SequenceUpdate] = []
@@ -215,10 +212,16 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceUpdate]:
         """A step failed as a whole: end the sequences in it. Those planned since that took over
-        what it should have written begin again; all others go on."""
+        what it should have written begin again; all others go on. The order is that of `commit`."""
+        self._check_order(plan)
         ended = after_failed_step(self.books, plan.step, error)
         self.guard.step_finished(plan.step, plan.num_tokens)
         return ended
+
+    def _check_order(self, plan: StepPlan) -> None:
+        done = self.memory.pool.done_step
+        if plan.step != done + 1:
+            raise InvariantError(f"step {plan.step} is to be done, and the last one is {done}")
 
     def sanity_check(self) -> None:
         """Raise `InvariantError` unless pools, prefix tree, page tables and queues agree."""

@@ -222,7 +222,7 @@ def test_a_refusal_of_a_plugin_carries_who_refused_why_and_when_to_try_again():
             with pytest.raises(RequestRejectedError) as caught:
                 await engine.generate(PROMPT, SHORT)
             error = caught.value
-            assert error.refused_by == "Closed (given to the engine)"
+            assert error.refused_by == "plugin Closed (given to the engine)"
             assert (error.reason, error.retry_after_seconds) == ("closed on Sundays", 86_400)
 
     simulate(main)

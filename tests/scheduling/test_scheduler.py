@@ -384,7 +384,7 @@ def test_a_step_is_committed_after_all_before_it():
     first, second = bench.plan(), bench.plan()
     early, outcome = bench.device.execute(first), bench.device.execute(second)
 
-    with pytest.raises(InvariantError, match="step 1 is committed, the last one done is -1"):
+    with pytest.raises(InvariantError, match="step 1 is to be done, and the last one is -1"):
         bench.scheduler.commit(second, outcome, 0.0)
 
     bench.scheduler.sanity_check()
