@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet
 INSTALL_ITSELF := $(PIP_INSTALL) --no-build-isolation --no-deps --editable .
-NATIVE := $(shell find native -name '*.cpp' -o -name '*.h') CMakeLists.txt
+NATIVE := $(shell find native -type f) CMakeLists.txt
 METADATA := pyproject.toml constraints.txt
 
 # Stamps: what was installed, and when. With nothing changed since, no installer runs.

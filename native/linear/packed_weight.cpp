@@ -1,13 +1,14 @@
 #include "linear/packed_weight.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "common/scratch.h"
 #include "common/thread_pool.h"
+#include "dispatch.h"
 #include "linear/weight_memory.h"
-#include "ops/dispatch.h"
 
 namespace aioserve::linear {
 namespace {
@@ -27,15 +28,6 @@ std::size_t round_up(std::size_t value, std::size_t unit) {
 }
 
 int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
-
-// What the kernels of `ops` use as well.
-const TileSet& tiles_in_use(bool bfloat16) {
-    const std::string isa = ops::used_isa();
-    if (isa == "avx512_bf16") return bfloat16 ? *avx512_bf16_tiles() : *avx512_tiles(false);
-    if (isa == "avx512") return *avx512_tiles(bfloat16);
-    if (isa == "avx2") return *avx2_tiles(bfloat16);
-    return *portable_tiles(bfloat16);
-}
 
 }  // namespace
 

@@ -12,18 +12,8 @@
 // Scratch matrices hold 32-bit elements: a float, or with `kDot` a pair of bfloat16 along the
 // summed dimension.
 
-#if AIOSERVE_DOT_BF16
 template <class T>
-constexpr bool kDot = sizeof(T) == sizeof(bf16);
-#else
-template <class T>
-constexpr bool kDot = false;
-// Declared for the branches that are then never taken.
-Vec dot_bf16(Vec a, Vec b, Vec c);
-Vec load_pairs(const bf16* p, int64_t left);
-void interleave(const bf16* even, const bf16* odd, int64_t size, float* out);
-Vec store_rounded(Vec x, bf16* to);
-#endif
+constexpr bool kDot = kBfloat16Pairs && sizeof(T) == sizeof(bf16);
 
 constexpr float kLog2e = 1.442695041f;
 constexpr float kMinusInfinity = -__builtin_inff();
@@ -33,12 +23,12 @@ static inline int64_t round_up(int64_t n, int64_t multiple) {
 }
 
 // c + a * b: a is one element in every lane.
-template <bool Dot>
-static inline Vec multiply_add(Vec a, Vec b, Vec c) {
+template <bool Dot, class V>
+static inline V multiply_add(V a, V b, V c) {
     if constexpr (Dot) {
         return dot_bf16(a, b, c);
     } else {
-        return Vec::fma(a, b, c);
+        return V::fma(a, b, c);
     }
 }
 
@@ -306,7 +296,7 @@ static inline float weigh(const AttentionArgs& args, float* scores, int64_t colu
         const Vec weight = exp2(s[i] - subtract);
         if constexpr (kDot<T>) {
             // The sum takes the weights as they are multiplied, so that they still add up to one.
-            sum = sum + store_rounded(weight, reinterpret_cast<bf16*>(scores) + i * Vec::kWidth);
+            sum = sum + store_rounded(weight, reinterpret_cast<T*>(scores) + i * Vec::kWidth);
         } else {
             weight.store(scores + i * Vec::kWidth);
             sum = sum + weight;

@@ -8,9 +8,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "common/thread_pool.h"
+#include "dispatch.h"
 #include "ops/attention.h"
 #include "ops/batch.h"
-#include "ops/dispatch.h"
 #include "ops/page_copy.h"
 #include "ops/rowwise.h"
 
@@ -125,8 +125,8 @@ void bind_copy_pages(const std::vector<const KVPages*>& caches, Array<int32_t, 2
 
 nb::dict cpu_info() {
     nb::dict info;
-    info["isa"] = used_isa();
-    info["isas_supported"] = supported_isas();
+    info["isa"] = aioserve::used_isa();
+    info["isas_supported"] = aioserve::supported_isas();
     info["threads"] = aioserve::num_threads();
     info["affinity_cpus"] = aioserve::affinity_cpus();
     const double quota = aioserve::cgroup_cpus();
@@ -153,7 +153,7 @@ void bind_ops(nb::module_& m) {
     m.def("cpu_info", &cpu_info,
           "The instruction set and threads of the kernels, and what the machine grants: CPUs in the "
           "affinity mask (one per physical core) and in the cgroup's quota (None: unlimited).");
-    m.def("set_isa", &set_isa, "name"_a, ReleaseGil(),
+    m.def("set_isa", &aioserve::set_isa, "name"_a, ReleaseGil(),
           "Use the kernels of another instruction set; for tests, while no kernel runs.");
     m.def("set_num_threads", &aioserve::set_num_threads, "count"_a, ReleaseGil(),
           "Resize the thread pool; for tests and benchmarks, while no kernel runs.");

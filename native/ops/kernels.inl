@@ -1,9 +1,15 @@
-// Every kernel, for the `Vec` in scope. Each `kernels_*.cpp` includes this inside a namespace of its
-// own and with compiler flags of its own. Nothing here may use an inline function of the standard
+// Every op, for the `Vec` in scope. Each `kernels_*.cpp` includes this with compiler flags of its own;
+// internal linkage keeps the copies apart. Nothing here may use an inline function of the standard
 // library: the linker keeps one copy of such a function, and it may be this one, compiled for an
 // instruction set that the machine lacks.
 
-#include "ops/math.inl"
+#include "common/scratch.h"
+#include "ops/types.h"
+#include "simd/common.inl"
+
+namespace aioserve::ops {
+namespace {
+
 #include "ops/rowwise.inl"
 #include "ops/attention.inl"
 
@@ -14,3 +20,6 @@ constexpr Kernels kKernels = {
 };
 
 constexpr Table kTable = {kKernels<float>, kKernels<bf16>};
+
+}  // namespace
+}  // namespace aioserve::ops

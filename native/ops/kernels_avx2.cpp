@@ -1,17 +1,22 @@
 #if defined(__x86_64__)
-#include <immintrin.h>
 
-#include "common/scratch.h"
-#include "ops/dispatch.h"
+#include "simd/avx2.h"
 
 namespace aioserve::ops {
-namespace avx2 {
-#include "ops/vector_avx2.h"
-//
-#include "ops/kernels.inl"
-}  // namespace avx2
+namespace {
 
-extern const Table kAvx2 = avx2::kTable;
+// Rows and vectors of attention's sums that fit the registers.
+constexpr int kTileRows = 6;
+constexpr int tile_columns(int64_t rows) { return rows <= 2 ? 4 : 2; }
+constexpr bool kBfloat16Pairs = false;
 
+}  // namespace
 }  // namespace aioserve::ops
+
+#include "ops/kernels.inl"
+
+namespace aioserve::ops {
+extern constexpr Table kAvx2 = kTable;
+}
+
 #endif

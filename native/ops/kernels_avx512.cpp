@@ -1,20 +1,22 @@
 #if defined(__x86_64__)
-// GCC 12 takes the undefined registers in its own header for ours.
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
 
-#include "common/scratch.h"
-#include "ops/dispatch.h"
+#include "simd/avx512.h"
 
 namespace aioserve::ops {
-namespace avx512 {
-#include "ops/vector_avx512.h"
-//
-#include "ops/kernels.inl"
-}  // namespace avx512
+namespace {
 
-extern const Table kAvx512 = avx512::kTable;
+// Rows and vectors of attention's sums that fit the registers.
+constexpr int kTileRows = 6;
+constexpr int tile_columns(int64_t) { return 4; }
+constexpr bool kBfloat16Pairs = false;
 
+}  // namespace
 }  // namespace aioserve::ops
+
+#include "ops/kernels.inl"
+
+namespace aioserve::ops {
+extern constexpr Table kAvx512 = kTable;
+}
+
 #endif

@@ -1,13 +1,18 @@
-#include "common/scratch.h"
-#include "ops/dispatch.h"
+#include "simd/portable.h"
 
 namespace aioserve::ops {
-namespace portable {
-#include "ops/vector_portable.h"
-//
-#include "ops/kernels.inl"
-}  // namespace portable
+namespace {
 
-extern const Table kPortable = portable::kTable;
+// Rows and vectors of attention's sums that fit the registers.
+constexpr int kTileRows = 4;
+constexpr int tile_columns(int64_t) { return 2; }
+constexpr bool kBfloat16Pairs = false;
 
+}  // namespace
 }  // namespace aioserve::ops
+
+#include "ops/kernels.inl"
+
+namespace aioserve::ops {
+extern constexpr Table kPortable = kTable;
+}

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "common/thread_pool.h"
-#include "ops/dispatch.h"
+#include "dispatch.h"
 
 namespace aioserve::ops {
 namespace {

@@ -1,19 +1,5 @@
 // Norms, rotary embedding with KV write, and gated activations; one row at a time, float32 inside.
 
-template <class T>
-static inline Vec load_some(const T* p, int64_t left) {
-    return left >= Vec::kWidth ? Vec::load(p) : Vec::load(p, static_cast<int>(left));
-}
-
-template <class T>
-static inline void store_some(Vec x, T* p, int64_t left) {
-    if (left >= Vec::kWidth) {
-        x.store(p);
-    } else {
-        x.store(p, static_cast<int>(left));
-    }
-}
-
 // x rounded to T, as a later load from memory would see it.
 template <class T>
 static inline Vec rounded(Vec x) {

@@ -4,12 +4,9 @@
 
 #include <cstdint>
 
-namespace aioserve::ops {
+#include "simd/bf16.h"
 
-// Storage of bfloat16: the upper half of a float32.
-struct bf16 {
-    uint16_t bits;
-};
+namespace aioserve::ops {
 
 enum class DType : int { float32 = 0, bfloat16 = 1 };
 

@@ -1,4 +1,18 @@
-// 16 floats in an AVX-512 register. Included by kernel files only, within their own namespace.
+// 16 floats in an AVX-512 register.
+
+#pragma once
+
+// GCC 12 takes the undefined registers in its own header for ours (GCC bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include "simd/bf16.h"
+
+namespace aioserve {
+namespace {
 
 struct Vec {
     __m512 v;
@@ -21,6 +35,15 @@ struct Vec {
     void store(bf16* p) const { _mm256_storeu_si256((__m256i*)p, narrow()); }
     void store(float* p, int n) const { _mm512_mask_storeu_ps(p, first(n), v); }
     void store(bf16* p, int n) const { _mm256_mask_storeu_epi16(p, first(n), narrow()); }
+
+    // Of lanes that hold two bfloat16 each: the first of every pair, and the second, as floats.
+    Vec first_halves() const {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(v), 16))};
+    }
+    Vec second_halves() const {
+        const __m512i mask = _mm512_set1_epi32(-65536);
+        return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), mask))};
+    }
 
     static Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
     friend Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -100,5 +123,5 @@ private:
     }
 };
 
-constexpr int kTileRows = 6;
-constexpr int tile_columns(int64_t) { return 4; }
+}  // namespace
+}  // namespace aioserve

@@ -1,7 +1,30 @@
-// Elementary functions over `Vec`. Polynomials are minimax fits on the reduced range.
+// What is the same on every instruction set, over the `Vec` in scope: the ends of rows, and elementary
+// functions, whose polynomials are minimax fits on the reduced range.
+
+#pragma once
+
+#include "simd/bf16.h"
+
+namespace aioserve {
+namespace {
+
+// As much as fits of the `left` elements from p on, at least one; zeros in the lanes past them.
+template <class T>
+inline Vec load_some(const T* p, int64_t left) {
+    return left >= Vec::kWidth ? Vec::load(p) : Vec::load(p, static_cast<int>(left));
+}
+
+template <class T>
+inline void store_some(Vec x, T* p, int64_t left) {
+    if (left >= Vec::kWidth) {
+        x.store(p);
+    } else {
+        x.store(p, static_cast<int>(left));
+    }
+}
 
 // 2^(n + r) for integral n and |r| <= 0.5, where n + r <= 126; 0 where n < -125.
-static inline Vec exp2_split(Vec n, Vec r) {
+inline Vec exp2_split(Vec n, Vec r) {
     Vec p = Vec::fma(Vec::set(1.547589670e-04f), r, Vec::set(1.340028316e-03f));
     p = Vec::fma(p, r, Vec::set(9.618005415e-03f));
     p = Vec::fma(p, r, Vec::set(5.550327742e-02f));
@@ -12,13 +35,13 @@ static inline Vec exp2_split(Vec n, Vec r) {
 }
 
 // 2^x for x <= 126, and exactly 1 at 0.
-static inline Vec exp2(Vec x) {
+inline Vec exp2(Vec x) {
     const Vec n = Vec::round(x);
     return exp2_split(n, x - n);
 }
 
 // tanh(x) = e / (e + 2) with e = exp(2 |x|) - 1, which keeps small x exact to rounding.
-static inline Vec tanh(Vec x) {
+inline Vec tanh(Vec x) {
     // Past 10 the result rounds to 1. The order of arguments lets NaN through.
     const Vec ceiling = Vec::set(-20.0f);
     const Vec y = Vec::zero() - Vec::max(ceiling, Vec::set(-2.0f) * Vec::abs(x));
@@ -37,7 +60,7 @@ static inline Vec tanh(Vec x) {
 }
 
 // 1 + exp(-x), the divisor of a sigmoid gate.
-static inline Vec one_plus_exp_minus(Vec x) {
+inline Vec one_plus_exp_minus(Vec x) {
     // Below -87 the exponential leaves float32; a quotient is nothing there either way.
     const Vec y = Vec::max(Vec::set(-87.0f), x);
     const Vec log2e = Vec::set(-1.442695041f);
@@ -45,3 +68,6 @@ static inline Vec one_plus_exp_minus(Vec x) {
     const Vec r = Vec::fma(y, Vec::set(-1.92596299e-8f), Vec::fma(y, log2e, Vec::zero() - n));
     return Vec::set(1.0f) + exp2_split(n, r);
 }
+
+}  // namespace
+}  // namespace aioserve

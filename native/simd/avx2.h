@@ -1,4 +1,13 @@
-// 8 floats in an AVX2 register, with FMA. Included by a kernel file only, within its own namespace.
+// 8 floats in an AVX2 register, with FMA.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include "simd/bf16.h"
+
+namespace aioserve {
+namespace {
 
 struct Vec {
     __m256 v;
@@ -26,6 +35,15 @@ struct Vec {
         bf16 padded[8];
         store(padded);
         __builtin_memcpy(p, padded, n * sizeof(bf16));
+    }
+
+    // Of lanes that hold two bfloat16 each: the first of every pair, and the second, as floats.
+    Vec first_halves() const {
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(v), 16))};
+    }
+    Vec second_halves() const {
+        const __m256i mask = _mm256_set1_epi32(-65536);
+        return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(v), mask))};
     }
 
     static Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
@@ -111,5 +129,5 @@ private:
     }
 };
 
-constexpr int kTileRows = 6;
-constexpr int tile_columns(int64_t rows) { return rows <= 2 ? 4 : 2; }
+}  // namespace
+}  // namespace aioserve
