@@ -3,11 +3,14 @@
 #   run     stream an answer from the embedded model      bench   measure the engine
 #   test    lint, types and the test suite                docs    build/docs/index.html
 #   mutants plant bugs in a copy and see the tests find them
+#   sanitize        tests of kv and ops with AddressSanitizer and the like
+#   test-optimized  the test suite under `python -O`
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   clean   remove what was built, keep .venv             distclean   remove .venv too
 #
 # PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, and
-# MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once.
+# MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
+# SANITIZERS="thread" which one `make sanitize` runs.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := run
@@ -31,19 +34,31 @@ FOR_TEST := .venv/.for-test
 FOR_DOCS := .venv/.for-docs
 BUILT := .venv/.built
 
-.PHONY: run test test-slow mutants lint bench docs build clean distclean
+# pytest rewrites the assertions of tests/ into statements that -O keeps (tests/test_assertions.py),
+# and warns of others.
+PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
+  -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
+
+.PHONY: run test test-slow test-optimized mutants sanitize lint bench docs build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run "$$PROMPT"
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST_OPTIMIZED) -q tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling
 
 test-slow: lint
 	$(BIN)/python -m pytest
 
+test-optimized: $(FOR_TEST) $(BUILT)
+	$(PYTEST_OPTIMIZED)
+
 mutants: $(FOR_TEST) $(BUILT)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+sanitize: $(FOR_TEST) $(BUILT)
+	$(BIN)/python -m tests.sanitizers $(SANITIZERS)
 
 lint: $(FOR_TEST) $(BUILT)
 	$(BIN)/ruff check

@@ -8,8 +8,14 @@ that fails is of no interest there.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import Phase, settings
+
+# `python -O` drops what pytest hasn't rewritten, and by itself it rewrites files named `test_*`.
+FOLDERS = [path.name for path in Path(__file__).parent.iterdir() if path.is_dir()]
+pytest.register_assert_rewrite(*(f"tests.{folder}" for folder in FOLDERS))
 
 settings.register_profile("developer", deadline=None)
 settings.register_profile(
