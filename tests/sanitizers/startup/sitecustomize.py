@@ -15,4 +15,4 @@ class _Sanitized:
 
 
 # Before the finder of the editable installation.
-sys.meta_path.insert(0, _Sanitized)  # type: ignore[arg-type]
+sys.meta_path.insert(0, _Sanitized)
