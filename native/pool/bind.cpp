@@ -43,8 +43,6 @@ void bind_pool(nb::module_& m) {
                  std::copy(counts.begin(), counts.end(), buffer.span().begin());
              })
         .def("sanity_check", &PagePool::sanity_check)
-        .def_prop_ro("num_pages", &PagePool::num_pages)
-        .def_prop_ro("page_size", &PagePool::page_size)
         .def_prop_ro("num_free", &PagePool::num_free)
         .def_prop_ro("num_fenced", &PagePool::num_fenced)
         .def_prop_ro("num_held", &PagePool::num_held)
