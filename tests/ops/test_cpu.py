@@ -54,7 +54,7 @@ def test_the_environment_chooses_instruction_set_and_threads() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("AIOSERVE_ISA", "sse9", "ValueError: AIOSERVE_ISA must be one of portable, avx2"),
+        ("AIOSERVE_ISA", "sse9", "ValueError: AIOSERVE_ISA must be one of portable"),
         ("AIOSERVE_NUM_THREADS", "two", "ValueError: AIOSERVE_NUM_THREADS must be a number"),
         ("AIOSERVE_NUM_THREADS", "0", "ValueError: AIOSERVE_NUM_THREADS must be a number"),
     ],
