@@ -32,21 +32,23 @@ CONTROL_SECONDS = 120
 
 READ_PAST_THE_END = """
 import torch
-from aioserve.ops import native
+from aioserve.ops import backend_named
+native = backend_named("native")
 x = torch.ones(100, 512)
 x.untyped_storage().resize_(4096)
 native.rms_norm(x, torch.ones(512), 1e-6)
 """
 MISALIGNED = """
 import torch
-from aioserve.ops.linear import PackedLinear
+from aioserve.ops import backend_named
 ids = torch.frombuffer(bytearray(81), dtype=torch.int64, offset=1)
-PackedLinear(torch.ones(3, 4)).rows(ids)
+backend_named("native").linear(torch.ones(3, 4)).rows(ids)
 """
 TWO_WRITERS = """
 import threading
 import torch
-from aioserve.ops import native
+from aioserve.ops import backend_named
+native = backend_named("native")
 shared, x, weight = torch.zeros(4000, 512), torch.ones(4000, 512), torch.ones(512)
 threads = [threading.Thread(target=native.add_rms_norm, args=(x, shared, weight, 1e-6))
            for _ in range(2)]
