@@ -283,11 +283,18 @@ class KVMemory:
 
     # -- a lease grows and shrinks
 
-    def must_reserve(self, lease: KVLease) -> bool:
-        """Whether computing one more token needs a page that the lease hasn't, or may not write."""
-        if lease.computed == capacity_tokens(len(lease.page_table), self.page_size):
-            return True
-        return lease.shares_partial_page and self._must_copy(lease)
+    def short_of_pages(self, leases: Iterable[KVLease]) -> list[KVLease]:
+        """Those for which one more token needs a page that they haven't, or may not write."""
+        size = self.page_size
+        return [
+            lease
+            for lease in leases
+            if (
+                lease.computed == len(lease.page_table) * size
+                if lease.computed % size == 0
+                else lease.shares_partial_page and self._must_copy(lease)
+            )
+        ]
 
     def num_pages_to_reserve(self, leases: Iterable[KVLease], num_tokens: int = 1) -> int:
         """Pages that `num_tokens` more tokens of each of `leases` need together: of the leases that

@@ -283,11 +283,12 @@ def _check_batch(host: HostBatch, kv: KVCache) -> None:
         for page in host.page_table[i, : -(-context // kv.page_size)].tolist():
             if not 0 <= page < kv.num_pages:
                 raise ValueError(f"batch: sequence {i} names page {page} of {kv.num_pages}")
-    num_slots = kv.num_pages * kv.page_size
-    for i, slot in enumerate(host.token_locations.tolist()):
-        if not 0 <= slot < num_slots:
+    num_locations = kv.num_pages * kv.page_size
+    for i, location in enumerate(host.token_locations.tolist()):
+        if not 0 <= location < num_locations:
             raise ValueError(
-                f"batch: token_locations[{i}] is {slot}, outside the {num_slots} slots of the pages"
+                f"batch: token_locations[{i}] is {location}, outside the {num_locations} "
+                "locations of the pages"
             )
     for i in np.flatnonzero(host.positions < 0):
         raise ValueError(f"batch: positions[{i}] is {host.positions[i]}")

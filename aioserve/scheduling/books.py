@@ -28,16 +28,16 @@ from aioserve.scheduling.slots import SlotPool
 from aioserve.scheduling.updates import SchedulerCounters
 from aioserve.scheduling.view import RequestView
 
-__all__ = ["SLOTS_PER_SEQUENCE", "Books", "LaunchedItem"]
+__all__ = ["SLOTS_PER_SEQUENCE", "Books", "Entry"]
 
 SLOTS_PER_SEQUENCE = 2
 """Slots of ended sequences stay fenced for a step; with spare ones, successors need not wait."""
 
 by_arrival = attrgetter("sequence_id")
 
-LaunchedItem = tuple[WorkItem, tuple[SequenceState, ...], KVLease]
-"""An item of a launched step; its sequence, followed by those that fork off it, one for each of its
-rows where it has any; and the lease that the sequence had then."""
+Entry = tuple[SequenceState, int, KVLease, WorkItem]
+"""A sequence in a launched step, with the slot and the lease that it had then, and its item: one
+entry for each row of an item, in order, or one for an item without rows."""
 
 
 class Books:
@@ -52,8 +52,8 @@ class Books:
         self.slots = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
         self.launched = NO_STEP
         """Number of the last step planned; `memory.pool.done_step` is the last one done."""
-        self.in_flight: dict[int, list[LaunchedItem]] = {}
-        """The items of each step planned and not yet done."""
+        self.in_flight: dict[int, list[Entry]] = {}
+        """What each step consists of that is planned and not yet done."""
         self.sequences: dict[int, SequenceState] = {}
         """Those that haven't ended, by id."""
         self.views: dict[int, RequestView] = {}

@@ -10,7 +10,7 @@ preempted for anyone, and loses time but no token.
 The planner decides one sequence at a time and then applies what it decided, because a request may
 find in the prefix tree what another was given in the same step. `working_on` names the sequence
 whose entries in the books are being changed; an exception spoils these and no others, and
-`items` is then a step without it.
+`entries` is then a step without it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, SampleRow, StepPlan, WorkItem
+from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import Claim
-from aioserve.scheduling.books import Books, LaunchedItem
+from aioserve.scheduling.books import Books, Entry
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.reserve import OutputReserve
@@ -57,9 +58,10 @@ class StepPlanner:
         self.step = books.launched + 1
         self.max_num_batched_tokens = max_num_batched_tokens
         self.budget = max_num_batched_tokens
-        self.items: list[LaunchedItem] = []
+        self.entries: list[Entry] = []
         self.working_on: SequenceState | None = None
         self._has_preempted = False
+        self._has_families = False
         self._reserved: int | None = None
 
     def fill(self) -> None:
@@ -71,28 +73,34 @@ class StepPlanner:
         may_admit = not self._has_preempted and books.waiting and self.budget > 0
         if may_admit and self._admit(forced=False):
             self._displace_a_paused_one()
-        if not self.items and books.launched == self.memory.pool.done_step:
+        if not self.entries and books.launched == self.memory.pool.done_step:
             self._force_progress()
-            if not self.items:
+            if not self.entries:
                 self._check_idle()
         self.working_on = None
 
     def plan(self) -> StepPlan | None:
         """The step as it was filled; None for an empty one."""
-        if not self.items:
+        if not self.entries:
             return None
         books = self.books
         books.launched = self.step
-        books.in_flight[self.step] = self.items
+        books.in_flight[self.step] = self.entries
         ended, started = books.slots.take_changes()
         return StepPlan(
             step=self.step,
             ended_slots=ended,
             started_slots=started,
             copies=self.memory.take_copies(),
-            items=tuple([item for item, _, _ in self.items]),
+            items=self._items(),
             preempted=books.take_preempted(),
         )
+
+    def _items(self) -> tuple[WorkItem, ...]:
+        items = [entry[3] for entry in self.entries]
+        if self._has_families:  # with an entry for each row
+            items = list({id(item): item for item in items}.values())
+        return tuple(items)
 
     # -- those that run
 
@@ -115,22 +123,51 @@ class StepPlanner:
         """A sequence for which no page is left sits this step out: pages that are fenced now are
         free in the next."""
         memory = self.memory
-        growing = [s for s in ready[: self.budget] if memory.must_reserve(s.lease)]
-        needed = memory.num_pages_to_reserve([s.lease for s in growing])
+        growing = memory.short_of_pages([s.lease for s in ready[: self.budget]])
+        needed = memory.num_pages_to_reserve(growing)
         memory.make_free(needed, self.step)
         if needed > memory.pool.num_free:
-            self._make_room(growing)
+            self._make_room([s for s in ready if s.lease in growing])
             ready = [s for s in ready if s.phase is Phase.RUNNING]
             # Some that were beyond the budget may be within it now.
-            growing = ready
-        # A large batch asks once: in the course of this no sequence comes to need a page.
-        may_grow = set(growing)
-        for sequence in ready[: self.budget]:
+            growing = [s.lease for s in ready]
+        self._launch_decodes(ready[: self.budget], set(growing))
+
+    def _launch_decodes(self, ready: list[SequenceState], may_grow: set[KVLease]) -> None:
+        """Launch one token of each, which is most of what is planned: `_launch` in one loop.
+
+        `may_grow` has those that may need a page. A large batch has asked once: in the course of
+        this no lease comes to need one.
+        """
+        memory, counters, entries, step = self.memory, self.books.counters, self.entries, self.step
+        page_size = memory.page_size
+        for sequence in ready:
             self.working_on = sequence
             lease = sequence.lease
-            must_reserve = sequence in may_grow and memory.must_reserve(lease)
-            if not must_reserve or memory.reserve(lease, 1, self.step):
+            short = may_grow and lease in may_grow and memory.short_of_pages([lease])
+            if short and not memory.reserve(lease, 1, step):
+                continue
+            start, slot, pending = lease.computed, sequence.slot, sequence.pending
+            if sequence.unborn or start < sequence.prompt_tokens:
                 self._launch(sequence, 1)
+                continue
+            page_ids = lease.page_table.page_ids
+            memory.advance(lease, 1, step)
+            if (start + 1) // page_size > lease.published:
+                memory.publish(lease, sequence.known_ids)
+            sequence.pending = pending + 1
+            counters.tokens_processed += 1
+            self.budget -= 1
+            item = WorkItem(
+                sequence_id=sequence.sequence_id,
+                slot=slot,
+                start=start,
+                count=1,
+                token_ids=PENDING_IDS if pending else sequence.ids(start, 1),
+                page_ids=page_ids,
+                rows=sequence.decode_rows,
+            )
+            entries.append((sequence, slot, lease, item))
         self.working_on = None
 
     def _make_room(self, growing: list[SequenceState]) -> None:
@@ -310,21 +347,19 @@ class StepPlanner:
 
     def _launch(self, sequence: SequenceState, count: int) -> None:
         """Add `count` tokens of a sequence to the step and move its books past them."""
-        books, lease = self.books, sequence.lease
+        lease = sequence.lease
         start, written_step, page_ids = lease.computed, lease.last_step, lease.page_table.page_ids
         end, pending = start + count, sequence.pending
         token_ids = PENDING_IDS if pending else sequence.ids(start, count)
-        family, rows = (sequence,), NO_ROWS
+        family, rows = [sequence], NO_ROWS
         self.memory.advance(lease, count, self.step)
         if end // self.memory.page_size > lease.published:
             self.memory.publish(lease, sequence.known_ids)
         if end == sequence.num_known + pending:
             sequence.pending = pending + 1
-            rows = sequence.decode_rows
-            if count > 1 or sequence.unborn:
-                family = (sequence, *books.bear(sequence, self.step, written_step))
-                rows = tuple([SampleRow(offset=count - 1, slot=one.slot) for one in family])
-        counters, prompt = books.counters, sequence.prompt_tokens
+            family += self.books.bear(sequence, self.step, written_step)
+            rows = tuple([SampleRow(offset=count - 1, slot=one.slot) for one in family])
+        counters, prompt = self.books.counters, sequence.prompt_tokens
         counters.tokens_processed += count
         if start < prompt:
             counters.tokens_prefilled += min(end, prompt) - start
@@ -338,7 +373,8 @@ class StepPlanner:
             page_ids=page_ids,
             rows=rows,
         )
-        self.items.append((item, family, lease))
+        self._has_families |= len(family) > 1
+        self.entries += [(one, one.slot, one.lease, item) for one in family]
         self.working_on = None
 
     def _view(self) -> SchedulerView:

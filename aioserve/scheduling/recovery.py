@@ -29,7 +29,6 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import WorkItem
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.recovery import drop_unwritten
 from aioserve.request import FinishReason
@@ -53,10 +52,10 @@ def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdat
     memory, page_size = books.memory, books.memory.page_size
     failed = books.in_flight.pop(step)
     cut = memory.withdraw(step)
-    for item, (sequence, *_), lease in failed:
+    for sequence, _, lease, item in failed:
         # A page that it wrote in part may have been completed, and published, by a later step.
         cut |= memory.forget(lease.namespace, sequence.known_ids, item.start // page_size)
-    for _, (sequence, *_), lease in chain.from_iterable(books.in_flight.values()):
+    for sequence, _, lease, _ in chain.from_iterable(books.in_flight.values()):
         # So may a page that it should have copied to the host, and a later step copied back.
         if lease.inherited_step >= step:
             first = lease.cached // page_size
@@ -64,8 +63,7 @@ def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdat
     books.complete(step)
     ended = [
         one
-        for item, family, _ in failed
-        for sequence, slot in zip(family, _slots(item), strict=True)
+        for sequence, slot, _, _ in failed
         if sequence.slot == slot  # and not ended or begun again since
         for one in (sequence, *sequence.unborn)
     ]
@@ -79,11 +77,6 @@ def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdat
         if sequence in lost or sequence.lease.inherited_step >= step:
             books.begin_again(sequence)
     return [SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, error) for s in ended]
-
-
-def _slots(item: WorkItem) -> tuple[int, ...]:
-    """Slot of the item's sequence and of those that fork off it."""
-    return tuple([row.slot for row in item.rows]) or (item.slot,)
 
 
 def after_bad_rows(books: Books, broken: list[BrokenRow]) -> None:
@@ -130,15 +123,15 @@ def after_failed_planning(
         SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, repr(error), cause=error)
         for s in culprits
     ]
-    books.lose(culprits, planner.step if planner.items else books.launched)
+    books.lose(culprits, planner.step if planner.entries else books.launched)
     page_size = books.memory.page_size
     written = [
         item.page_ids[item.start // page_size : pages_for(item.start + item.count, page_size)]
-        for item, _, _ in planner.items
+        for _, _, _, item in planner.entries
     ]
     leases = [s.lease for s in culprits]
     lost = books.shorten(drop_unwritten(books.memory, planner.step, written, leases))
-    planner.items = [entry for entry in planner.items if not any(s in lost for s in entry[1])]
+    planner.entries = [entry for entry in planner.entries if entry[0] not in lost]
     for sequence in lost:
         books.begin_again(sequence)
     return updates
@@ -147,7 +140,7 @@ def after_failed_planning(
 def _in_the_middle(books: Books, planner: StepPlanner) -> list[SequenceState]:
     """The sequence that the planner was working on, and those that were about to fork off it."""
     culprit = planner.working_on
-    planned = {sequence for _, family, _ in planner.items for sequence in family}
+    planned = {sequence for sequence, *_ in planner.entries}
     if culprit is None or culprit in planned:
         return []
     return [

@@ -142,7 +142,7 @@ class Scheduler:
                 self._planning_failures = 0
             except Exception as error:
                 self._recover(planner, error)
-                if not planner.items:
+                if not planner.entries:
                     continue  # what is left may have work, and nobody would ask again
             return planner.plan()
 
@@ -180,29 +180,31 @@ class Scheduler:
         broken: list[BrokenRow] = []
         index = -1
         num_failed = 0
-        for item, family, _ in books.in_flight.pop(plan.step):
-            for row, sequence in zip(item.rows, family, strict=False):
-                index += 1
-                error = errors.get(index) if errors else None
-                if error is not None:
-                    broken.append((sequence, row.slot, item.page_ids))
-                # The one place where results in flight are dropped: the sequence has ended, or was
-                # preempted, and will sample the same token again: noise depends on the position.
-                if sequence.slot != row.slot:
-                    continue
-                sequence.pending -= 1
-                if error is not None:
+        for sequence, slot, _, item in books.in_flight.pop(plan.step):
+            if not item.rows:
+                continue
+            index += 1
+            # The one place where results in flight are dropped: the sequence has ended, or was
+            # preempted, and will sample the same token again: noise depends on the position.
+            drops = sequence.slot != slot
+            if errors and index in errors:
+                broken.append((sequence, slot, item.page_ids))
+                if not drops:
                     num_failed += 1
-                    ends = FinishReason.ERROR
-                    updates.append(SequenceUpdate(sequence.sequence_id, None, ends, error))
-                    continue
-                reason = sequence.append(token_ids[index])
-                if sequence.first_token_seconds is None:
-                    sequence.first_token_seconds = now_seconds
-                sequence.proven_pages = item.page_ids
-                updates.append(SequenceUpdate(sequence.sequence_id, token_ids[index], reason))
-                if reason is not None:
-                    ended.append(sequence)
+                    sequence.pending -= 1
+                    updates.append(_failed(sequence, errors[index]))
+                continue
+            if drops:
+                continue
+            token_id = token_ids[index]
+            reason = sequence.append(token_id)
+            if sequence.first_token_seconds is None:
+                sequence.first_token_seconds = now_seconds
+            sequence.pending -= 1
+            sequence.proven_pages = item.page_ids
+            updates.append(SequenceUpdate(sequence.sequence_id, token_id, reason))
+            if reason is not None:
+                ended.append(sequence)
         books.counters.tokens_generated += len(updates) - num_failed
         books.end(ended)
         if broken:
@@ -244,3 +246,7 @@ class Scheduler:
                 for s in (request, *request.unborn)
             ]
         self.books.end([request for request, _ in refused])
+
+
+def _failed(sequence: SequenceState, error: str) -> SequenceUpdate:
+    return SequenceUpdate(sequence.sequence_id, None, FinishReason.ERROR, error)

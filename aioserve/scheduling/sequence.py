@@ -46,6 +46,7 @@ class SequenceState:
         "paused",
         "pending",
         "phase",
+        "prompt_tokens",
         "proven_pages",
         "request",
         "seed",
@@ -65,7 +66,7 @@ class SequenceState:
         self.max_length = request.max_length
         self.arrival_processed_tokens = arrival_processed_tokens
         self.first_token_seconds: float | None = None
-        self.num_known = request.prompt_tokens
+        self.num_known = self.prompt_tokens = request.prompt_tokens
         self._known_ids = request.prompt_ids
         self.lease = KVLease(request.namespace)
         self.unborn: list[SequenceState] = []
@@ -85,10 +86,6 @@ class SequenceState:
         """What a step that computes one token samples."""
         self.proven_pages = self.lease.page_ids
         """Pages covered by the last sampled token, so known to hold no NaN."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.request.prompt_tokens
 
     @property
     def known_ids(self) -> npt.NDArray[np.int32]:

@@ -208,8 +208,8 @@ def test_a_batch_without_tokens_gives_no_rows() -> None:
         ("context_lens", 0, 1, "sequence 0 has 2 query tokens in a context of 1"),
         ("query_start", 1, 3, "query_start must run from 0 to the number of tokens, 2"),
         ("query_start", 0, 1, "query_start must run from 0 to the number of tokens, 2"),
-        ("token_locations", 1, -1, r"token_locations\[1\] is -1, outside the 80 slots"),
-        ("token_locations", 0, 80, r"token_locations\[0\] is 80, outside the 80 slots"),
+        ("token_locations", 1, -1, r"token_locations\[1\] is -1, outside the 80 locations"),
+        ("token_locations", 0, 80, r"token_locations\[0\] is 80, outside the 80 locations"),
         ("positions", 1, -1, r"positions\[1\] is -1"),
     ],
 )

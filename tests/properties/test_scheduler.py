@@ -171,9 +171,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         somebody else's, or its own of another run."""
         written = self.written_places(plan)
         self.runs[plan.step] = {
-            (row.slot, sequence.sequence_id, sequence.epoch)
-            for item, family, _ in self.scheduler.books.in_flight[plan.step]
-            for row, sequence in zip(item.rows, family, strict=False)
+            (slot, sequence.sequence_id, sequence.epoch)
+            for sequence, slot, *_ in self.scheduler.books.in_flight[plan.step]
         }
         for earlier in self.in_flight:
             for item in earlier.items:
