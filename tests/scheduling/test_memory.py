@@ -7,6 +7,7 @@ import pytest
 from aioserve.execution.plan import CopyKind, PageCopy, StepOutcome
 from aioserve.kv.memory import SWAP_FROM_TOKENS, KVMemory
 from aioserve.kv.page_pool import PagePool
+from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench, work
@@ -154,10 +155,16 @@ def test_the_page_that_is_copied_in_part_may_be_needed_for_the_copy_itself():
     assert bench.run()[b] == expected_tokens([*range(7), 99, 98, 97], 2)[1:]
 
 
-def test_the_answer_is_found_by_the_next_turn():
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_answer_is_found_by_the_next_turn(depth):
     bench = cached()
-    a = bench.submit(10, 10)
-    answer = bench.run()[a]
+    pipeline = StepPipeline(bench.scheduler, bench.device.execute, depth=depth)
+    bench.submit(10, 10)
+    answer = []
+    while bench.sequences:
+        pipeline.advance(0.0)
+        if (outcome := pipeline.due) is not None:
+            answer += [update.token_id for update in pipeline.finish(outcome, 0.0)]
     b = bench.submit([*range(10), *answer, 7, 7, 7])
 
     # Four full pages: the KV of the last token of an answer is never computed.
