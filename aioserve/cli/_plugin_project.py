@@ -102,7 +102,7 @@ from __future__ import annotations
 
 import pytest
 from aioserve import ConfigError, Engine
-from aioserve.testing import FakeModel, check_invariants, check_policy, replay, simulate
+from aioserve.testing import FakeModel, check_invariants, check_policy, replay, run_simulated
 from $module import $policy
 
 
@@ -135,7 +135,7 @@ def test_an_engine_serves_under_it_by_name() -> None:
             assert completion.token_ids
             check_invariants(engine)
 
-    simulate(serve)
+    run_simulated(serve)
 '''
 
 README = """\

@@ -6,7 +6,7 @@ time, and a look at the books.
             await asyncio.gather(engine.generate([1, 2]), engine.generate([3, 4]))
             check_invariants(engine)
 
-    simulate(serve_two, seed=7)
+    run_simulated(serve_two, seed=7)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aioserve.testing.invariants import check_invariants, count_leaked_pages, sc
 from aioserve.testing.plugin_checks import check_admission, check_eviction, check_observer
 from aioserve.testing.policy_check import check_policy
 from aioserve.testing.replay import replay
-from aioserve.testing.sim_loop import DeadlockError, SimLoop, SimulationError, simulate
+from aioserve.testing.sim_loop import DeadlockError, SimLoop, SimulationError, run_simulated
 from aioserve.testing.witness import Witness
 
 __all__ = [
@@ -42,6 +42,6 @@ __all__ = [
     "expected_tokens",
     "random_step_seconds",
     "replay",
+    "run_simulated",
     "scribble_free_pages",
-    "simulate",
 ]

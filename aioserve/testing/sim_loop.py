@@ -1,7 +1,7 @@
 """An event loop on a virtual clock that runs ready callbacks in an order drawn from a seed.
 
-`simulate(main, seed=7)` is `asyncio.run(main())` on such a loop. A sleep takes no time, and each
-seed is another interleaving of the program's tasks, the same one every time.
+`run_simulated(main, seed=7)` is `asyncio.run(main())` on such a loop. A sleep takes no time, and
+each seed is another interleaving of the program's tasks, the same one every time.
 
 What stays in order, because asyncio's own code or usual idioms rest on it:
 
@@ -40,7 +40,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["DeadlockError", "SimLoop", "SimulationError", "simulate"]
+__all__ = ["DeadlockError", "SimLoop", "SimulationError", "run_simulated"]
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class DeadlockError(SimulationError):
     """No callback is ready, no timer is set, and the program isn't done."""
 
 
-def simulate(
+def run_simulated(
     main: Callable[[], Coroutine[Any, Any, T]], *, seed: int = 0, max_rounds: int = MAX_ROUNDS
 ) -> T:
     """Run `main()` to its end on a new `SimLoop` and return its result.
@@ -84,13 +84,13 @@ def simulate(
             ) from first.get("exception")
     except BaseException as error:
         name = getattr(main, "__qualname__", repr(main))
-        error.add_note(f"to repeat it: simulate({name}, seed={seed})")
+        error.add_note(f"to repeat it: run_simulated({name}, seed={seed})")
         raise
     return result
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The loop itself, for `asyncio.Runner(loop_factory=...)`; most tests want `simulate`."""
+    """The loop itself, for `asyncio.Runner(loop_factory=...)`; most tests want `run_simulated`."""
 
     _ready: deque[asyncio.Handle]
     _stopping: bool

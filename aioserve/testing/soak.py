@@ -34,7 +34,7 @@ from aioserve.testing.fake_device import expected_tokens
 from aioserve.testing.fake_model import FakeModel
 from aioserve.testing.faults import Fault, Faults, random_step_seconds
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
-from aioserve.testing.sim_loop import simulate
+from aioserve.testing.sim_loop import run_simulated
 from aioserve.testing.witness import Witness
 
 __all__ = ["Findings", "main", "run_batch"]
@@ -131,7 +131,7 @@ def run_batch(seed: int, batch: int, requests: int) -> Findings:
     faults: list[str] = []
     logging.disable(logging.CRITICAL)
     try:
-        simulate(
+        run_simulated(
             lambda: _serve(engine, witness, draw, requests),
             seed=draw.getrandbits(32),
             max_rounds=MAX_ROUNDS,

@@ -26,7 +26,7 @@ from aioserve import (
     Verdict,
     hookimpl,
 )
-from aioserve.testing import FakeModel, simulate
+from aioserve.testing import FakeModel, run_simulated
 
 PROMPT = [5, 6, 7, 8]
 SHORT = SamplingParams(max_tokens=10)
@@ -52,7 +52,7 @@ def test_the_end_of_a_prompt_that_is_too_long_is_told_in_tokens_or_characters():
             assert (caught.value.value, caught.value.limit) == (40_000, 32_768)
             assert caught.value.unit == "characters"
 
-    simulate(main)
+    run_simulated(main)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_request_that_cannot_be_served_names_argument_value_and_limit(
             error = caught.value
             assert (error.argument, error.value, error.limit) == (argument, value, limit)
 
-    simulate(main)
+    run_simulated(main)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_full_queue_says_how_many_wait_and_how_long_the_last_one_waited():
                 engine.stream(PROMPT)
             assert caught.value.retry_after_seconds == streams[0].timings.first_token_seconds
 
-    simulate(main)
+    run_simulated(main)
 
 
 def test_a_request_id_in_use_is_told():
@@ -137,7 +137,7 @@ def test_a_request_id_in_use_is_told():
             assert (caught.value.argument, caught.value.value) == ("request_id", "mine")
             stream.close()
 
-    simulate(main)
+    run_simulated(main)
 
 
 def test_a_closed_engine_says_where_in_its_life_it_is():
@@ -163,7 +163,7 @@ def test_a_closed_engine_says_where_in_its_life_it_is():
         assert caught.value.state == "closed"
         assert type(caught.value) is EngineClosedError
 
-    simulate(main)
+    run_simulated(main)
 
 
 @pytest.mark.asyncio
@@ -205,7 +205,7 @@ def test_a_refusal_of_the_policy_carries_who_refused_why_and_when_to_try_again()
                 found.append((error.refused_by, error.reason, error.retry_after_seconds))
             assert found == [("Strict", "no gold left", 2.5), ("Strict", None, None)]
 
-    simulate(main)
+    run_simulated(main)
 
 
 class Closed:
@@ -225,7 +225,7 @@ def test_a_refusal_of_a_plugin_carries_who_refused_why_and_when_to_try_again():
             assert error.refused_by == "plugin Closed (given to the engine)"
             assert (error.reason, error.retry_after_seconds) == ("closed on Sundays", 86_400)
 
-    simulate(main)
+    run_simulated(main)
 
 
 @pytest.mark.asyncio
@@ -252,4 +252,4 @@ def test_a_stalled_stream_says_how_long_the_engine_waited():
                     pass
             assert caught.value.timeout_seconds == 2.0
 
-    simulate(main)
+    run_simulated(main)

@@ -13,8 +13,8 @@ from aioserve.testing import (
     FakeModel,
     Witness,
     check_invariants,
+    run_simulated,
     scribble_free_pages,
-    simulate,
 )
 
 SEEDS = range(4)
@@ -64,7 +64,7 @@ def run(main: Callable[[], Awaitable[None]], seed: int) -> None:
 
     named = getattr(main, "func", main)
     quiet.__qualname__ = f"{named.__qualname__}{getattr(main, 'args', '')}"
-    simulate(quiet, seed=seed)
+    run_simulated(quiet, seed=seed)
 
 
 @contextmanager

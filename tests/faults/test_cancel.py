@@ -14,7 +14,7 @@ import pytest
 
 from aioserve import Engine, SamplingParams, SchedulingPolicy
 from aioserve.execution.plan import StepPlan
-from aioserve.testing import FakeModel, Witness, simulate
+from aioserve.testing import FakeModel, Witness, run_simulated
 from tests.faults.harness import SEEDS, STEP_SECONDS, params, run, until, watched
 
 IDS = list(range(200))
@@ -242,7 +242,7 @@ def test_a_request_dropped_with_its_loop_says_nothing(seed):
             kept.append(engine.stream(IDS, params()))
             await anext(kept[0])
 
-    simulate(main, seed=seed)
+    run_simulated(main, seed=seed)
     kept[0].close()
     kept.clear()
     gc.collect()

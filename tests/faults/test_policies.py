@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from aioserve import Engine, SchedulingPolicy, Verdict
-from aioserve.testing import FakeModel, SimLoop, check_invariants, expected_tokens, simulate
+from aioserve.testing import FakeModel, SimLoop, check_invariants, expected_tokens, run_simulated
 from tests.faults.harness import params
 
 
@@ -83,18 +83,18 @@ async def serve(policy: SchedulingPolicy) -> None:
 )
 def test_the_engine_serves_on_and_the_log_names_the_policy(policy, message, caplog):
     caplog.set_level(logging.WARNING)
-    simulate(lambda: serve(policy()))
+    run_simulated(lambda: serve(policy()))
     assert message in caplog.text
 
 
 @pytest.mark.parametrize("policy", [Sleeps, SleepsABit])
 def test_a_slow_policy_is_named_once(policy, caplog):
     caplog.set_level(logging.WARNING)
-    simulate(lambda: serve(policy()))
+    run_simulated(lambda: serve(policy()))
     assert caplog.text.count("is slow") == 1
 
 
 def test_a_policy_that_is_quick_is_not_called_slow(caplog):
     caplog.set_level(logging.WARNING)
-    simulate(lambda: serve(SchedulingPolicy()))
+    run_simulated(lambda: serve(SchedulingPolicy()))
     assert not caplog.records

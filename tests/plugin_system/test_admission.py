@@ -17,7 +17,7 @@ from aioserve import (
     hookimpl,
 )
 from aioserve.plugins import PluginRegistry
-from aioserve.testing import FakeModel, check_invariants, simulate
+from aioserve.testing import FakeModel, check_invariants, run_simulated
 from tests.plugin_system.hostile import ERRORS, TOUCHES, contained, hostile
 from tests.plugin_system.planted import entry_point
 
@@ -221,7 +221,7 @@ def test_a_request_that_is_refused_frees_its_id_and_holds_nothing():
             check_invariants(engine)
             assert engine.stats().num_waiting == 0
 
-    simulate(main)
+    run_simulated(main)
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], "hi", "long " * 200])
@@ -252,6 +252,6 @@ def test_a_check_cannot_submit_to_the_engine_that_asks_it(prompt):
             assert len((await engine.generate(prompt, ANSWER)).token_ids) == 5
             check_invariants(engine)
 
-    simulate(main)
+    run_simulated(main)
     assert [request.request_id for request in plugin.asked[:2]] == ["one", "other"]
     assert len(plugin.asked) == 3

@@ -19,7 +19,7 @@ from aioserve import (
     hookimpl,
 )
 from aioserve.plugins import PluginRegistry
-from aioserve.testing import FakeModel, check_invariants, expected_tokens, simulate
+from aioserve.testing import FakeModel, check_invariants, expected_tokens, run_simulated
 from tests.plugin_system.planted import entry_point
 
 
@@ -74,7 +74,7 @@ def serve(eviction: str, plugins: list, seed: int = 0) -> int:
                 check_invariants(engine)
             cached = engine.stats().tokens_cached_total
 
-    simulate(main, seed=seed)
+    run_simulated(main, seed=seed)
     return cached
 
 
@@ -101,7 +101,7 @@ def test_an_engine_is_collected_although_its_strategy_refers_to_it():
             assert made[0].asked
             return weakref.ref(engine)
 
-    engine = simulate(main)
+    engine = run_simulated(main)
     gc.collect()
     assert engine() is None
 

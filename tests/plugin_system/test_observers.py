@@ -28,7 +28,7 @@ from aioserve.testing import (
     Faults,
     check_invariants,
     random_step_seconds,
-    simulate,
+    run_simulated,
 )
 from tests.plugin_system.hostile import ERRORS, TOUCHES, contained, hostile
 from tests.plugin_system.planted import entry_point
@@ -85,7 +85,7 @@ def serve(plugin: object, requests: int = 8) -> None:
                 assert len((await engine.generate([1, 2], ANSWER)).token_ids) == 5
             check_invariants(engine)
 
-    simulate(main)
+    run_simulated(main)
 
 
 def test_an_observer_hears_of_a_request_from_its_arrival_to_its_end():
@@ -120,7 +120,7 @@ def test_an_observer_hears_of_a_request_from_its_arrival_to_its_end():
             assert (first.computed_tokens, first.num_sequences, first.failed) == (3, 1, False)
             assert [step.computed_tokens for step in others] == [1, 1, 1, 1]
 
-    simulate(main)
+    run_simulated(main)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -166,7 +166,7 @@ def test_whatever_happens_each_request_arrives_and_ends_once(seed, overlap):
 
     logging.disable(logging.ERROR)
     try:
-        simulate(main, seed=seed)
+        run_simulated(main, seed=seed)
     finally:
         logging.disable(logging.NOTSET)
     (observer,) = plugin.made
@@ -203,7 +203,7 @@ def test_a_request_that_the_policy_refuses_has_arrived_and_ended_with_its_error(
             assert ended.error.startswith("RequestRejectedError: ")
             assert ended.error.endswith("closed")
 
-    simulate(main)
+    run_simulated(main)
 
 
 def test_an_observer_hears_of_requests_that_end_with_the_engine():
@@ -219,7 +219,7 @@ def test_an_observer_hears_of_requests_that_end_with_the_engine():
         assert ended.error.startswith("EngineClosedError: ")
         stream.close()
 
-    simulate(main)
+    run_simulated(main)
 
 
 def test_each_engine_has_observers_of_its_own(installed):
@@ -236,7 +236,7 @@ def serve_nothing_else(plugin: ObserverPlugin) -> None:
         async with Engine(FakeModel(), policy=SchedulingPolicy()) as engine:
             await engine.generate([1], ANSWER)
 
-    simulate(main)
+    run_simulated(main)
 
 
 # Those that fail.
@@ -271,7 +271,7 @@ def test_an_observer_that_keeps_failing_is_detached_by_name(method, installed, c
                 await engine.generate([1, 2], ANSWER)
             assert engine.dump()["observers"] == ["recorder (given to the engine)"]
 
-    simulate(main)
+    run_simulated(main)
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [
         *[

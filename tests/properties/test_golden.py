@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import Engine, SamplingParams, SchedulingPolicy, Verdict
-from aioserve.testing import FakeModel, expected_tokens, simulate
+from aioserve.testing import FakeModel, expected_tokens, run_simulated
 
 MAX_MODEL_LEN = 48
 LONG_PROMPT = [(i * i) % 256 for i in range(MAX_MODEL_LEN)]
@@ -95,7 +95,7 @@ async def serve(options, batch, spare_pages, whim):
 )
 @pytest.mark.timeout(300)
 def test_answers_depend_on_the_prompt_and_the_seed_alone(options, batch, spare_pages, whim, seed):
-    answers = simulate(lambda: serve(options, batch, spare_pages, whim), seed=seed)
+    answers = run_simulated(lambda: serve(options, batch, spare_pages, whim), seed=seed)
 
     assert answers == [
         [expected_tokens([*LONG_PROMPT[:length], *tail], count, 7 + i) for i in range(n)]

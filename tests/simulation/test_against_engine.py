@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from aioserve import Engine, SamplingParams, TokenStream
 from aioserve.execution.plan import StepPlan
 from aioserve.plugins import PluginRegistry
-from aioserve.simulation.simulator import simulate as simulate_trace
-from aioserve.testing import FakeModel, expected_tokens, simulate
+from aioserve.simulation.simulator import simulate
+from aioserve.testing import FakeModel, expected_tokens, run_simulated
 from aioserve.traces.request import TraceRequest
 
 PAGE_SIZE = 4
@@ -160,8 +160,8 @@ def test_the_engine_delivers_when_the_simulator_says(
     }
     prompts = prompts_of(trace)
     trace, params = asked_for(trace, prompts)
-    told = simulate_trace(trace, PluginRegistry().policy(policy), cost=OddCost(), **options)
+    told = simulate(trace, PluginRegistry().policy(policy), cost=OddCost(), **options)
     expected = [(r.first_token_seconds, r.end_seconds) for r in told.requests]
-    found = simulate(lambda: served(trace, prompts, params, policy, options), seed=seed)
+    found = run_simulated(lambda: served(trace, prompts, params, policy, options), seed=seed)
     for (first, last), (told_first, told_last) in zip(found, expected, strict=True):
         assert (first, last) == pytest.approx((told_first, told_last))

@@ -28,7 +28,7 @@ from aioserve.testing import (
     byte_tokenizer,
     expected_tokens,
     random_step_seconds,
-    simulate,
+    run_simulated,
 )
 
 PARAMS = SamplingParams(max_tokens=8, seed=1)
@@ -45,7 +45,7 @@ def answer(model: FakeModel, **options) -> tuple[Any, float]:
             )
             return result, asyncio.get_running_loop().time() - began
 
-    return simulate(main)
+    return run_simulated(main)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -137,4 +137,4 @@ def test_a_plan_that_writes_under_a_step_in_flight_is_refused():
         await asyncio.sleep(5)
         await runner.launch(StepPlan(step=2, items=(item(3, 4, 1, [7, 3]),)))
 
-    simulate(main)
+    run_simulated(main)

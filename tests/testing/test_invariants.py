@@ -18,8 +18,8 @@ from aioserve.testing import (
     Witness,
     check_invariants,
     count_leaked_pages,
+    run_simulated,
     scribble_free_pages,
-    simulate,
 )
 from tests.faults.harness import params, until
 
@@ -69,7 +69,7 @@ def test_an_engine_that_is_well_passes_at_every_moment():
         witness.check()
 
     for seed in range(4):
-        simulate(main, seed=seed)
+        run_simulated(main, seed=seed)
 
 
 def test_an_engine_that_was_never_entered_has_no_books():
@@ -154,7 +154,7 @@ def test_what_is_planted_in_the_books_is_named(plant, message):
 
     # The engine is broken now, and how it ends is of no interest.
     with suppress(Exception):
-        simulate(lambda: busy_engine(check))
+        run_simulated(lambda: busy_engine(check))
     assert len(found) == 1
     assert re.search(message, found[0])
 
@@ -163,7 +163,7 @@ def test_pages_left_behind_are_counted():
     def check(engine: Engine, live: LiveEngine) -> None:
         assert count_leaked_pages(engine) == live.scheduler.memory.pool.num_held > 0
 
-    simulate(lambda: busy_engine(check))
+    run_simulated(lambda: busy_engine(check))
 
 
 def test_scribbling_leaves_what_is_still_to_be_read_and_spoils_the_rest():
@@ -178,4 +178,4 @@ def test_scribbling_leaves_what_is_still_to_be_read_and_spoils_the_rest():
         assert (kv[~held] > 2**63).any()
         kv[:] = before
 
-    simulate(lambda: busy_engine(check))
+    run_simulated(lambda: busy_engine(check))

@@ -11,7 +11,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from aioserve.testing import DeadlockError, SimLoop, SimulationError, simulate
+from aioserve.testing import DeadlockError, SimLoop, SimulationError, run_simulated
 
 SEEDS = range(8)
 
@@ -34,7 +34,7 @@ def test_sleeping_takes_no_time_and_timers_fire_in_order():
         await asyncio.gather(*(sleep(seconds) for seconds in (3600.0, 5.0, 0.25)))
 
     began = time.monotonic()
-    simulate(main)
+    run_simulated(main)
     assert fired == [(0.25, 0.25), (5.0, 5.0), (3600.0, 3600.0)]
     assert time.monotonic() - began < 1
 
@@ -45,7 +45,7 @@ def test_the_clock_stands_still_while_something_is_ready():
             await asyncio.sleep(0)
         return now()
 
-    assert simulate(main) == 0.0
+    assert run_simulated(main) == 0.0
 
 
 def test_callbacks_that_spin_let_the_next_timer_fire():
@@ -56,7 +56,7 @@ def test_callbacks_that_spin_let_the_next_timer_fire():
             await asyncio.sleep(0)
         return now()
 
-    assert simulate(main) == 1.0
+    assert run_simulated(main) == 1.0
 
 
 def test_a_blocked_loop_lets_time_pass():
@@ -70,7 +70,7 @@ def test_a_blocked_loop_lets_time_pass():
         loop.block(2.0)
         return await late, isinstance(loop, asyncio.AbstractEventLoop)
 
-    assert simulate(main) == (2.0, True)
+    assert run_simulated(main) == (2.0, True)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -85,7 +85,7 @@ def test_timers_that_are_overdue_fire_in_the_order_of_their_times(seed):
         await asyncio.sleep(1)
         return fired
 
-    assert simulate(main, seed=seed) == [0.5, 1.0, 1.5, 2.0]
+    assert run_simulated(main, seed=seed) == [0.5, 1.0, 1.5, 2.0]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -98,7 +98,7 @@ def test_methods_of_one_object_stay_in_order_also_with_futures_as_arguments(seed
             loop.call_soon(queue.put_nowait, future)
         return [futures.index(await queue.get()) for _ in futures]
 
-    assert simulate(main, seed=seed) == [0, 1, 2, 3, 4]
+    assert run_simulated(main, seed=seed) == [0, 1, 2, 3, 4]
 
 
 def test_cancelled_timers_never_fire_and_are_forgotten():
@@ -114,7 +114,7 @@ def test_cancelled_timers_never_fire_and_are_forgotten():
         await asyncio.sleep(2.0)
         return kept
 
-    assert simulate(main) < 300
+    assert run_simulated(main) < 300
 
 
 # -- the order
@@ -135,9 +135,9 @@ async def order_of_tasks() -> list[int]:
 
 
 def test_tasks_run_in_an_order_of_the_seeds_own():
-    orders = [tuple(simulate(order_of_tasks, seed=seed)) for seed in SEEDS]
+    orders = [tuple(run_simulated(order_of_tasks, seed=seed)) for seed in SEEDS]
     assert len(set(orders)) == len(SEEDS)
-    assert [tuple(simulate(order_of_tasks, seed=seed)) for seed in SEEDS] == orders
+    assert [tuple(run_simulated(order_of_tasks, seed=seed)) for seed in SEEDS] == orders
     for order in orders:
         # A round runs to its end before what became ready in it.
         assert sorted(order[:6]) == sorted(order[6:]) == list(range(6))
@@ -158,7 +158,7 @@ def test_what_asyncio_rests_on_stays_in_order(seed):
         future.set_result(None)
         seen["queue"] = [await queue.get() for _ in range(10)]
 
-    simulate(main, seed=seed)
+    run_simulated(main, seed=seed)
     for order in seen.values():
         assert order == list(range(10))
 
@@ -172,7 +172,7 @@ def test_timers_of_one_moment_fire_in_any_order():
         await asyncio.sleep(2.0)
         return tuple(order)
 
-    assert len({simulate(main, seed=seed) for seed in SEEDS}) > 4
+    assert len({run_simulated(main, seed=seed) for seed in SEEDS}) > 4
 
 
 # -- anyio
@@ -209,7 +209,7 @@ def test_anyio_runs_unmodified(seed):
             with anyio.fail_after(1):
                 await anyio.sleep(2)
 
-    simulate(main, seed=seed)
+    run_simulated(main, seed=seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -239,7 +239,7 @@ def test_a_cancelled_anyio_scope_waits_for_what_is_shielded_in_it(seed):
             group.cancel_scope.cancel()
         return now()
 
-    assert simulate(main, seed=seed) == 3.0
+    assert run_simulated(main, seed=seed) == 3.0
 
 
 # -- threads
@@ -269,9 +269,9 @@ def test_work_for_threads_is_done_in_threads_and_waited_for(seed):
             await asyncio.to_thread({}.__getitem__, "missing")
         return events
 
-    first = simulate(main, seed=seed)
+    first = run_simulated(main, seed=seed)
     assert first[-1] == "timer"
-    assert simulate(main, seed=seed) == first
+    assert run_simulated(main, seed=seed) == first
 
 
 def test_a_thread_may_call_the_loop_and_wait_for_it():
@@ -282,7 +282,7 @@ def test_a_thread_may_call_the_loop_and_wait_for_it():
 
         return await anyio.to_thread.run_sync(anyio.from_thread.run, sleep)
 
-    assert simulate(main) == 3.0
+    assert run_simulated(main) == 3.0
 
 
 def test_a_thread_that_waits_for_a_timer_of_the_loop_doesnt_stop_the_clock():
@@ -292,7 +292,7 @@ def test_a_thread_that_waits_for_a_timer_of_the_loop_doesnt_stop_the_clock():
         assert await asyncio.to_thread(event.wait, 20)
         return now()
 
-    assert simulate(main) == 5.0
+    assert run_simulated(main) == 5.0
 
 
 # -- ends
@@ -303,9 +303,9 @@ def test_a_program_that_waits_for_nothing_is_told_where():
         await asyncio.Event().wait()
 
     with pytest.raises(DeadlockError, match=r"1 tasks aren't done:\n .*test_sim_loop.py") as caught:
-        simulate(main, seed=5)
+        run_simulated(main, seed=5)
     (note,) = caught.value.__notes__
-    assert note.startswith("to repeat it: simulate(test_a_program_that_waits")
+    assert note.startswith("to repeat it: run_simulated(test_a_program_that_waits")
     assert note.endswith(", seed=5)")
 
 
@@ -315,7 +315,7 @@ def test_a_program_that_never_ends_is_stopped():
             await asyncio.sleep(0.001)
 
     with pytest.raises(SimulationError, match=r"not done after 500 rounds, at 0\.25 s"):
-        simulate(main, max_rounds=500)
+        run_simulated(main, max_rounds=500)
 
 
 def test_what_the_program_raises_comes_out_with_a_note_of_the_seed():
@@ -323,7 +323,7 @@ def test_what_the_program_raises_comes_out_with_a_note_of_the_seed():
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine") as caught:
-        simulate(main, seed=3)
+        run_simulated(main, seed=3)
     assert "seed=3" in caught.value.__notes__[0]
 
 
@@ -342,9 +342,9 @@ def test_an_error_that_nobody_handles_fails_the_run():
         await asyncio.sleep(1)
 
     with pytest.raises(SimulationError, match="ZeroDivisionError"):
-        simulate(in_a_callback)
+        run_simulated(in_a_callback)
     with pytest.raises(SimulationError, match=r"never retrieved.*KeyError"):
-        simulate(in_a_task)
+        run_simulated(in_a_task)
 
 
 def test_tasks_that_are_left_are_cancelled_as_by_asyncio_run():
@@ -360,7 +360,7 @@ def test_tasks_that_are_left_are_cancelled_as_by_asyncio_run():
         main.kept = asyncio.create_task(forever())
         await asyncio.sleep(1)
 
-    simulate(main)
+    run_simulated(main)
     assert ended == [1.0]
 
 
@@ -369,4 +369,4 @@ def test_there_is_no_network():
         await asyncio.open_connection("127.0.0.1", 1)
 
     with pytest.raises(NotImplementedError):
-        simulate(main)
+        run_simulated(main)

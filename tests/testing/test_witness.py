@@ -8,7 +8,7 @@ import pytest
 
 from aioserve import Engine, FinishReason, SamplingParams, SchedulingPolicy, StepError, Token
 from aioserve.engine.mailbox import Mailbox
-from aioserve.testing import FakeModel, Fault, Faults, Witness, simulate
+from aioserve.testing import FakeModel, Fault, Faults, Witness, run_simulated
 from aioserve.testing.soak import main as soak
 
 PARAMS = SamplingParams(max_tokens=8, seed=1, n=2)
@@ -24,7 +24,7 @@ def witness_of(*, faults=None, **reading) -> Witness:
             await witness.read([1, 2, 3], PARAMS, **reading)
         return witness
 
-    return simulate(main)
+    return run_simulated(main)
 
 
 def test_a_stream_that_keeps_its_contract_passes():
@@ -99,7 +99,7 @@ def test_an_end_that_never_comes_is_noted():
             await asyncio.wait([task])
             return witness
 
-    witness = simulate(main)
+    witness = run_simulated(main)
     witness.check()
     assert witness.ends == {"cancelled": 1}
 
