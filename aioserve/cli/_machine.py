@@ -86,7 +86,7 @@ def _processor() -> str:
 
 
 def _memory() -> Facts:
-    from aioserve.execution.memory import available_memory_bytes
+    from aioserve.execution.process_memory import available_memory_bytes
 
     return {
         "total_gib": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,12 +12,12 @@ from aioserve import _native
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.cpu import CpuRunner
-from aioserve.execution.memory import available_memory_bytes
+from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.models.config import GenerationDefaults
 from aioserve.models.decoder import Decoder
-from aioserve.models.loader import load_model
+from aioserve.models.loader import ReportBytes, load_model
 from aioserve.models.resolve import resolve
 from aioserve.ops import KVCache, backend_named, bytes_per_page
 from aioserve.request import SamplingParams
@@ -29,11 +28,9 @@ __all__ = ["load"]
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
-
 
 async def load(
-    model: str, config: EngineConfig, *, num_slots: int, progress: Progress | None = None
+    model: str, config: EngineConfig, *, num_slots: int, progress: ReportBytes | None = None
 ) -> LoadedModel:
     """Load off the event loop. `progress` is called in the loading thread with bytes done and
     bytes in all.
@@ -46,7 +43,7 @@ async def load(
 
 class _Loader:
     def __init__(
-        self, model: str, config: EngineConfig, num_slots: int, progress: Progress | None
+        self, model: str, config: EngineConfig, num_slots: int, progress: ReportBytes | None
     ) -> None:
         self.model = model
         self.config = config

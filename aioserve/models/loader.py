@@ -22,9 +22,9 @@ from aioserve.models.rope import RopeConfig
 from aioserve.models.rotary import RotaryTable
 from aioserve.ops import Backend, Linear, backend_named
 
-__all__ = ["Progress", "load_model"]
+__all__ = ["ReportBytes", "load_model"]
 
-Progress = Callable[[int, int], None]
+ReportBytes = Callable[[int, int], None]
 """Called with (bytes done, bytes in total) after each tensor."""
 
 TWO_COPIES_BYTES = 64 << 20
@@ -39,7 +39,7 @@ def load_model(
     *,
     dtype: torch.dtype | str = "auto",
     backend: Backend | None = None,
-    progress: Progress | None = None,
+    progress: ReportBytes | None = None,
     max_model_len: int | None = None,
 ) -> Decoder:
     """Load the Hugging Face model in the directory `path`.
@@ -97,7 +97,7 @@ class _Reader:
         backend: Backend,
         dtype: torch.dtype,
         max_positions: int,
-        progress: Progress | None,
+        progress: ReportBytes | None,
     ) -> None:
         self.backend = backend
         self._checkpoint = checkpoint

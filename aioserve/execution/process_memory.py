@@ -1,4 +1,4 @@
-"""How much memory the process may still use, containers included."""
+"""How much memory of the machine the process may still use, containers included."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aioserve.execution import memory
+from aioserve.execution import process_memory
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,13 @@ from aioserve.execution import memory
     ],
 )
 def test_the_tightest_limit_counts(files, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "CGROUP_V2", tmp_path)
-    monkeypatch.setattr(memory, "CGROUP_V1", tmp_path / "none")
-    monkeypatch.setattr(memory, "_meminfo_available", lambda: 1 << 40)
+    monkeypatch.setattr(process_memory, "CGROUP_V2", tmp_path)
+    monkeypatch.setattr(process_memory, "CGROUP_V1", tmp_path / "none")
+    monkeypatch.setattr(process_memory, "_meminfo_available", lambda: 1 << 40)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert memory.available_memory_bytes() == expected
+    assert process_memory.available_memory_bytes() == expected
 
 
 def test_this_machine_has_some():
-    assert memory.available_memory_bytes() > 0
+    assert process_memory.available_memory_bytes() > 0
