@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aioserve.cli._bench_options import BenchOptions
 from aioserve.cli._engine import open_engine
 from aioserve.cli._machine import compute_facts
 from aioserve.request import SamplingParams, Timings
 
 if TYPE_CHECKING:
     from aioserve import Engine
-    from aioserve.cli.bench import BenchOptions
 
 __all__ = ["LoopLag", "measure", "random_prompts"]
 

@@ -6,8 +6,9 @@ knows nothing about models, requests or who owns a page.
 
 from __future__ import annotations
 
-from aioserve.ops.backend import Backend, backend_named
+from aioserve.ops.backend import Backend
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.choice import backend_named
 from aioserve.ops.kv_cache import KVCache, bytes_per_page
 from aioserve.ops.linear import Linear
 

@@ -1,8 +1,7 @@
-"""What a device can do for a model: the contract of every backend, and the choice of one."""
+"""What a device can do for a model: the contract of every backend."""
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,14 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.errors import ConfigError
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.linear import Linear
 
-__all__ = ["Backend", "HeadNorms", "Rotation", "backend_named"]
-
-BACKENDS = ("native", "reference")
+__all__ = ["Backend", "HeadNorms", "Rotation"]
 
 
 class Rotation(NamedTuple):
@@ -203,25 +199,3 @@ class Backend(ABC):
     def gelu_tanh(self, x: Tensor) -> Tensor:
         """`gelu(x)`, the tanh approximation."""
         return functional.gelu(x, approximate="tanh")
-
-
-def backend_named(name: str = "auto") -> Backend:
-    """The backend `name`: "native", "reference", or "auto".
-
-    "auto" takes the environment variable AIOSERVE_OPS, and "native" where that is unset.
-
-    Raises:
-        ConfigError: there is no backend of that name.
-    """
-    choices, source = ("auto", *BACKENDS), "backend"
-    if name == "auto":
-        choices, source, name = BACKENDS, "AIOSERVE_OPS", os.environ.get("AIOSERVE_OPS") or "native"
-    if name == "native":
-        from aioserve.ops.native import NativeBackend
-
-        return NativeBackend()
-    if name == "reference":
-        from aioserve.ops.reference import ReferenceBackend
-
-        return ReferenceBackend()
-    raise ConfigError(f"{source} must be one of {', '.join(choices)}; got {name!r}")
