@@ -1,156 +1,68 @@
-"""The order of the house: data flows downwards, and a folder imports only from folders below it."""
+"""The house is in order: imports go down and never in a circle, and CONTRIBUTING.md shows it."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from pathlib import Path
+import re
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "aioserve"
-PLUGINS = ROOT / "plugins" / "aioserve_plugins"
-
-ORDER = (
-    "cli",
-    "server",
-    "testing",
-    "simulation",
-    "traces",
-    "capacity",
-    "engine",
-    "plugins",
-    "scheduling",
-    "kv",
-    "execution",
-    "sampling",
-    "models",
-    "ops",
-    "text",
-    "assets",
+from tests.house import (
+    ARITHMETIC,
+    CLOSED,
+    FOR_ALL,
+    OPENED,
+    ORDER,
+    PAGES,
+    PLUGINS,
+    ROOT,
+    files_with_a_place,
+    import_graph,
+    imported_names,
+    imports_by_place,
+    is_or_is_in,
+    picture,
+    plugin_violations,
+    private_reads,
+    shortest_circle,
+    source_files,
+    violations,
 )
-"""Places of the package, highest first."""
-
-FOR_ALL = (
-    "aioserve.errors",
-    "aioserve.config",
-    "aioserve.request",
-    "aioserve.isolation",
-    "aioserve._native",
-)
-"""Modules that every place may import. The last is compiled."""
-
-ARITHMETIC = "aioserve.kv.pages"
-"""The one place for page arithmetic: it imports nothing of the package, so all may import it."""
-
-TENSORS = ("torch", "cupy", "triton")
-CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", "random", "secrets")
-SERVING = ("aioserve.engine", "aioserve.plugins", "aioserve.scheduling", "aioserve.execution")
-FORBIDDEN = {
-    "scheduling": TENSORS + CLOCKS_AND_IO,
-    "kv": TENSORS + CLOCKS_AND_IO,
-    "simulation": (*TENSORS, "asyncio", "anyio"),
-    "traces": (*TENSORS, "asyncio", "anyio", *SERVING, "aioserve.capacity"),
-    "capacity": (*TENSORS, "asyncio", "anyio", *SERVING),
-    "engine": TENSORS,
-    "server": TENSORS,
-    "text": TENSORS,
-}
-"""What a place must not know, whether imported at the top or inside a function."""
-
-
-def imported_names(source: str) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything imported, `from a import b` as `a.b`."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            prefix = "." * node.level + (node.module or "")
-            for alias in node.names:
-                yield node.lineno, f"{prefix}.{alias.name}"
-
-
-def is_or_is_in(name: str, module: str) -> bool:
-    return name == module or name.startswith(module + ".")
-
-
-def place_of(name: str) -> str:
-    """The place that a dotted name of the package belongs to.
-
-    `aioserve.Engine` and the other public names stand for the engine, the highest of what they
-    come from.
-    """
-    _, _, rest = name.partition(".")
-    first = rest.partition(".")[0]
-    if first in ORDER:
-        return first
-    return "engine" if not first.islower() or first in {"hookimpl", ""} else first
-
-
-def violations(place: str, source: str) -> list[str]:
-    """What a module in `place` imports against the order, one line each."""
-    found = []
-    for line, name in imported_names(source):
-        if name.startswith("."):
-            found.append(f"line {line}: relative import {name}")
-        elif any(is_or_is_in(name, module) for module in FORBIDDEN.get(place, ())):
-            found.append(f"line {line}: {place} must not know {name}")
-        elif is_or_is_in(name, "aioserve_plugins"):
-            found.append(f"line {line}: {name} is found through its entry point, not imported")
-        elif is_or_is_in(name, "aioserve") and not any(
-            is_or_is_in(name, module) for module in (*FOR_ALL, ARITHMETIC)
-        ):
-            other = place_of(name)
-            if other not in ORDER:
-                found.append(f"line {line}: {name} has no place in the order")
-            elif ORDER.index(other) < ORDER.index(place):
-                found.append(f"line {line}: {place} imports {name} from above")
-    return found
-
-
-def plugin_violations(source: str) -> list[str]:
-    """What a bundled policy imports beyond the public names of `aioserve`."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom):
-            names = {node.module or "": [alias.name for alias in node.names]}
-        elif isinstance(node, ast.Import):
-            names = {alias.name: [] for alias in node.names}
-        else:
-            continue
-        for module, members in names.items():
-            if is_or_is_in(module, "aioserve") and module != "aioserve":
-                found.append(f"line {node.lineno}: {module} is not public")
-            found.extend(
-                f"line {node.lineno}: aioserve.{member} is not public"
-                for member in members
-                if module == "aioserve" and member.startswith("_")
-            )
-            if module.partition(".")[0] in TENSORS + CLOCKS_AND_IO:
-                found.append(f"line {node.lineno}: a policy must not know {module}")
-    return found
-
-
-def modules_of_the_package() -> list[Path]:
-    return [
-        path
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if path.parent != PACKAGE or path.stem in ORDER
-    ]
 
 
 def test_no_module_imports_from_a_folder_above_it() -> None:
     found = []
-    for path in modules_of_the_package():
-        place = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for place, path in files_with_a_place():
         assert place in ORDER, f"{path.relative_to(ROOT)}: {place} has no place in the order"
         found.extend(
             f"{path.relative_to(ROOT)}: {violation}"
             for violation in violations(place, path.read_text(encoding="utf-8"))
         )
     assert not found, "\n".join(found)
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    sources = {name: path.read_text(encoding="utf-8") for name, path in source_files()}
+    circle = shortest_circle(import_graph(sources))
+    assert not circle, "imports go in a circle: " + " -> ".join(circle)
+
+
+def test_no_module_reads_what_is_private_in_another() -> None:
+    found, opened = [], {}
+    for place, path in files_with_a_place():
+        file = path.relative_to(ROOT).as_posix()
+        for line, text in private_reads(path.read_text(encoding="utf-8")):
+            if text in OPENED.get(file, ()):
+                opened.setdefault(file, set()).add(text)
+            elif place in CLOSED:
+                found.append(f"{file}: line {line}: {text} is private")
+    assert not found, "\n".join(found)
+    assert opened == {file: set(texts) for file, texts in OPENED.items()}, "no longer needed"
+
+
+def test_the_contributing_guide_shows_the_house_as_it_is() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```text\n(.*?)\n```$", guide, flags=re.DOTALL | re.MULTILINE)
+    assert blocks == [picture(imports_by_place())], "`python -m tests.house` prints it"
 
 
 @pytest.mark.parametrize("module", [*FOR_ALL[:-1], ARITHMETIC])
@@ -188,9 +100,18 @@ def test_bundled_policies_use_only_public_names() -> None:
         ("kv", "def f():\n    import asyncio", "kv must not know asyncio"),
         ("kv", "from torch.nn import functional", "kv must not know torch.nn.functional"),
         ("text", "import torch", "text must not know torch"),
+        ("plugins", "import asyncio", "plugins must not know asyncio"),
+        ("cli", "import aioserve.scheduling.view", "cli must not know aioserve.scheduling.view"),
         ("kv", "from . import pages", "relative import ..pages"),
         ("traces", "from aioserve.scheduling import policy", "traces must not know aioserve.sched"),
         ("capacity", "from aioserve.traces import request", "capacity imports aioserve.traces"),
+        *[("engine", f"import {module}", f"engine must not know {module}") for module in PAGES],
+        ("engine", "from aioserve.kv import pages", "engine must not know aioserve.kv.pages"),
+        (
+            "engine",
+            "if 1:\n    from aioserve.kv.lease import KVLease",
+            "must not know aioserve.kv.l",
+        ),
         ("scheduling", "import aioserve_plugins.fcfs", "found through its entry point"),
         ("cli", "from aioserve.attic import things", "has no place in the order"),
     ],
@@ -210,6 +131,7 @@ def test_an_import_against_the_order_is_found(place: str, source: str, message: 
         ("ops", "import torch\nfrom aioserve.ops import types"),
         ("cli", "from aioserve import Engine"),
         ("text", "import torchless\nimport timeit"),
+        ("engine", "from aioserve.kv.memory import KVMemory\nimport aioserve.kv.eviction"),
     ],
 )
 def test_an_import_from_below_is_fine(place: str, source: str) -> None:
@@ -233,3 +155,68 @@ def test_a_private_name_in_a_policy_is_found(source: str, message: str) -> None:
 def test_public_names_are_fine_in_a_policy() -> None:
     source = "from aioserve import SchedulingPolicy, hookimpl\nimport aioserve\nimport math"
     assert plugin_violations(source) == []
+
+
+A, B, C = "house.a", "house.b", "house.c"
+
+
+@pytest.mark.parametrize(
+    ("sources", "circle"),
+    [
+        ({A: "import house.b", B: "import house.a"}, [A, B, A]),
+        ({A: "from house import b", B: "from house.a import x"}, [A, B, A]),
+        ({A: "def f():\n    import house.b", B: "from house.a import x"}, [A, B, A]),
+        ({A: "if TYPE_CHECKING:\n    from house.b import X", B: "import house.a"}, [A, B, A]),
+        ({A: "import house.b", B: "import house.c", C: "import house.a"}, [A, B, C, A]),
+        ({A: "import house.b, house.c", B: "import house.c", C: "import house.b"}, [B, C, B]),
+        ({"house": "from house.a import X", A: "from house import X"}, ["house", A, "house"]),
+        ({A: "import house.a.x"}, [A, A]),
+    ],
+)
+def test_a_circle_of_imports_is_found(sources: dict[str, str], circle: list[str]) -> None:
+    assert shortest_circle(import_graph(sources)) == circle
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {A: "import house.b, house.c", B: "import house.c", C: "import torch"},
+        {"house": "from house.a import X\nfrom house.b import Y", A: "import house.b", B: ""},
+        {"house": "from house.b import Y", B: "from house import a", A: "def house(): ..."},
+    ],
+)
+def test_imports_without_a_circle_are_fine(sources: dict[str, str]) -> None:
+    assert shortest_circle(import_graph(sources)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("def f(view):\n    return view._state", "view._state"),
+        ("class A:\n    def f(self):\n        return self.pool._native", "self.pool._native"),
+        ("class A:\n    def f(self, other):\n        other._count = 1", "other._count"),
+        ("from aioserve.kv import memory\nmemory._limit()", "memory._limit"),
+        ("from aioserve.kv.memory import _limit", "aioserve.kv.memory._limit"),
+        ("run(sequence.lease)._pages", "run(sequence.lease)._pages"),
+    ],
+)
+def test_a_private_name_of_another_module_is_found(source: str, text: str) -> None:
+    assert [found for _, found in private_reads(source)] == [text]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class A:\n    def f(self):\n        return self._x + super()._x + type(self).__name__",
+        "class A:\n    @classmethod\n    def f(cls):\n        return cls._x",
+        "class A:\n    _x = 1\n\nassert A._x",
+        "from aioserve import _native\n_native.PagePool(1, 2)",
+    ],
+)
+def test_private_names_of_its_own_are_fine_in_a_module(source: str) -> None:
+    assert private_reads(source) == []
+
+
+def test_the_picture_goes_from_top_to_bottom() -> None:
+    shown = picture({"ops": set(), "engine": {"kv", "plugins"}, "kv": {"ops"}})
+    assert shown.splitlines()[:4] == ["engine -> plugins, kv", "kv     -> ops", "ops", ""]

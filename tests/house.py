@@ -1,0 +1,270 @@
+"""The order of the house: data flows downwards, and a folder imports only from folders below it.
+
+    python -m tests.house
+
+prints the folders and what each imports. Everything here is read from source text, imports inside
+functions and under `TYPE_CHECKING` included; nothing is imported. `test_house.py` holds the order.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "aioserve"
+PLUGINS = ROOT / "plugins" / "aioserve_plugins"
+
+ORDER = (
+    "cli",
+    "server",
+    "testing",
+    "simulation",
+    "traces",
+    "capacity",
+    "engine",
+    "plugins",
+    "scheduling",
+    "kv",
+    "execution",
+    "sampling",
+    "models",
+    "ops",
+    "text",
+    "assets",
+)
+"""Places of the package, highest first."""
+
+FOR_ALL = (
+    "aioserve.errors",
+    "aioserve.config",
+    "aioserve.request",
+    "aioserve.isolation",
+    "aioserve._native",
+)
+"""Modules that every place may import. The last is compiled."""
+
+ARITHMETIC = "aioserve.kv.pages"
+"""The one place for page arithmetic: it imports nothing of the package, so all may import it."""
+
+TENSORS = ("torch", "cupy", "triton")
+CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", "random", "secrets")
+SERVING = ("aioserve.engine", "aioserve.plugins", "aioserve.scheduling", "aioserve.execution")
+PAGES = (
+    "aioserve.kv.lease",
+    "aioserve.kv.page_pool",
+    "aioserve.kv.page_table",
+    "aioserve.kv.pages",
+    "aioserve.kv.prefix_tree",
+)
+FORBIDDEN = {
+    "cli": ("aioserve.scheduling",),
+    "scheduling": TENSORS + CLOCKS_AND_IO,
+    "kv": TENSORS + CLOCKS_AND_IO,
+    "simulation": (*TENSORS, "asyncio", "anyio"),
+    "traces": (*TENSORS, "asyncio", "anyio", *SERVING, "aioserve.capacity"),
+    "capacity": (*TENSORS, "asyncio", "anyio", *SERVING),
+    "engine": TENSORS + PAGES,
+    "plugins": (*TENSORS, "asyncio", "anyio"),
+    "server": TENSORS,
+    "text": TENSORS,
+}
+"""What a place must not know, whether imported at the top or inside a function."""
+
+CLOSED = ("engine", "execution", "kv", "scheduling")
+"""Places whose modules leave the private attributes of each other's objects alone."""
+
+OPENED = {
+    "aioserve/kv/prefix_tree.py": ("pool._native", "host_pool._native"),
+}
+"""What they read all the same. The native tree is made of native pools, and a `PagePool` is the
+Python side of one: its public face has no use for the object behind it."""
+
+
+def imported_names(source: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything imported, `from a import b` as `a.b`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            prefix = "." * node.level + (node.module or "")
+            for alias in node.names:
+                yield node.lineno, f"{prefix}.{alias.name}"
+
+
+def is_or_is_in(name: str, module: str) -> bool:
+    return name == module or name.startswith(module + ".")
+
+
+def place_of(name: str) -> str:
+    """The place that a dotted name of the package belongs to.
+
+    `aioserve.Engine` and the other public names stand for the engine, the highest of what they
+    come from.
+    """
+    _, _, rest = name.partition(".")
+    first = rest.partition(".")[0]
+    if first in ORDER:
+        return first
+    return "engine" if not first.islower() or first in {"hookimpl", ""} else first
+
+
+def violations(place: str, source: str) -> list[str]:
+    """What a module in `place` imports against the order, one line each."""
+    found = []
+    for line, name in imported_names(source):
+        if name.startswith("."):
+            found.append(f"line {line}: relative import {name}")
+        elif any(is_or_is_in(name, module) for module in FORBIDDEN.get(place, ())):
+            found.append(f"line {line}: {place} must not know {name}")
+        elif is_or_is_in(name, "aioserve_plugins"):
+            found.append(f"line {line}: {name} is found through its entry point, not imported")
+        elif is_or_is_in(name, "aioserve") and not any(
+            is_or_is_in(name, module) for module in (*FOR_ALL, ARITHMETIC)
+        ):
+            other = place_of(name)
+            if other not in ORDER:
+                found.append(f"line {line}: {name} has no place in the order")
+            elif ORDER.index(other) < ORDER.index(place):
+                found.append(f"line {line}: {place} imports {name} from above")
+    return found
+
+
+def plugin_violations(source: str) -> list[str]:
+    """What a bundled policy imports beyond the public names of `aioserve`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names = {node.module or "": [alias.name for alias in node.names]}
+        elif isinstance(node, ast.Import):
+            names = {alias.name: [] for alias in node.names}
+        else:
+            continue
+        for module, members in names.items():
+            if is_or_is_in(module, "aioserve") and module != "aioserve":
+                found.append(f"line {node.lineno}: {module} is not public")
+            found.extend(
+                f"line {node.lineno}: aioserve.{member} is not public"
+                for member in members
+                if module == "aioserve" and member.startswith("_")
+            )
+            if module.partition(".")[0] in TENSORS + CLOCKS_AND_IO:
+                found.append(f"line {node.lineno}: a policy must not know {module}")
+    return found
+
+
+def source_files() -> Iterator[tuple[str, Path]]:
+    """Dotted name and file of each module of the package, the compiled one's stub included."""
+    for path in sorted(PACKAGE.rglob("*.py*")):
+        if path.suffix in {".py", ".pyi"}:
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def files_with_a_place() -> Iterator[tuple[str, Path]]:
+    """Place and file of each module that isn't one of the few at the top of the package."""
+    for _, path in source_files():
+        first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if path.parent != PACKAGE or first in ORDER:
+            yield first, path
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Which modules each module names in its imports, of those in `sources`, name to text.
+
+    `from a.b import c` names `a.b.c` where that is a module, and `a.b` otherwise. `import a.b.c`
+    doesn't count as an import of `a` and `a.b`, though Python runs their `__init__`: what a package
+    exports is made of its modules, so every package would be a circle.
+    """
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        graph[module] = set()
+        for _, name in imported_names(source):
+            while name and name not in sources:
+                name = name.rpartition(".")[0]
+            if name:
+                graph[module].add(name)
+    return graph
+
+
+def shortest_circle(graph: Mapping[str, Set[str]]) -> list[str]:
+    """The modules of a circle, the first one again at the end; empty if there is none."""
+    circles = [circle for start in sorted(graph) if (circle := _way_back(graph, start))]
+    return min(circles, key=len, default=[])
+
+
+def _way_back(graph: Mapping[str, Set[str]], start: str) -> list[str]:
+    came_from: dict[str, str] = {}
+    queue = deque([start])
+    while queue:
+        module = queue.popleft()
+        for other in sorted(graph[module]):
+            if other == start:
+                way = [start, module]
+                while way[-1] != start:
+                    way.append(came_from[way[-1]])
+                return way[::-1] if module != start else way
+            if other not in came_from:
+                came_from[other] = module
+                queue.append(other)
+    return []
+
+
+def private_reads(source: str) -> list[tuple[int, str]]:
+    """Line and text of each use of what is private elsewhere: `other._name`, unless `other` is
+    `self`, `cls`, `super()` or a class of this module, and `from module import _name`."""
+    tree = ast.parse(source)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    own |= {"self", "cls", "super()"}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if _is_private(node.attr) and ast.unparse(node.value) not in own:
+                found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [
+                (node.lineno, name)
+                for name in names
+                if _is_private(name.rpartition(".")[2]) and name not in FOR_ALL
+            ]
+    return found
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def imports_by_place() -> dict[str, set[str]]:
+    """For each place that there is, the other places that it imports from."""
+    found: dict[str, set[str]] = {}
+    for place, path in files_with_a_place():
+        imported = found.setdefault(place, set())
+        for _, name in imported_names(path.read_text(encoding="utf-8")):
+            if is_or_is_in(name, "aioserve") and not any(
+                is_or_is_in(name, module) for module in (*FOR_ALL, ARITHMETIC)
+            ):
+                imported.add(place_of(name))
+        imported.discard(place)
+    return found
+
+
+def picture(imports: Mapping[str, Set[str]]) -> str:
+    """The places from top to bottom, one in each line, and after an arrow those it imports from,
+    in the same order."""
+    width = max(map(len, imports))
+    lines = [
+        f"{place:{width}} -> {', '.join(sorted(imports[place], key=ORDER.index))}"
+        if imports[place]
+        else place
+        for place in sorted(imports, key=ORDER.index)
+    ]
+    for_all = [name.removeprefix("aioserve.") for name in (*FOR_ALL, ARITHMETIC)]
+    return "\n".join([*lines, "", f"left out, as all may import them: {', '.join(for_all)}"])
+
+
+if __name__ == "__main__":
+    print(picture(imports_by_place()))
