@@ -57,7 +57,7 @@ class Guard:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.label = label
-        self.faults_total = 0
+        self.faults_total: int = 0
         self.last_fault: str | None = None
         self._after = after
         self._logger = logger

@@ -31,7 +31,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
 
-app = App(
+app: App = App(
     name="aioserve",
     help="LLM serving inside an asyncio program.",
     version=lambda: f"aioserve {metadata.version('aioserve')}",

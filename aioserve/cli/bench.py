@@ -23,7 +23,7 @@ LATENCIES = {
     "e2e": "whole answer",
 }
 
-app = App(name="bench", help="Measure the engine with random prompts.")
+app: App = App(name="bench", help="Measure the engine with random prompts.")
 
 
 @app.command

@@ -30,7 +30,7 @@ NATIVE = {
     "slru": "used once before used again",
 }
 
-app = App(name="plugins", help="List, check and begin plugins.")
+app: App = App(name="plugins", help="List, check and begin plugins.")
 
 
 @app.default

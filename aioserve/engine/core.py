@@ -39,7 +39,7 @@ from aioserve.scheduling.scheduler import Scheduler
 
 __all__ = ["CoreLoop"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 IN_CORE = (RequestState.QUEUED, RequestState.RUNNING, RequestState.LEAVING)
 
@@ -57,16 +57,18 @@ class CoreLoop:
         stall_timeout_seconds: float,
     ) -> None:
         self.scheduler = scheduler
-        self.table = RequestTable()
-        self.notices = Notices(observers, scheduler)
-        self.delivery = Delivery(
+        self.table: RequestTable = RequestTable()
+        self.notices: Notices = Notices(observers, scheduler)
+        self.delivery: Delivery = Delivery(
             self.table,
             scheduler,
             self.notices,
             stall_timeout_seconds=stall_timeout_seconds,
             wake=self._wake_up,
         )
-        self.pipeline = StepPipeline(scheduler, self._launch, depth=2 if overlap else 1)
+        self.pipeline: StepPipeline[Awaitable[StepOutcome]] = StepPipeline(
+            scheduler, self._launch, depth=2 if overlap else 1
+        )
         self.failure: BaseException | None = None
         """What ended the loop before `stop` was called: a bug, or a cancelled task."""
         self._runner = runner

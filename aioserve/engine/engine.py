@@ -81,7 +81,7 @@ class Engine:
         max_buffered_tokens: int = 256,
         stall_timeout_seconds: float = 60.0,
     ) -> None:
-        self.config = EngineConfig(
+        self.config: EngineConfig = EngineConfig(
             device=device,
             backend=backend,
             dtype=dtype,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -411,7 +411,7 @@ def _checked_priority(argument: str, value: object) -> int:
     )
 
 
-WISHES = {
+WISHES: dict[str, Callable[[str, object], Any]] = {
     "tenant": _checked_tenant,
     "priority": _checked_priority,
     "ttft_target_seconds": _checked_target,

@@ -37,7 +37,7 @@ class LiveEngine:
     def __init__(self, config: EngineConfig, chosen: Chosen, model: LoadedModel) -> None:
         self.config = config
         self.model = model
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         memory = KVMemory.of(
             model.limits.num_pages,
             config.page_size,
@@ -53,7 +53,7 @@ class LiveEngine:
                 f"{model.limits.num_pages} pages of {config.page_size} tokens hold "
                 f"{memory.capacity_tokens}"
             )
-        self.scheduler = Scheduler(
+        self.scheduler: Scheduler = Scheduler(
             memory,
             chosen.policy,
             max_num_seqs=config.max_num_seqs,
@@ -62,14 +62,14 @@ class LiveEngine:
             clock=self.loop.time,
             policy_name=chosen.policy_name,
         )
-        self.core = CoreLoop(
+        self.core: CoreLoop = CoreLoop(
             self.scheduler,
             model.runner,
             observers=chosen.observers,
             overlap=config.overlap,
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
-        self.intake = Intake(config, model, self.core, chosen.admission)
+        self.intake: Intake = Intake(config, model, self.core, chosen.admission)
         self._task = self.loop.create_task(self.core.run(), name=f"aioserve {model.name}")
 
     def check(self) -> None:

@@ -69,19 +69,19 @@ class Mailbox:
         capacity: int,
         num_samples: int,
     ) -> None:
-        self.request_id = request_id
-        self.loop = loop
-        self.capacity = capacity
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.paused = False
+        self.request_id: str = request_id
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.capacity: int = capacity
+        self.prompt_tokens: int = 0
+        self.completion_tokens: int = 0
+        self.paused: bool = False
         self.finish_reason: FinishReason | None = None
         self.finish_reasons: list[FinishReason | None] = [None] * num_samples
         self.error: BaseException | None = None
         self.failure: str | None = None
         """Name and message of the error, also after it was raised."""
-        self.timings = Timings(None, 0.0, 0)
-        self.started_seconds = loop.time()
+        self.timings: Timings = Timings(None, 0.0, 0)
+        self.started_seconds: float = loop.time()
         """When the request was submitted, on the loop's clock."""
         self._owner: MailboxOwner | None = owner
         self._tokens: deque[Token] = deque()

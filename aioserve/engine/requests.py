@@ -45,11 +45,11 @@ class LiveSample:
     def __init__(
         self, request: LiveRequest, index: int, sequence_id: int, assembler: TextAssembler
     ) -> None:
-        self.request = request
-        self.index = index
-        self.sequence_id = sequence_id
-        self.assembler = assembler
-        self.num_delivered = 0
+        self.request: LiveRequest = request
+        self.index: int = index
+        self.sequence_id: int = sequence_id
+        self.assembler: TextAssembler = assembler
+        self.num_delivered: int = 0
 
 
 class Readers(Protocol):
@@ -84,8 +84,8 @@ class LiveRequest:
     ) -> None:
         self._readers = readers
         loop = asyncio.get_running_loop()
-        self.mailbox = Mailbox(request_id, loop, self, capacity, num_samples)
-        self.state = RequestState.ENCODING
+        self.mailbox: Mailbox = Mailbox(request_id, loop, self, capacity, num_samples)
+        self.state: RequestState = RequestState.ENCODING
         self.request: Request | None = None
         """Once the prompt is encoded."""
         self.assemblers: tuple[TextAssembler, ...] = ()

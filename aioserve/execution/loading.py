@@ -26,7 +26,7 @@ from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 
 __all__ = ["load"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 async def load(

@@ -13,7 +13,7 @@ from aioserve.isolation import Guard, NotAnAnswer, PluginFault
 
 __all__ = ["Eviction", "EvictionStrategy", "GuardedStrategy", "PageUse", "key_of"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class PageUse(msgspec.Struct, frozen=True, gc=False):

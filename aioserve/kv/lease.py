@@ -54,27 +54,27 @@ class KVLease:
     )
 
     def __init__(self, namespace: bytes = b"") -> None:
-        self.namespace = namespace
+        self.namespace: bytes = namespace
         """Pages are shared with leases of the same namespace alone."""
-        self.page_table = PageTable()
-        self.computed = 0
+        self.page_table: PageTable = PageTable()
+        self.computed: int = 0
         """Tokens whose KV is in pages once every launched step is done."""
-        self.last_step = NO_STEP
+        self.last_step: int = NO_STEP
         """Number of the last step that touches the pages: given back, they are fenced until it is
         done."""
-        self.cached = 0
+        self.cached: int = 0
         """Leading tokens whose KV was there when the sequence began: in the prefix tree, on the
         host, or that of the lease it was forked from."""
-        self.borrowed = 0
+        self.borrowed: int = 0
         """Leading tokens among which is KV that others computed."""
-        self.inherited_step = NO_STEP
+        self.inherited_step: int = NO_STEP
         """Number of the last step that should have written some of these, where the prefix tree
         doesn't know it."""
-        self.published = 0
+        self.published: int = 0
         """Leading pages that the receipt covers: they are in the prefix tree."""
-        self.receipt = NO_RECEIPT
+        self.receipt: int = NO_RECEIPT
         """The lock on the sequence's path in the prefix tree."""
-        self.shares_partial_page = False
+        self.shares_partial_page: bool = False
         """The page that holds the last token in part may be another lease's too: it is copied
         before it is written."""
         self.swapped: SwappedPages | None = None

@@ -117,13 +117,13 @@ class KVMemory:
             )
         self.pool = pool
         self.host_pool = host_pool
-        self.page_size = pool.page_size
-        self.tree = (
+        self.page_size: int = pool.page_size
+        self.tree: PrefixTree | None = (
             PrefixTree(pool, host_pool=host_pool, strategy=eviction) if prefix_caching else None
         )
-        self.partial_page_reuse = partial_page_reuse and pool.page_size > 1
+        self.partial_page_reuse: bool = partial_page_reuse and pool.page_size > 1
         self.preemption = preemption
-        self.counters = MemoryCounters()
+        self.counters: MemoryCounters = MemoryCounters()
         self._copies: list[PageCopy] = []
 
     @classmethod

@@ -123,9 +123,9 @@ class PrefixTree:
             None if host_pool is None else host_pool._native,
             strategy if isinstance(strategy, str) else weakref.proxy(strategy),
         )
-        self.pool = pool
-        self.host_pool = host_pool
-        self.page_size = pool.page_size
+        self.pool: PagePool = pool
+        self.host_pool: PagePool | None = host_pool
+        self.page_size: int = pool.page_size
 
     @property
     def num_pages(self) -> int:

@@ -141,12 +141,12 @@ class DecoderLayer:
     """residual += post_norm(attention(x)), then the same with the MLP."""
 
     def __init__(self, described: architecture.Layer, index: int, weights: Weights) -> None:
-        self.attention_norm = norm(described.attention_norm, weights)
-        self.attention = PagedAttention(described.attention, index, weights)
-        self.attention_post_norm = _optional(described.attention_post_norm, weights)
-        self.mlp_norm = norm(described.mlp_norm, weights)
-        self.mlp = DenseMLP(described.mlp, weights)
-        self.mlp_post_norm = _optional(described.mlp_post_norm, weights)
+        self.attention_norm: Norm = norm(described.attention_norm, weights)
+        self.attention: PagedAttention = PagedAttention(described.attention, index, weights)
+        self.attention_post_norm: Norm | None = _optional(described.attention_post_norm, weights)
+        self.mlp_norm: Norm = norm(described.mlp_norm, weights)
+        self.mlp: DenseMLP = DenseMLP(described.mlp, weights)
+        self.mlp_post_norm: Norm | None = _optional(described.mlp_post_norm, weights)
 
 
 def _optional(described: architecture.Norm | None, weights: Weights) -> Norm | None:

@@ -47,7 +47,7 @@ class Checkpoint:
         except BaseException:
             self._stack.close()
             raise
-        self.total_bytes = sum(stored.num_bytes for stored in self._found.values())
+        self.total_bytes: int = sum(stored.num_bytes for stored in self._found.values())
 
     def __enter__(self) -> Checkpoint:
         return self

@@ -44,7 +44,7 @@ class Decoder:
         self, config: DecoderConfig, weights: DecoderWeights, backend: Backend, max_model_len: int
     ) -> None:
         self.config = config
-        self.dtype = weights.dtype
+        self.dtype: torch.dtype = weights.dtype
         self.backend = backend
         self.max_model_len = max_model_len
         self._weights = weights

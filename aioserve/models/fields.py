@@ -34,9 +34,9 @@ class Fields:
     __slots__ = ("path", "source", "values")
 
     def __init__(self, values: Mapping[str, Any], source: str, path: str = "") -> None:
-        self.values = values
-        self.source = source
-        self.path = path
+        self.values: Mapping[str, Any] = values
+        self.source: str = source
+        self.path: str = path
 
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None

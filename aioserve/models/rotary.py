@@ -29,7 +29,7 @@ class RotaryTable:
         self._scale = config.attention_factor
         self._limit = max_positions
         self._device = device
-        self.rotation = self._compute(min(_FIRST_POSITIONS, max_positions))
+        self.rotation: Rotation = self._compute(min(_FIRST_POSITIONS, max_positions))
 
     def cover(self, num_positions: int) -> None:
         """Raises ValueError past the limit."""

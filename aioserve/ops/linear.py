@@ -44,9 +44,10 @@ class Linear(ABC):
             raise ValueError(f"weight must be on the CPU, got {weight.device}")
         if out_dtype not in (None, weight.dtype, torch.float32):
             raise TypeError(f"out_dtype must be {weight.dtype} or torch.float32, got {out_dtype}")
-        self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
-        self.out_dtype = out_dtype or weight.dtype
+        self.out_features: int = weight.shape[0]
+        self.in_features: int = weight.shape[1]
+        self.dtype: torch.dtype = weight.dtype
+        self.out_dtype: torch.dtype = out_dtype or weight.dtype
         if bias is None:
             return
         if bias.dtype is not weight.dtype:

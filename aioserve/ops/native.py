@@ -88,7 +88,7 @@ class NativeLinear(Linear):
             weight.dtype is torch.bfloat16,
         )
         self._apply = self._packed.apply
-        self.num_bytes = self._packed.num_bytes
+        self.num_bytes: int = self._packed.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, columns = x.shape if x.dim() == 2 else (0, -1)
@@ -119,7 +119,7 @@ class NativeBackend(Backend):
     name = "native"
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
+        self.device: torch.device = torch.device("cpu")
         self._sampler: RowSampler | None = None
 
     def linear(

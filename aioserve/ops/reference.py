@@ -56,7 +56,7 @@ class TorchLinear(Linear):
         super().__init__(weight, bias, out_dtype=out_dtype)
         self._weight = weight.detach().to(device, copy=True).contiguous()
         self._bias = None if bias is None else bias.detach().to(device, copy=True).contiguous()
-        self.num_bytes = self._weight.nbytes
+        self.num_bytes: int = self._weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         if (
@@ -82,7 +82,7 @@ class ReferenceBackend(Backend):
     name = "reference"
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+        self.device: torch.device = torch.device(device)
 
     def linear(
         self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None

@@ -12,7 +12,7 @@ from aioserve.scheduling.policy import Refusal
 
 __all__ = ["Admission", "refusal_of"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def refusal_of(ask: Callable[[RequestInfo], object], request: RequestInfo) -> Refusal | None:

@@ -14,7 +14,7 @@ from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo
 
 __all__ = ["MAX_FAILURES", "Observer", "Observers"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
 """An observer that raises this often in a row in the same method is detached."""
@@ -76,7 +76,7 @@ class GuardedObserver(Guard):
     def __init__(self, observer: Observer, name: str) -> None:
         super().__init__(f"observer {name}", f"{MAX_FAILURES} in a row detach it", logger)
         self.name = name
-        self.given_up = False
+        self.given_up: bool = False
         self._observer = observer
         self._failures: dict[str, int] = {}
 

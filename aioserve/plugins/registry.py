@@ -27,7 +27,7 @@ from aioserve.scheduling.policy import SchedulingPolicy
 
 __all__ = ["BrokenPlugin", "Offer", "Origin", "PluginRegistry", "check_policy_object"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -37,8 +37,8 @@ API_VERSION = 1
 """Of the interfaces that specs are written for. It grows when something that worked no longer
 does; a spec made for another version is refused."""
 
-hookspec = pluggy.HookspecMarker(GROUP)
-hookimpl = pluggy.HookimplMarker(GROUP)
+hookspec: pluggy.HookspecMarker = pluggy.HookspecMarker(GROUP)
+hookimpl: pluggy.HookimplMarker = pluggy.HookimplMarker(GROUP)
 
 
 class Spec(msgspec.Struct, Generic[T], frozen=True):

@@ -33,7 +33,7 @@ __all__ = ["SLOTS_PER_SEQUENCE", "Books", "Entry"]
 SLOTS_PER_SEQUENCE = 2
 """Slots of ended sequences stay fenced for a step; with spare ones, successors need not wait."""
 
-by_arrival = attrgetter("sequence_id")
+_by_arrival = attrgetter("sequence_id")
 
 Entry = tuple[SequenceState, int, KVLease, WorkItem]
 """A sequence in a launched step, with the slot and the lease that it had then, and its item: one
@@ -48,8 +48,8 @@ class Books:
         self.memory = memory
         self.guard = guard
         self.max_num_seqs = max_num_seqs
-        self.counters = SchedulerCounters()
-        self.slots = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
+        self.counters: SchedulerCounters = SchedulerCounters()
+        self.slots: SlotPool = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
         self.launched = NO_STEP
         """Number of the last step planned; `memory.pool.done_step` is the last one done."""
         self.in_flight: dict[int, list[Entry]] = {}
@@ -104,7 +104,7 @@ class Books:
             one.take_slot(self.slots.acquire(one.request.params, one.seed))
         sequence.phase = Phase.RUNNING
         self.waiting.remove(sequence)
-        insort(self.running, sequence, key=by_arrival)
+        insort(self.running, sequence, key=_by_arrival)
 
     def bear(self, parent: SequenceState, step: int, written_step: int) -> list[SequenceState]:
         """The unborn samples of a prompt that `step` has computed, and steps up to `written_step`
@@ -114,7 +114,7 @@ class Books:
             self.memory.fork(parent.lease, child.lease, written_step, step)
             child.phase = Phase.RUNNING
             child.pending = 1
-            insort(self.running, child, key=by_arrival)
+            insort(self.running, child, key=_by_arrival)
         self.announce(children)
         return children
 
@@ -130,7 +130,7 @@ class Books:
         self.running.remove(sequence)
         self._give_back(sequence)
         sequence.restart()
-        insort(self.waiting, sequence, key=by_arrival)
+        insort(self.waiting, sequence, key=_by_arrival)
 
     def end(self, sequences: Iterable[SequenceState], *, publish: bool = True) -> None:
         """Forget sequences, and the unborn samples that depend on them. Where `publish` is set,

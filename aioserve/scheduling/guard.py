@@ -17,7 +17,7 @@ from aioserve.scheduling.view import RequestView, SchedulerView
 
 __all__ = ["PolicyGuard"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class PolicyGuard(Guard):
         name: str | None = None,
     ) -> None:
         self.policy = policy
-        self.name = name or type(policy).__name__
+        self.name: str = name or type(policy).__name__
         """For logs and errors; that of the class unless given."""
         self._failed = False
         after = "first come, first served decides this step"

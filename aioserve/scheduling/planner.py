@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, SampleRow, StepPlan, WorkItem
 from aioserve.kv.lease import KVLease
-from aioserve.kv.memory import Claim
+from aioserve.kv.memory import Claim, KVMemory
 from aioserve.scheduling.books import Books, Entry
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import Refusal, Verdict
@@ -50,14 +50,14 @@ class StepPlanner:
         now_seconds: float,
     ) -> None:
         self.books = books
-        self.memory = books.memory
+        self.memory: KVMemory = books.memory
         self.guard: PolicyGuard = books.guard
         self.reserve = reserve
         self.reject = reject
         self.now_seconds = now_seconds
-        self.step = books.launched + 1
+        self.step: int = books.launched + 1
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.budget = max_num_batched_tokens
+        self.budget: int = max_num_batched_tokens
         self.entries: list[Entry] = []
         self.working_on: SequenceState | None = None
         self._has_preempted = False

@@ -39,7 +39,7 @@ from aioserve.scheduling.updates import SequenceUpdate
 
 __all__ = ["BrokenRow", "after_bad_rows", "after_failed_planning", "after_failed_step"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PageIds = npt.NDArray[np.int32]
 BrokenRow = tuple[SequenceState, int, PageIds]

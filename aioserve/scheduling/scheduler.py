@@ -56,10 +56,10 @@ class Scheduler:
         """`clock` gives seconds; with one, a policy whose methods take long is named in the log.
         `policy_name` stands in logs and errors, that of its class unless given."""
         self.memory = memory
-        self.guard = PolicyGuard(policy, clock, name=policy_name)
-        self.books = Books(memory, self.guard, max_num_seqs=max_num_seqs)
+        self.guard: PolicyGuard = PolicyGuard(policy, clock, name=policy_name)
+        self.books: Books = Books(memory, self.guard, max_num_seqs=max_num_seqs)
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.reserve = OutputReserve(memory.page_size, output_reserve_tokens)
+        self.reserve: OutputReserve = OutputReserve(memory.page_size, output_reserve_tokens)
         self._ended_unplanned: list[SequenceUpdate] = []
         self._planning_failures = 0
 

@@ -58,33 +58,34 @@ class SequenceState:
     def __init__(
         self, request: Request, *, sequence_id: int, sample: int, arrival_processed_tokens: int
     ) -> None:
-        self.request = request
-        self.sequence_id = sequence_id
+        self.request: Request = request
+        self.sequence_id: int = sequence_id
         """Unique, and growing in order of arrival."""
-        self.seed = request.seed_of(sample)
-        self.end_ids = request.end_ids
-        self.max_length = request.max_length
-        self.arrival_processed_tokens = arrival_processed_tokens
+        self.seed: int = request.seed_of(sample)
+        self.end_ids: frozenset[int] = request.end_ids
+        self.max_length: int = request.max_length
+        self.arrival_processed_tokens: int = arrival_processed_tokens
         self.first_token_seconds: float | None = None
-        self.num_known = self.prompt_tokens = request.prompt_tokens
+        self.prompt_tokens: int = request.prompt_tokens
+        self.num_known: int = request.prompt_tokens
         self._known_ids = request.prompt_ids
-        self.lease = KVLease(request.namespace)
+        self.lease: KVLease = KVLease(request.namespace)
         self.unborn: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
         self.phase = Phase.UNBORN if sample else Phase.WAITING
-        self.epoch = 0
+        self.epoch: int = 0
         """How often it gave its pages back and began again."""
-        self.paused = False
+        self.paused: bool = False
         """The reader is behind: planned again when it has caught up."""
         self._begin()
 
     def _begin(self) -> None:
-        self.pending = 0
+        self.pending: int = 0
         """Tokens that launched steps sample and the host has not seen yet."""
-        self.slot = NO_SLOT
+        self.slot: int = NO_SLOT
         self.decode_rows: tuple[SampleRow, ...] = ()
         """What a step that computes one token samples."""
-        self.proven_pages = self.lease.page_ids
+        self.proven_pages: npt.NDArray[np.int32] = self.lease.page_ids
         """Pages covered by the last sampled token, so known to hold no NaN."""
 
     @property

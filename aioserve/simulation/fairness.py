@@ -24,7 +24,7 @@ class ServiceGap:
     """
 
     def __init__(self) -> None:
-        self.most = 0
+        self.most: int = 0
         self._columns = _Slots()
         """Clients that wait."""
         self._rows = _Slots()

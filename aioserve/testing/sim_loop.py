@@ -98,7 +98,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def __init__(self, seed: int = 0, *, max_rounds: int = MAX_ROUNDS) -> None:
         super().__init__()
         self.seed = seed
-        self.rounds = 0
+        self.rounds: int = 0
         """Rounds of the loop so far."""
         self._max_rounds = max_rounds
         self._draw = random.Random(seed).random

@@ -32,7 +32,7 @@ class Witness:
         """Requests with no end, with two, or with tokens after it."""
         self.failed_steps: list[str] = []
         """Errors of steps that nobody planted, such as plans that the fake device refuses."""
-        self.num_open = 0
+        self.num_open: int = 0
         """Requests whose readers haven't come to an end."""
 
     def check(self) -> None:

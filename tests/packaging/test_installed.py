@@ -210,6 +210,16 @@ def test_the_installed_engine_streams_with_the_default_policy(installed: Install
     assert "json.dumps" in answer or "JSON" in answer
 
 
+def test_a_type_checker_knows_every_public_type_of_the_installed_package(
+    installed: Installed,
+) -> None:
+    """pyright's own measure for a package with py.typed. It looks for the package with the first
+    `python` on the path."""
+    shown = installed.run("-m", "pyright", "--verifytypes", "aioserve", "--ignoreexternal")
+    assert str(installed.site_packages / "aioserve" / "py.typed") in shown
+    assert "Type completeness score: 100%" in shown
+
+
 def test_the_installed_command_lists_the_bundled_policies(installed: Installed) -> None:
     shown = installed.aioserve("plugins", "--all")
     for path in (ROOT / "plugins" / "aioserve_plugins").glob("[a-z]*.py"):
