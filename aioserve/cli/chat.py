@@ -64,6 +64,7 @@ def chat(
 async def _chat(model: str, system: str | None, given: dict[str, Any]) -> None:
     with LinePrompt() as prompt:
         async with open_engine(model) as engine:
+            engine.tokenizer  # noqa: B018  # raises for a model without one, which has no template
             if not engine.has_chat_template:
                 raise InvalidRequestError(
                     f"{model} has no chat template; use `aioserve run`",

@@ -104,14 +104,21 @@ class CoreLoop:
         """Queue an encoded request; it enters the scheduler before the next step is planned."""
         if self._ended:
             self.table.end(request)
-            stopped = EngineClosedError("the engine has stopped; see its log", state="closed")
-            request.mailbox.finish(FinishReason.ERROR, stopped)
+            request.mailbox.finish(FinishReason.ERROR, self._why_ended())
             return
         if self._idle.is_set():
             self._idle.clear()
             self._progress_seconds = self._loop.time()
         self.table.queue(request)
         self._wake_up()
+
+    def _why_ended(self) -> AioserveError:
+        if self.failure is None:
+            return EngineClosedError("the engine was closed", state="closed")
+        error = EngineFailedError("the engine failed; see its log")
+        if isinstance(self.failure, Exception):
+            error.with_cause(self.failure)
+        return error
 
     async def wait_idle(self) -> None:
         """Until no encoded request is left and no step in flight."""
@@ -186,12 +193,16 @@ class CoreLoop:
         request = live.request
         if request is None:
             raise EngineError(f"{live!r} is queued and its prompt isn't encoded")
+        sequence_ids = self.scheduler.submit(request)
         samples = [
             LiveSample(live, index, sequence_id, live.assemblers[index])
-            for index, sequence_id in enumerate(self.scheduler.submit(request))
+            for index, sequence_id in enumerate(sequence_ids)
         ]
-        self.table.run(live, samples)
-        self.notices.arrived(live)
+        if self.table.run(live, samples):
+            self.notices.arrived(live)
+        else:
+            for sequence_id in sequence_ids:
+                self.scheduler.finish(sequence_id)
 
     async def _sleep(self) -> None:
         self.notices.tell()
@@ -215,7 +226,7 @@ class CoreLoop:
         plan, failure = self.pipeline.in_flight[0], None
         try:
             outcome = await handle
-            check_outcome(plan, outcome)
+            check_outcome(plan, outcome)  # here, where one that isn't fails its step alone
         except Exception as error:
             failure = error
             logger.exception("step %d failed; its %d sequences end", plan.step, plan.num_sequences)

@@ -310,7 +310,8 @@ class Engine:
     def dump(self) -> dict[str, Any]:
         """Everything about the engine's state that helps to debug it, as plain values."""
         live = self._entered()
-        return {"state": self._state, **dump_of(live)}
+        failed = live.core.failure is not None and self._state == "open"
+        return {"state": "failed" if failed else self._state, **dump_of(live)}
 
     # -- checks
 

@@ -38,7 +38,7 @@ from aioserve.errors import (
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
-from aioserve.request import MAX_PRIORITY, FinishReason, Request, SamplingParams
+from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.chat import validate_messages
 from aioserve.text.tokenizer import Tokenizer
@@ -397,14 +397,18 @@ def _checked_tenant(argument: str, value: object) -> str | None:
 
 
 def _checked_priority(argument: str, value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_PRIORITY:
-        return value
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and MIN_PRIORITY <= value <= MAX_PRIORITY
+    ):
+        return int.__index__(value)
     if isinstance(value, int) and value.bit_length() > 64:
         shown = f"one of {value.bit_length()} bits"  # Python refuses to print the largest
     else:
         shown = repr(value)
     raise InvalidRequestError(
-        f"{argument} must be an int in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {shown}",
+        f"{argument} must be an int in [{MIN_PRIORITY}, {MAX_PRIORITY}], got {shown}",
         argument=argument,
         value=value,
         limit=MAX_PRIORITY,

@@ -112,7 +112,10 @@ class LiveRequest:
 
 
 class RequestTable:
-    """Every request that hasn't ended. Bound to no loop; each call is whole."""
+    """Every request that hasn't ended. Bound to no loop.
+
+    `leave` may be called in the middle of anything, by the garbage collector.
+    """
 
     def __init__(self) -> None:
         self._by_id: dict[str, LiveRequest] = {}
@@ -128,7 +131,7 @@ class RequestTable:
         yield from list(self._leaving)
 
     def is_taken(self, request_id: str) -> bool:
-        """Whether a request of that id is encoded, queued or running."""
+        """Whether a request of that id is being encoded, queued or running."""
         return request_id in self._by_id
 
     def count(self, *states: RequestState) -> int:
@@ -143,9 +146,10 @@ class RequestTable:
         self._counts[request.state] += 1
 
     def queue(self, request: LiveRequest) -> None:
-        """Its prompt is encoded."""
-        self._move(request, RequestState.QUEUED)
-        self._queue.append(request)
+        """Its prompt is encoded. Nothing happens if its reader has left meanwhile."""
+        if request.state is RequestState.ENCODING:
+            self._move(request, RequestState.QUEUED)
+            self._queue.append(request)
 
     def next_queued(self) -> LiveRequest | None:
         """The request that is to enter the scheduler next, in order of arrival."""
@@ -153,12 +157,15 @@ class RequestTable:
             self._queue.popleft()
         return self._queue[0] if self._queue else None
 
-    def run(self, request: LiveRequest, samples: list[LiveSample]) -> None:
-        """The scheduler knows it, as these sequences."""
+    def run(self, request: LiveRequest, samples: list[LiveSample]) -> bool:
+        """The scheduler knows it, as these sequences. False if its reader has left meanwhile."""
+        if request.state is not RequestState.QUEUED:
+            return False
         self._move(request, RequestState.RUNNING)
         request.samples = samples
         for sample in samples:
             self.samples[sample.sequence_id] = sample
+        return True
 
     def leave(self, request: LiveRequest) -> None:
         """The reader is gone. Of one that runs the scheduler must still be told."""
@@ -185,6 +192,7 @@ class RequestTable:
             return
         for sample in request.samples:
             del self.samples[sample.sequence_id]
+        request.samples = []
         if request.state is RequestState.LEAVING:
             self._leaving.remove(request)
         self._free_id(request)

@@ -170,10 +170,9 @@ class KVMemory:
         """Pages that are free or can be evicted. The latter may be fenced for a step."""
         return self.pool.num_free + self.num_cached
 
-    def take_copies(self) -> tuple[PageCopy, ...]:
-        """`copies`, for the plan that carries them."""
-        copies, self._copies = self.copies, []
-        return copies
+    def clear_copies(self) -> None:
+        """A plan carries the `copies`."""
+        self._copies = []
 
     def complete(self, step: int) -> None:
         """Step `step`, and every one before it, is done."""
@@ -351,6 +350,10 @@ class KVMemory:
         """`step` computes `num_tokens` more tokens into pages that the lease has."""
         lease.computed += num_tokens
         lease.last_step = step
+
+    def retract(self, lease: KVLease, launched: int) -> None:
+        """No step after `launched` comes about: none of those touches the pages of the lease."""
+        lease.last_step = min(lease.last_step, launched)
 
     def truncate(self, lease: KVLease, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens of a lease alone: what is behind them was computed in

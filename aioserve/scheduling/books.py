@@ -11,7 +11,7 @@ that has computed the prompt.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
@@ -103,7 +103,7 @@ class Books:
         for one in (sequence, *sequence.unborn):
             one.take_slot(self.slots.acquire(one.request.params, one.seed))
         sequence.phase = Phase.RUNNING
-        self.waiting.remove(sequence)
+        _take_out(self.waiting, sequence)
         insort(self.running, sequence, key=_by_arrival)
 
     def bear(self, parent: SequenceState, step: int, written_step: int) -> list[SequenceState]:
@@ -112,10 +112,10 @@ class Books:
         children, parent.unborn = parent.unborn, []
         for child in children:
             self.memory.fork(parent.lease, child.lease, written_step, step)
+            self.announce([child])
             child.phase = Phase.RUNNING
             child.pending = 1
             insort(self.running, child, key=_by_arrival)
-        self.announce(children)
         return children
 
     def preempt(self, victim: SequenceState, step: int) -> None:
@@ -127,7 +127,7 @@ class Books:
         self._preempted.append(victim.sequence_id)
 
     def begin_again(self, sequence: SequenceState) -> None:
-        self.running.remove(sequence)
+        _take_out(self.running, sequence)
         self._give_back(sequence)
         sequence.restart()
         insort(self.waiting, sequence, key=_by_arrival)
@@ -140,11 +140,11 @@ class Books:
         known = tuple(self.view(s) for s in sequences if s.phase is not Phase.UNBORN)
         for sequence in sequences:
             if sequence.phase is Phase.RUNNING:
-                self.running.remove(sequence)
+                _take_out(self.running, sequence)
                 if publish:
                     self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
             elif sequence.phase is Phase.WAITING:
-                self.waiting.remove(sequence)
+                _take_out(self.waiting, sequence)
             elif sequence.phase is Phase.UNBORN:
                 self._parent_of(sequence).unborn.remove(sequence)
             self._give_back(sequence)
@@ -158,13 +158,16 @@ class Books:
         middle of a change, and take back whatever nobody else has. Step `last_step` may be the
         last to touch it."""
         sequences = list(sequences)
-        self.tell_arrivals()
-        known = tuple(self.view(s) for s in sequences if s.phase is not Phase.UNBORN)
+        views = [self.view(s) for s in sequences if s.phase is not Phase.UNBORN]
+        known = tuple(view for view in views if view not in self._arrived)
+        # Of those that the policy hasn't heard of it hears nothing at all.
+        unheard = [self.view(s) for s in sequences]
+        self._arrived = [view for view in self._arrived if view not in unheard]
         for sequence in sequences:
             self._strike_out(sequence)
-        left = self.sequences.values()
-        self.waiting = [s for s in self.waiting if s.phase is Phase.WAITING]
-        self.running = [s for s in self.running if s.phase is Phase.RUNNING]
+        left = self.sequences.values()  # in order of arrival
+        self.waiting = [s for s in left if s.phase is Phase.WAITING]
+        self.running = [s for s in left if s.phase is Phase.RUNNING]
         self.slots.recover([s.slot for s in left if s.slot != NO_SLOT], last_step)
         recover(self.memory, [s.lease for s in left], last_step)
         if known:
@@ -175,6 +178,7 @@ class Books:
             self.sequences.pop(one.sequence_id, None)
             self.views.pop(one.sequence_id, None)
             one.phase = Phase.FINISHED
+            one.slot = NO_SLOT
         sequence.unborn = []
 
     def _parent_of(self, child: SequenceState) -> SequenceState:
@@ -199,11 +203,15 @@ class Books:
         self.slots.complete(step)
         self.counters.steps += 1
 
-    def take_preempted(self) -> tuple[int, ...]:
-        """Ids of the sequences preempted since the last plan that had work, which names them: one
+    @property
+    def preempted(self) -> tuple[int, ...]:
+        """Ids of the sequences preempted since the last plan, which the next one names: a step
         without work is none."""
-        preempted, self._preempted = tuple(self._preempted), []
-        return preempted
+        return tuple(self._preempted)
+
+    def clear_preempted(self) -> None:
+        """A plan names the `preempted`."""
+        self._preempted = []
 
     def shorten(self, cut: Mapping[int, int]) -> list[SequenceState]:
         """Receipts were cut in the prefix tree, to so many pages: the running sequences that had
@@ -221,3 +229,10 @@ class Books:
         if self._arrived:
             arrived, self._arrived = tuple(self._arrived), []
             self.guard.arrived(arrived)
+
+
+def _take_out(queue: list[SequenceState], sequence: SequenceState) -> None:
+    index = bisect_left(queue, sequence.sequence_id, key=_by_arrival)
+    if index == len(queue) or queue[index] is not sequence:
+        raise InvariantError(f"{sequence} is not in its queue")
+    del queue[index]

@@ -28,13 +28,10 @@ from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.view import SchedulerView
 
-__all__ = ["Refused", "StepPlanner"]
+__all__ = ["StepPlanner"]
 
 PENDING_IDS = (PENDING_TOKEN,)
 NO_ROWS: tuple[SampleRow, ...] = ()
-
-Refused = list[tuple[SequenceState, Refusal | None]]
-"""Waiting requests that the policy won't have, each with its refusal if it gave one."""
 
 
 class StepPlanner:
@@ -46,7 +43,7 @@ class StepPlanner:
         *,
         max_num_batched_tokens: int,
         reserve: OutputReserve,
-        reject: Callable[[Refused], None],
+        reject: Callable[[SequenceState, Refusal | None], None],
         now_seconds: float,
     ) -> None:
         self.books = books
@@ -60,6 +57,7 @@ class StepPlanner:
         self.budget: int = max_num_batched_tokens
         self.entries: list[Entry] = []
         self.working_on: SequenceState | None = None
+        self._plan: StepPlan | None = None
         self._has_preempted = False
         self._has_families = False
         self._reserved: int | None = None
@@ -80,21 +78,27 @@ class StepPlanner:
         self.working_on = None
 
     def plan(self) -> StepPlan | None:
-        """The step as it was filled; None for an empty one."""
+        """The step as it was filled; None for an empty one. What raises here may be asked again:
+        all is read before anything changes, and no change is made of the one before."""
         if not self.entries:
             return None
         books = self.books
-        books.launched = self.step
+        if self._plan is None:
+            ended, started = books.slots.changes
+            self._plan = StepPlan(
+                step=self.step,
+                ended_slots=ended,
+                started_slots=started,
+                copies=self.memory.copies,
+                items=self._items(),
+                preempted=books.preempted,
+            )
         books.in_flight[self.step] = self.entries
-        ended, started = books.slots.take_changes()
-        return StepPlan(
-            step=self.step,
-            ended_slots=ended,
-            started_slots=started,
-            copies=self.memory.take_copies(),
-            items=self._items(),
-            preempted=books.take_preempted(),
-        )
+        books.launched = self.step
+        books.slots.clear_changes()
+        self.memory.clear_copies()
+        books.clear_preempted()
+        return self._plan
 
     def _items(self) -> tuple[WorkItem, ...]:
         items = [entry[3] for entry in self.entries]
@@ -127,7 +131,8 @@ class StepPlanner:
         needed = memory.num_pages_to_reserve(growing)
         memory.make_free(needed, self.step)
         if needed > memory.pool.num_free:
-            self._make_room([s for s in ready if s.lease in growing])
+            short = set(growing)
+            self._make_room([s for s in ready if s.lease in short])
             ready = [s for s in ready if s.phase is Phase.RUNNING]
             # Some that were beyond the budget may be within it now.
             growing = [s.lease for s in ready]
@@ -237,7 +242,7 @@ class StepPlanner:
             return any(not s.paused for s in books.waiting)
         view = self._view()
         waiting = [books.view(s) for s in books.waiting if not s.paused]
-        refused: Refused = []
+        refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False
         order = waiting if forced else self.guard.order(waiting, view)
@@ -271,9 +276,10 @@ class StepPlanner:
             seats = books.num_seats_free
             if forced or self.budget <= 0 or seats <= 0:
                 break
+        for sequence, refusal in refused:
+            self.working_on = sequence
+            self.reject(sequence, refusal)
         self.working_on = None
-        if refused:
-            self.reject(refused)
         return blocked
 
     def _one_by_one(self, sequences: Iterable[SequenceState]) -> Iterator[SequenceState]:

@@ -14,6 +14,7 @@ from enum import Enum
 import msgspec
 
 from aioserve.errors import ConfigError
+from aioserve.isolation import shown
 from aioserve.scheduling.view import RequestView, SchedulerView
 
 __all__ = ["Refusal", "SchedulingPolicy", "Verdict"]
@@ -55,15 +56,21 @@ class Refusal(msgspec.Struct, frozen=True):
                 f"reason must be a str of 1 to {MAX_REASON_CHARS} characters, got {self.reason!r}"
             )
         seconds = self.retry_after_seconds
-        if seconds is not None and (
-            not isinstance(seconds, int | float)
-            or isinstance(seconds, bool)
-            or not 0 <= seconds < math.inf
-        ):
-            raise ConfigError(
-                "retry_after_seconds must be a number from 0 on and finite, or None, "
-                f"got {seconds!r}"
-            )
+        if seconds is not None:
+            msgspec.structs.force_setattr(self, "retry_after_seconds", _as_seconds(seconds))
+
+
+def _as_seconds(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            seconds = float(value)
+        except OverflowError:
+            seconds = math.inf
+        if 0 <= seconds < math.inf:
+            return seconds
+    raise ConfigError(
+        f"retry_after_seconds must be a number from 0 on and finite, or None, got {shown(value)}"
+    )
 
 
 class SchedulingPolicy:

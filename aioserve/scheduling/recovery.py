@@ -26,13 +26,14 @@ from __future__ import annotations
 import logging
 from itertools import chain
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.pages import capacity_tokens, pages_for
-from aioserve.kv.recovery import drop_unwritten
+from aioserve.execution.plan import WorkItem
+from aioserve.kv.pages import capacity_tokens
 from aioserve.request import FinishReason
-from aioserve.scheduling.books import Books
+from aioserve.scheduling.books import Books, Entry
 from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.updates import SequenceUpdate
@@ -124,15 +125,12 @@ def after_failed_planning(
         for s in culprits
     ]
     books.lose(culprits, planner.step if planner.entries else books.launched)
-    page_size = books.memory.page_size
-    written = [
-        item.page_ids[item.start // page_size : pages_for(item.start + item.count, page_size)]
-        for _, _, _, item in planner.entries
-    ]
-    leases = [s.lease for s in culprits]
-    lost = books.shorten(drop_unwritten(books.memory, planner.step, written, leases))
-    planner.entries = [entry for entry in planner.entries if entry[0] not in lost]
+    # What the culprits published won't be written, and can't be told from what others published.
+    lost = books.shorten(books.memory.withdraw(planner.step))
+    planner.entries = _without(planner.entries, lost)
     for sequence in lost:
+        if not planner.entries:
+            books.memory.retract(sequence.lease, books.launched)
         books.begin_again(sequence)
     return updates
 
@@ -153,3 +151,14 @@ def _in_the_middle(books: Books, planner: StepPlanner) -> list[SequenceState]:
             and (sequence.phase is Phase.UNBORN or sequence.lease.last_step == planner.step)
         )
     ]
+
+
+def _without(entries: list[Entry], lost: list[SequenceState]) -> list[Entry]:
+    """The entries of others, with items that sample nothing for the lost ones."""
+    kept = [entry for entry in entries if entry[0] not in lost]
+    slots = {slot for _, slot, _, _ in kept}
+    items: dict[int, WorkItem] = {}
+    for _, _, _, item in kept:
+        rows = tuple(row for row in item.rows if row.slot in slots)
+        items[id(item)] = msgspec.structs.replace(item, rows=rows) if rows != item.rows else item
+    return [(sequence, slot, lease, items[id(item)]) for sequence, slot, lease, item in kept]

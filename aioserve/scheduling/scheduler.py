@@ -10,6 +10,7 @@ goes into a step is the planner's, and what happens when something fails is in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from aioserve.errors import InvariantError
@@ -19,8 +20,8 @@ from aioserve.kv.pages import capacity_tokens
 from aioserve.request import FinishReason, Request
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE, Books
 from aioserve.scheduling.guard import PolicyGuard
-from aioserve.scheduling.planner import Refused, StepPlanner
-from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.planner import StepPlanner
+from aioserve.scheduling.policy import Refusal, SchedulingPolicy
 from aioserve.scheduling.recovery import (
     BrokenRow,
     after_bad_rows,
@@ -34,9 +35,12 @@ from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 
 __all__ = ["Scheduler"]
 
-MAX_PLANNING_FAILURES = 3
-"""In a row, while no sequence was being planned: the next one is raised, since nothing is left to
-try."""
+logger = logging.getLogger(__name__)
+
+MAX_PLANNING_FAILURES = 16
+"""In a row: the next one is raised. Whatever it is, it is no matter of single requests."""
+MAX_UNEXPLAINED_FAILURES = 3
+"""In a row, and at no sequence: the next one is raised, since nothing is left to try."""
 
 
 class Scheduler:
@@ -62,6 +66,7 @@ class Scheduler:
         self.reserve: OutputReserve = OutputReserve(memory.page_size, output_reserve_tokens)
         self._ended_unplanned: list[SequenceUpdate] = []
         self._planning_failures = 0
+        self._unexplained_failures = 0
 
     @property
     def counters(self) -> SchedulerCounters:
@@ -127,30 +132,47 @@ class Scheduler:
         An exception in here, which is a bug, ends the request that was being planned and no other.
         One that comes while none is ends none; the fourth such in a row is raised.
         """
+        attempt = 0
         while True:
-            self.guard.begin_step()
-            self.books.tell_arrivals()
-            planner = StepPlanner(
-                self.books,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                reserve=self.reserve,
-                reject=self._reject,
-                now_seconds=now_seconds,
-            )
+            planner = None
             try:
+                if attempt == 0:
+                    self.guard.begin_step()
+                self.books.tell_arrivals()
+                planner = StepPlanner(
+                    self.books,
+                    max_num_batched_tokens=self.max_num_batched_tokens,
+                    reserve=self.reserve,
+                    reject=self._reject,
+                    now_seconds=now_seconds,
+                )
                 planner.fill()
-                self._planning_failures = 0
+                self._planning_failures = self._unexplained_failures = 0
             except Exception as error:
                 self._recover(planner, error)
-                if not planner.entries:
-                    continue  # what is left may have work, and nobody would ask again
+                if planner is None or not planner.entries:
+                    attempt += 1  # what is left may have work, and nobody would ask again
+                    continue
+            return self._built(planner)
+
+    def _built(self, planner: StepPlanner) -> StepPlan | None:
+        try:
+            return planner.plan()
+        except Exception:
+            logger.exception("step %d can't be built; it is tried once more", planner.step)
             return planner.plan()
 
-    def _recover(self, planner: StepPlanner, error: Exception) -> None:
-        ended = after_failed_planning(self.books, planner, error)
-        self._ended_unplanned += ended
-        self._planning_failures = 0 if ended else self._planning_failures + 1
-        if self._planning_failures > MAX_PLANNING_FAILURES:
+    def _recover(self, planner: StepPlanner | None, error: Exception) -> None:
+        ended = [] if planner is None else after_failed_planning(self.books, planner, error)
+        lost = {update.sequence_id for update in ended}
+        told = [u for u in self._ended_unplanned if u.sequence_id not in lost]
+        self._ended_unplanned = [*told, *ended]
+        self._planning_failures += 1
+        self._unexplained_failures = 0 if ended else self._unexplained_failures + 1
+        if (
+            self._planning_failures > MAX_PLANNING_FAILURES
+            or self._unexplained_failures > MAX_UNEXPLAINED_FAILURES
+        ):
             raise error
 
     def take_ended_unplanned(self) -> list[SequenceUpdate]:
@@ -229,23 +251,18 @@ class Scheduler:
         """Raise `InvariantError` unless pools, prefix tree, page tables and queues agree."""
         check_books(self.books)
 
-    def _reject(self, refused: Refused) -> None:
-        for request, refusal in refused:
-            reason, seconds = None, None
-            if refusal is not None:
-                reason, seconds = refusal.reason, refusal.retry_after_seconds
-            self._ended_unplanned += [
-                SequenceUpdate(
-                    s.sequence_id,
-                    None,
-                    FinishReason.ERROR,
-                    reason,
-                    rejected=True,
-                    retry_after_seconds=seconds,
-                )
-                for s in (request, *request.unborn)
-            ]
-        self.books.end([request for request, _ in refused])
+    def _reject(self, request: SequenceState, refusal: Refusal | None) -> None:
+        for sequence in (request, *request.unborn):
+            update = SequenceUpdate(
+                sequence.sequence_id,
+                None,
+                FinishReason.ERROR,
+                None if refusal is None else refusal.reason,
+                rejected=True,
+                retry_after_seconds=None if refusal is None else refusal.retry_after_seconds,
+            )
+            self._ended_unplanned.append(update)
+        self.books.end([request])
 
 
 def _failed(sequence: SequenceState, error: str) -> SequenceUpdate:

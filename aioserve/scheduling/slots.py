@@ -48,13 +48,16 @@ class SlotPool:
         else:
             self._fenced.append((last_step, slot))
 
-    def take_changes(self) -> tuple[tuple[int, ...], tuple[SlotStart, ...]]:
-        """Slots ended and started since the last call, for the plan that carries them."""
+    @property
+    def changes(self) -> tuple[tuple[int, ...], tuple[SlotStart, ...]]:
+        """Slots ended and started that no plan has carried yet: the next one must."""
         if not self._ended and not self._started:
             return (), ()
-        ended, self._ended = tuple(self._ended), []
-        started, self._started = tuple(self._started.values()), {}
-        return ended, started
+        return tuple(self._ended), tuple(self._started.values())
+
+    def clear_changes(self) -> None:
+        """A plan carries the `changes`."""
+        self._ended, self._started = [], {}
 
     def repeat_changes(self, plan: StepPlan) -> None:
         """No runner heard of the plan that carried these: the next one carries them too."""

@@ -23,6 +23,7 @@ import msgspec
 
 from aioserve.errors import ConfigError, InvariantError
 from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.isolation import shown
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
@@ -144,6 +145,8 @@ def simulate(
         ("max_num_batched_tokens", max_num_batched_tokens),
         ("max_tokens", max_tokens),
     ):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ConfigError(f"{name} must be an int, got {shown(value)}")
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
     if isinstance(eviction, str) and eviction not in EVICTION_STRATEGIES:

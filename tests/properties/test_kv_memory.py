@@ -82,7 +82,9 @@ class KVMemoryMachine(RuleBasedStateMachine):
         memory.advance(lease, count, self.step)
 
     def copy(self) -> None:
-        for copy in self.memory.take_copies():
+        copies = self.memory.copies
+        self.memory.clear_copies()
+        for copy in copies:
             source = "host" if copy.kind is CopyKind.FROM_HOST else "device"
             target = "host" if copy.kind is CopyKind.TO_HOST else "device"
             for offset in range(copy.num_tokens):
