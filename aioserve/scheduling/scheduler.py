@@ -130,7 +130,8 @@ class Scheduler:
         """What to compute next; None when nothing can be computed now.
 
         An exception in here, which is a bug, ends the request that was being planned and no other.
-        One that comes while none is ends none; the fourth such in a row is raised.
+        One that comes while none is ends none. The fourth such in a row is raised, and so is the
+        seventeenth of any kind.
         """
         attempt = 0
         while True:

@@ -19,8 +19,10 @@ from aioserve import (
     TokenStream,
     WrongLoopError,
 )
+from aioserve.testing import check_invariants
 from aioserve.testing.fake_model import FakeModel, byte_tokenizer, expected_tokens
 from tests.engine.idle import all_given_back
+from tests.faults.harness import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -63,6 +65,40 @@ async def test_started_waits_for_the_first_token_and_takes_none():
         assert stream.timings.first_token_seconds is not None
         assert [token.id async for token in stream] == expected_tokens(PROMPT, 20)
         await stream.started()
+
+
+@pytest.mark.parametrize("moment", ["entering the scheduler", "encoded"])
+async def test_a_stream_that_is_collected_while_its_request_moves_on_is_not_computed(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector may run at any allocation, in the middle of taking a request in."""
+    async with Engine(FakeModel(num_pages=64, max_model_len=1000)) as it:
+        live = it._live
+        assert live is not None
+        place = live.core if moment == "encoded" else live.scheduler
+        submit = place.submit
+
+        def collecting(request):
+            if moment == "encoded":
+                gc.collect()
+                return submit(request)
+            result = submit(request)
+            gc.collect()
+            return result
+
+        monkeypatch.setattr(place, "submit", collecting)
+        gc.disable()
+        try:
+            # Long enough for a thread, and held by nothing but itself.
+            circle: list[object] = [it.stream("x" * 600, SamplingParams(max_tokens=200))]
+            circle.append(circle)
+            del circle
+            await until(lambda: it.stats().num_waiting == 0)
+        finally:
+            gc.enable()
+        await it.drain(5)
+        assert it.stats().tokens_generated_total == 0
+        check_invariants(it)
 
 
 async def test_started_raises_what_only_encoding_shows():
