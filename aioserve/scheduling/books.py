@@ -56,8 +56,6 @@ class Books:
         """What each step consists of that is planned and not yet done."""
         self.sequences: dict[int, SequenceState] = {}
         """Those that haven't ended, by id."""
-        self.views: dict[int, RequestView] = {}
-        """What the policy sees of each."""
         self.waiting: list[SequenceState] = []
         self.running: list[SequenceState] = []
         self._arrived: list[RequestView] = []
@@ -71,7 +69,7 @@ class Books:
         return min(self.max_num_seqs - taken, self.slots.num_free)
 
     def view(self, sequence: SequenceState) -> RequestView:
-        return self.views[sequence.sequence_id]
+        return sequence.view
 
     def sequence_of(self, view: RequestView) -> SequenceState:
         return self.sequences[view.arrival_index]
@@ -93,7 +91,7 @@ class Books:
         first.unborn = others
         for sequence in family:
             self.sequences[sequence.sequence_id] = sequence
-            self.views[sequence.sequence_id] = RequestView(sequence, self.memory)
+            sequence.view = RequestView(sequence, self.memory)
         self.waiting.append(first)
         self.announce([first])
         return tuple(s.sequence_id for s in family)
@@ -176,7 +174,6 @@ class Books:
     def _strike_out(self, sequence: SequenceState) -> None:
         for one in (sequence, *sequence.unborn):
             self.sequences.pop(one.sequence_id, None)
-            self.views.pop(one.sequence_id, None)
             one.phase = Phase.FINISHED
             one.slot = NO_SLOT
         sequence.unborn = []

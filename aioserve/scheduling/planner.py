@@ -241,7 +241,7 @@ class StepPlanner:
         if seats <= 0:
             return any(not s.paused for s in books.waiting)
         view = self._view()
-        waiting = [books.view(s) for s in books.waiting if not s.paused]
+        waiting = [s.view for s in books.waiting if not s.paused]
         refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False

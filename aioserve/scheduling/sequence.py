@@ -9,6 +9,7 @@ token, whose id only the device knows.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,7 @@ class SequenceState:
         "sequence_id",
         "slot",
         "unborn",
+        "view",
     )
 
     def __init__(
@@ -77,6 +79,8 @@ class SequenceState:
         """How often it gave its pages back and began again."""
         self.paused: bool = False
         """The reader is behind: planned again when it has caught up."""
+        self.view: Any = None
+        """What plugins see of it: a `RequestView`, which looks at the sequence."""
         self._begin()
 
     def _begin(self) -> None:

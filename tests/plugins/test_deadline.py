@@ -141,7 +141,7 @@ def test_a_preempted_request_that_has_begun_to_answer_is_not_refused():
     bench = Bench(num_pages=4, policy=Deadline())
     bench.submit(7, 9, ttft_target_seconds=2)
     b = bench.submit(7, 9, ttft_target_seconds=2)
-    view = bench.scheduler.books.views[b]
+    view = bench.view(b)
     now = 0.0
     while bench.scheduler.books.sequences:
         now += STEP_SECONDS

@@ -147,7 +147,7 @@ def test_a_preempted_request_is_charged_once():
     policy = FairShare()
     bench = Bench(num_pages=4, policy=policy)
     a, b = bench.submit(7, 9, tenant="a"), bench.submit(7, 9, tenant="b")
-    views = [bench.scheduler.books.views[index] for index in (a, b)]
+    views = [bench.view(index) for index in (a, b)]
     while bench.scheduler.books.sequences[b].phase is not Phase.WAITING:
         bench.step()
     bench.run()

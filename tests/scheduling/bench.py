@@ -68,7 +68,7 @@ class Bench:
         return self.scheduler.books.waiting
 
     def view(self, sequence_id: int) -> RequestView:
-        return self.scheduler.books.views[sequence_id]
+        return self.sequences[sequence_id].view
 
     @property
     def host(self) -> PagePool:
