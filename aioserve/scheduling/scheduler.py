@@ -35,7 +35,7 @@ from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 
 __all__ = ["Scheduler"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_PLANNING_FAILURES = 16
 """In a row: the next one is raised. Whatever it is, it is no matter of single requests."""
