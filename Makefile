@@ -4,13 +4,15 @@
 #   test    lint, types and the test suite                docs    build/docs/index.html
 #   mutants plant bugs in a copy and see the tests find them
 #   sanitize        tests of kv and ops with AddressSanitizer and the like
+#   fuzz    attack every door for ten minutes
 #   test-optimized  the test suite under `python -O`
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   clean   remove what was built, keep .venv             distclean   remove .venv too
 #
 # PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, and
 # MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
-# SANITIZERS="thread" which one `make sanitize` runs.
+# SANITIZERS="thread" which one `make sanitize` runs, and FUZZ="--max-seconds 60" for how long
+# `make fuzz` goes on.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := run
@@ -39,7 +41,7 @@ BUILT := .venv/.built
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-optimized mutants sanitize lint bench docs build clean distclean
+.PHONY: run test test-slow test-optimized mutants sanitize fuzz lint bench docs build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run "$$PROMPT"
@@ -59,6 +61,9 @@ mutants: $(FOR_TEST) $(BUILT)
 
 sanitize: $(FOR_TEST) $(BUILT)
 	$(BIN)/python -m tests.sanitizers $(SANITIZERS)
+
+fuzz: $(FOR_TEST) $(BUILT)
+	$(BIN)/python -m tests.attacks $(FUZZ)
 
 lint: $(FOR_TEST) $(BUILT)
 	$(BIN)/ruff check

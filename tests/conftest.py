@@ -28,4 +28,16 @@ settings.register_profile(
 settings.register_profile(
     "planted-bugs", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
 )
-settings.load_profile("same-every-time" if os.environ.get("CI") else "developer")
+# Four times the examples, a seed for each round, and nothing kept from round to round.
+settings.register_profile(
+    "fuzz",
+    deadline=None,
+    max_examples=400,
+    database=None,
+    print_blob=True,
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+)
+if os.environ.get("AIOSERVE_FUZZ"):
+    settings.load_profile("fuzz")
+else:
+    settings.load_profile("same-every-time" if os.environ.get("CI") else "developer")

@@ -1,0 +1,76 @@
+"""How long something holds up the event loop that it runs on.
+
+A task that sleeps a millisecond at a time sees when it wakes late, whatever kept it: a callback
+that computes, or another thread that doesn't let go of the interpreter's lock. On a busy machine
+every task wakes late; then this process has not computed meanwhile. So what counts of a late tick
+is the CPU time that the process took during it, and all of it if it was very late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+__all__ = ["MAX_HELD_SECONDS", "HeldLoop", "assert_loop_is_free", "watched_loop"]
+
+MAX_HELD_SECONDS = 0.05
+WAITS_SECONDS = 1.0
+"""A tick as late as this is held, CPU time or not."""
+TICK_SECONDS = 0.001
+TRIES = 3
+
+
+class HeldLoop:
+    """`seconds`: the longest that the loop was held."""
+
+    def __init__(self) -> None:
+        self.seconds: float = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            began, computed = time.perf_counter(), time.process_time()
+            await asyncio.sleep(TICK_SECONDS)
+            late = time.perf_counter() - began - TICK_SECONDS
+            computed = time.process_time() - computed
+            self.seconds = max(self.seconds, late if late > WAITS_SECONDS else min(late, computed))
+
+
+@contextlib.asynccontextmanager
+async def watched_loop() -> AsyncIterator[HeldLoop]:
+    """Watches the running loop. The collector of garbage waits: what it takes is up to all that ran
+    before."""
+    held = HeldLoop()
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    watching = asyncio.create_task(held.watch())
+    try:
+        await asyncio.sleep(0)
+        yield held
+        await asyncio.sleep(2 * TICK_SECONDS)  # a hold that has just ended is seen
+    finally:
+        if collects:
+            gc.enable()
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+async def assert_loop_is_free(
+    attack: Callable[[], Awaitable[object]], *, most_seconds: float = MAX_HELD_SECONDS
+) -> None:
+    """`attack` doesn't hold the loop for longer than that. What holds it does so each time, and
+    what the machine does to us seldom three times in a row: it is run again before it is believed.
+    """
+    holds: list[float] = []
+    for _ in range(TRIES):
+        async with watched_loop() as held:
+            await attack()
+        if held.seconds <= most_seconds:
+            return
+        holds.append(held.seconds)
+    shown = ", ".join(f"{seconds * 1e3:.0f}" for seconds in holds)
+    raise AssertionError(f"the loop was held for {shown} ms in {TRIES} tries")
