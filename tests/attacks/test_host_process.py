@@ -1,0 +1,87 @@
+"""What an engine does to the process that it is a part of, seen by Python's audit hooks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import asyncio, json, logging, multiprocessing, os, signal, sys, threading
+
+audited = []
+
+def note(event, args):
+    if event.partition(".")[0] in NOTED or event in NOTED:
+        audited.append(f"{event} {args!r}")
+
+NOTED = {
+    "subprocess", "pty", "socket", "signal.pthread_kill", "os.chdir", "os.system", "os.fork",
+    "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg",
+    "sys.settrace", "sys.setprofile", "sys.unraisablehook", "sys.excepthook",
+}
+
+def state(loop):
+    return {
+        "signals": [id(signal.getsignal(number)) for number in signal.valid_signals()],
+        "start method": multiprocessing.get_start_method(allow_none=True),
+        "directory": os.getcwd(),
+        "limits": sys.getswitchinterval(),
+        "recursion": sys.getrecursionlimit(),
+        "hooks": [repr(sys.excepthook), repr(sys.unraisablehook), repr(threading.excepthook)],
+        "log": [logging.getLogger().level, len(logging.getLogger().handlers)],
+        "loop": [repr(loop.get_exception_handler()), loop.get_debug(), len(asyncio.all_tasks())],
+        "output": [id(sys.stdin), id(sys.stdout), id(sys.stderr)],
+    }
+
+def own_threads():
+    return [t.name for t in threading.enumerate() if t.name.startswith("aioserve")]
+
+async def main():
+    loop = asyncio.get_running_loop()
+    before = state(loop)
+    sys.addaudithook(note)
+    from aioserve import Engine, SamplingParams
+    if PLANTED:
+        await (await asyncio.create_subprocess_exec("true")).wait()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    async with Engine("pyhelp", num_pages=64) as engine:
+        await engine.generate("import os\\n" * 100, SamplingParams(max_tokens=4))
+        during = own_threads()
+    after = state(loop)
+    return {
+        "audited": audited, "during": during, "left": own_threads(),
+        "changed": {name: [before[name], after[name]] for name in before
+                    if before[name] != after[name]},
+    }
+
+print(json.dumps(asyncio.run(main())))
+"""
+
+
+def found_by(*, planted: bool) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.replace("PLANTED", repr(planted))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return json.loads(done.stdout)
+
+
+def test_an_engine_starts_no_process_opens_no_socket_and_leaves_the_process_as_it_was() -> None:
+    assert found_by(planted=False) == {
+        "audited": [],
+        "during": ["aioserve-pyhelp"],
+        "left": [],
+        "changed": {},
+    }
+
+
+def test_what_is_started_and_changed_is_seen() -> None:
+    found = found_by(planted=True)
+    assert "subprocess.Popen" in str(found["audited"])
+    assert "signals" in str(found["changed"])
