@@ -42,6 +42,7 @@ FOR_ALL = (
     "aioserve.config",
     "aioserve.request",
     "aioserve.isolation",
+    "aioserve.json_file",
     "aioserve._native",
 )
 """Modules that every place may import. The last is compiled."""

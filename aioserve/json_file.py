@@ -1,0 +1,87 @@
+"""Files of a model directory, which may be anybody's: bounded before they are read.
+
+Called from a loading thread, while an event loop runs in another one: whatever a file holds, the
+interpreter's lock is let go of again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from json import scanner
+from pathlib import Path
+from typing import Any
+
+from aioserve.errors import ModelError
+
+__all__ = ["read_file", "read_json_object"]
+
+MAX_CONTAINERS = 100_000
+"""Objects and arrays in one file; brackets within strings count too."""
+_DIGITS = 1000
+_PIECE_BYTES = 1 << 20
+
+
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """What the regular file `path` holds.
+
+    Raises `ModelError` naming the file, its size and the limit; nothing beyond `max_bytes` is read,
+    not even of a file that grows meanwhile.
+    """
+    try:
+        # A pipe that nobody writes to would keep a plain `open` waiting.
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelError(f"{path}: not a regular file")
+            size, content = status.st_size, bytearray()
+            while size <= max_bytes and (piece := os.read(file, _PIECE_BYTES)):
+                content += piece
+                size = max(size, len(content))
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise ModelError(f"{path}: can't be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ModelError(f"{str(path)!r}: not a path: {error}") from error
+    if size > max_bytes:
+        raise ModelError(f"{path}: has {size} bytes, must have at most {max_bytes}")
+    return bytes(content)
+
+
+def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in `path`, in UTF-8. Of keys that are there twice the last counts; NaN and
+    Infinity are read as floats; integers may have any size up to 1000 digits.
+
+    Raises `ModelError` naming the file: unreadable, larger than `max_bytes`, or not such JSON.
+    """
+    content = read_file(path, max_bytes)
+    try:
+        value = _parsed(content.decode("utf-8"))
+    except RecursionError:
+        raise ModelError(f"{path}: its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+class _Decoder(json.JSONDecoder):
+    """The scanner in C holds the lock from the first byte to the last: 30 ms for a large index.
+    This one is Python, but for strings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan_once: Any = scanner.py_make_scanner(self)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _parsed(text: str) -> Any:
+    pieces = range(0, len(text) - _DIGITS + 1, _DIGITS)
+    if any(text[at : at + _DIGITS].isdigit() for at in pieces):
+        raise ValueError(f"it has a number of more than {_DIGITS} digits")
+    if (containers := text.count("[") + text.count("{")) > MAX_CONTAINERS:
+        raise ValueError(f"it has {containers} objects and arrays, at most {MAX_CONTAINERS}")
+    return json.loads(text, cls=_Decoder)
