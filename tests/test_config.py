@@ -58,5 +58,5 @@ def test_progress_is_refused_where_the_model_loads_itself() -> None:
 
 
 def test_progress_must_be_callable() -> None:
-    with pytest.raises(ConfigError, match="progress must be callable, got 3"):
+    with pytest.raises(ConfigError, match="progress must be callable and not async, got 3"):
         Engine("pyhelp", progress=3)  # pyright: ignore[reportArgumentType]

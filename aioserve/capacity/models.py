@@ -6,16 +6,16 @@ What is counted here are the tensors that a checkpoint of the shape would hold.
 from __future__ import annotations
 
 import math
-from pathlib import Path
+import os
 from typing import Any
 
 import msgspec
 
 from aioserve.errors import ModelNotFoundError
+from aioserve.json_file import read_json_object
 from aioserve.models.architecture import tensors_of
-from aioserve.models.config import DecoderConfig
-from aioserve.models.fields import read_json
-from aioserve.models.resolve import resolve
+from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
+from aioserve.models.resolve import expanded, resolve
 
 __all__ = ["PRESETS", "ModelShape", "ParameterCount", "count_parameters", "read_model"]
 
@@ -78,9 +78,9 @@ def read_model(name: str) -> DecoderConfig:
     """
     if name in PRESETS:
         return DecoderConfig.from_dict(PRESETS[name], source=f"preset {name}")
-    path = Path(name).expanduser()
-    if path.suffix == ".json" and path.is_file():
-        return DecoderConfig.from_dict(read_json(path), source=str(path))
+    path = expanded(name)
+    if path.suffix == ".json" and os.path.isfile(path):
+        return DecoderConfig.from_dict(read_json_object(path, MAX_CONFIG_BYTES), source=str(path))
     try:
         return DecoderConfig.from_directory(resolve(name))
     except ModelNotFoundError as error:

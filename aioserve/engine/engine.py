@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from inspect import iscoroutinefunction
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,7 @@ from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import ConfigError, EngineClosedError, EngineState, ModelError
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
+from aioserve.isolation import shown
 from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.request import Completion, FinishReason, Sample, SamplingParams, Token
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
@@ -107,12 +109,18 @@ class Engine:
             check_policy_object(policy)
         if isinstance(plugins, str | bytes) or not isinstance(plugins, Iterable):
             raise ConfigError(f"plugins must be a sequence of plugin objects, got {plugins!r}")
-        if progress is not None and not callable(progress):
-            raise ConfigError(f"progress must be callable, got {progress!r}")
+        if isinstance(model, str):
+            model = str.__str__(model)  # plain text, whatever a subclass makes of it
+        elif not isinstance(model, Path) and not callable(getattr(model, "load", None)):
+            raise ConfigError(
+                f"model must be a name, a directory or an object that loads, got {shown(model)}"
+            )
+        if progress is not None and (not callable(progress) or iscoroutinefunction(progress)):
+            raise ConfigError(f"progress must be callable and not async, got {shown(progress)}")
         if progress is not None and not isinstance(model, str | Path):
             raise ConfigError(
-                f"progress={progress!r} has no effect with model={model!r}: such an object loads "
-                "as it likes and reports to nobody, so leave progress out"
+                f"progress={shown(progress)} has no effect with model={shown(model)}: such an "
+                "object loads as it likes and reports to nobody, so leave progress out"
             )
         self._source = model
         self._policy = policy

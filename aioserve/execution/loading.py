@@ -15,12 +15,10 @@ from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.kv.pages import capacity_tokens, pages_for
-from aioserve.models.config import GenerationDefaults
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import ReportBytes, load_model
 from aioserve.models.resolve import resolve
 from aioserve.ops import KVCache, backend_named, bytes_per_page
-from aioserve.request import SamplingParams
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 
@@ -74,7 +72,7 @@ class _Loader:
                 num_pages=num_pages,
                 eos_token_ids=frozenset(decoder.config.eos_token_ids),
             ),
-            defaults=_defaults(decoder.config.generation),
+            defaults=decoder.config.generation.sampling_params(),
             tokenizer=tokenizer,
             chat_template=template,
             description={
@@ -163,14 +161,3 @@ class _Loader:
                 f"{page_size} tokens hold {holds}"
             )
         return min(wanted_len, holds), num_pages
-
-
-def _defaults(generation: GenerationDefaults) -> SamplingParams:
-    """As the transformers library samples by default: greedy unless the model says otherwise."""
-    if not generation.do_sample:
-        return SamplingParams(temperature=0.0)
-    return SamplingParams(
-        temperature=1.0 if generation.temperature is None else generation.temperature,
-        top_p=1.0 if generation.top_p is None else generation.top_p,
-        top_k=generation.top_k or 0,
-    )

@@ -7,6 +7,9 @@ before anything is read. Errors are `WeightsError` naming file and tensor.
 
 from __future__ import annotations
 
+import heapq
+import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from aioserve.errors import WeightsError
+from aioserve.isolation import shown
+from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Architecture, Tensor
-from aioserve.models.fields import read_json
 
 __all__ = ["Checkpoint"]
 
@@ -27,6 +31,13 @@ INDEX_FILE = "model.safetensors.index.json"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _NAMED = 4  # tensors that a message spells out
+_MOST_NAME_CHARS = 200
+_FILE_NAME = re.compile(rf"[^/\\\0\ud800-\udfff]{{1,{_MOST_NAME_CHARS}}}\.safetensors")
+
+MAX_INDEX_BYTES = 16 << 20
+"""The largest in use have 9 MB."""
+MAX_HEADER_BYTES = 1 << 20
+"""Of a safetensors file: ten thousand tensors. The library parses it in one go, 16 ms at worst."""
 
 
 class Checkpoint:
@@ -84,16 +95,18 @@ class Checkpoint:
             raise WeightsError(f"{stored.path}: {stored.name} can't be read: {error}") from error
 
     def _open(self, path: Path, expected: set[str] | None) -> None:
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise WeightsError(
                 f"{path}: no such file, but {INDEX_FILE} places {len(expected or ())} tensors "
-                f"in it, such as {min(expected or {'none'})}"
+                f"in it, such as {_short(min(expected or {'none'}))}"
             )
         try:
+            _check_start(path)
             file = self._stack.enter_context(safe_open(path, framework="pt"))
             names = set(file.keys())
         except (SafetensorError, OSError) as error:
-            raise WeightsError(f"{path}: {_why_unreadable(path, error)}") from error
+            why = _short(str(error))
+            raise WeightsError(f"{path}: not a complete safetensors file: {why}") from error
         if expected is not None and (absent := expected - names):
             raise WeightsError(
                 f"{path}: lacks {_some(absent)}, which {INDEX_FILE} places in this file"
@@ -106,7 +119,9 @@ class Checkpoint:
             if (
                 other := self._found.get(canonical := self._architecture.canonical(name))
             ) is not None:
-                raise WeightsError(f"{path}: {name} is also in {other.path} as {other.name}")
+                raise WeightsError(
+                    f"{path}: {_short(name)} is also in {other.path} as {_short(other.name)}"
+                )
             self._found[canonical] = stored
 
     def _check(self) -> None:
@@ -120,7 +135,7 @@ class Checkpoint:
                 continue
             if stored.shape != tensor.shape:
                 raise WeightsError(
-                    f"{stored.path}: {stored.name} has shape {list(stored.shape)}, "
+                    f"{stored.path}: {stored.name} has shape {shown(list(stored.shape))}, "
                     f"config.json asks for {list(tensor.shape)}"
                 )
             if stored.dtype not in _DTYPES:
@@ -163,18 +178,19 @@ class _Stored:
 
 def _weight_files(directory: Path) -> dict[Path, set[str] | None]:
     """File -> the tensors to take from it; None: all."""
-    if (single := directory / SINGLE_FILE).is_file():
+    if os.path.isfile(single := directory / SINGLE_FILE):
         return {single: None}
-    if (index := directory / INDEX_FILE).is_file():
-        weight_map = read_json(index).get("weight_map")
+    if os.path.lexists(index := directory / INDEX_FILE):
+        weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise WeightsError(f"{index}: weight_map must be an object that maps tensors to files")
         files: dict[Path, set[str] | None] = {}
         for name, file_name in weight_map.items():
-            if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            if not isinstance(file_name, str) or not _FILE_NAME.fullmatch(file_name):
                 raise WeightsError(
-                    f"{index}: weight_map.{name} must be a file name in the same directory, "
-                    f"got {file_name!r}"
+                    f"{index}: weight_map.{_short(name)} must be a .safetensors file name in the "
+                    f"same directory, of at most {_MOST_NAME_CHARS} characters before the dot, got "
+                    f"{shown(file_name)}"
                 )
             names = files.setdefault(directory / file_name, set())
             if names is not None:
@@ -197,14 +213,24 @@ def _no_weights(directory: Path) -> str:
     return message
 
 
-def _why_unreadable(path: Path, error: Exception) -> str:
+def _check_start(path: Path) -> None:
+    """Refuses what the library should not parse: the first 8 bytes are its header's length."""
     with path.open("rb") as file:
-        if file.read(20).startswith(b"version https://git"):
-            return "is a Git LFS pointer, not weights: run `git lfs pull`"
-    return f"not a complete safetensors file: {error}"
+        start = file.read(20)
+    if start.startswith(b"version https://git"):
+        raise WeightsError(f"{path}: is a Git LFS pointer, not weights: run `git lfs pull`")
+    if len(start) >= 8 and (size := int.from_bytes(start[:8], "little")) > MAX_HEADER_BYTES:
+        raise WeightsError(
+            f"{path}: not a safetensors file, or not one for a model: its header claims {size} "
+            f"bytes, at most {MAX_HEADER_BYTES} are read"
+        )
 
 
 def _some(names: set[str]) -> str:
-    ordered = sorted(names)
-    more = len(ordered) - _NAMED
-    return ", ".join(ordered[:_NAMED]) + (f" and {more} more tensors" if more > 0 else "")
+    more = len(names) - _NAMED
+    named = ", ".join(map(_short, heapq.nsmallest(_NAMED, names)))
+    return named + (f" and {more} more tensors" if more > 0 else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_NAME_CHARS else f"{text[:_MOST_NAME_CHARS]}..."

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,12 +13,18 @@ from typing import Any
 
 import msgspec
 
-from aioserve.errors import ModelError
+from aioserve.errors import InvalidSamplingError, ModelError
+from aioserve.isolation import shown
+from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Architecture
 from aioserve.models.families import read_family
-from aioserve.models.fields import Fields, read_json
+from aioserve.models.fields import Fields
+from aioserve.request import SamplingParams
 
-__all__ = ["DecoderConfig", "GenerationDefaults"]
+__all__ = ["MAX_CONFIG_BYTES", "DecoderConfig", "GenerationDefaults"]
+
+MAX_CONFIG_BYTES = 1 << 20
+"""Of config.json and of generation_config.json; they have a few thousand."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _CHANGE_SAMPLING = {
@@ -46,6 +53,16 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     unsupported: tuple[str, ...] = ()
     """Settings of the file that aioserve can't apply, as "name=value", for a caller to show."""
 
+    def sampling_params(self) -> SamplingParams:
+        """As the transformers library samples: greedy unless the model says otherwise."""
+        if not self.do_sample:
+            return SamplingParams(temperature=0.0)
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k or 0,
+        )
+
 
 NOTHING_SAID = GenerationDefaults()
 """Of a model whose makers say nothing."""
@@ -73,13 +90,14 @@ class DecoderConfig(Architecture):
         """Read config.json and, where there is one, generation_config.json."""
         directory = Path(path)
         file = directory / "config.json"
-        if not file.is_file():
+        if not os.path.lexists(file):
             raise ModelError(f"{directory}: no config.json")
         generation = directory / "generation_config.json"
+        there = os.path.lexists(generation)
         return cls.from_dict(
-            read_json(file),
+            read_json_object(file, MAX_CONFIG_BYTES),
             source=str(file),
-            generation=read_json(generation) if generation.is_file() else None,
+            generation=read_json_object(generation, MAX_CONFIG_BYTES) if there else None,
             generation_source=str(generation),
         )
 
@@ -122,15 +140,19 @@ def _read_dtype(config: Fields) -> str | None:
 
 def _read_generation(fields: Fields) -> GenerationDefaults:
     unsupported = tuple(
-        f"{name}={fields.values[name]!r}"
+        f"{name}={shown(fields.values[name])}"
         for name, neutral in _CHANGE_SAMPLING.items()
         if fields.has(name) and fields.values[name] != neutral
     )
-    # A non-positive or null value says "off" in these files.
-    return GenerationDefaults(
+    defaults = GenerationDefaults(
         do_sample=fields.flag("do_sample", False),
-        temperature=fields.number("temperature", above=-1) if fields.has("temperature") else None,
+        temperature=fields.number("temperature", least=0) if fields.has("temperature") else None,
         top_p=fields.number("top_p") if fields.has("top_p") else None,
         top_k=fields.integer("top_k", least=0) if fields.has("top_k") else None,
         unsupported=unsupported,
     )
+    try:
+        defaults.sampling_params()
+    except InvalidSamplingError as error:
+        raise ModelError(f"{fields.source}: {error}") from error
+    return defaults

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from aioserve.errors import ModelError, UnsupportedModelError
+from aioserve.isolation import shown
 
-__all__ = ["Fields", "read_json"]
+__all__ = ["Fields"]
 
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises `ModelError` naming the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: can't be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
+MOST_INTEGER = 2**31 - 1
+"""What the kernels take."""
+LEAST_NUMBER, MOST_NUMBER = 1e-12, 1e15
+"""Around the epsilons of norms and the bases of rotations that there are. Whatever formula combines
+such numbers, float32 holds the result."""
+_MOST_NAME_CHARS = 100
 
 
 class Fields:
@@ -47,16 +40,25 @@ class Fields:
             self.invalid(name, "an object")
         return Fields(value, self.source, f"{self.path}{name}.")
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = MOST_INTEGER
+    ) -> int:
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self.invalid(name, f"an integer of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.invalid(name, f"an integer in [{least}, {most}]")
         return value
 
-    def number(self, name: str, default: float | None = None, *, above: float = 0.0) -> float:
+    def number(
+        self,
+        name: str,
+        default: float | None = None,
+        *,
+        least: float = LEAST_NUMBER,
+        most: float = MOST_NUMBER,
+    ) -> float:
         value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > above:
-            self.invalid(name, f"a number above {above:g}")
+        if not _is_number(value) or not least <= value <= most:
+            self.invalid(name, f"a number in [{least:g}, {most:g}]")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -71,32 +73,44 @@ class Fields:
             self.invalid(name, "a string")
         return value
 
-    def numbers(self, name: str) -> tuple[float, ...]:
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
         value = self._get(name, None)
-        if not isinstance(value, list) or not all(
-            isinstance(item, int | float) and not isinstance(item, bool) for item in value
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or not all(_is_number(item) and LEAST_NUMBER <= item <= MOST_NUMBER for item in value)
         ):
-            self.invalid(name, "a list of numbers")
+            limits = f"[{LEAST_NUMBER:g}, {MOST_NUMBER:g}]"
+            self.invalid(name, f"a list of {count} numbers in {limits}")
         return tuple(float(item) for item in value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """One id or a list of ids; absent: none."""
         value = self.values.get(name)
         items = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in items):
-            self.invalid(name, "a token id or a list of token ids")
+        if not all(
+            isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MOST_INTEGER
+            for item in items
+        ):
+            self.invalid(name, f"a token id in [0, {MOST_INTEGER}] or a list of token ids")
         return tuple(items)
 
     def invalid(self, name: str, expected: str) -> NoReturn:
-        given = repr(self.values[name]) if name in self.values else "nothing"
+        given = shown(self.values[name]) if name in self.values else "nothing"
         raise ModelError(f"{self.source}: {self.path}{name} must be {expected}, got {given}")
 
     def unsupported(self, name: str, why: str) -> NoReturn:
-        value = self.values.get(name)
+        value = shown(self.values.get(name))
+        if not name.isidentifier() or len(name) > _MOST_NAME_CHARS:
+            name = shown(name)  # a key that the file made up
         raise UnsupportedModelError(
-            f"{self.source}: {self.path}{name} = {value!r} is not supported: {why}"
+            f"{self.source}: {self.path}{name} = {value} is not supported: {why}"
         )
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         return default if value is None else value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

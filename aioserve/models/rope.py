@@ -105,10 +105,8 @@ def _longrope(
     for name in ("short_mscale", "long_mscale"):
         if rope.has(name):
             rope.unsupported(name, "only attention_factor scales longrope")
-    short, long = rope.numbers("short_factor"), rope.numbers("long_factor")
-    for name, values in (("short_factor", short), ("long_factor", long)):
-        if len(values) != rotary_dim // 2 or min(values) <= 0:
-            rope.invalid(name, f"a list of {rotary_dim // 2} numbers above 0")
+    count = rotary_dim // 2
+    short, long = rope.numbers("short_factor", count), rope.numbers("long_factor", count)
     factor = rope.number("factor", max_positions / original)
     scale = 1.0
     if factor > 1:
@@ -160,4 +158,4 @@ def _rotary_dim(config: Fields, rope: Fields, head_dim: int, partial: bool) -> i
 
 def _original_max_positions(config: Fields, rope: Fields, default: int) -> int:
     name = "original_max_position_embeddings"
-    return config.integer(name, rope.integer(name, default))
+    return config.integer(name, rope.integer(name, default, least=2), least=2)

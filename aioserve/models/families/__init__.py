@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aioserve.errors import UnsupportedModelError
+from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
 from aioserve.models.families.gemma import gemma2, gemma3, gemma3_conditional, text_config
 from aioserve.models.families.gpt2 import gpt2
@@ -63,13 +64,16 @@ def read_family(config: Fields) -> tuple[str, Fields, Architecture]:
 
 
 def _name(config: Fields) -> str:
-    names = config.values.get("architectures")
-    if isinstance(names, list) and names:
-        name = str(names[0])
+    names = config.values.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        config.invalid("architectures", "a list of strings")
+    if names:
+        name = names[0]
     else:
         model_type = config.text("model_type", "")
-        name = _BY_MODEL_TYPE.get(model_type, f"model_type {model_type!r}")
+        name = _BY_MODEL_TYPE.get(model_type, f"model_type {shown(model_type)}")
     if name not in _FAMILIES:
+        name = name if len(name) <= 100 else shown(name)
         raise UnsupportedModelError(
             f"{config.source}: architecture {name} is not supported; supported are "
             f"{', '.join(SUPPORTED_ARCHITECTURES)}"

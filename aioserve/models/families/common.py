@@ -10,8 +10,23 @@ from typing import Any
 from aioserve.models.architecture import Architecture, Heads, Layer, Tensor, rms_norm
 from aioserve.models.fields import Fields
 
-__all__ = ["Shape", "activation", "frame", "layer_types", "read_shape", "same_window", "windows"]
+__all__ = [
+    "LEAST_POSITIONS",
+    "MOST_LAYERS",
+    "Shape",
+    "activation",
+    "frame",
+    "layer_types",
+    "read_shape",
+    "same_window",
+    "windows",
+]
 
+MOST_LAYERS = 1024
+"""Each is described, which takes time, before the checkpoint can say that it isn't there. The
+largest model of these families has 126."""
+LEAST_POSITIONS = 2
+"""One for a prompt, one for its answer."""
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -51,9 +66,9 @@ def read_shape(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
         inner=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=config.integer("num_hidden_layers", most=MOST_LAYERS),
         heads=Heads(num_heads, kv_heads, head_dim),
-        max_positions=config.integer("max_position_embeddings"),
+        max_positions=config.integer("max_position_embeddings", least=LEAST_POSITIONS),
         eps=config.number("rms_norm_eps", default_eps),
         tied=config.flag("tie_word_embeddings", tied),
     )

@@ -17,7 +17,7 @@ from aioserve.models.architecture import (
     conv1d,
     layer_norm,
 )
-from aioserve.models.families.common import activation
+from aioserve.models.families.common import LEAST_POSITIONS, MOST_LAYERS, activation
 from aioserve.models.fields import Fields
 
 __all__ = ["gpt2"]
@@ -32,7 +32,8 @@ def gpt2(config: Fields) -> Architecture:
         config.invalid("n_embd", f"a multiple of n_head {num_heads}")
     heads = Heads(num_heads, num_heads, hidden // num_heads)
     inner = config.integer("n_inner", 4 * hidden)
-    num_layers, num_positions = config.integer("n_layer"), config.integer("n_positions", 1024)
+    num_layers = config.integer("n_layer", most=MOST_LAYERS)
+    num_positions = config.integer("n_positions", 1024, least=LEAST_POSITIONS)
     vocab = config.integer("vocab_size")
     eps = config.number("layer_norm_epsilon", 1e-5)
     gelu = activation(config, "activation_function", "gelu_new", ("gelu_tanh",))

@@ -69,12 +69,12 @@ def _qwen(
 
 def _windows(config: Fields, num_layers: int) -> list[int]:
     """Layers from `max_window_layers` on slide, if `use_sliding_window` says so."""
-    default = ["full_attention"] * num_layers
-    if not config.flag("use_sliding_window", False):
-        if config.has("layer_types") and "sliding_attention" in config.values["layer_types"]:
-            config.unsupported("layer_types", "sliding layers need use_sliding_window = true")
-    else:
-        first = config.integer("max_window_layers", 28, least=0)
-        if config.has("sliding_window"):
-            default[first:] = ["sliding_attention"] * len(default[first:])
-    return windows(config, layer_types(config, default))
+    slides = config.flag("use_sliding_window", False)
+    first = num_layers
+    if slides and config.has("sliding_window"):
+        first = min(config.integer("max_window_layers", 28, least=0), num_layers)
+    default = ["full_attention"] * first + ["sliding_attention"] * (num_layers - first)
+    kinds = layer_types(config, default)
+    if not slides and "sliding_attention" in kinds:
+        config.unsupported("layer_types", "sliding layers need use_sliding_window = true")
+    return windows(config, kinds)
