@@ -1,7 +1,8 @@
 """What a decoder is made of: its blocks, and the checkpoint's tensors that each of them takes.
 
 Values only: no files, no torch. `families` writes one for each config.json, `blocks` computes it,
-the loader reads its tensors, and whoever counts or writes weights walks them.
+the loader reads its tensors, and whoever counts or writes weights walks them. What no block can
+compute is refused with `UnsupportedModelError`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
+from aioserve.errors import UnsupportedModelError
 from aioserve.models.rope import RopeConfig
 
 __all__ = [
@@ -57,6 +59,13 @@ class Norm:
     weight_offset: float = 0.0
     """Added to the weights of an RMS norm: 1.0 for Gemma."""
 
+    def __post_init__(self) -> None:
+        if self.bias is not None and self.weight_offset:
+            raise UnsupportedModelError(
+                f"{self.weight.name}: a LayerNorm adds nothing to its weights, got "
+                f"weight_offset={self.weight_offset}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -81,7 +90,7 @@ class Attention:
     qkv: Linear
     """Queries, keys, values: [query_size + 2 * kv_size, hidden]."""
     query_norm: Norm | None = None
-    """Of each query head before the rotation."""
+    """Of each query head before the rotation. Key heads have one alike, or neither has any."""
     key_norm: Norm | None = None
     output: Linear
     scale: float
@@ -92,6 +101,17 @@ class Attention:
     soft_cap: float = 0.0
     """c > 0: scores become c * tanh(score / c)."""
 
+    def __post_init__(self) -> None:
+        norms = self.query_norm, self.key_norm
+        alike = {
+            None if norm is None else (norm.weight.shape, norm.bias, norm.eps, norm.weight_offset)
+            for norm in norms
+        }
+        if len(alike) > 1 or any(norm is not None and norm.bias is not None for norm in norms):
+            raise UnsupportedModelError(
+                f"query and key heads must have RMS norms alike, or none, got {norms}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
@@ -101,8 +121,16 @@ class MLP:
     """gate and up stacked where there is a gate."""
     down: Linear
     activation: str
-    """silu or gelu_tanh."""
+    """silu (with a gate) or gelu_tanh."""
     gated: bool = True
+
+    def __post_init__(self) -> None:
+        implemented = ("silu", "gelu_tanh") if self.gated else ("gelu_tanh",)
+        if self.activation not in implemented:
+            raise UnsupportedModelError(
+                f"the activation of an MLP with gated={self.gated} must be "
+                f"{' or '.join(implemented)}, got {self.activation!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

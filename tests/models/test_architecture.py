@@ -1,0 +1,41 @@
+"""A description of a decoder that no block computes is refused, not computed as another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from aioserve.errors import UnsupportedModelError
+from aioserve.models.architecture import Attention, layer_norm, rms_norm
+from aioserve.models.config import DecoderConfig
+from tests.parity.tiny_models import CONFIGS
+
+QWEN3 = DecoderConfig.from_dict(CONFIGS["qwen3"]).layers[0]
+GPT2 = DecoderConfig.from_dict(CONFIGS["gpt2"]).layers[0]
+
+
+@pytest.mark.parametrize(("gated", "activation"), [(True, "relu"), (False, "silu"), (True, "")])
+def test_an_mlp_with_another_activation_is_refused(gated: bool, activation: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"gated={gated} must be .*got '{activation}'"):
+        replace(QWEN3.mlp, gated=gated, activation=activation)
+
+
+def test_head_norms_that_are_not_alike_are_refused() -> None:
+    attention = QWEN3.attention
+    key = rms_norm("k", attention.heads.dim, 1e-5)
+    assert isinstance(replace(attention, query_norm=None, key_norm=None), Attention)
+    for norms in (
+        {"query_norm": None},
+        {"key_norm": None},
+        {"key_norm": replace(key, eps=1e-3)},
+        {"key_norm": replace(key, weight_offset=1.0)},
+        {"query_norm": layer_norm("q", 16, 1e-5), "key_norm": layer_norm("k", 16, 1e-5)},
+    ):
+        with pytest.raises(UnsupportedModelError, match="must have RMS norms alike, or none"):
+            replace(attention, **norms)
+
+
+def test_a_layer_norm_with_an_offset_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"weight_offset=1\.0"):
+        replace(GPT2.mlp_norm, weight_offset=1.0)
