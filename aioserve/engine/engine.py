@@ -7,7 +7,6 @@ threads and instruction set is shared by the engines of a process.
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -23,6 +22,7 @@ from aioserve.engine.reports import dump_of, stats_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import ConfigError, EngineClosedError, EngineState, ModelError
+from aioserve.execution.imports import import_loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.isolation import shown
 from aioserve.plugins import PluginRegistry, check_policy_object
@@ -178,7 +178,7 @@ class Engine:
         num_slots = SLOTS_PER_SEQUENCE * self.config.max_num_seqs
         if isinstance(self._source, str | Path):
             # Off the loop, and not above: this imports torch, which takes a second or more.
-            loading = await asyncio.to_thread(importlib.import_module, "aioserve.execution.loading")
+            loading = await asyncio.to_thread(import_loading)
             return await loading.load(
                 str(self._source), self.config, num_slots=num_slots, progress=self._progress
             )

@@ -14,6 +14,7 @@ import tokenizers
 
 from aioserve.errors import InvalidPromptError, ModelError
 from aioserve.text.pieces import PieceTable
+from aioserve.text.tokenizer_file import one_past_highest_id, read_tokenizer
 
 __all__ = ["Tokenizer", "why_no_tokenizer"]
 
@@ -46,17 +47,23 @@ class Tokenizer:
     """Encodes and decodes; thread-safe.
 
     `backend` must not be changed by anyone afterwards. `source` names it in error messages.
+    `vocab_size` is one past its highest id; whoever doesn't know it leaves it out.
     Raises `UnsupportedModelError` for a decoder that can't be streamed exactly.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, source: str = "tokenizer") -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        source: str = "tokenizer",
+        vocab_size: int | None = None,
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.pieces: PieceTable = PieceTable(backend, source)
         """What each id adds to the text; the incremental detokenizer's input."""
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.vocab_size: int = 1 + max(vocabulary.values(), default=-1)
+        self.vocab_size: int = one_past_highest_id(backend) if vocab_size is None else vocab_size
         """One past the highest id, added tokens included. A model's logits may be wider."""
         self.special_ids: frozenset[int] = frozenset(
             token_id
@@ -71,12 +78,8 @@ class Tokenizer:
         if (missing := why_no_tokenizer(path)) is not None:
             raise ModelError(missing)
         file = Path(path) / "tokenizer.json"
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        # The library raises bare Exception for a malformed file.
-        except Exception as error:
-            raise ModelError(f"{file} can't be read as a tokenizer: {error}") from error
-        return cls(backend, source=str(file))
+        backend, vocab_size = read_tokenizer(file)
+        return cls(backend, source=str(file), vocab_size=vocab_size)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with `add_special_tokens`, framed as the model expects (BOS, say).

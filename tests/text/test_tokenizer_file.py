@@ -1,0 +1,200 @@
+"""A tokenizer.json that is read in pieces gives the tokenizer that the library would give."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.errors import ModelError
+from aioserve.text import tokenizer_file
+from aioserve.text.tokenizer_file import MAX_FILE_BYTES, one_past_highest_id, read_tokenizer
+from tests.text.kinds import CORPUS, KINDS
+from tests.text.large_file import NUM_ADDED, NUM_TOKENS, write_large_file
+
+CHARS = "ab▁é😀"
+ADDED = "<s><|end|><tool call> n\u0301e\u0301 a b"
+BROKEN = (b"", b"]", b"}", b'"', b",", b"\\", b"\xff", b"1", b"\\ud800")
+
+
+def ids_of(backend: tokenizers.Tokenizer, text: str) -> list[int] | str:
+    try:
+        return backend.encode(text).ids
+    except Exception as error:  # which is the library's class for all that may be wrong
+        return str(error)
+
+
+def state_of(backend: tokenizers.Tokenizer) -> tuple[Any, ...]:
+    """All that there is to know of a tokenizer."""
+    added = {
+        token_id: repr(token) for token_id, token in backend.get_added_tokens_decoder().items()
+    }
+    return backend.to_str(), added, [ids_of(backend, text) for text in (*CORPUS, ADDED)]
+
+
+def assert_same_as_by_the_library(file: Path) -> None:
+    """Where the library finds fault with a file, so it is here."""
+    try:
+        expected = tokenizers.Tokenizer.from_file(str(file))
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        with pytest.raises(ModelError, match="can't be read as a tokenizer"):
+            read_tokenizer(file)
+        return
+    backend, vocab_size = read_tokenizer(file)
+    assert vocab_size == one_past_highest_id(expected)
+    model: Any = expected.model
+    if getattr(model, "dropout", None):
+        assert backend.to_str() == expected.to_str()  # its ids are drawn at random
+    else:
+        assert state_of(backend) == state_of(expected)
+
+
+def is_read_in_pieces(file: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the library never sees the file as a whole."""
+    seen: list[bytes] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenizer_file, "_read_whole", seen.append)
+        with contextlib.suppress(TypeError):  # which the recorder causes
+            read_tokenizer(file)
+    return not seen
+
+
+@pytest.mark.parametrize("pretty", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_read_as_the_library_reads_it(
+    kind: str, pretty: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    backend = KINDS[kind]()
+    backend.save(str(file), pretty)
+    assert_same_as_by_the_library(file)
+    is_bpe = isinstance(backend.model, tokenizers.models.BPE)
+    assert is_read_in_pieces(file, monkeypatch) == is_bpe
+
+
+@pytest.fixture(scope="module")
+def large_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_large_file(tmp_path_factory.mktemp("large"))
+
+
+def test_a_file_of_real_size_is_read_in_pieces(
+    large_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert large_file.stat().st_size > 10_000_000
+    assert is_read_in_pieces(large_file, monkeypatch)
+    assert_same_as_by_the_library(large_file)
+    assert read_tokenizer(large_file)[1] == NUM_TOKENS + NUM_ADDED
+
+
+def test_merges_in_the_old_form_are_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_large_file(tmp_path, num_tokens=6000)
+    written = json.loads(file.read_text(encoding="utf-8"))
+    merges = [" ".join(pair) for pair in written["model"]["merges"]]
+    written["model"]["merges"] = ["#version: 0.2", *merges]
+    file.write_text(json.dumps(written))  # escaped, too
+    assert is_read_in_pieces(file, monkeypatch)
+    assert_same_as_by_the_library(file)
+
+
+def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    with file.open("wb") as opened:
+        opened.truncate(1 << 40)
+    with pytest.raises(ModelError, match=rf"has 1099511627776 bytes, and at most {MAX_FILE_BYTES}"):
+        read_tokenizer(file)
+
+
+def test_a_file_that_may_not_be_read_is_an_error_naming_it(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json can't be read"):
+        read_tokenizer(tmp_path / "tokenizer.json")
+
+
+tokens = st.text(CHARS, max_size=3)
+vocabularies = st.dictionaries(
+    tokens | st.sampled_from(["<unk>", "<0x61>", "##a", "a</w>", '"', "\\", ",:"]),
+    st.integers(0, 40) | st.sampled_from([2**32 - 1, 2**32, -1, 1.0, None]),
+    max_size=12,
+)
+added_tokens = st.fixed_dictionaries(
+    {
+        "id": st.integers(0, 60),
+        "content": st.sampled_from(["<s>", "</s>", "<unk>", "a", "b", "né", ""]) | tokens,
+        "single_word": st.booleans(),
+        "lstrip": st.booleans(),
+        "rstrip": st.booleans(),
+        "normalized": st.booleans(),
+        "special": st.booleans(),
+    }
+)
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["BPE", "BPE", "BPE", "WordLevel", 5]),
+        "dropout": st.sampled_from([None, 0.0, 0.5, 1.0, 2.0]),
+        "unk_token": st.sampled_from([None, "<unk>", "a"]),
+        "continuing_subword_prefix": st.sampled_from([None, "", "##"]),
+        "end_of_word_suffix": st.sampled_from([None, "", "</w>"]),
+        "fuse_unk": st.booleans(),
+        "byte_fallback": st.booleans(),
+        "ignore_merges": st.booleans(),
+        "other": st.sampled_from([None, [[{}], {"a": [1]}], "}"]),
+    },
+)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+    """A BPE tokenizer with all there is in such a file, whole or broken."""
+    drawn = draw(vocabularies)
+    # Of two tokens with one id the library picks one at random.
+    vocab = {token: token_id for token_id, token in {i: t for t, i in drawn.items()}.items()}
+    known = [*vocab, "c"]
+    pairs = st.tuples(st.sampled_from(known), st.sampled_from(known))
+    merges: Any = draw(st.lists(pairs, max_size=4))
+    whole = [
+        (left, right)
+        for left, right in merges
+        if left + right in vocab and "c" not in (left, right)
+    ]
+    merges = draw(st.sampled_from([whole, whole, whole, merges]))
+    if draw(st.booleans()):
+        merges = [f"{left} {right}" for left, right in merges]
+    model = {"type": "BPE", **draw(options), "vocab": vocab, "merges": merges}
+    items = draw(st.permutations(list(model.items())))
+    written = {
+        "version": "1.0",
+        "normalizer": draw(st.sampled_from([None, {"type": "NFC"}, {"type": "Lowercase"}])),
+        "added_tokens": draw(st.lists(added_tokens, max_size=4)),
+        "model": dict(items),
+    }
+    data = json.dumps(
+        dict(draw(st.permutations(list(written.items())))),
+        ensure_ascii=draw(st.booleans()),
+        indent=draw(st.sampled_from([None, 1])),
+    ).encode()
+    if draw(st.integers(0, 3)) == 0:
+        at = draw(st.integers(0, len(data)))
+        broken = draw(
+            st.sampled_from([b"", b"]", b"}", b'"', b",", b"\\", b"\xff", b"1", b"\\ud800"])
+        )
+        data = data[:at] + broken + data[at + draw(st.integers(0, 2)) :]
+    return data
+
+
+@given(files())
+def test_fuzz_a_file_is_read_as_the_library_reads_it(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "tokenizer.json"
+        file.write_bytes(data)
+        assert_same_as_by_the_library(file)
