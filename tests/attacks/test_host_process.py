@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -85,3 +86,36 @@ def test_what_is_started_and_changed_is_seen() -> None:
     found = found_by(planted=True)
     assert "subprocess.Popen" in str(found["audited"])
     assert "signals" in str(found["changed"])
+
+
+THREADS = """
+import asyncio
+from pathlib import Path
+from aioserve import Engine, SamplingParams
+
+def threads_of_the_kernels():
+    files = Path("/proc/self/task").glob("*/comm")
+    return sorted(file.parent.name for file in files if file.read_text() == "aioserve-ops\\n")
+
+async def main():
+    seen = [threads_of_the_kernels()]
+    for _ in range(3):
+        async with Engine("pyhelp", num_pages=64) as engine:
+            await engine.generate("import os", SamplingParams(max_tokens=4))
+        seen.append(threads_of_the_kernels())
+    print([len(threads) for threads in seen], all(threads == seen[1] for threads in seen[1:]))
+
+asyncio.run(main())
+"""
+
+
+def test_the_threads_of_the_kernels_are_those_of_the_first_engine_ever_after() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+        env=os.environ | {"AIOSERVE_NUM_THREADS": "3"},
+    )
+    assert done.stdout.strip() == "[0, 2, 2, 2] True"
