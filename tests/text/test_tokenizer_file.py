@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aioserve.errors import ModelError
 from aioserve.text import tokenizer_file
@@ -19,9 +16,7 @@ from aioserve.text.tokenizer_file import MAX_FILE_BYTES, one_past_highest_id, re
 from tests.text.kinds import CORPUS, KINDS
 from tests.text.large_file import NUM_ADDED, NUM_TOKENS, write_large_file
 
-CHARS = "ab▁é😀"
 ADDED = "<s><|end|><tool call> n\u0301e\u0301 a b"
-BROKEN = (b"", b"]", b"}", b'"', b",", b"\\", b"\xff", b"1", b"\\ud800")
 
 
 def ids_of(backend: tokenizers.Tokenizer, text: str) -> list[int] | str:
@@ -118,83 +113,3 @@ def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_read_is_an_error_naming_it(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json can't be read"):
         read_tokenizer(tmp_path / "tokenizer.json")
-
-
-tokens = st.text(CHARS, max_size=3)
-vocabularies = st.dictionaries(
-    tokens | st.sampled_from(["<unk>", "<0x61>", "##a", "a</w>", '"', "\\", ",:"]),
-    st.integers(0, 40) | st.sampled_from([2**32 - 1, 2**32, -1, 1.0, None]),
-    max_size=12,
-)
-added_tokens = st.fixed_dictionaries(
-    {
-        "id": st.integers(0, 60),
-        "content": st.sampled_from(["<s>", "</s>", "<unk>", "a", "b", "né", ""]) | tokens,
-        "single_word": st.booleans(),
-        "lstrip": st.booleans(),
-        "rstrip": st.booleans(),
-        "normalized": st.booleans(),
-        "special": st.booleans(),
-    }
-)
-options = st.fixed_dictionaries(
-    {},
-    optional={
-        "type": st.sampled_from(["BPE", "BPE", "BPE", "WordLevel", 5]),
-        "dropout": st.sampled_from([None, 0.0, 0.5, 1.0, 2.0]),
-        "unk_token": st.sampled_from([None, "<unk>", "a"]),
-        "continuing_subword_prefix": st.sampled_from([None, "", "##"]),
-        "end_of_word_suffix": st.sampled_from([None, "", "</w>"]),
-        "fuse_unk": st.booleans(),
-        "byte_fallback": st.booleans(),
-        "ignore_merges": st.booleans(),
-        "other": st.sampled_from([None, [[{}], {"a": [1]}], "}"]),
-    },
-)
-
-
-@st.composite
-def files(draw: st.DrawFn) -> bytes:
-    """A BPE tokenizer with all there is in such a file, whole or broken."""
-    drawn = draw(vocabularies)
-    # Of two tokens with one id the library picks one at random.
-    vocab = {token: token_id for token_id, token in {i: t for t, i in drawn.items()}.items()}
-    known = [*vocab, "c"]
-    pairs = st.tuples(st.sampled_from(known), st.sampled_from(known))
-    merges: Any = draw(st.lists(pairs, max_size=4))
-    whole = [
-        (left, right)
-        for left, right in merges
-        if left + right in vocab and "c" not in (left, right)
-    ]
-    merges = draw(st.sampled_from([whole, whole, whole, merges]))
-    if draw(st.booleans()):
-        merges = [f"{left} {right}" for left, right in merges]
-    model = {"type": "BPE", **draw(options), "vocab": vocab, "merges": merges}
-    items = draw(st.permutations(list(model.items())))
-    written = {
-        "version": "1.0",
-        "normalizer": draw(st.sampled_from([None, {"type": "NFC"}, {"type": "Lowercase"}])),
-        "added_tokens": draw(st.lists(added_tokens, max_size=4)),
-        "model": dict(items),
-    }
-    data = json.dumps(
-        dict(draw(st.permutations(list(written.items())))),
-        ensure_ascii=draw(st.booleans()),
-        indent=draw(st.sampled_from([None, 1])),
-    ).encode()
-    if draw(st.integers(0, 3)) == 0:
-        at = draw(st.integers(0, len(data)))
-        broken = draw(
-            st.sampled_from([b"", b"]", b"}", b'"', b",", b"\\", b"\xff", b"1", b"\\ud800"])
-        )
-        data = data[:at] + broken + data[at + draw(st.integers(0, 2)) :]
-    return data
-
-
-@given(files())
-def test_fuzz_a_file_is_read_as_the_library_reads_it(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "tokenizer.json"
-        file.write_bytes(data)
-        assert_same_as_by_the_library(file)
