@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from aioserve.arguments import Rule, boolean, check, choice, integer, name, number, optional
 from aioserve.errors import ConfigError
 from aioserve.request import MAX_SEED
 
@@ -87,33 +88,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long a reader with a full buffer may take nothing before its request is aborted."""
 
     def __post_init__(self) -> None:
-        _check_choice("device", self.device, get_args(Device))
-        _check_choice("backend", self.backend, get_args(Backend))
-        _check_choice("dtype", self.dtype, get_args(DType))
-        _check_choice("page_size", self.page_size, PAGE_SIZES)
-        if self.num_pages is not None:
-            _check_int("num_pages", self.num_pages, 1)
-        if self.max_model_len is not None:
-            _check_int("max_model_len", self.max_model_len, 2)
-        _check_int("max_num_seqs", self.max_num_seqs, 1, MAX_SEQS)
-        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_BATCHED_TOKENS)
-        _check_int("max_waiting", self.max_waiting, 1)
-        _check_int("max_buffered_tokens", self.max_buffered_tokens, 1)
-        _check_int("output_reserve_tokens", self.output_reserve_tokens, 0)
-        _check_int("seed", self.seed, 0, MAX_SEED)
-        if not isinstance(self.eviction, str) or not self.eviction:
-            raise ConfigError(
-                f"eviction must be the name of an eviction strategy, got {self.eviction!r}"
-            )
-        _check_choice("preemption", self.preemption, get_args(Preemption))
-        _check_int("num_host_pages", self.num_host_pages, 0)
+        for option, rule in _RULES.items():
+            value = check(ConfigError, option, getattr(self, option), rule)
+            msgspec.structs.force_setattr(self, option, value)
         if self.preemption == "swap" and self.num_host_pages == 0:
-            raise ConfigError('preemption="swap" needs num_host_pages of at least 1, got 0')
-        for name in ("overlap", "prefix_caching", "partial_page_reuse"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ConfigError(f"{name} must be a bool, got {value!r}")
-        _check_number("memory_utilization", self.memory_utilization, 1.0)
-        _check_number("stall_timeout_seconds", self.stall_timeout_seconds, MAX_SECONDS)
+            raise ConfigError(
+                'preemption="swap" needs num_host_pages of at least 1, got 0',
+                argument="num_host_pages",
+                value=0,
+                limit=1,
+            )
         self._check_effects()
 
     def _check_effects(self) -> None:
@@ -122,7 +106,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         def refuse(name: str, beside: str, remedy: str) -> None:
             value = getattr(self, name)
             if value != defaults[name]:
-                raise ConfigError(f"{name}={value!r} has no effect with {beside}: {remedy}")
+                raise ConfigError(
+                    f"{name}={value!r} has no effect with {beside}: {remedy}",
+                    argument=name,
+                    value=value,
+                )
 
         if self.num_pages is not None:
             refuse(
@@ -144,18 +132,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices or not isinstance(value, type(choices[0])) or isinstance(value, bool):
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise ConfigError(f"{name} must be one of {listed}, got {value!r}")
-
-
-def _check_int(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name} must be an int in [{low}, {high}], got {value!r}")
-
-
-def _check_number(name: str, value: object, high: float) -> None:
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
-    if not 0 < number <= high:
-        raise ConfigError(f"{name} must be a number above 0 and at most {high:g}, got {value!r}")
+_RULES: dict[str, Rule[Any]] = {
+    "device": choice(*get_args(Device)),
+    "backend": choice(*get_args(Backend)),
+    "dtype": choice(*get_args(DType)),
+    "page_size": choice(*PAGE_SIZES),
+    "num_pages": optional(integer(1, MAX_COUNT)),
+    "memory_utilization": number(0, 1, above=True),
+    "prefix_caching": boolean,
+    "partial_page_reuse": boolean,
+    "eviction": name,
+    "num_host_pages": integer(0, MAX_COUNT),
+    "preemption": choice(*get_args(Preemption)),
+    "max_num_seqs": integer(1, MAX_SEQS),
+    "max_num_batched_tokens": integer(1, MAX_BATCHED_TOKENS),
+    "max_model_len": optional(integer(2, MAX_COUNT)),
+    "output_reserve_tokens": integer(0, MAX_COUNT),
+    "overlap": boolean,
+    "seed": integer(0, MAX_SEED),
+    "max_waiting": integer(1, MAX_COUNT),
+    "max_buffered_tokens": integer(1, MAX_COUNT),
+    "stall_timeout_seconds": number(0, MAX_SECONDS, above=True),
+}

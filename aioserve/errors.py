@@ -36,6 +36,8 @@ import copy
 from collections.abc import Sequence
 from typing import Literal, Self
 
+from aioserve.arguments import plain_value
+
 __all__ = [
     "AioserveError",
     "ConfigError",
@@ -98,8 +100,9 @@ class InvalidRequestError(AioserveError, ValueError):
         super().__init__(message)
         self.argument: str | None = argument
         """Which one is wrong, as `Engine.stream` or `SamplingParams` names it."""
-        self.value: object = value
-        """What is wrong about it: the value given, or its size."""
+        self.value: object = plain_value(value)
+        """What is wrong about it: the value given, if it is a short number or str, what is shown
+        of it, or its size."""
         self.limit: object = limit
         """The bound that `value` is beyond."""
 
@@ -152,6 +155,22 @@ class DuplicateRequestError(InvalidRequestError):
 
 class ConfigError(AioserveError, ValueError):
     """An engine option is outside its range or contradicts another."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        argument: str | None = None,
+        value: object = None,
+        limit: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.argument: str | None = argument
+        """Which option is wrong, as `Engine` names it."""
+        self.value: object = plain_value(value)
+        """As that of `InvalidRequestError`."""
+        self.limit: object = limit
+        """The bound that `value` is beyond."""
 
 
 class UnknownPolicyError(ConfigError):

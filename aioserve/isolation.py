@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import reprlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from aioserve.arguments import shown
 from aioserve.errors import PluginError
 
 __all__ = ["Guard", "NotAnAnswer", "PluginFault", "blamed", "shown"]
@@ -26,11 +26,6 @@ SLOW_SECONDS = 0.1
 """In one step; a plugin that takes longer is said to be slow."""
 MAX_LOGGED_FAULTS = 10
 """Of one plugin's faults beyond, only those whose number is a power of two are logged."""
-MAX_SHOWN_CHARS = 1000
-
-_shortened = reprlib.Repr()
-_shortened.maxlevel = 2
-_shortened.maxother = MAX_SHOWN_CHARS
 
 
 class PluginFault(Exception):
@@ -123,13 +118,3 @@ def blamed(what: str, *let_through: type[Exception]) -> Iterator[None]:
         raise
     except BaseException as error:
         raise PluginError(f"{what}: {shown(error)}") from error
-
-
-def shown(value: object) -> str:
-    """A short `repr` of any object, as a plain str; Python's own where the object's raises."""
-    try:
-        return str.__str__(_shortened.repr(value))[:MAX_SHOWN_CHARS]
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return object.__repr__(value)

@@ -6,8 +6,7 @@ anywhere in the package.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.arguments import Rule, boolean, check, integer, number, optional, several, text
 from aioserve.errors import InvalidSamplingError
 
 __all__ = [
@@ -55,13 +55,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_tokens: int | None = None
-    """At most this many generated tokens, at least 1; None: as many as the context holds."""
+    """At most this many generated tokens, in [1, 2**63); None: as many as the context holds."""
     temperature: float = 1.0
     """0 is greedy; at most 100."""
     top_p: float = 1.0
     """Keep the smallest set of tokens whose probabilities sum to this; in (0, 1]."""
     top_k: int = 0
-    """Keep this many most likely tokens; 0 keeps all."""
+    """Keep this many most likely tokens, in [0, 2**63); 0 keeps all."""
     seed: int | None = None
     """Key of this request's noise, in [0, 2**64). None: the engine draws one per request."""
     stop: Sequence[str] = ()
@@ -77,38 +77,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     `(s + i) % 2**64` and n=1; at temperature 0 all are equal."""
 
     def __post_init__(self) -> None:
-        set_field = msgspec.structs.force_setattr
-        set_field(self, "stop", _as_tuple("stop", self.stop, str, MAX_STOP_STRINGS))
-        set_field(
-            self,
-            "stop_token_ids",
-            _as_tuple("stop_token_ids", self.stop_token_ids, int, MAX_STOP_TOKEN_IDS),
-        )
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, None)
-        _check_float("temperature", self.temperature, 0.0, 100.0)
-        _check_float("top_p", self.top_p, 0.0, 1.0, open_below=True)
-        _check_int("top_k", self.top_k, 0, None)
-        if self.seed is not None:
-            _check_int("seed", self.seed, 0, MAX_SEED)
-        _check_int("n", self.n, 1, None)
-        for text in self.stop:
-            if not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise InvalidSamplingError(
-                    f"each stop string must have 1 to {MAX_STOP_CHARS} characters, "
-                    f"got one of {len(text)}",
-                    argument="stop",
-                    value=len(text),
-                    limit=MAX_STOP_CHARS,
-                )
-        for token_id in self.stop_token_ids:
-            _check_int("stop_token_ids", token_id, 0, None)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidSamplingError(
-                f"ignore_eos must be a bool, got {self.ignore_eos!r}",
-                argument="ignore_eos",
-                value=self.ignore_eos,
-            )
+        for name, rule in _RULES.items():
+            value = check(InvalidSamplingError, name, getattr(self, name), rule)
+            msgspec.structs.force_setattr(self, name, value)
+
+
+_RULES: dict[str, Rule[Any]] = {
+    "max_tokens": optional(integer(1)),
+    "temperature": number(0, 100),
+    "top_p": number(0, 1, above=True),
+    "top_k": integer(0),
+    "seed": optional(integer(0, MAX_SEED)),
+    "stop": several(text(1, MAX_STOP_CHARS), MAX_STOP_STRINGS),
+    "stop_token_ids": several(integer(0), MAX_STOP_TOKEN_IDS),
+    "ignore_eos": boolean,
+    "n": integer(1),
+}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -232,64 +216,3 @@ class Completion(msgspec.Struct, frozen=True):
     @property
     def finish_reason(self) -> FinishReason:
         return self.samples[0].finish_reason
-
-
-def _as_tuple(name: str, value: Any, kind: type, most: int) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, kind):
-        value = (value,)
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InvalidSamplingError(
-            f"{name} must be a sequence of {kind.__name__}, got {value!r}",
-            argument=name,
-            value=value,
-        )
-    items = tuple(value)
-    if len(items) > most:
-        raise InvalidSamplingError(
-            f"{name} may have at most {most} entries, got {len(items)}",
-            argument=name,
-            value=len(items),
-            limit=most,
-        )
-    for item in items:
-        if not isinstance(item, kind) or isinstance(item, bool):
-            raise InvalidSamplingError(
-                f"{name} must hold values of type {kind.__name__}, got {item!r}",
-                argument=name,
-                value=item,
-            )
-    return items
-
-
-def _check_int(name: str, value: object, low: int, high: int | None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidSamplingError(
-            f"{name} must be an int, got {value!r}", argument=name, value=value
-        )
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise InvalidSamplingError(
-            f"{name} must be {limit}, got {value}",
-            argument=name,
-            value=value,
-            limit=low if value < low else high,
-        )
-
-
-def _check_float(
-    name: str, value: object, low: float, high: float, *, open_below: bool = False
-) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
-        raise InvalidSamplingError(
-            f"{name} must be a number, got {value!r}", argument=name, value=value
-        )
-    if not low <= value <= high or (open_below and value == low):
-        bracket = "(" if open_below else "["
-        raise InvalidSamplingError(
-            f"{name} must be in {bracket}{low:g}, {high:g}], got {value:g}",
-            argument=name,
-            value=value,
-            limit=high if value > high else low,
-        )

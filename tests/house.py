@@ -38,6 +38,7 @@ ORDER = (
 """Places of the package, highest first."""
 
 FOR_ALL = (
+    "aioserve.arguments",
     "aioserve.errors",
     "aioserve.config",
     "aioserve.request",

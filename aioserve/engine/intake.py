@@ -7,9 +7,8 @@ model, a template that refuses) ends the request's stream with the error.
 from __future__ import annotations
 
 import asyncio
-import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +18,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.prompts import checked_ids, kind_of
 from aioserve.engine.requests import LiveRequest, RequestState
 from aioserve.errors import (
     AioserveError,
@@ -54,9 +55,6 @@ MAX_CHARS_PER_TOKEN = 128
 """A text of more characters than this times the model's context is refused unread: no vocabulary
 has tokens that long on average."""
 ENCODER_THREADS = 2
-MAX_REQUEST_ID_CHARS = 256
-MAX_CACHE_SALT_CHARS = 256
-MAX_TENANT_CHARS = 256
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
 
@@ -104,8 +102,8 @@ class Intake:
             )
         params = self._checked_params(params)
         request_id = self._checked_request_id(request_id)
-        namespace = self._checked_namespace(cache_salt)
-        wishes = {name: WISHES[name](name, value) for name, value in wishes.items()}
+        namespace = namespace_key(salt=_checked_field("cache_salt", cache_salt))
+        wishes = {field: _checked_field(field, value) for field, value in wishes.items()}
         num_waiting = self._core.num_waiting
         if num_waiting >= self._config.max_waiting:
             raise QueueFullError(
@@ -164,9 +162,11 @@ class Intake:
     def _checked_params(self, params: SamplingParams | None) -> SamplingParams:
         if params is None:
             return self._model.defaults
-        if not isinstance(params, SamplingParams):
+        if not issubclass(type(params), SamplingParams):  # a mock of one isn't one
             raise InvalidSamplingError(
-                f"params must be SamplingParams, got {params!r}", argument="params", value=params
+                f"params must be SamplingParams, got {shown(params)}",
+                argument="params",
+                value=params,
             )
         if params.n > self._config.max_num_seqs:
             raise InvalidSamplingError(
@@ -177,7 +177,7 @@ class Intake:
             )
         if params.stop and self._model.tokenizer is None:
             raise InvalidSamplingError(
-                f"stop must be empty without a tokenizer, got {params.stop!r}; "
+                f"stop must be empty without a tokenizer, got {shown(params.stop)}; "
                 f"{self._model.why_no_tokenizer}",
                 argument="stop",
                 value=params.stop,
@@ -195,33 +195,26 @@ class Intake:
         return params
 
     def _checked_request_id(self, request_id: str | None) -> str:
+        request_id = _checked_field("request_id", request_id)
         if request_id is None:
             return uuid.uuid4().hex
-        _checked_name("request_id", request_id, MAX_REQUEST_ID_CHARS)
         if self._core.table.is_taken(request_id):
             raise DuplicateRequestError(
                 f"a live request has the id {request_id!r}", value=request_id
             )
         return request_id
 
-    def _checked_namespace(self, cache_salt: str | None) -> bytes:
-        _checked_name("cache_salt", cache_salt, MAX_CACHE_SALT_CHARS)
-        return namespace_key(salt=cache_salt)
-
     def _checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
         """Token ids as an int32 array; text and messages as they are, not empty."""
-        listed = isinstance(prompt, Sequence) or (isinstance(prompt, np.ndarray) and prompt.ndim)
-        if not listed or isinstance(prompt, bytes | bytearray | memoryview):
-            raise InvalidPromptError(
-                f"prompt must be a str, token ids or messages, got {type(prompt).__name__}"
-            )
-        if len(prompt) == 0:
-            raise InvalidPromptError(f"prompt must not be empty, got {prompt!r}")
-        if isinstance(prompt, str):
-            self._check_chars(len(prompt))
+        kind = kind_of(prompt)
+        if kind == "text":
+            text = plain_str(prompt)
+            if not text:
+                raise InvalidPromptError("prompt must not be empty, got ''")
+            self._check_chars(len(text))
             self._tokenizer()
-            return prompt
-        if isinstance(prompt[0], Mapping):
+            return text
+        if kind == "messages":
             self._tokenizer()
             if self._model.chat_template is None:
                 raise InvalidPromptError(
@@ -250,35 +243,9 @@ class Intake:
                 unit="characters",
             )
 
-    def _checked_ids(self, ids: Any) -> npt.NDArray[np.int32]:
-        vocab_size = self._model.limits.vocab_size
-        limit = self._model.limits.max_model_len
-        if len(ids) >= limit:
-            raise PromptTooLongError(
-                f"prompt has {len(ids)} tokens; max_model_len is {limit}, and at least one "
-                "token must be left for the answer",
-                value=len(ids),
-                limit=limit - 1,
-            )
-        try:
-            array = np.asarray(ids)
-        except (ValueError, OverflowError) as error:
-            raise InvalidPromptError(f"prompt must be a flat sequence of ints: {error}") from error
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise InvalidPromptError(
-                "prompt must be a str, a flat sequence of ints or a list of messages, "
-                f"got a sequence of {type(ids[0]).__name__}"
-            )
-        outside = (array < 0) | (array >= vocab_size)
-        if outside.any():
-            index = int(outside.argmax())
-            raise InvalidPromptError(
-                f"token ids of the prompt must be in [0, {vocab_size}), "
-                f"got {array[index]} at index {index}",
-                value=int(array[index]),
-                limit=vocab_size,
-            )
-        return array.astype(np.int32)
+    def _checked_ids(self, ids: object) -> npt.NDArray[np.int32]:
+        limits = self._model.limits
+        return checked_ids(ids, vocab_size=limits.vocab_size, max_model_len=limits.max_model_len)
 
     # -- encoding
 
@@ -358,67 +325,16 @@ class Intake:
         live.mailbox.finish(FinishReason.ERROR, error)
 
 
-def _checked_name(argument: str, value: object, max_chars: int) -> str | None:
-    """A str of 1 to `max_chars` characters, or None."""
-    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= max_chars):
-        raise InvalidRequestError(
-            f"{argument} must be a str of 1 to {max_chars} characters, got {value!r}",
-            argument=argument,
-            value=value,
-            limit=max_chars,
-        )
-    return value
-
-
-def _checked_target(argument: str, value: object) -> float | None:
-    """A time as a float, or None."""
-    if value is None:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            seconds = float(value)
-        except OverflowError:
-            raise InvalidRequestError(
-                f"{argument} must be a number above 0 and finite, got an int too large for a float",
-                argument=argument,
-                value=value,
-            ) from None
-        if 0 < seconds < math.inf:
-            return seconds
-    raise InvalidRequestError(
-        f"{argument} must be a number above 0 and finite, or None, got {value!r}",
-        argument=argument,
-        value=value,
-    )
-
-
-def _checked_tenant(argument: str, value: object) -> str | None:
-    return _checked_name(argument, value, MAX_TENANT_CHARS)
-
-
-def _checked_priority(argument: str, value: object) -> int:
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and MIN_PRIORITY <= value <= MAX_PRIORITY
-    ):
-        return int.__index__(value)
-    if isinstance(value, int) and value.bit_length() > 64:
-        shown = f"one of {value.bit_length()} bits"  # Python refuses to print the largest
-    else:
-        shown = repr(value)
-    raise InvalidRequestError(
-        f"{argument} must be an int in [{MIN_PRIORITY}, {MAX_PRIORITY}], got {shown}",
-        argument=argument,
-        value=value,
-        limit=MAX_PRIORITY,
-    )
-
-
-WISHES: dict[str, Callable[[str, object], Any]] = {
-    "tenant": _checked_tenant,
-    "priority": _checked_priority,
-    "ttft_target_seconds": _checked_target,
-    "tpot_target_seconds": _checked_target,
+_RULES: dict[str, Rule[Any]] = {
+    "request_id": optional(name),
+    "cache_salt": optional(name),
+    "tenant": optional(name),
+    "priority": integer(MIN_PRIORITY, MAX_PRIORITY),
+    "ttft_target_seconds": optional(number(0, above=True)),
+    "tpot_target_seconds": optional(number(0, above=True)),
 }
-"""The fields of a request that its sender sets as they are, and what checks each."""
+"""Of what comes with a prompt, beside its parameters."""
+
+
+def _checked_field(argument: str, value: object) -> Any:
+    return check(InvalidRequestError, argument, value, _RULES[argument])

@@ -60,9 +60,9 @@ def test_the_end_of_a_prompt_that_is_too_long_is_told_in_tokens_or_characters():
     [
         (InvalidPromptError, "prompt", 999_999, 256, {"prompt": [1, 999_999]}),
         (InvalidPromptError, "prompt", None, None, {"prompt": []}),
-        (InvalidRequestError, "tenant", "", 256, {"tenant": ""}),
-        (InvalidRequestError, "ttft_target_seconds", -1, None, {"ttft_target_seconds": -1}),
-        (InvalidSamplingError, "params", {"n": 2}, None, {"params": {"n": 2}}),
+        (InvalidRequestError, "tenant", 0, 1, {"tenant": ""}),
+        (InvalidRequestError, "ttft_target_seconds", -1, 0, {"ttft_target_seconds": -1}),
+        (InvalidSamplingError, "params", "{'n': 2}", None, {"params": {"n": 2}}),
         (InvalidSamplingError, "n", 500, 256, {"params": SamplingParams(n=500)}),
         (
             InvalidSamplingError,

@@ -1,0 +1,265 @@
+"""Arguments at the edge: each becomes a plain value, or is refused by name.
+
+An argument may be an object of anybody's class, whose methods raise, lie or never end. So it is
+told by its type, made into a plain int, float, bool, str or tuple of these, and only that is
+compared, kept and handed on. Of numbers all classes will do, numpy's and enums' too; a bool is no
+number.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+__all__ = [
+    "MAX_INT",
+    "Rule",
+    "boolean",
+    "check",
+    "choice",
+    "integer",
+    "name",
+    "number",
+    "optional",
+    "plain_int",
+    "plain_str",
+    "plain_value",
+    "several",
+    "shown",
+    "text",
+]
+
+T = TypeVar("T")
+
+Rule = Callable[[object], T]
+"""Makes an argument a plain value, or raises what `check` knows."""
+
+MAX_INT = 2**63 - 1
+"""Of arguments without a bound of their own: what JSON, numpy and kernels can take."""
+MAX_SHOWN_CHARS = 1000
+MAX_SHOWN_BITS = 128
+
+
+class _Unfit(Exception):
+    """`_Unfit("be an int", "'x'", value, limit)`: what it must do, and what it is in short."""
+
+    where = ""
+    """Which entry of the argument it is."""
+
+
+def check(error: Callable[..., Exception], argument: str, value: object, rule: Rule[T]) -> T:
+    """What `rule` makes of `value`. Raises `error(message, argument=, value=, limit=)` for what it
+    refuses: `limit` is the bound that `value`, or its size, is beyond; None for a wrong type."""
+    try:
+        return rule(value)
+    except _Unfit as unfit:
+        must, got, found, limit = unfit.args
+        message = f"{argument}{unfit.where} must {must}, got {got}"
+        raise error(message, argument=argument, value=found, limit=limit) from unfit.__cause__
+
+
+def integer(low: int, high: int = MAX_INT) -> Rule[int]:
+    def rule(value: object) -> int:
+        must, number = f"be an int in [{low}, {high}]", plain_int(value)
+        if number is None:
+            raise _Unfit(must, shown(value), value, None)
+        if not low <= number <= high:
+            raise _Unfit(must, shown(number), number, low if number < low else high)
+        return number
+
+    return rule
+
+
+def number(low: float, high: float = math.inf, *, above: bool = False) -> Rule[float]:
+    """A finite one; `above` leaves `low` out."""
+    most = "finite" if high == math.inf else f"at most {high:g}"
+    bounds = f"above {low:g} and {most}" if above else f"in [{low:g}, {high:g}]"
+
+    def rule(value: object) -> float:
+        must, (number, exact) = f"be a number {bounds}", _plain_float(value)
+        if number is None or math.isnan(number):
+            raise _Unfit(must, shown(value), value, None)
+        below = number <= low if above else number < low
+        if below or number > high or number == math.inf:
+            raise _Unfit(must, shown(exact), exact, low if below else high)
+        return number
+
+    return rule
+
+
+def boolean(value: object) -> bool:
+    if value is True or value is False:
+        return value
+    raise _Unfit("be a bool", shown(value), value, None)
+
+
+def text(low: int, high: int) -> Rule[str]:
+    """A str of that many characters."""
+
+    def rule(value: object) -> str:
+        must, text = f"be a str of {low} to {high} characters", plain_str(value)
+        if text is None:
+            raise _Unfit(must, shown(value), value, None)
+        if not low <= len(text) <= high:
+            raise _Unfit(must, shown(text), len(text), low if len(text) < low else high)
+        return text
+
+    return rule
+
+
+name = text(1, 256)
+
+
+def choice(*choices: Any) -> Rule[Any]:
+    """One of some strs, or of some ints."""
+    must = f"be one of {', '.join(map(repr, choices))}"
+    plain = plain_str if isinstance(choices[0], str) else plain_int
+
+    def rule(value: object) -> Any:
+        chosen = plain(value)
+        if chosen not in choices:
+            raise _Unfit(must, shown(value), value if chosen is None else chosen, None)
+        return chosen
+
+    return rule
+
+
+def optional(rule: Rule[T]) -> Rule[T | None]:
+    return lambda value: None if value is None else rule(value)
+
+
+def several(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
+    """Anything to iterate over, of which no more than is needed is read. None stands for nothing,
+    what can't be iterated over, a str or a mapping for a single entry."""
+
+    def tuple_of(value: object) -> tuple[T, ...]:
+        if value is None:
+            return ()
+        if issubclass(type(value), _SINGLE) or not issubclass(type(value), Iterable):
+            return (rule(value),)
+        try:
+            entries = tuple(islice(value, most + 1))  # pyright: ignore[reportArgumentType]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            unfit = _Unfit("be a sequence that can be read", shown(value), value, None)
+            raise unfit from error
+        if len(entries) > most:
+            raise _Unfit(f"have at most {most} entries", f"{most + 1} or more", most + 1, most)
+        return tuple(_entry(index, entry, rule) for index, entry in enumerate(entries))
+
+    return tuple_of
+
+
+_SINGLE = (str, bytes, bytearray, memoryview, Mapping)
+
+
+def _entry(index: int, entry: object, rule: Rule[T]) -> T:
+    try:
+        return rule(entry)
+    except _Unfit as unfit:
+        unfit.where = f"[{index}]"
+        raise
+
+
+def plain_int(value: object) -> int | None:
+    """The int that a number is; None for all else, bools included."""
+    kind = type(value)
+    if kind is int:
+        return value  # pyright: ignore[reportReturnType]
+    try:
+        if kind is not bool and issubclass(kind, Integral):
+            return operator.index(value)  # pyright: ignore[reportArgumentType]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        pass
+    return None
+
+
+def plain_str(value: object) -> str | None:
+    """The characters of a str of any class; None for all else."""
+    return str.__str__(value) if issubclass(type(value), str) else None  # pyright: ignore
+
+
+def _plain_float(value: object) -> tuple[float | None, float | None]:
+    """The float that a number is, and the number itself: that of an int too large is infinite."""
+    whole = plain_int(value)
+    if whole is not None:
+        try:
+            return float(whole), whole
+        except OverflowError:
+            return (math.inf if whole > 0 else -math.inf), whole
+    kind = type(value)
+    try:
+        if kind is not bool and issubclass(kind, Real):
+            number = float(value)  # pyright: ignore[reportArgumentType]
+            return number, number
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        pass
+    return None, None
+
+
+def plain_value(value: object) -> object:
+    """What an error carries of a value, so that it can be kept, copied, pickled and shown: a short
+    number or str and None as they are, of all else what is shown of it."""
+    kind = type(value)
+    if kind is bool or kind is float or value is None:
+        return value
+    if kind is int and int.bit_length(value) <= MAX_SHOWN_BITS:  # pyright: ignore[reportArgumentType]
+        return value
+    if kind is str and str.__len__(value) <= MAX_SHOWN_CHARS:  # pyright: ignore[reportArgumentType]
+        return value
+    return shown(value)
+
+
+class _Shortened(reprlib.Repr):
+    """Reads no more of Python's own collections, and of their subclasses, than it shows."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        for kind in (int, str, bytes, bytearray, list, tuple, dict, set, frozenset):
+            if type(x).__repr__ is kind.__repr__:
+                return getattr(self, f"repr_{kind.__name__}")(x, level)
+        return super().repr1(x, level)
+
+    def repr_int(self, x: int, level: int) -> str:  # Python refuses to print the largest
+        bits = int.bit_length(x)
+        return repr(x) if bits <= MAX_SHOWN_BITS else f"<int of {bits} bits>"
+
+    def repr_bytes(self, x: bytes | bytearray, level: int) -> str:
+        return repr(x[: self.maxstring]) + ("..." if len(x) > self.maxstring else "")
+
+    repr_bytearray = repr_bytes
+
+    # The dicts and sets of reprlib are sorted, whatever their size.
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+
+    def repr_set(self, x: set[Any], level: int) -> str:
+        return super().repr_set(set(islice(x, self.maxset + 1)), level)
+
+    def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
+        return super().repr_frozenset(frozenset(islice(x, self.maxfrozenset + 1)), level)
+
+
+_shortened = _Shortened()
+_shortened.maxlevel = 2
+_shortened.maxother = MAX_SHOWN_CHARS
+
+
+def shown(value: object) -> str:
+    """A short `repr` of any object, as a plain str; Python's own where the object's raises."""
+    try:
+        return str.__str__(_shortened.repr(value))[:MAX_SHOWN_CHARS]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return object.__repr__(value)
