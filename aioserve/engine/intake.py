@@ -47,7 +47,7 @@ from aioserve.text.tokenizer import Tokenizer
 __all__ = ["Intake", "Message", "Prompt"]
 
 Message = Mapping[str, str]
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
 
 INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
