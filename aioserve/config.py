@@ -98,6 +98,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 value=0,
                 limit=1,
             )
+        if self.num_pages == self.page_size == 1:
+            raise ConfigError(
+                "num_pages must be at least 2 with page_size=1, got 1: a request has a token of its "
+                "prompt and one of its answer",
+                argument="num_pages",
+                value=1,
+                limit=2,
+            )
         self._check_effects()
 
     def _check_effects(self) -> None:

@@ -238,6 +238,13 @@ def test_an_option_that_is_refused_is_named_with_its_value_and_the_bound_that_it
     assert str(error).startswith(argument)
 
 
+def test_an_engine_that_could_serve_nothing_is_refused() -> None:
+    error = refused(lambda: Engine(FakeModel(), page_size=1, num_pages=1), ConfigError)
+    assert (error.argument, error.value, error.limit) == ("num_pages", 1, 2)
+    EngineConfig(page_size=1, num_pages=2)
+    EngineConfig(page_size=2, num_pages=1)
+
+
 def test_an_option_of_any_class_is_kept_as_a_plain_value() -> None:
     class Name(enum.StrEnum):
         NATIVE = "native"
