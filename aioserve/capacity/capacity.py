@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 import msgspec
 
+from aioserve.capacity.hardware import MAX_DEVICES, MAX_MEMORY_BYTES, check
 from aioserve.capacity.models import ParameterCount, count_parameters
 from aioserve.config import PAGE_SIZES
 from aioserve.errors import ConfigError
+from aioserve.isolation import shown
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.models.config import DecoderConfig
 
@@ -39,6 +42,8 @@ KV_PRECISIONS = ("float32", "bfloat16", "float16", "fp8", "int8")
 INT4_GROUP = 128
 """Weights that share a 16-bit scale and a 4-bit zero point, as in AWQ and GPTQ checkpoints."""
 INT4_GROUP_BITS = 16 + 4
+MAX_CONTEXTS = 1000
+MAX_LISTED = 20
 DEFAULT_CONTEXTS = (4096, 32_768, 131_072)
 
 
@@ -92,8 +97,7 @@ def weight_bytes(count: ParameterCount, dtype: str, num_gpus: int = 1) -> int:
     The scales of fp8 and int8, one a row of a matrix, are left out: less than 0.1 %.
     """
     _check_choice("dtype", dtype, PRECISIONS)
-    if num_gpus < 1:
-        raise ConfigError(f"num_gpus must be at least 1, got {num_gpus}")
+    check("num_gpus", num_gpus, 1, MAX_DEVICES)
     bits = BITS[dtype]
     other_bits = max(bits, 16)
     shared_bits = count.matrices * bits + count.embeddings * other_bits
@@ -110,10 +114,11 @@ def kv_bytes_per_token(config: DecoderConfig, dtype: str, num_gpus: int = 1) -> 
     """
     _check_choice("kv_dtype", dtype, KV_PRECISIONS)
     heads = config.num_kv_heads
-    if num_gpus < 1 or heads % num_gpus:
-        listed = ", ".join(map(str, _gpu_counts(config)))
+    if type(num_gpus) is not int or not 1 <= num_gpus <= MAX_DEVICES or heads % num_gpus:
+        counts = _gpu_counts(config)
+        listed = ", ".join(map(str, counts[:MAX_LISTED])) + ", ..." * (len(counts) > MAX_LISTED)
         raise ConfigError(
-            f"num_gpus must divide the model's {heads} KV heads ({listed}), got {num_gpus}: "
+            f"num_gpus must divide the model's {heads} KV heads ({listed}), got {shown(num_gpus)}: "
             "copies of one head on several GPUs (replication) are not planned for"
         )
     values = 2 * config.num_layers * (heads // num_gpus) * config.head_dim
@@ -141,40 +146,34 @@ def capacity_of(
 
     Raises `ConfigError` for a value outside its range, naming argument, value and limit.
     """
-    if dtype == "auto":
-        dtype = config.dtype or "bfloat16"
-    if kv_dtype == "auto":
-        kv_dtype = dtype if BITS.get(dtype, 0) >= 16 else "bfloat16"
-    _check_choice("page_size", page_size, PAGE_SIZES)
-    if gpu_memory_bytes < 1:
-        raise ConfigError(f"gpu_memory_bytes must be at least 1, got {gpu_memory_bytes}")
-    if not 0 < memory_utilization <= 1:
-        raise ConfigError(
-            f"memory_utilization must be a number above 0 and at most 1, got {memory_utilization}"
-        )
-    lengths = _lengths(model, config, contexts)
+    precision = config.dtype or "bfloat16" if dtype == "auto" else dtype
     count = count_parameters(config)
+    total_weight_bytes = weight_bytes(count, precision)
+    if kv_dtype == "auto":
+        kv_dtype = precision if BITS[precision] >= 16 else "bfloat16"
+    gpu_token_bytes = kv_bytes_per_token(config, kv_dtype, num_gpus)
+    gpu_weight_bytes = weight_bytes(count, precision, num_gpus)
+    _check_memory(gpu_memory_bytes, memory_utilization, page_size)
+    lengths = _lengths(model, config, contexts)
 
     def pages_on(gpus: int) -> int:
-        beside = gpu_memory_bytes - weight_bytes(count, dtype, gpus)
+        beside = gpu_memory_bytes - weight_bytes(count, precision, gpus)
         page_bytes = page_size * kv_bytes_per_token(config, kv_dtype, gpus)
         return math.floor(max(0, beside) * memory_utilization) // page_bytes
 
     longest_pages = pages_for(lengths[-1], page_size)
-    enough = [gpus for gpus in _gpu_counts(config) if pages_on(gpus) >= longest_pages]
-    gpu_token_bytes = kv_bytes_per_token(config, kv_dtype, num_gpus)
-    gpu_weight_bytes = weight_bytes(count, dtype, num_gpus)
+    enough = (gpus for gpus in _gpu_counts(config) if pages_on(gpus) >= longest_pages)
     num_pages = pages_on(num_gpus)
     return Capacity(
         model=model,
-        dtype=dtype,
+        dtype=precision,
         kv_dtype=kv_dtype,
         num_gpus=num_gpus,
         gpu_memory_bytes=gpu_memory_bytes,
         memory_utilization=memory_utilization,
         page_size=page_size,
         num_parameters=count.total,
-        weight_bytes=weight_bytes(count, dtype),
+        weight_bytes=total_weight_bytes,
         weight_bytes_per_gpu=gpu_weight_bytes,
         kv_bytes_per_token=gpu_token_bytes * num_gpus,
         kv_bytes_per_token_per_gpu=gpu_token_bytes,
@@ -185,7 +184,7 @@ def capacity_of(
         contexts=tuple(
             _context(tokens, page_size, gpu_token_bytes * num_gpus, num_pages) for tokens in lengths
         ),
-        fewest_gpus=min(enough, default=None),
+        fewest_gpus=next(enough, None),
     )
 
 
@@ -202,18 +201,35 @@ def _context(tokens: int, page_size: int, token_bytes: int, num_pages: int) -> C
 def _lengths(model: str, config: DecoderConfig, contexts: Sequence[int]) -> list[int]:
     """Each once, the shortest first."""
     longest = config.max_position_embeddings
-    for tokens in contexts:
-        if not 1 <= tokens <= longest:
-            raise ConfigError(f"context must be in [1, {longest}] for {model}, got {tokens}")
-    return sorted(set(contexts or (min(tokens, longest) for tokens in DEFAULT_CONTEXTS)))
+    lengths = tuple(islice(contexts, MAX_CONTEXTS + 1)) if isinstance(contexts, Sequence) else None
+    if lengths is None or len(lengths) > MAX_CONTEXTS:
+        raise ConfigError(
+            f"contexts must be a sequence of at most {MAX_CONTEXTS}, got {shown(contexts)}"
+        )
+    for tokens in lengths:
+        if type(tokens) is not int or not 1 <= tokens <= longest:
+            raise ConfigError(f"context must be in [1, {longest}] for {model}, got {shown(tokens)}")
+    return sorted(set(lengths or (min(tokens, longest) for tokens in DEFAULT_CONTEXTS)))
 
 
 def _gpu_counts(config: DecoderConfig) -> list[int]:
+    """Numbers that divide the KV heads, the smallest first; those beyond `MAX_DEVICES` are left
+    out."""
     heads = config.num_kv_heads
-    return [count for count in range(1, heads + 1) if heads % count == 0]
+    return [count for count in range(1, min(heads, MAX_DEVICES) + 1) if heads % count == 0]
+
+
+def _check_memory(gpu_memory_bytes: int, memory_utilization: float, page_size: int) -> None:
+    _check_choice("page_size", page_size, PAGE_SIZES)
+    check("gpu_memory_bytes", gpu_memory_bytes, 1, MAX_MEMORY_BYTES)
+    if type(memory_utilization) not in (int, float) or not 0 < memory_utilization <= 1:
+        raise ConfigError(
+            "memory_utilization must be a number above 0 and at most 1, got "
+            f"{shown(memory_utilization)}"
+        )
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    if value not in choices:
+    if type(value) is not type(choices[0]) or value not in choices:
         listed = ", ".join(map(str, choices))
-        raise ConfigError(f"{name} must be one of {listed}, got {value!r}")
+        raise ConfigError(f"{name} must be one of {listed}, got {shown(value)}")

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import msgspec
 
 from aioserve.errors import ConfigError
+from aioserve.isolation import shown
 
-__all__ = ["PRESETS", "Hardware", "hardware_preset"]
+__all__ = ["MAX_DEVICES", "MAX_MEMORY_BYTES", "PRESETS", "Hardware", "check", "hardware_preset"]
+
+MAX_DEVICES = 65_536
+MAX_MEMORY_BYTES = 1 << 60
+MAX_RATE = 1e24
+
+
+def check(name: str, value: Any, least: float, most: float) -> None:
+    """Raise `ConfigError` unless `value` is a number from `least` to `most`, and an int where these
+    are ints."""
+    whole = type(least) is int
+    if type(value) is not int and (whole or type(value) is not float or math.isnan(value)):
+        raise ConfigError(f"{name} must be {'an int' if whole else 'a number'}, got {shown(value)}")
+    if not least <= value <= most:
+        limit = f"at least {least:g}" if value < least else f"at most {most:.15g}"
+        raise ConfigError(f"{name} must be {limit}, got {shown(value)}")
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """One device, or several that share every step evenly."""
+    """One device, or several that share every step evenly.
+
+    Raises `ConfigError` for a value that no device has.
+    """
 
     name: str
     flops_per_second: float
@@ -25,13 +47,21 @@ class Hardware(msgspec.Struct, frozen=True):
     bandwidth_efficiency: float = 0.8
     num_devices: int = 1
 
+    def __post_init__(self) -> None:
+        for name in ("flops_per_second", "bytes_per_second"):
+            check(name, getattr(self, name), 1.0, MAX_RATE)
+        for name in ("compute_efficiency", "bandwidth_efficiency"):
+            check(name, getattr(self, name), 1e-6, 1.0)
+        check("memory_bytes", self.memory_bytes, 1, MAX_MEMORY_BYTES)
+        check("step_seconds", self.step_seconds, 0.0, 1e6)
+        check("num_devices", self.num_devices, 1, MAX_DEVICES)
+
     def times(self, num_devices: int) -> Hardware:
         """So many of this device. What they tell each other is not counted.
 
-        Raises `ConfigError` for fewer than one.
+        Raises `ConfigError` for fewer than one, and for more than there may be.
         """
-        if num_devices < 1:
-            raise ConfigError(f"num_devices must be at least 1, got {num_devices}")
+        check("num_devices", num_devices, 1, MAX_DEVICES)
         return msgspec.structs.replace(
             self,
             flops_per_second=self.flops_per_second * num_devices,
@@ -59,6 +89,6 @@ PRESETS = {
 
 def hardware_preset(name: str) -> Hardware:
     """The preset of that name. Raises `ConfigError` listing the names there are."""
-    if name not in PRESETS:
-        raise ConfigError(f"no hardware {name!r}; there are: {', '.join(PRESETS)}")
+    if type(name) is not str or name not in PRESETS:
+        raise ConfigError(f"no hardware {shown(name)}; there are: {', '.join(PRESETS)}")
     return PRESETS[name]

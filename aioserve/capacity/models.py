@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from aioserve.capacity.hardware import check
 from aioserve.errors import ModelNotFoundError
 from aioserve.json_file import read_json_object
 from aioserve.models.architecture import tensors_of
@@ -18,6 +19,9 @@ from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.resolve import expanded, resolve
 
 __all__ = ["PRESETS", "ModelShape", "ParameterCount", "count_parameters", "read_model"]
+
+MAX_SIZE = 1 << 100
+"""Of anything that is counted: floats go on to 1 << 1023."""
 
 
 class ParameterCount(msgspec.Struct, frozen=True):
@@ -37,7 +41,7 @@ class ParameterCount(msgspec.Struct, frozen=True):
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cost of a decoder's step depends on."""
+    """What the cost of a decoder's step depends on. Raises `ConfigError` for what is no count."""
 
     layer_params: int
     """Weights of the layers: every token is multiplied with them."""
@@ -49,6 +53,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     bytes_per_value: int = 2
     """Of weights, keys and values."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check(name, getattr(self, name), 1, MAX_SIZE)
 
     @classmethod
     def of(cls, config: DecoderConfig) -> ModelShape:

@@ -31,6 +31,8 @@ def check_report(path: Path | None, window: str | None, trace: Path | None) -> N
     check_can_draw()
     try:
         was_there = path.exists()
+        if path.is_fifo():
+            raise ConfigError(f"report: {path} is a pipe; give a file")
         if was_there and trace is not None and trace.exists() and path.samefile(trace):
             raise ConfigError(f"report: {path} is the trace, and would be lost")
         path.open("ab").close()
@@ -90,7 +92,7 @@ def write_report(
         targets=targets,
         window=window_of(options.gantt_window),
     )
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page, encoding="utf-8", errors="replace")
 
 
 def _facts(

@@ -155,16 +155,6 @@ def _check(options: SimulateOptions) -> None:
     for name in options.policy:
         if options.policy.count(name) > 1:
             raise ConfigError(f"policy {name!r} is given {options.policy.count(name)} times")
-    if options.eviction != SimulateOptions().eviction:
-        idle = None
-        if not options.prefix_caching:
-            idle = "prefix_caching=False: no page is cached"
-        elif options.unbounded_cache:
-            idle = "unbounded_cache=True: no page is ever evicted"
-        if idle is not None:
-            raise ConfigError(
-                f"eviction={options.eviction!r} has no effect with {idle}, so leave one of them out"
-            )
     num_pages_given = options.unbounded_cache or options.num_pages is not None
     if options.cost_table is not None and num_pages_given:
         for name in ("model", "hardware", "num_devices"):
@@ -176,13 +166,14 @@ def _check(options: SimulateOptions) -> None:
 
 
 def _requests(trace: Path | None, options: SimulateOptions) -> list[TraceRequest]:
+    from aioserve.traces.checks import check_int
     from aioserve.traces.formats import read_trace
-    from aioserve.traces.request import at_rate, with_scaled_lengths
+    from aioserve.traces.request import MAX_REQUESTS, at_rate, with_scaled_lengths
     from aioserve.traces.synthetic import synthetic_trace
 
     count = options.num_requests
-    if count is not None and count < 1:
-        raise ConfigError(f"num_requests must be at least 1, got {count}")
+    if count is not None:
+        check_int("num_requests", count, 1, MAX_REQUESTS)
     if (trace is None) == (options.synthetic is None):
         raise ConfigError("give either a trace or --synthetic, and not both")
     if trace is not None:
@@ -281,12 +272,17 @@ def _facts(
 ) -> dict[str, Any]:
     arrivals = [request.arrival_seconds for request in requests]
     return {
-        "name": options.synthetic if trace is None else trace.name,
+        "name": options.synthetic if trace is None else printable(trace.name),
         "requests": len(requests),
         "prompt_tokens": sum(request.prompt_tokens for request in requests),
         "output_tokens": sum(request.output_tokens for request in requests),
         "seconds": max(arrivals) - min(arrivals),
     }
+
+
+def printable(text: str) -> str:
+    """With what isn't in UTF-8, of a file's name, replaced."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _print(facts: dict[str, Any], options: SimulateOptions, found: dict[str, Metrics]) -> None:
@@ -295,8 +291,10 @@ def _print(facts: dict[str, Any], options: SimulateOptions, found: dict[str, Met
     if not options.json:
         _print_tables(facts, options, found)
         return
-    given = dataclasses.asdict(options)
-    given["report"] = None if options.report is None else str(options.report)
+    given = {
+        name: printable(str(value)) if isinstance(value, str | Path) else value
+        for name, value in dataclasses.asdict(options).items()
+    }
     printed = {"trace": facts, "options": given, "policies": found}
     print(msgspec.json.format(msgspec.json.encode(printed), indent=2).decode())
 

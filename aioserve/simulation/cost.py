@@ -5,9 +5,9 @@ A cost model sees the plan that a runner would see, and knows neither policies n
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -16,8 +16,12 @@ import numpy as np
 
 from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
-from aioserve.errors import ConfigError
+from aioserve.config import MAX_COUNT
+from aioserve.errors import ConfigError, TraceError
 from aioserve.execution.plan import CopyKind, StepPlan
+from aioserve.isolation import shown
+from aioserve.traces.checks import check_number, named
+from aioserve.traces.files import open_file, short
 
 __all__ = [
     "CostModel",
@@ -28,6 +32,11 @@ __all__ = [
     "place_on",
     "read_cost_table",
 ]
+
+MAX_TABLE_BYTES = 16 << 20
+MAX_POINTS = 1024
+"""Of one axis."""
+MAX_STEP_SECONDS = 1e6
 
 
 class CostModel(Protocol):
@@ -48,6 +57,11 @@ class RooflineCost:
     """
 
     def __init__(self, model: ModelShape, hardware: Hardware) -> None:
+        if not isinstance(model, ModelShape) or not isinstance(hardware, Hardware):
+            raise ConfigError(
+                "a roofline is of a ModelShape and a Hardware, got "
+                f"{shown(model)} and {shown(hardware)}"
+            )
         if model.num_kv_heads % hardware.num_devices:
             raise ConfigError(
                 f"num_devices must divide the model's {model.num_kv_heads} KV heads, which are "
@@ -129,28 +143,32 @@ class CostTable:
         Raises `ConfigError` unless both axes grow, have two points or more, and fit the grid, each
         step takes time, none that has more to do takes less, and context costs no less than 0.
         """
-        self._axes = tuple(
-            _axis(name, points)
-            for name, points in (
-                ("prefill_tokens", prefill_tokens),
-                ("decode_batch", decode_batch),
+        with named("cost table"):
+            axes = tuple(
+                _axis(name, points)
+                for name, points in (
+                    ("prefill_tokens", prefill_tokens),
+                    ("decode_batch", decode_batch),
+                )
             )
-        )
-        shape = tuple(len(axis) for axis in self._axes)
-        if len(seconds) != shape[0] or any(len(row) != shape[1] for row in seconds):
-            raise ConfigError(f"seconds must be a grid of {shape[0]} by {shape[1]} values")
-        grid = np.array(seconds, float)
+            # Of what is too long, no more is taken than tells so.
+            high, wide = (len(axis) for axis in axes)
+            rows = [[*islice(row, wide + 1)] for row in islice(seconds, high + 1)]
+            if len(rows) != high or any(len(row) != wide for row in rows):
+                raise ConfigError(f"seconds must be a grid of {high} by {wide} values")
+            grid = np.array(rows, float)
+        self._axes = axes
         if not np.isfinite(grid).all() or grid.min() < 0 or (grid == 0).sum() > self._has_empty:
             raise ConfigError("seconds must be finite and, but for an empty step, more than 0")
         if (np.diff(grid, axis=0) < 0).any() or (np.diff(grid, axis=1) < 0).any():
             raise ConfigError("seconds must not shrink as prefill_tokens or decode_batch grow")
         for name, value in (
+            ("seconds", float(grid.max())),
             ("seconds_per_context_token", seconds_per_context_token),
             ("seconds_per_attended_pair", seconds_per_attended_pair),
         ):
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be finite and not negative, got {value}")
-        self._seconds = grid.tolist()
+            check_number(name, value, MAX_STEP_SECONDS, above=None)
+        self._seconds: list[list[float]] = grid.tolist()
         self._per_context_token = seconds_per_context_token
         self._per_attended_pair = seconds_per_attended_pair
 
@@ -205,24 +223,37 @@ def read_cost_table(path: str | Path) -> CostTable:
 
     Raises `ConfigError` for anything else, naming the file.
     """
+    place = f"cost table {short(path)}"
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=CostTableFile).table()
-    except (OSError, msgspec.MsgspecError, ConfigError) as error:
-        raise ConfigError(f"cost table {path}: {error}") from error
+        with open_file(path) as file:
+            data = file.read(MAX_TABLE_BYTES + 1)
+        if len(data) > MAX_TABLE_BYTES:
+            raise ConfigError(f"a file of over {MAX_TABLE_BYTES:,} bytes")
+        return msgspec.json.decode(data, type=CostTableFile).table()
+    except TraceError as error:
+        raise ConfigError(f"cost table {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{place}: nested too deeply") from error
+    except (OSError, ValueError) as error:  # those of JSON and of the table are ValueErrors
+        raise ConfigError(f"{place}: {short(error)}") from error
 
 
 def _axis(name: str, points: Sequence[int]) -> tuple[int, ...]:
-    axis = tuple(points)
-    if len(axis) < 2 or axis[0] < 0 or any(a >= b for a, b in pairwise(axis)):
-        raise ConfigError(f"{name} must be two or more growing counts, got {axis}")
+    axis = tuple(islice(points, MAX_POINTS + 1))
+    if not 2 <= len(axis) <= MAX_POINTS or any(type(point) is not int for point in axis):
+        raise ConfigError(
+            f"{name} must be two or more growing counts, and at most {MAX_POINTS}, got "
+            f"{shown(axis)}"
+        )
+    if not 0 <= axis[0] <= axis[-1] <= MAX_COUNT or any(a >= b for a, b in pairwise(axis)):
+        raise ConfigError(
+            f"{name} must be two or more growing counts up to {MAX_COUNT}, got {shown(axis)}"
+        )
     return axis
 
 
 def place_on(axis: Sequence[int], value: int) -> tuple[int, float]:
     """The segment of an axis that holds `value`, and how far along it that lies: 0 to 1, and more
     beyond the end."""
-    last = len(axis) - 2
-    index = 0
-    while index < last and value > axis[index + 1]:
-        index += 1
+    index = min(max(bisect_left(axis, value) - 1, 0), len(axis) - 2)
     return index, max(0.0, (value - axis[index]) / (axis[index + 1] - axis[index]))

@@ -8,7 +8,12 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.errors import ConfigError
+
 __all__ = ["ServiceGap"]
+
+MAX_PAIRS = 1 << 26
+"""Of 8 bytes each."""
 
 
 class ServiceGap:
@@ -36,7 +41,10 @@ class ServiceGap:
         the last step that served the first."""
 
     def step(self, served: Iterable[tuple[str, int]], waiting: Iterable[str]) -> None:
-        """One step computed so many tokens for each client; those `waiting` still wait after it."""
+        """One step computed so many tokens for each client; those `waiting` still wait after it.
+
+        Raises `ConfigError` for more than `MAX_PAIRS` pairs of clients at once.
+        """
         waits = frozenset(waiting)
         for client in self._columns.keys() - waits:
             self._columns.give_back(client)
@@ -57,7 +65,7 @@ class ServiceGap:
         column = self._columns.take(client)
         if column == len(self._tokens):
             self._tokens = np.concatenate((self._tokens, np.zeros_like(self._tokens)))
-            self._least = np.concatenate((self._least, np.zeros_like(self._least)), axis=1)
+            self._grow(axis=1)
         self._tokens[column] = 0
         served = _array(self._columns[client] for client in self._rows)
         self._least[_array(self._rows.values()), column] = self._tokens[served]
@@ -65,8 +73,17 @@ class ServiceGap:
     def _be_served(self, client: str) -> None:
         row = self._rows.take(client)
         if row == len(self._least):
-            self._least = np.concatenate((self._least, np.zeros_like(self._least)))
+            self._grow(axis=0)
         self._least[row] = 0
+
+    def _grow(self, axis: int) -> None:
+        if 2 * self._least.size > MAX_PAIRS:
+            raise ConfigError(
+                f"trace: {len(self._columns)} clients wait at once, and {len(self._rows)} of them "
+                f"have been served; the gap is counted between at most {MAX_PAIRS} pairs: give "
+                "fewer clients, or a lower rate"
+            )
+        self._least = np.concatenate((self._least, np.zeros_like(self._least)), axis=axis)
 
     def _count(self, gained: Counter[str]) -> None:
         """Count what a step computed for clients that have rows. Since they were served last, their

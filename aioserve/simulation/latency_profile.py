@@ -9,10 +9,8 @@ token of each answer) and `e2e_time`. The file is CSV, or JSON with one row a li
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +20,17 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from aioserve.errors import ConfigError
-from aioserve.simulation.cost import CostTable, CostTableFile, read_cost_table
+from aioserve.errors import ConfigError, TraceError
+from aioserve.isolation import shown
+from aioserve.simulation.cost import (
+    MAX_POINTS,
+    MAX_STEP_SECONDS,
+    CostTable,
+    CostTableFile,
+    read_cost_table,
+)
+from aioserve.traces.files import Lines, short
+from aioserve.traces.request import MAX_REQUEST_TOKENS
 
 __all__ = ["read_cost", "read_latency_profile"]
 
@@ -33,8 +40,8 @@ PROFILE = re.compile(r"(.+\.(?:csv|jsonl)(?:\.gz)?)(?::([^:]*))?")
 MOST_DRAWN_OUT = 2.0
 """A run that took longer than so many times the sum of its parts was not one batch."""
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_REQUEST_TOKENS)]
+Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=1000 * MAX_STEP_SECONDS)]
 
 
 class ProfileRow(msgspec.Struct, frozen=True):
@@ -83,19 +90,29 @@ def read_latency_profile(path: str | Path, setup: str) -> CostTable:
     Raises `ConfigError` for a file that is no profile and for a setup that isn't in it, listing
     those that are.
     """
-    by_setup: defaultdict[str, list[ProfileRow]] = defaultdict(list)
-    for row in _rows(Path(path)):
-        by_setup[row.setup].append(row)
+    place = f"cost table {short(path)}"
     wanted = ",".join(part.strip() for part in setup.split(","))
-    if wanted not in by_setup:
-        known = "; ".join(sorted(by_setup))
-        raise ConfigError(f"cost table {path}: no setup {setup!r}; there are: {known}")
-    rows = [row for row in by_setup[wanted] if row.in_one_batch]
+    found: list[ProfileRow] = []
+    setups: set[str] = set()
+    for row in _rows(path):
+        setups.add(row.setup)
+        if row.setup == wanted:
+            found.append(row)
+    if not found:
+        known = short("; ".join(sorted(setups)))
+        raise ConfigError(f"{place}: no setup {shown(setup)}; there are: {known}")
+    rows = [row for row in found if row.in_one_batch]
     prompts = _medians([(row.prompt_size * row.batch_size, row.prompt_time) for row in rows])
     tokens = _medians([(row.batch_size, row.token_time) for row in rows])
     if len(prompts) < 2 or len(tokens) < 2:
-        raise ConfigError(f"cost table {path}: {wanted} has not two prompt and two batch sizes")
-    return _table(prompts, tokens)
+        raise ConfigError(f"{place}: {wanted} has not two prompt and two batch sizes")
+    # A point or two come before them.
+    if max(len(prompts), len(tokens)) > MAX_POINTS - 2:
+        raise ConfigError(f"{place}: {wanted} has more than {MAX_POINTS - 2} sizes")
+    try:
+        return _table(prompts, tokens)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {wanted}: {error}") from error
 
 
 def _table(prompts: dict[int, float], tokens: dict[int, float]) -> CostTable:
@@ -123,19 +140,15 @@ def _medians(runs: list[tuple[int, float]]) -> dict[int, float]:
     return found
 
 
-def _rows(path: Path) -> Iterator[ProfileRow]:
-    number = 0
+def _rows(path: str | Path) -> Iterator[ProfileRow]:
+    lines = Lines(path)
     try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8", newline="") as lines:
-            is_json = lines.read(1) == "{"
-            lines.seek(0)
-            rows = map(json.loads, lines) if is_json else csv.DictReader(lines)
-            number = 1 if is_json else 2
-            for row in rows:
-                yield msgspec.convert(row, ProfileRow, strict=False)
-                number += 1
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"cost table {path}: {error}") from error
-    except (ValueError, csv.Error) as error:
-        raise ConfigError(f"cost table {path}:{number}: no latency profile: {error}") from error
+        is_json = lines.first().startswith("{")
+        for row in map(json.loads, lines) if is_json else csv.DictReader(lines):
+            yield msgspec.convert(row, ProfileRow, strict=False)
+    except TraceError as error:
+        raise ConfigError(f"cost table {error}") from error
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise ConfigError(
+            f"cost table {lines.place}: no latency profile: {short(error)}"
+        ) from error

@@ -8,9 +8,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from aioserve.errors import ConfigError
 from aioserve.kv.pages import capacity_tokens
-from aioserve.simulation.simulator import Ending, RequestRecord, SimulationResult
+from aioserve.simulation.simulator import (
+    MAX_TARGET_SECONDS,
+    Ending,
+    RequestRecord,
+    SimulationResult,
+)
+from aioserve.traces.checks import check_number
 
 __all__ = [
     "ClientMetrics",
@@ -20,6 +25,7 @@ __all__ = [
     "Targets",
     "block_hits",
     "e2e_seconds",
+    "has_answer",
     "metrics_of",
     "tpot_seconds",
     "ttft_seconds",
@@ -27,7 +33,7 @@ __all__ = [
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
-    """What a good answer keeps to; None asks for nothing."""
+    """What a good answer keeps to; None asks for nothing. Raises `ConfigError`."""
 
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
@@ -35,12 +41,12 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("ttft_seconds", "tpot_seconds"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be more than 0, got {value}")
+            if value is not None:
+                check_number(name, value, MAX_TARGET_SECONDS)
 
     def met(self, record: RequestRecord) -> bool:
         ttft, tpot = ttft_seconds(record), tpot_seconds(record)
-        if ttft is None or not _has_answer(record):
+        if ttft is None or not has_answer(record):
             return False
         return (self.ttft_seconds is None or ttft <= self.ttft_seconds) and (
             self.tpot_seconds is None or tpot is None or tpot <= self.tpot_seconds
@@ -141,7 +147,7 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
     output_tokens = sum(r.output_tokens for r in records)
     return Metrics(
         requests=len(records),
-        finished=sum(_has_answer(r) for r in records),
+        finished=sum(has_answer(r) for r in records),
         cut_short=sum(r.ending is Ending.CUT_SHORT for r in records),
         refused=sum(r.ending is Ending.REFUSED for r in records),
         too_long=sum(r.ending is Ending.TOO_LONG for r in records),
@@ -201,7 +207,7 @@ def ttft_seconds(record: RequestRecord) -> float | None:
 def tpot_seconds(record: RequestRecord) -> float | None:
     """Between the tokens of a whole answer, on average; None where it has fewer than two."""
     first, end = record.first_token_seconds, record.end_seconds
-    if not _has_answer(record) or record.output_tokens < 2:
+    if not has_answer(record) or record.output_tokens < 2:
         return None
     if first is None or end is None:
         return None
@@ -210,12 +216,12 @@ def tpot_seconds(record: RequestRecord) -> float | None:
 
 def e2e_seconds(record: RequestRecord) -> float | None:
     """From arrival to the last token; None where the answer was never finished."""
-    if record.end_seconds is None or not _has_answer(record):
+    if record.end_seconds is None or not has_answer(record):
         return None
     return record.end_seconds - record.request.arrival_seconds
 
 
-def _has_answer(record: RequestRecord) -> bool:
+def has_answer(record: RequestRecord) -> bool:
     """Whether its answer has ended: where the trace says, or at the limit of its length."""
     return record.ending in (Ending.FINISHED, Ending.CUT_SHORT)
 
@@ -247,8 +253,8 @@ def _clients(records: Sequence[RequestRecord]) -> dict[str, ClientMetrics]:
     return {
         client: ClientMetrics(
             requests=len(theirs),
-            finished=sum(_has_answer(r) for r in theirs),
-            tokens=sum(r.request.prompt_tokens + r.output_tokens for r in theirs if _has_answer(r)),
+            finished=sum(has_answer(r) for r in theirs),
+            tokens=sum(r.request.prompt_tokens + r.output_tokens for r in theirs if has_answer(r)),
             ttft_seconds=_spread([ttft_seconds(r) for r in theirs]),
             max_wait_tokens=_max_wait_tokens(theirs),
         )

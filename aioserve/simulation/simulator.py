@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 
-from aioserve.errors import ConfigError, InvariantError
+from aioserve.config import MAX_BATCHED_TOKENS, MAX_COUNT, MAX_SEQS
+from aioserve.errors import ConfigError, InvariantError, TraceError
 from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.isolation import shown
-from aioserve.kv.eviction import Eviction
+from aioserve.kv.eviction import Eviction, EvictionStrategy, GuardedStrategy
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens, pages_for
@@ -36,13 +38,30 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.cost import CostModel
 from aioserve.simulation.fairness import ServiceGap
 from aioserve.simulation.timeline import Timeline
-from aioserve.traces.request import END_TOKEN, TraceRequest
+from aioserve.traces.checks import check_int, check_number, named
+from aioserve.traces.request import END_TOKEN, MAX_REQUESTS, TraceRequest, check_request
 
 __all__ = ["Ending", "RequestRecord", "SimulationResult", "simulate"]
 
 END_IDS = frozenset({END_TOKEN})
 GREEDY = SamplingParams(temperature=0.0)
 LEAST_UNBOUNDED_PAGES = 1 << 16
+
+MAX_PAGES = 1 << 25
+"""Of which each takes 17 bytes, and 4 for each token of it that is cached."""
+MAX_TOKENS_AT_ONCE = 1 << 29
+"""In prompts of requests that wait or run: 2 GiB."""
+MAX_TARGET_SECONDS = 1e9
+MAX_CLOCK_SECONDS = 1e15
+LIMITS = {
+    "num_pages": (1, MAX_PAGES),
+    "page_size": (1, 1 << 16),
+    "max_num_seqs": (1, MAX_SEQS),
+    "max_num_batched_tokens": (1, MAX_BATCHED_TOKENS),
+    "output_reserve_tokens": (0, MAX_COUNT),
+    "max_tokens": (1, MAX_COUNT),
+}
+MAY_BE_NONE = ("num_pages", "max_tokens")
 
 
 class Ending(Enum):
@@ -85,7 +104,7 @@ class SimulationResult(msgspec.Struct, frozen=True):
     num_pages: int
     """Where `unbounded`, as many as could ever be needed."""
     seconds: float
-    """From the first arrival to the end of the last step."""
+    """From the first arrival until the last request has ended and the last step is done."""
     busy_seconds: float
     """Of those, in steps."""
     steps: int
@@ -136,38 +155,26 @@ def simulate(
     tenant, and the targets as its own, for the policy to see. An answer has at least one token,
     whatever the trace says. `timeline`, an empty one, takes down every step.
     `on_progress(done, total)` is told of requests that have ended, at most once a step. Raises
-    `ConfigError` for options that make no sense.
+    `ConfigError` for options that make no sense or need more memory than is reasonable, and
+    `TraceError` for a request that is none.
     """
-    for name, value in (
-        ("num_pages", num_pages),
-        ("page_size", page_size),
-        ("max_num_seqs", max_num_seqs),
-        ("max_num_batched_tokens", max_num_batched_tokens),
-        ("max_tokens", max_tokens),
-    ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ConfigError(f"{name} must be an int, got {shown(value)}")
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
-    if isinstance(eviction, str) and eviction not in EVICTION_STRATEGIES:
-        known = ", ".join(EVICTION_STRATEGIES)
-        raise ConfigError(f"eviction must be one of {known}, got {eviction!r}")
-    for name, value in (
-        ("ttft_target_seconds", ttft_target_seconds),
-        ("tpot_target_seconds", tpot_target_seconds),
-    ):
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{name} must be above 0 and finite, got {value}")
-    if output_reserve_tokens < 0:
-        raise ConfigError(
-            f"output_reserve_tokens must not be negative, got {output_reserve_tokens}"
-        )
-    ordered = sorted(trace, key=attrgetter("arrival_seconds"))
-    # Policies see how large the pool is. Where it only has to be large enough, it is of a round
-    # number of pages, which tells no more of the answers than their order of magnitude.
-    needed = 1 + sum(pages_for(_recorded_length(request), page_size) for request in ordered)
-    large = max(LEAST_UNBOUNDED_PAGES, 1 << (needed - 1).bit_length())
-    pool = PagePool(large if num_pages is None else num_pages, page_size)
+    _check_counts(
+        num_pages=num_pages,
+        page_size=page_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        output_reserve_tokens=output_reserve_tokens,
+        max_tokens=max_tokens,
+    )
+    targets = (ttft_target_seconds, tpot_target_seconds)
+    _check_targets(*targets)
+    _check_objects(policy, cost, timeline, on_progress)
+    _check_eviction(eviction, prefix_caching, num_pages)
+    if type(overlap) is not bool:
+        raise ConfigError(f"overlap must be a bool, got {shown(overlap)}")
+    ordered = _ordered(trace)
+    needed = None if num_pages is not None else _pages_needed(ordered, page_size)
+    pool = PagePool(num_pages or _large(needed or 1), page_size)
     scheduler = Scheduler(
         KVMemory(pool, prefix_caching=prefix_caching, eviction=eviction),
         policy,
@@ -175,12 +182,93 @@ def simulate(
         max_num_batched_tokens=max_num_batched_tokens,
         output_reserve_tokens=output_reserve_tokens,
     )
-    targets = (ttft_target_seconds, tpot_target_seconds)
     run = _Run(ordered, scheduler, cost, overlap, max_tokens, targets, timeline, on_progress)
-    result = run.result()
-    if num_pages is not None:
-        return result
-    return msgspec.structs.replace(result, num_pages=needed, unbounded=True)
+    return run.result(needed)
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None or name not in MAY_BE_NONE:
+            check_int(name, value, *LIMITS[name])
+
+
+def _check_targets(ttft_target_seconds: float | None, tpot_target_seconds: float | None) -> None:
+    if ttft_target_seconds is not None:
+        check_number("ttft_target_seconds", ttft_target_seconds, MAX_TARGET_SECONDS)
+    if tpot_target_seconds is not None:
+        check_number("tpot_target_seconds", tpot_target_seconds, MAX_TARGET_SECONDS)
+
+
+def _check_objects(policy: Any, cost: Any, timeline: Any, on_progress: Any) -> None:
+    with named("simulate"):
+        if not isinstance(policy, SchedulingPolicy):
+            raise ConfigError(f"policy must be a SchedulingPolicy, got {shown(policy)}")
+        if isinstance(cost, type) or not callable(getattr(cost, "step_seconds", None)):
+            raise ConfigError(f"cost must have a method step_seconds, got {shown(cost)}")
+        if timeline is not None and (not isinstance(timeline, Timeline) or len(timeline)):
+            raise ConfigError(f"timeline must be an empty Timeline, got {shown(timeline)}")
+        if on_progress is not None and not callable(on_progress):
+            raise ConfigError(f"on_progress must be callable, got {shown(on_progress)}")
+
+
+def _check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) -> None:
+    """Raise for what is none, and for one that has nothing to decide."""
+    if type(prefix_caching) is not bool:
+        raise ConfigError(f"prefix_caching must be a bool, got {shown(prefix_caching)}")
+    with named("eviction"):
+        if type(eviction) is str:
+            if eviction not in EVICTION_STRATEGIES:
+                known = ", ".join(EVICTION_STRATEGIES)
+                raise ConfigError(f"eviction must be one of {known}, got {shown(eviction)}")
+        elif isinstance(eviction, type | str) or not isinstance(
+            eviction, GuardedStrategy | EvictionStrategy
+        ):
+            raise ConfigError(
+                f"eviction must be a name or have a method key, got {shown(eviction)}"
+            )
+    if eviction == "lru":
+        return
+    idle = "without a limit of pages: none is ever evicted" if num_pages is None else None
+    if not prefix_caching:
+        idle = "with prefix_caching=False: no page is cached"
+    if idle is not None:
+        name = eviction.label if isinstance(eviction, GuardedStrategy) else shown(eviction)
+        raise ConfigError(f"eviction={name} has no effect {idle}, so leave one of them out")
+
+
+def _ordered(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """By arrival. Raises `TraceError` for what is no trace."""
+    numbers: set[int] = set()
+    ordered: list[TraceRequest] = []
+    with named("trace", TraceError):
+        for request in trace:
+            place = f"trace[{len(ordered)}]"
+            if len(ordered) == MAX_REQUESTS:
+                raise TraceError(f"a trace may have at most {MAX_REQUESTS:,} requests")
+            check_request(place, request)
+            # What is of a request alone is made of its number.
+            if request.number in numbers:
+                raise TraceError(f"{place}: another request has the number {request.number}")
+            numbers.add(request.number)
+            ordered.append(request)
+    return sorted(ordered, key=attrgetter("arrival_seconds"))
+
+
+def _pages_needed(trace: list[TraceRequest], page_size: int) -> int:
+    """As many as could ever be needed."""
+    needed = 1 + sum(pages_for(_recorded_length(request), page_size) for request in trace)
+    if needed > MAX_PAGES:
+        raise ConfigError(
+            f"num_pages=None: without a limit the trace could need {needed} pages of {page_size} "
+            f"tokens, and at most {MAX_PAGES} can be simulated: give a limit, or larger pages"
+        )
+    return needed
+
+
+def _large(needed: int) -> int:
+    """Pages of a pool that is large enough. Policies see how large the pool is, so it is of a round
+    number of pages, which tells no more of the answers than their order of magnitude."""
+    return max(LEAST_UNBOUNDED_PAGES, 1 << (needed - 1).bit_length())
 
 
 class _Run:
@@ -213,6 +301,8 @@ class _Run:
         """Tokens computed by the steps before the one that is being planned."""
         self.arrived = 0
         self.ended = 0
+        self.prompt_tokens = 0
+        """Of the requests that wait and run."""
         self.active: dict[int, RequestRecord] = {}
         """Those submitted and not yet ended, by sequence id."""
         self.submitted_at_tokens: dict[int, int] = {}
@@ -231,7 +321,8 @@ class _Run:
         clients = {request.client for request in ordered}
         self.gap = ServiceGap() if len(clients) > 1 else None
 
-    def result(self) -> SimulationResult:
+    def result(self, pages_needed: int | None = None) -> SimulationResult:
+        """Run to the end. `pages_needed` is that of memory without a limit."""
         began = self.now
         while True:
             self._submit_arrived()
@@ -258,7 +349,7 @@ class _Run:
         return SimulationResult(
             tuple(self.records),
             memory.page_size,
-            memory.pool.num_pages,
+            memory.pool.num_pages if pages_needed is None else pages_needed,
             self.now - began,
             self.busy_seconds,
             counters.steps,
@@ -271,6 +362,7 @@ class _Run:
             min(self.page_seconds / (self.busy_seconds or 1), self.pages_held_max),
             self.pages_held_max,
             None if self.gap is None else self.gap.most,
+            unbounded=pages_needed is not None,
         )
 
     def _submit_arrived(self) -> None:
@@ -286,6 +378,13 @@ class _Run:
                 record.ending, record.end_seconds = Ending.TOO_LONG, request.arrival_seconds
                 self.ended += 1
                 continue
+            self.prompt_tokens += request.prompt_tokens
+            if self.prompt_tokens > MAX_TOKENS_AT_ONCE:
+                raise ConfigError(
+                    f"trace: {len(self.active) + 1} requests wait or run at {self.now:g} s, with "
+                    f"{self.prompt_tokens} tokens in their prompts; they may have at most "
+                    f"{MAX_TOKENS_AT_ONCE}: give a lower rate, fewer requests or shorter ones"
+                )
             (sequence_id,) = scheduler.submit(
                 Request(
                     request_id=str(request.number),
@@ -310,7 +409,7 @@ class _Run:
     def _launch(self, plan: StepPlan) -> float:
         """Start a step when the one before it ends; when it will end itself."""
         started = max(self.now, self.last_end)
-        self.last_end = started + self._seconds(plan)
+        self.last_end = self._end_of(plan, started)
         held = self._count_pages(self.last_end - started)
         if self.timeline is not None:
             self._take_down(self.timeline, plan, started, held)
@@ -352,14 +451,25 @@ class _Run:
         most = self.max_tokens if request.max_tokens is None else request.max_tokens
         return fits if most is None else min(fits, request.prompt_tokens + most)
 
-    def _seconds(self, plan: StepPlan) -> float:
-        seconds = self.cost.step_seconds(plan)
-        if not seconds > 0:
-            raise ConfigError(f"cost: a step must take more than 0 seconds, got {seconds}")
-        return seconds
+    def _end_of(self, plan: StepPlan, started: float) -> float:
+        with named("cost: step_seconds"):
+            seconds = self.cost.step_seconds(plan)
+            if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+                raise ConfigError(
+                    "cost: a step must take a finite time of more than 0 seconds, got "
+                    f"{shown(seconds)}"
+                )
+            ended = float(started + seconds)
+        if not started < ended <= MAX_CLOCK_SECONDS:
+            raise ConfigError(
+                f"cost: a step that begins at {started:g} s must end later on the clock, and by "
+                f"{MAX_CLOCK_SECONDS:g} s, got one of {seconds:g} s"
+            )
+        return ended
 
     def _end(self, sequence_id: int, ending: Ending) -> None:
         record = self.active.pop(sequence_id)
+        self.prompt_tokens -= record.request.prompt_tokens
         if sequence_id in self.submitted_at_tokens:
             processed = self.scheduler.counters.tokens_processed
             record.wait_tokens = processed - self._no_longer_waits(sequence_id)

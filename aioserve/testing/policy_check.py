@@ -18,6 +18,7 @@ import numpy as np
 
 from aioserve.errors import ConfigError
 from aioserve.execution.plan import StepPlan
+from aioserve.isolation import shown
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
@@ -37,6 +38,7 @@ from aioserve.testing.policy_workloads import (
     Workload,
     workloads,
 )
+from aioserve.traces.checks import check_int
 
 __all__ = ["check_policy"]
 
@@ -45,6 +47,7 @@ STEPS_PER_TOKEN = 20
 MAX_SMALLER_WORKLOADS = 60
 MAX_SMALLER_RUSHES = 12
 """Tried after a failure, for one that is easier to read."""
+MAX_EXAMPLES = 1_000_000
 STEP_SECONDS = 0.01
 PAUSE_STEPS = 6
 MAX_RUSH_TOKENS = 20_000
@@ -65,11 +68,14 @@ def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: i
     `make_policy` makes a new policy object with each call: a class, or a function for one with
     options. `max_examples` workloads are drawn. Prompts have up to 64 tokens, and a bound above
     20,000 tokens isn't tried but warned of: check such a policy with options that make it smaller.
-    Needs hypothesis.
+    Needs hypothesis. Raises `ConfigError` for arguments that are none.
     """
+    if not callable(make_policy):
+        raise ConfigError(f"make_policy must be callable, got {shown(make_policy)}")
+    check_int("max_examples", max_examples, 1, MAX_EXAMPLES)
     policy = make_policy()
     if not isinstance(policy, SchedulingPolicy):
-        raise AssertionError(f"make_policy must give a SchedulingPolicy, got {policy!r}")
+        raise AssertionError(f"make_policy must give a SchedulingPolicy, got {shown(policy)}")
     try:
         check_policy_object(policy)
     except ConfigError as error:

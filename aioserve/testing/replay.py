@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.errors import TraceError
+from aioserve.isolation import shown
 from aioserve.kv.eviction import EvictionStrategy
-from aioserve.plugins import PluginRegistry
+from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.cost import CostModel, RooflineCost
 from aioserve.simulation.metrics import Metrics, Targets, metrics_of
@@ -49,7 +51,11 @@ def replay(
     if cost is None:
         cost = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
     if isinstance(policy, str):
-        policy = PluginRegistry().policy(policy)
+        policy = PluginRegistry().policy(str.__str__(policy))
+    else:
+        policy = check_policy_object(policy)
+    if isinstance(eviction, str):
+        eviction = PluginRegistry().eviction(str.__str__(eviction))
     result = simulate(
         _requests(trace),
         policy,
@@ -57,7 +63,7 @@ def replay(
         num_pages=num_pages,
         ttft_target_seconds=ttft_target_seconds,
         tpot_target_seconds=tpot_target_seconds,
-        eviction=PluginRegistry().eviction(eviction) if isinstance(eviction, str) else eviction,
+        eviction=eviction,
         **options,
     )
     if ttft_target_seconds is None and tpot_target_seconds is None:
@@ -67,13 +73,16 @@ def replay(
 
 
 def _requests(trace: str | Path | Sequence[TraceRequest]) -> Sequence[TraceRequest]:
-    if isinstance(trace, str) and trace in WORKLOADS:
-        return synthetic_trace(trace)
-    if isinstance(trace, str) and not Path(trace).exists():
+    if isinstance(trace, Path):
+        return read_trace(trace)
+    if not isinstance(trace, str):
+        return trace
+    name = str.__str__(trace)
+    if name in WORKLOADS:
+        return synthetic_trace(name)
+    if not os.path.exists(name):
         raise TraceError(
-            f"no trace file {trace!r}, and no made-up workload of that name; there are: "
+            f"no trace file {shown(name)}, and no made-up workload of that name; there are: "
             f"{', '.join(WORKLOADS)}"
         )
-    if isinstance(trace, str | Path):
-        return read_trace(trace)
-    return trace
+    return read_trace(name)

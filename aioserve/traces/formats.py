@@ -21,9 +21,7 @@ caller asked for, or nothing.
 from __future__ import annotations
 
 import csv
-import gzip
 import math
-import zlib
 from collections.abc import Iterator
 from datetime import datetime
 from operator import attrgetter
@@ -34,7 +32,18 @@ import msgspec
 from msgspec.structs import replace
 
 from aioserve.errors import TraceError
-from aioserve.traces.request import TraceRequest, check_blocks
+from aioserve.isolation import shown
+from aioserve.traces.files import Lines, short
+from aioserve.traces.request import (
+    MAX_ARRIVAL_SECONDS,
+    MAX_ASKED_TOKENS,
+    MAX_BLOCK_IDS,
+    MAX_NAME_CHARS,
+    MAX_REQUEST_TOKENS,
+    TraceRequest,
+    check_blocks,
+    check_request,
+)
 
 __all__ = [
     "MOONCAKE_BLOCK_TOKENS",
@@ -53,30 +62,36 @@ AZURE_HEADERS = (
 )
 SERVEGEN_HEADER = ("arrival_s", "client", "input_tokens", "output_tokens")
 
+MAX_CSV_LINE_CHARS = 1 << 20
+
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Output = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_TOKENS)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_REQUEST_TOKENS)]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_ASKED_TOKENS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_ARRIVAL_SECONDS)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1000 * MAX_ARRIVAL_SECONDS)]
 Row = TypeVar("Row")
 
 
 def read_trace(path: str | Path) -> list[TraceRequest]:
     """Requests of a file, whose first line tells its format: by arrival, which counts from the
     first of them. Raises `TraceError`."""
-    place, first = _first_line(Path(path))
+    lines = Lines(path)
+    first = lines.first()
     if _begins_with(AZURE_HEADERS, first):
-        requests = read_azure(path)
+        requests = _azure(lines)
     elif _begins_with((SERVEGEN_HEADER,), first):
-        requests = read_servegen(path)
+        requests = _servegen(lines)
     elif first.startswith("{") and '"timestamp"' in first:
-        requests = read_mooncake(path)
+        requests = _mooncake(lines)
     elif first.startswith("{") and '"requests"' in first:
-        requests = read_agentic(path)
+        requests = _agentic(lines)
     else:
         raise TraceError(
-            f"{place}: not the beginning of a known format ({FORMATS}): {first[:60]!r}"
+            f"{lines.place}: not the beginning of a known format ({FORMATS}): {first[:60]!r}"
         )
     if not requests:
-        raise TraceError(f"{path}: no request in it")
+        raise TraceError(f"{short(path)}: no request in it")
     requests.sort(key=attrgetter("arrival_seconds"))
     began = requests[0].arrival_seconds
     return [
@@ -87,10 +102,46 @@ def read_trace(path: str | Path) -> list[TraceRequest]:
 
 def read_mooncake(path: str | Path) -> list[TraceRequest]:
     """Requests of a file in Mooncake's format, as they are in it. Raises `TraceError`."""
-    requests: list[TraceRequest] = []
-    for place, row in _json_rows(Path(path), _MooncakeRow):
+    return _mooncake(Lines(path))
+
+
+def read_agentic(path: str | Path) -> list[TraceRequest]:
+    """Requests of a file of agentic sessions: session by session, in each by time, those of
+    sub-agents among them. Raises `TraceError`."""
+    return _agentic(Lines(path))
+
+
+def read_azure(path: str | Path) -> list[TraceRequest]:
+    """Requests of a file in Azure's format, as they are in it. Dates and times count from the
+    first. Raises `TraceError`."""
+    return _azure(Lines(path))
+
+
+def read_servegen(path: str | Path) -> list[TraceRequest]:
+    """Requests of a file in ServeGen's format, as they are in it. Raises `TraceError`."""
+    return _servegen(Lines(path))
+
+
+class _Collected:
+    """Requests of a file, in order, as many as a trace may have."""
+
+    def __init__(self) -> None:
+        self.requests: list[TraceRequest] = []
+        self._num_ids = 0
+
+    def add(self, place: str, request: TraceRequest) -> None:
+        check_request(place, request)
+        self._num_ids += len(request.block_ids)
+        if self._num_ids > MAX_BLOCK_IDS:
+            raise TraceError(f"{place}: a trace of over {MAX_BLOCK_IDS:,} hash_ids")
+        self.requests.append(request)
+
+
+def _mooncake(lines: Lines) -> list[TraceRequest]:
+    found = _Collected()
+    for row in _json_rows(lines, _MooncakeRow):
         request = TraceRequest(
-            len(requests),
+            len(found.requests),
             row.timestamp / 1000,
             row.input_length,
             row.output_length,
@@ -98,20 +149,17 @@ def read_mooncake(path: str | Path) -> list[TraceRequest]:
             MOONCAKE_BLOCK_TOKENS,
             max_tokens=row.max_tokens,
         )
-        check_blocks(place, request)
-        requests.append(request)
-    return requests
+        check_blocks(lines.place, request)
+        found.add(lines.place, request)
+    return found.requests
 
 
-def read_agentic(path: str | Path) -> list[TraceRequest]:
-    """Requests of a file of agentic sessions: session by session, in each by time, those of
-    sub-agents among them. Raises `TraceError`."""
-    requests: list[TraceRequest] = []
-    for place, session in _json_rows(Path(path), _AgenticSession):
-        flat = sorted(_flattened(session.requests, 0.0), key=attrgetter("t"))
-        for entry in flat:
+def _agentic(lines: Lines) -> list[TraceRequest]:
+    found = _Collected()
+    for session in _json_rows(lines, _AgenticSession):
+        for entry in sorted(_flattened(session.requests), key=attrgetter("t")):
             request = TraceRequest(
-                len(requests),
+                len(found.requests),
                 entry.t,
                 entry.input_tokens,
                 entry.output_tokens,
@@ -119,17 +167,15 @@ def read_agentic(path: str | Path) -> list[TraceRequest]:
                 session.block_size,
                 session.id,
             )
-            check_blocks(place, request)
-            requests.append(request)
-    return requests
+            check_blocks(lines.place, request)
+            found.add(lines.place, request)
+    return found.requests
 
 
-def read_azure(path: str | Path) -> list[TraceRequest]:
-    """Requests of a file in Azure's format, as they are in it. Dates and times count from the
-    first. Raises `TraceError`."""
-    requests: list[TraceRequest] = []
+def _azure(lines: Lines) -> list[TraceRequest]:
+    found = _Collected()
     began: datetime | None = None
-    for row in _csv_rows(Path(path), AZURE_HEADERS):
+    for row in _csv_rows(lines, AZURE_HEADERS):
         if row.header[0] == "TIMESTAMP":
             at = row.time("TIMESTAMP")
             began = at if began is None else began
@@ -143,40 +189,39 @@ def read_azure(path: str | Path) -> list[TraceRequest]:
                 raise TraceError(f"{row.place}: TIMESTAMP {at} is before the first, {began}")
         else:
             arrival = row.seconds("arrival_s")
-        prompt = row.count(row.header[1], 1)
-        output = row.count(row.header[2], 0)
-        limit = row.limit()
-        request = TraceRequest(len(requests), arrival, prompt, output, (), prompt, max_tokens=limit)
-        requests.append(request)
-    return requests
-
-
-def read_servegen(path: str | Path) -> list[TraceRequest]:
-    """Requests of a file in ServeGen's format, as they are in it. Raises `TraceError`."""
-    requests: list[TraceRequest] = []
-    for row in _csv_rows(Path(path), (SERVEGEN_HEADER,)):
-        prompt = row.count("input_tokens", 1)
-        requests.append(
-            TraceRequest(
-                len(requests),
-                row.seconds("arrival_s"),
-                prompt,
-                row.count("output_tokens", 0),
-                (),
-                prompt,
-                client=row.values["client"],
-                max_tokens=row.limit(),
-            )
+        number, prompt = len(found.requests), row.count(row.header[1], 1)
+        output, limit = row.count(row.header[2], 0), row.limit()
+        found.add(
+            row.place,
+            TraceRequest(number, arrival, prompt, output, (), prompt, max_tokens=limit),
         )
-    return requests
+    return found.requests
+
+
+def _servegen(lines: Lines) -> list[TraceRequest]:
+    found = _Collected()
+    for row in _csv_rows(lines, (SERVEGEN_HEADER,)):
+        prompt = row.count("input_tokens", 1)
+        request = TraceRequest(
+            len(found.requests),
+            row.seconds("arrival_s"),
+            prompt,
+            row.count("output_tokens", 0),
+            (),
+            prompt,
+            client=row.values["client"],
+            max_tokens=row.limit(),
+        )
+        found.add(row.place, request)
+    return found.requests
 
 
 class _MooncakeRow(msgspec.Struct, frozen=True):
-    timestamp: Seconds
+    timestamp: Milliseconds
     input_length: Positive
-    output_length: Count
+    output_length: Output
     hash_ids: tuple[Count, ...]
-    max_tokens: Positive | None = None
+    max_tokens: Limit | None = None
 
 
 class _AgenticRequest(
@@ -188,7 +233,7 @@ class _AgenticRequest(
 ):
     t: Seconds
     input_tokens: Positive
-    output_tokens: Count
+    output_tokens: Output
     hash_ids: tuple[Count, ...]
 
 
@@ -202,19 +247,25 @@ class _SubAgent(msgspec.Struct, frozen=True, tag_field="type", tag="subagent"):
 
 
 class _AgenticSession(msgspec.Struct, frozen=True):
-    id: str
+    id: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
     block_size: Positive
     hash_id_scope: Literal["local"]
     requests: tuple[_AgenticRequest | _StreamedAgenticRequest | _SubAgent, ...]
 
 
 def _flattened(
-    entries: tuple[_AgenticRequest | _StreamedAgenticRequest | _SubAgent, ...], began: float
+    entries: tuple[_AgenticRequest | _StreamedAgenticRequest | _SubAgent, ...],
 ) -> Iterator[_AgenticRequest]:
-    """The requests of an agent that began at `began`, and of its sub-agents, in session time."""
-    for entry in entries:
-        if isinstance(entry, _SubAgent):
-            yield from _flattened(entry.requests, began + entry.t)
+    """The requests of an agent, and of its sub-agents, in session time."""
+    agents = [(0.0, iter(entries))]
+    """When each began that is being looked at, and its entries that are left."""
+    while agents:
+        began, left = agents[-1]
+        entry = next(left, None)
+        if entry is None:
+            agents.pop()
+        elif isinstance(entry, _SubAgent):
+            agents.append((began + entry.t, iter(entry.requests)))
         else:
             yield replace(entry, t=began + entry.t)
 
@@ -227,18 +278,21 @@ class _CsvRow:
         self.header = header
         self.values = values
 
-    def count(self, name: str, least: int) -> int:
+    def count(self, name: str, least: int, most: int = MAX_REQUEST_TOKENS) -> int:
         """A whole number; pandas writes it as `10.0` in a column where one was missing."""
         text = self.values[name]
         value = _whole(text)
-        if value is None or value < least:
+        if value is None or not least <= value <= most:
+            limit = f"at most {most}" if value is not None and value > most else f"at least {least}"
             raise TraceError(
-                f"{self.place}: {name} must be a whole number of at least {least}, got {text!r}"
+                f"{self.place}: {name} must be a whole number of {limit}, got {shown(text)}"
             )
         return value
 
     def limit(self) -> int | None:
-        return self.count("max_tokens", 1) if self.values.get("max_tokens") else None
+        if not self.values.get("max_tokens"):
+            return None
+        return self.count("max_tokens", 1, MAX_ASKED_TOKENS)
 
     def seconds(self, name: str) -> float:
         text = self.values[name]
@@ -246,8 +300,9 @@ class _CsvRow:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not 0 <= value < math.inf:
-            raise TraceError(f"{self.place}: {name} must be seconds from 0 on, got {text!r}")
+        if not 0 <= value <= MAX_ARRIVAL_SECONDS:
+            limit = f"at most {MAX_ARRIVAL_SECONDS:g}" if value > 0 else "from 0 on"
+            raise TraceError(f"{self.place}: {name} must be seconds {limit}, got {shown(text)}")
         return value
 
     def time(self, name: str) -> datetime:
@@ -256,13 +311,13 @@ class _CsvRow:
             return datetime.fromisoformat(text)
         except ValueError:
             raise TraceError(
-                f"{self.place}: {name} must be a date and time, got {text!r}"
+                f"{self.place}: {name} must be a date and time, got {shown(text)}"
             ) from None
 
 
-def _csv_rows(path: Path, headers: tuple[tuple[str, ...], ...]) -> Iterator[_CsvRow]:
+def _csv_rows(lines: Lines, headers: tuple[tuple[str, ...], ...]) -> Iterator[_CsvRow]:
     """The lines of a file that begins with one of `headers`."""
-    reader = csv.reader((line for _, line in _lines_of(path)), skipinitialspace=True)
+    reader = csv.reader(_short_ones(lines), skipinitialspace=True)
     try:
         rows = (values for values in reader if not _is_blank(values))
         columns = next(rows, [])
@@ -270,19 +325,26 @@ def _csv_rows(path: Path, headers: tuple[tuple[str, ...], ...]) -> Iterator[_Csv
         if header is None:
             known = " or ".join(",".join(header) for header in headers)
             raise TraceError(
-                f"{path}:{reader.line_num or 1}: the columns must begin with {known}, got {columns}"
+                f"{lines.place}: the columns must begin with {known}, got {shown(columns)}"
             )
         for values in rows:
-            place = f"{path}:{reader.line_num}"
             if len(values) != len(columns):
                 raise TraceError(
-                    f"{place}: {len(values)} values in a file of {len(columns)} columns"
+                    f"{lines.place}: {len(values)} values in a file of {len(columns)} columns"
                 )
             yield _CsvRow(
-                place, header, dict(zip(_stripped(columns), _stripped(values), strict=True))
+                lines.place, header, dict(zip(_stripped(columns), _stripped(values), strict=True))
             )
     except csv.Error as error:
-        raise TraceError(f"{path}:{reader.line_num}: {error}") from error
+        raise TraceError(f"{lines.place}: {error}") from error
+
+
+def _short_ones(lines: Lines) -> Iterator[str]:
+    """The lines; raises for one with more columns than anybody writes."""
+    for line in lines:
+        if len(line) > MAX_CSV_LINE_CHARS:
+            raise TraceError(f"{lines.place}: a line of over {MAX_CSV_LINE_CHARS:,} characters")
+        yield line
 
 
 def _header_of(columns: list[str], headers: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
@@ -319,36 +381,16 @@ def _begins_with(headers: tuple[tuple[str, ...], ...], line: str) -> bool:
     return _header_of(columns, headers) is not None
 
 
-def _lines_of(path: Path) -> Iterator[tuple[str, str]]:
-    """`file:line` and the text of every line, with its end but without a byte order mark. Raises
-    `TraceError` for a file that can't be read."""
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield f"{path}:{number}", line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path}:{number}: {error}") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: not a whole gzip file: {error}") from error
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from error
-
-
-def _json_rows(path: Path, row: type[Row]) -> Iterator[tuple[str, Row]]:
-    """`file:line` and the value of every line that isn't blank."""
+def _json_rows(lines: Lines, row: type[Row]) -> Iterator[Row]:
+    """The value of every line that isn't blank."""
     decoder = msgspec.json.Decoder(row)
-    for place, line in _lines_of(path):
+    for line in lines:
         if not line.strip():
             continue
         try:
             value = decoder.decode(line)
         except msgspec.MsgspecError as error:
-            raise TraceError(f"{place}: {error}") from error
-        yield place, value
-
-
-def _first_line(path: Path) -> tuple[str, str]:
-    """`file:line` and the text of the first line that isn't blank, without blanks around it."""
-    lines = ((place, line.strip()) for place, line in _lines_of(path))
-    return next(((place, line) for place, line in lines if line), (f"{path}:1", ""))
+            raise TraceError(f"{lines.place}: {short(error)}") from error
+        except RecursionError as error:
+            raise TraceError(f"{lines.place}: nested too deeply") from error
+        yield value

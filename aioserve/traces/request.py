@@ -15,11 +15,40 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from aioserve.errors import ConfigError, TraceError
+from aioserve.isolation import shown
+from aioserve.traces.checks import check_int, check_number
 
-__all__ = ["END_TOKEN", "TraceRequest", "at_rate", "check_blocks", "with_scaled_lengths"]
+__all__ = [
+    "END_TOKEN",
+    "MAX_ARRIVAL_SECONDS",
+    "MAX_ASKED_TOKENS",
+    "MAX_BLOCK_IDS",
+    "MAX_NAME_CHARS",
+    "MAX_RATE",
+    "MAX_REQUESTS",
+    "MAX_REQUEST_TOKENS",
+    "TraceRequest",
+    "at_rate",
+    "check_blocks",
+    "check_request",
+    "with_scaled_lengths",
+]
 
 END_TOKEN = int(np.iinfo(np.int32).max)
 """Ends answers, and is in no prompt."""
+
+MAX_REQUESTS = 1 << 22
+MAX_BLOCK_IDS = 1 << 26
+"""In all requests of a file."""
+MAX_REQUEST_TOKENS = 1 << 24
+"""In a prompt, in an answer, and in a block."""
+MAX_ASKED_TOKENS = 2**31 - 1
+"""That a caller sets as the limit of an answer."""
+MAX_ARRIVAL_SECONDS = 1e10
+"""On any clock, that of the time since 1970 included: floats are exact to microseconds there."""
+MAX_RATE = 1e9
+MAX_NAME_CHARS = 500
+"""Of a session and a client."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True, gc=False):
@@ -52,13 +81,15 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
         """A prompt of the recorded length: int32 `[prompt_tokens]`.
 
         Blocks with equal ids are equal, and no token of one block is in another. The rest without
-        id is this request's alone. Raises `TraceError` for an id without room among int32 tokens.
+        id is this request's alone. Raises `TraceError` as `check_request`.
         """
-        _check_ids(f"request {self.number}", self)
-        first = np.array(self.block_ids, np.int64) * self.block_tokens
+        check_request(f"request {shown(self.number)}", self)
         tokens = np.full(self.prompt_tokens, self.own_token, np.int32)
-        blocks = (first[:, None] + np.arange(self.block_tokens)).reshape(-1)[: self.prompt_tokens]
-        tokens[: len(blocks)] = blocks
+        if self.block_ids:
+            first = np.array(self.block_ids, np.int64) * self.block_tokens
+            within = np.arange(min(self.block_tokens, self.prompt_tokens))
+            blocks = (first[:, None] + within).reshape(-1)[: self.prompt_tokens]
+            tokens[: len(blocks)] = blocks
         return tokens
 
 
@@ -66,10 +97,10 @@ def at_rate(trace: Sequence[TraceRequest], requests_per_second: float) -> list[T
     """The trace with all arrivals stretched evenly, to so many requests a second on average from
     the first of them, at 0, to the last.
 
-    Raises `ConfigError` for a rate that isn't more than 0, or a trace that takes no time.
+    Raises `ConfigError` for a rate that isn't more than 0 or makes the trace longer than
+    `MAX_ARRIVAL_SECONDS`, or a trace that takes no time.
     """
-    if not 0 < requests_per_second < math.inf:
-        raise ConfigError(f"rate must be more than 0, got {requests_per_second}")
+    check_number("rate", requests_per_second, MAX_RATE)
     arrivals = [request.arrival_seconds for request in trace]
     first, last = min(arrivals, default=0.0), max(arrivals, default=0.0)
     if first == last:
@@ -77,7 +108,13 @@ def at_rate(trace: Sequence[TraceRequest], requests_per_second: float) -> list[T
             f"rate {requests_per_second}: no time to stretch, as all requests of the trace "
             f"({len(trace)}) arrive at once"
         )
-    factor = len(trace) / requests_per_second / (last - first)
+    seconds = len(trace) / requests_per_second
+    if seconds > MAX_ARRIVAL_SECONDS:
+        raise ConfigError(
+            f"rate {requests_per_second} makes {len(trace)} requests take {seconds:g} s; they may "
+            f"take at most {MAX_ARRIVAL_SECONDS:g}"
+        )
+    factor = seconds / (last - first)
     return [replace(r, arrival_seconds=(r.arrival_seconds - first) * factor) for r in trace]
 
 
@@ -85,36 +122,75 @@ def with_scaled_lengths(trace: Sequence[TraceRequest], factor: float) -> list[Tr
     """The trace with `factor` times as many tokens in prompts, answers and blocks, rounded up.
 
     Block ids stay, so that requests share what they shared. Raises `ConfigError` for a factor that
-    isn't more than 0 or makes a fraction of a shared block.
+    isn't more than 0, makes a fraction of a shared block, or more tokens than a request may have.
     """
-    if not 0 < factor < math.inf:
-        raise ConfigError(f"scale_lengths must be more than 0, got {factor}")
+    check_number("scale_lengths", factor, MAX_REQUEST_TOKENS)
+    factor = float(factor)
+
+    def scaled(what: str, tokens: int, most: int = MAX_REQUEST_TOKENS) -> int:
+        if tokens * factor > most:
+            raise ConfigError(
+                f"scale_lengths {factor} makes {tokens * factor:g} tokens of {what} of {tokens}; "
+                f"it may have at most {most}"
+            )
+        return math.ceil(tokens * factor)
+
     return [
         replace(
             r,
-            prompt_tokens=math.ceil(r.prompt_tokens * factor),
-            output_tokens=math.ceil(r.output_tokens * factor),
-            max_tokens=None if r.max_tokens is None else math.ceil(r.max_tokens * factor),
-            block_tokens=_scaled_block(r, factor),
+            prompt_tokens=scaled("a prompt", r.prompt_tokens),
+            output_tokens=scaled("an answer", r.output_tokens),
+            max_tokens=None
+            if r.max_tokens is None
+            else scaled("a max_tokens", r.max_tokens, MAX_ASKED_TOKENS),
+            block_tokens=scaled("a block", _whole_block(r, factor)),
         )
         for r in trace
     ]
 
 
-def _scaled_block(request: TraceRequest, factor: float) -> int:
+def _whole_block(request: TraceRequest, factor: float) -> int:
+    """Its tokens; raises unless whole ones become of them where blocks are shared."""
     scaled = request.block_tokens * factor
     if request.block_ids and (scaled < 1 or not scaled.is_integer()):
         raise ConfigError(
             f"scale_lengths {factor} makes {scaled} tokens of blocks of {request.block_tokens}: "
             "give a factor that leaves whole ones"
         )
-    return math.ceil(scaled)
+    return request.block_tokens
+
+
+def check_request(place: str, request: TraceRequest) -> None:
+    """Raise `TraceError`, which begins with `place`, for a value that no request can have: every
+    number within its bounds, names that can be shown, ids of blocks that have room among int32
+    tokens and are no more than the prompt has blocks."""
+    if type(request) is not TraceRequest:
+        raise TraceError(f"{place}: must be a TraceRequest, got {shown(request)}")
+    number, prompt, block = request.number, request.prompt_tokens, request.block_tokens
+    for name, value, least, most in (
+        ("number", number, 0, MAX_REQUESTS - 1),
+        ("prompt_tokens", prompt, 1, MAX_REQUEST_TOKENS),
+        ("output_tokens", request.output_tokens, 0, MAX_REQUEST_TOKENS),
+        ("block_tokens", block, 1, MAX_REQUEST_TOKENS),
+        ("max_tokens", request.max_tokens, 1, MAX_ASKED_TOKENS),
+    ):
+        if value is not None or name != "max_tokens":
+            check_int(f"{place}: {name}", value, least, most, error=TraceError)
+    arrival = request.arrival_seconds
+    name = f"{place}: arrival_seconds"
+    check_number(name, arrival, MAX_ARRIVAL_SECONDS, above=None, error=TraceError)
+    for name, text in (("session", request.session), ("client", request.client)):
+        if type(text) is not str or len(text) > MAX_NAME_CHARS or not text.isprintable():
+            raise TraceError(
+                f"{place}: {name} must be a text of at most {MAX_NAME_CHARS} characters that can "
+                f"be printed, got {shown(text)}"
+            )
+    _check_ids(place, request)
 
 
 def check_blocks(place: str, request: TraceRequest) -> None:
-    """Raise unless the ids have room among int32 tokens, and are as many as the prompt has blocks,
-    a partial one counted or not."""
-    _check_ids(place, request)
+    """Raise as `check_request`, and unless there are as many ids as the prompt has blocks, a
+    partial one counted or not."""
     whole, rest = divmod(request.prompt_tokens, request.block_tokens)
     if len(request.block_ids) not in (whole, whole + (rest > 0)):
         raise TraceError(
@@ -122,13 +198,25 @@ def check_blocks(place: str, request: TraceRequest) -> None:
             f"{request.prompt_tokens} tokens has {whole} whole blocks of {request.block_tokens}"
             f"{' and a partial one' if rest else ''}"
         )
+    check_request(place, request)
 
 
 def _check_ids(place: str, request: TraceRequest) -> None:
-    most = request.own_token // request.block_tokens - 1
-    for block_id in request.block_ids:
-        if not 0 <= block_id <= most:
+    ids, block = request.block_ids, request.block_tokens
+    if not ids and type(ids) is tuple:
+        return
+    if type(ids) is not tuple or set(map(type, ids)) != {int}:
+        raise TraceError(f"{place}: block_ids must be a tuple of ints, got {shown(ids)}")
+    blocks = -(-request.prompt_tokens // block)
+    if len(ids) > blocks:
+        raise TraceError(
+            f"{place}: {len(ids)} block_ids, but a prompt of {request.prompt_tokens} tokens has "
+            f"{blocks} blocks of {block}"
+        )
+    most = request.own_token // block - 1
+    for worst in (min(ids), max(ids)):
+        if not 0 <= worst <= most:
             raise TraceError(
-                f"{place}: block_ids must be 0 to {most} with blocks of {request.block_tokens} for "
-                f"int32 tokens, got {block_id}"
+                f"{place}: block_ids must be 0 to {most} with blocks of {block} for int32 tokens, "
+                f"got {shown(worst)}"
             )

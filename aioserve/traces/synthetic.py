@@ -10,10 +10,14 @@ from collections.abc import Callable
 import numpy as np
 
 from aioserve.errors import ConfigError
-from aioserve.traces.request import TraceRequest
+from aioserve.isolation import shown
+from aioserve.request import MAX_SEED
+from aioserve.traces.checks import check_int, check_number
+from aioserve.traces.request import MAX_ARRIVAL_SECONDS, MAX_RATE, TraceRequest
 
 __all__ = ["WORKLOADS", "synthetic_trace"]
 
+MAX_SYNTHETIC_REQUESTS = 1 << 20
 BLOCK_TOKENS = 64
 MAX_PROMPT_TOKENS = 32_768
 MAX_OUTPUT_TOKENS = 4_096
@@ -25,16 +29,20 @@ def synthetic_trace(
     """A workload of `WORKLOADS` with so many requests, about `rate` of them a second. (The last
     conversations go on for a while when no more begin.)
 
-    Raises `ConfigError` for an unknown name, a count below 1 or a rate that isn't more than 0.
+    Raises `ConfigError` for an unknown name, a count, rate or seed outside its range, or a rate
+    that makes the trace too long.
     """
-    if name not in WORKLOADS:
-        raise ConfigError(f"no synthetic workload {name!r}; there are: {', '.join(WORKLOADS)}")
-    if num_requests < 1:
-        raise ConfigError(f"num_requests must be at least 1, got {num_requests}")
-    if not 0 < rate < np.inf:
-        raise ConfigError(f"rate must be more than 0, got {rate}")
-    if seed < 0:
-        raise ConfigError(f"seed must not be negative, got {seed}")
+    if type(name) is not str or name not in WORKLOADS:
+        raise ConfigError(f"no synthetic workload {shown(name)}; there are: {', '.join(WORKLOADS)}")
+    check_int("num_requests", num_requests, 1, MAX_SYNTHETIC_REQUESTS)
+    check_number("rate", rate, MAX_RATE)
+    check_int("seed", seed, 0, MAX_SEED)
+    # What is drawn may be longer than it is on average, and as good as never a hundred times.
+    if not num_requests / rate <= MAX_ARRIVAL_SECONDS / 100:
+        raise ConfigError(
+            f"rate {rate} makes {num_requests} requests take {num_requests / rate:g} s; they may "
+            f"take at most {MAX_ARRIVAL_SECONDS / 100:g}"
+        )
     return WORKLOADS[name](np.random.default_rng(seed), num_requests, rate)
 
 

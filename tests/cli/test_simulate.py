@@ -172,7 +172,7 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
         ),
         (
             ["--synthetic", "bursts", "--eviction", "lfu", "--unbounded-cache"],
-            "eviction='lfu' has no effect with unbounded_cache=True: no page is ever evicted",
+            "eviction='lfu' has no effect without a limit of pages: none is ever evicted",
         ),
         (["--synthetic", "bursts", "--ttft-target-seconds", "0"], "ttft_seconds must be more"),
         (["--synthetic", "bursts", "--cost-table", "missing.json"], "cost table missing.json"),

@@ -106,7 +106,7 @@ def test_one_size_makes_no_table(tmp_path: Path) -> None:
     [
         ("p.csv", b"a,b\n1,2\n", "p.csv:2: no latency profile: .*missing required field `model`"),
         ("p.jsonl", b'{"model": "m"\n', "p.jsonl:1: no latency profile"),
-        ("p.csv", b"\xff\xfe", "no latency profile"),
+        ("p.csv", b"\xff\xfe", "p.csv:1: .*can.t decode"),
         ("p.csv.gz", b"plain", "Not a gzipped file"),
     ],
 )

@@ -46,7 +46,7 @@ def test_an_id_too_large_for_int32_tokens_is_refused() -> None:
     tokens = TraceRequest(0, 0.0, 512, 1, (last,), 512).prompt_ids()
     assert tokens[-1] == last * 512 + 511
     # 2**55 * 512 is 0 in int64, and 2**23 * 512 in int32.
-    for block_id in (last + 1, -1, 2**23, -(2**23), 2**55, 2**63, 2**200):
+    for block_id in (last + 1, -1, 2**23, -(2**23), 2**55, 2**63, 10**30):
         message = f"request 3: block_ids must be 0 to {last} with blocks of 512 .*, got {block_id}$"
         with pytest.raises(TraceError, match=message):
             TraceRequest(3, 0.0, 1024, 1, (0, block_id), 512).prompt_ids()
@@ -56,8 +56,8 @@ def test_an_id_too_large_for_int32_tokens_is_refused() -> None:
 def test_a_rate_stretches_all_arrivals_evenly(began: float) -> None:
     trace = [TraceRequest(n, began + t, 10, 2, (), 10) for n, t in enumerate([0.0, 1.0, 4.0])]
     assert [r.arrival_seconds for r in at_rate(trace, 0.5)] == [0.0, 1.5, 6.0]
-    for rate in (0.0, -1.0, float("inf")):
-        with pytest.raises(ConfigError, match="rate must be more than 0"):
+    for rate, limit in ((0.0, "more than 0"), (-1.0, "more than 0"), (float("inf"), "at most")):
+        with pytest.raises(ConfigError, match=f"rate must be {limit}"):
             at_rate(trace, rate)
     for at_once in (trace[:1], trace[:1] * 3):
         message = rf"rate 1.0: .* all requests of the trace \({len(at_once)}\) arrive at once$"
@@ -82,7 +82,7 @@ def test_a_scale_that_breaks_blocks_is_refused() -> None:
     trace = [TraceRequest(0, 0.0, 1025, 7, (0, 1, 2), 512)]
     with pytest.raises(ConfigError, match=r"scale_lengths 0.3 makes .* tokens of blocks of 512"):
         with_scaled_lengths(trace, 0.3)
-    with pytest.raises(ConfigError, match="scale_lengths must be more than 0"):
+    with pytest.raises(ConfigError, match=r"scale_lengths must be (more than 0|at most)"):
         with_scaled_lengths(trace, 0.0)
     plain = [TraceRequest(0, 0.0, 1025, 7, (), 1025)]
     assert with_scaled_lengths(plain, 0.3)[0].prompt_tokens == 308

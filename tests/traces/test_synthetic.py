@@ -62,7 +62,7 @@ def test_tails_are_heavy() -> None:
         ({"name": "calm"}, "no synthetic workload 'calm'; there are: prefix-trees"),
         ({"num_requests": 0}, "num_requests must be at least 1, got 0"),
         ({"rate": 0.0}, "rate must be more than 0, got 0"),
-        ({"seed": -1}, "seed must not be negative, got -1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
 def test_what_makes_no_sense_is_named(arguments: dict[str, object], message: str) -> None:

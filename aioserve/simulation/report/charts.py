@@ -12,6 +12,7 @@ from aioserve.simulation.metrics import (
     ClientMetrics,
     Targets,
     e2e_seconds,
+    has_answer,
     tpot_seconds,
     ttft_seconds,
 )
@@ -253,9 +254,15 @@ def batch_and_memory_chart(runs: Sequence[PolicyRun]) -> Chart:
 def _asked_for(
     run: PolicyRun, measure: Callable[[RequestRecord], float | None]
 ) -> list[RequestRecord]:
-    """The requests that would have the measure if all were served."""
-    least = 2 if measure is tpot_seconds else 0
-    return [r for r in run.result.requests if r.request.output_tokens >= least]
+    """The requests that have the measure, or would have it if they had been served: of an answer
+    that has ended, what there is of it counts, and not what the trace says."""
+    if measure is not tpot_seconds:
+        return list(run.result.requests)
+    return [
+        r
+        for r in run.result.requests
+        if (r.output_tokens if has_answer(r) else r.request.output_tokens) >= 2
+    ]
 
 
 def _p99_ttft(client: ClientMetrics) -> float | None:

@@ -1,0 +1,64 @@
+"""Checks of numbers where they enter: what is no plain number, or outside its range, is refused.
+
+Only Python's own numbers are taken, and numpy's float: those of a subclass may raise when compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from aioserve.errors import AioserveError, ConfigError
+from aioserve.isolation import shown
+
+__all__ = ["check_int", "check_number", "named"]
+
+
+def check_int(
+    name: str,
+    value: Any,
+    least: int,
+    most: int,
+    *,
+    error: type[AioserveError] = ConfigError,
+) -> None:
+    """Raise unless `value` is an int in `[least, most]`; the name stands before the message."""
+    if type(value) is not int:
+        raise error(f"{name} must be an int, got {shown(value)}")
+    if not least <= value <= most:
+        limit = f"at least {least}" if value < least else f"at most {most}"
+        raise error(f"{name} must be {limit}, got {shown(value)}")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    most: float,
+    *,
+    above: float | None = 0.0,
+    error: type[AioserveError] = ConfigError,
+) -> None:
+    """Raise unless `value` is a number above `above`, or from 0 on where that is None, and at most
+    `most`."""
+    number = value if type(value) in (int, float, np.float64) else math.nan
+    if number > most:
+        raise error(f"{name} must be at most {most:g}, got {shown(value)}")
+    if not (number >= 0 if above is None else number > above):
+        least = "from 0 on" if above is None else f"more than {above:g}"
+        raise error(f"{name} must be {least}, got {shown(value)}")
+
+
+@contextmanager
+def named(what: str, error: type[AioserveError] = ConfigError) -> Iterator[None]:
+    """Around the touch of an object that a caller made: what it raises becomes an `error` that
+    begins with `what`, unless it is an error of ours."""
+    try:
+        yield
+    except AioserveError:
+        raise
+    except Exception as raised:
+        raise error(f"{what}: {shown(raised)}") from raised
