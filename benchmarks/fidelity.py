@@ -196,6 +196,8 @@ def requests_for(options: argparse.Namespace, max_model_len: int) -> tuple[list[
     scaled = with_scaled_lengths(trace, options.scale_lengths)
     limited = [replace(r, max_tokens=max(1, r.output_tokens)) for r in scaled]
     fitting = [r for r in limited if r.prompt_tokens + max(1, r.output_tokens) <= max_model_len]
+    if not fitting:
+        sys.exit(f"none of {len(scaled)} requests fits max_model_len = {max_model_len}")
     return at_rate(fitting, options.rate), len(scaled) - len(fitting)
 
 

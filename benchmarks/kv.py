@@ -395,6 +395,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.tokens % PAGE_SIZE:
         parser.error(f"--tokens must be a multiple of {PAGE_SIZE}, got {options.tokens}")
+    if options.requests is not None and options.requests < 1:
+        parser.error(f"--requests must be at least 1, got {options.requests}")
     trace = options.trace or (TRACE if TRACE.exists() else None)
     requests = read_mooncake(trace) if trace else made_up_trace(MADE_UP_REQUESTS)
 

@@ -110,8 +110,15 @@ async def run(path: str, prefix_caching: bool, options: argparse.Namespace) -> d
         prompts = [prefix + ids(options.tail_tokens) for _ in range(options.requests)]
         started = time.perf_counter()
         answers = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
+        seconds = time.perf_counter() - started
+        for answer in answers:
+            if len(answer.token_ids) != options.output_tokens:
+                raise RuntimeError(
+                    f"an answer has {len(answer.token_ids)} tokens instead of "
+                    f"{options.output_tokens}: the model's context is too short"
+                )
         return {
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
             "tokens_prefilled": engine.stats().tokens_prefilled_total - before,
             "answers": [answer.token_ids for answer in answers],
         }

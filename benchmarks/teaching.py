@@ -107,7 +107,8 @@ class WatchedEngine:
         *,
         on_token: Callable[[int], None] = lambda count: None,
     ) -> Awaitable[Answer]:
-        """Submit a request now; await its answer. `on_token` is told how many tokens have come."""
+        """Submit a request now; await its answer, which has `num_tokens` or raises RuntimeError.
+        `on_token` is told how many tokens have come."""
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         submitted = time.perf_counter()
         stream = self.engine.stream(list(prompt), params)
@@ -119,6 +120,8 @@ class WatchedEngine:
                     ids.append(token.id)
                     times.append(time.perf_counter())
                     on_token(len(ids))
+            if len(ids) != num_tokens:
+                raise RuntimeError(f"an answer has {len(ids)} tokens instead of {num_tokens}")
             return Answer(tuple(ids), submitted, tuple(times))
 
         return read()

@@ -12,6 +12,10 @@ from aioserve.errors import ConfigError
 
 __all__ = ["BenchOptions"]
 
+MAX_NUM_PROMPTS = 100_000
+MAX_PROMPT_TOKENS = 10_000_000
+"""Of all prompts together, which are drawn before the clock starts."""
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class BenchOptions:
     input_len: int = 128
     """Tokens of each prompt."""
     output_len: int = 128
-    """Tokens of each answer; end-of-sequence tokens are ignored."""
+    """Tokens of each answer; end-of-sequence tokens are ignored. Policies see it as max_tokens."""
     shared_prefix_len: int = 0
     """The first tokens of every prompt that are the same in all."""
     concurrency: int | None = None
@@ -57,10 +61,19 @@ class BenchOptions:
     """Also write the result to this file; "-" prints JSON alone."""
 
     def check(self) -> None:
-        """Raises `ConfigError` for a count that makes no sense."""
-        for name in ("num_prompts", "input_len", "output_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        """Raises `ConfigError` for a count that makes no sense or is beyond bounds."""
+        if not 1 <= self.num_prompts <= MAX_NUM_PROMPTS:
+            raise ConfigError(
+                f"num_prompts must be in [1, {MAX_NUM_PROMPTS}], got {self.num_prompts}"
+            )
+        for name, least in (("input_len", 1), ("output_len", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.num_prompts * self.input_len > MAX_PROMPT_TOKENS:
+            raise ConfigError(
+                f"num_prompts * input_len must be at most {MAX_PROMPT_TOKENS}, "
+                f"got {self.num_prompts} * {self.input_len}"
+            )
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(f"concurrency must be at least 1, got {self.concurrency}")
         if self.concurrency is not None and self.concurrency > self.num_prompts:

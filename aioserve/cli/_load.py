@@ -10,6 +10,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,14 +18,17 @@ import numpy as np
 from aioserve.cli._bench_options import BenchOptions
 from aioserve.cli._engine import open_engine
 from aioserve.cli._machine import compute_facts
-from aioserve.request import SamplingParams, Timings
+from aioserve.errors import ConfigError
+from aioserve.request import SamplingParams, Timings, Usage
 
 if TYPE_CHECKING:
     from aioserve import Engine
 
-__all__ = ["LoopLag", "measure", "random_prompts"]
+__all__ = ["LoopLag", "figures", "measure", "random_prompts"]
 
 TICK_SECONDS = 0.001
+
+Answer = tuple[Usage, Timings]
 
 
 class LoopLag:
@@ -66,7 +70,11 @@ def random_prompts(
 
 
 async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
-    """Run the requests, at most `concurrency` at once; JSON-ready results."""
+    """Run the requests, at most `concurrency` at once; JSON-ready results.
+
+    Raises `ConfigError` for a prompt and an answer that are together longer than the model's
+    context.
+    """
     async with open_engine(
         options.model,
         dtype=options.dtype,
@@ -83,6 +91,12 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
         preemption=options.preemption,
     ) as engine:
         vocab_size, length = engine.limits.vocab_size, options.input_len
+        if length + options.output_len > engine.limits.max_model_len:
+            raise ConfigError(
+                f"input_len + output_len must be at most max_model_len = "
+                f"{engine.limits.max_model_len} of {Path(options.model).name}, "
+                f"got {length} + {options.output_len}"
+            )
         # The first request pays for what is built once: thread pool, kernels' choice, page faults.
         # It shares nothing with the others, which find an empty prefix cache.
         (first,) = random_prompts(1, length, 0, vocab_size, options.seed + 1)
@@ -93,7 +107,7 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
         before = engine.stats()
         async with LoopLag() as lag:
             started = time.perf_counter()
-            timings = await _run(engine, prompts, options.output_len, concurrency)
+            answers = await _run(engine, prompts, options.output_len, concurrency)
             seconds = time.perf_counter() - started
         after = engine.stats()
         machine = compute_facts() | {"dtype": engine.dump()["model"]["dtype"]}
@@ -103,8 +117,7 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
         "concurrency": concurrency,
         "machine": machine,
         "seconds": seconds,
-        "throughput": _throughput(options, seconds),
-        "latency_milliseconds": _latencies(timings),
+        **figures(answers, seconds),
         "loop_lag_milliseconds": _spread(lag.samples),
         "stats": {
             "steps": after.steps_total - before.steps_total,
@@ -119,13 +132,13 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
 
 async def _run(
     engine: Engine, prompts: Sequence[list[int]], output_len: int, concurrency: int
-) -> list[Timings]:
+) -> list[Answer]:
     queue = iter(prompts)
-    timings: list[Timings] = []
+    answers: list[Answer] = []
 
     async def worker() -> None:
         for prompt in queue:
-            timings.append(await _answer(engine, prompt, output_len))
+            answers.append(await _answer(engine, prompt, output_len))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -134,41 +147,49 @@ async def _run(
     except BaseExceptionGroup as failures:
         # The first failure cancelled the other workers; it alone is worth telling.
         raise failures.exceptions[0] from failures
-    return timings
+    return answers
 
 
-async def _answer(engine: Engine, prompt: list[int], output_len: int) -> Timings:
+async def _answer(engine: Engine, prompt: list[int], output_len: int) -> Answer:
     params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
     stream = engine.stream(prompt, params)
     async for _ in stream:
         pass
-    return stream.timings
+    return stream.usage, stream.timings
 
 
-def _throughput(options: BenchOptions, seconds: float) -> dict[str, float]:
-    prompt_tokens = options.num_prompts * options.input_len
-    output_tokens = options.num_prompts * options.output_len
-    return {
-        "requests_per_second": options.num_prompts / seconds,
-        "prompt_tokens_per_second": prompt_tokens / seconds,
-        "output_tokens_per_second": output_tokens / seconds,
-        "total_tokens_per_second": (prompt_tokens + output_tokens) / seconds,
-    }
-
-
-def _latencies(timings: Sequence[Timings]) -> dict[str, dict[str, float]]:
+def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
+    """What was read and generated, per second of `seconds`, and how long requests took."""
+    usages, timings = [usage for usage, _ in answers], [timings for _, timings in answers]
+    prompt_tokens = sum(usage.prompt_tokens for usage in usages)
+    output_tokens = sum(usage.completion_tokens for usage in usages)
     first = [t.first_token_seconds for t in timings if t.first_token_seconds is not None]
-    between = [t.seconds_per_output_token for t in timings if t.seconds_per_output_token]
+    between = [tpot for t in timings if (tpot := t.seconds_per_output_token) is not None]
     return {
-        "ttft": _spread(first),
-        "tpot": _spread(between),
-        "e2e": _spread([t.total_seconds for t in timings]),
+        "answers": {
+            "requests": len(answers),
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+        },
+        "throughput": {
+            "requests_per_second": len(answers) / seconds,
+            "prompt_tokens_per_second": prompt_tokens / seconds,
+            "output_tokens_per_second": output_tokens / seconds,
+            "total_tokens_per_second": (prompt_tokens + output_tokens) / seconds,
+        },
+        "latency_milliseconds": {
+            "ttft": _spread(first),
+            "tpot": _spread(between),
+            "e2e": _spread([t.total_seconds for t in timings]),
+        },
     }
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, percentiles and maximum in milliseconds; zeros when nothing was measured."""
-    values = np.asarray(seconds if len(seconds) else [0.0]) * 1000
+def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
+    """Mean, percentiles and maximum in milliseconds; None where nothing was measured."""
+    if not len(seconds):
+        return None
+    values = np.asarray(seconds) * 1000
     return {
         "mean": float(values.mean()),
         "p50": float(np.percentile(values, 50)),

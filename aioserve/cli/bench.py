@@ -23,6 +23,8 @@ LATENCIES = {
     "e2e": "whole answer",
 }
 
+SPREAD = ("mean", "p50", "p90", "p99")
+
 app: App = App(name="bench", help="Measure the engine with random prompts.")
 
 
@@ -73,17 +75,21 @@ def _print_table(result: dict[str, Any]) -> None:
         for name, value in result["throughput"].items():
             table.add_row(name.removesuffix("_per_second").replace("_", " "), f"{value:,.1f}")
     else:
-        for column in ("ms", "mean", "p50", "p90", "p99"):
+        for column in ("ms", *SPREAD):
             table.add_column(column, justify="left" if column == "ms" else "right")
         for name, values in result["latency_milliseconds"].items():
             table.add_row(
-                LATENCIES[name], *(f"{values[k]:,.2f}" for k in ("mean", "p50", "p90", "p99"))
+                LATENCIES[name],
+                *("-" if values is None else f"{values[k]:,.2f}" for k in SPREAD),
             )
     console.print(table)
-    lag = result["loop_lag_milliseconds"]
-    console.print(f"loop lag of a 1 ms ticker: p99 {lag['p99']:.2f} ms, max {lag['max']:.2f} ms")
+    if lag := result["loop_lag_milliseconds"]:
+        lags = f"p99 {lag['p99']:.2f} ms, max {lag['max']:.2f} ms"
+        console.print(f"loop lag of a 1 ms ticker: {lags}")
+    answers = result["answers"]
     console.print(
-        f"{result['seconds']:.2f} s, {stats['steps']} steps, {stats['preemptions']} preemptions, "
+        f"{answers['output_tokens']:,} tokens generated in {result['seconds']:.2f} s, "
+        f"{stats['steps']} steps, {stats['preemptions']} preemptions, "
         f"prompt tokens: {stats['tokens_prefilled']} computed, {stats['tokens_cached']} cached"
     )
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aioserve.cli._load import LoopLag, random_prompts
+from aioserve import Timings, Usage
+from aioserve.cli._load import LoopLag, figures, random_prompts
 from tests.cli.command import Run
 
 SMALL = ("--num-prompts", 6, "--input-len", 20, "--output-len", 5, "--shared-prefix-len", 8)
@@ -57,6 +58,64 @@ def test_more_at_once_than_there_are_requests_is_refused(aioserve_here: Run) -> 
     done = aioserve_here("bench", "latency", "--num-prompts", 6, "--concurrency", 7)
     assert done.returncode == 2
     assert "concurrency must be at most num_prompts = 6, got 7" in done.stderr
+
+
+def test_rates_divide_what_was_generated_and_not_what_was_asked_for() -> None:
+    answers = [(Usage(8, tokens), Timings(0.5, 2.0, tokens)) for tokens in (1, 4)]
+    rates = figures(answers, 2.0)["throughput"]
+    assert rates == {
+        "requests_per_second": 1.0,
+        "prompt_tokens_per_second": 8.0,
+        "output_tokens_per_second": 2.5,
+        "total_tokens_per_second": 10.5,
+    }
+
+
+@pytest.mark.parametrize("kind", ["throughput", "latency"])
+def test_an_answer_that_the_model_cannot_hold_is_refused(
+    aioserve_here: Run, tiny_model: Path, kind: str
+) -> None:
+    lengths = ("--input-len", 500, "--num-prompts", 2, "--output-len")
+    done = aioserve_here("bench", kind, "--model", tiny_model, *lengths, 13)
+    assert (done.returncode, done.stdout) == (2, "")
+    message = "input_len + output_len must be at most max_model_len = 512 of tiny, got 500 + 13"
+    assert done.stderr == f"aioserve: {message}\n"
+    done = aioserve_here("bench", kind, "--model", tiny_model, *lengths, 12, "--json", "-")
+    result = json.loads(done.stdout)
+    assert result["answers"] == {"requests": 2, "prompt_tokens": 1000, "output_tokens": 24}
+    rate = result["throughput"]["output_tokens_per_second"]
+    assert rate * result["seconds"] == pytest.approx(24)
+
+
+def test_what_no_request_has_is_no_zero(aioserve_here: Run, tiny_model: Path) -> None:
+    arguments = ("bench", "latency", "--model", tiny_model, *SMALL, "--output-len", 1)
+    words = [*map(str, arguments)]
+    del words[words.index("--output-len") : words.index("--output-len") + 2]  # the one of SMALL
+    result = json.loads(aioserve_here(*words, "--json", "-").stdout)
+    assert result["latency_milliseconds"]["tpot"] is None
+    assert result["latency_milliseconds"]["ttft"]["p50"] > 0
+    rows = [line.split() for line in aioserve_here(*words).stdout.splitlines()]
+    assert ["time", "per", "output", "token", *"----"] in rows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--num-prompts", 10**6), "num_prompts must be in [1, 100000], got 1000000"),
+        (
+            ("--input-len", 10**7),
+            "num_prompts * input_len must be at most 10000000, got 32 * 10000000",
+        ),
+        (("--output-len", 0), "output_len must be at least 1, got 0"),
+        (("--seed", -1), "seed must be at least 0, got -1"),
+    ],
+)
+def test_a_load_beyond_bounds_is_refused_before_the_model_loads(
+    aioserve_here: Run, options: tuple[object, ...], message: str
+) -> None:
+    done = aioserve_here("bench", "throughput", "--model", "/no/such/model", *options)
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
 def test_prompts_share_exactly_the_prefix_that_was_asked_for() -> None:
