@@ -22,6 +22,7 @@ import numpy as np
 
 from aioserve.cli._engine import leaving_at_once, loading_bar
 from aioserve.cli.random_models import model_or_random
+from aioserve.errors import ConfigError
 from aioserve.request import SamplingParams
 from aioserve.simulation.calibration import StepSample
 from aioserve.simulation.cost import StepLoad
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from aioserve.execution.runner import LoadedModel, Runner
 
 __all__ = ["Grid", "Recorder", "measure_grid", "measure_mixes", "recorded_engine"]
+
+LEAST_PREFILL = 16
+"""The smallest prompt of a grid."""
 
 OnProgress = Callable[[], None]
 
@@ -54,11 +58,33 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def up_to(cls, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> Grid:
         """Powers of two up to what one step of the engine may hold, and a short and a long
-        context."""
+        context.
+
+        Raises `ConfigError` for limits with which not all points could be measured.
+        """
         long = max_model_len // 2
         most = min(max_num_batched_tokens, max_model_len - long - 1)
+        if max_num_batched_tokens < LEAST_PREFILL:
+            raise ConfigError(
+                f"max_num_batched_tokens must be at least {LEAST_PREFILL} to be measured, "
+                f"got {max_num_batched_tokens}"
+            )
+        if most < LEAST_PREFILL:
+            raise ConfigError(
+                f"max_model_len must be at least {2 * LEAST_PREFILL + 1} to be measured, "
+                f"got {max_model_len}"
+            )
+        prefill = (0, *_growing(LEAST_PREFILL, most, 2))
+        # The last point is measured by steps between it and the point before, on both axes.
+        room = max_num_batched_tokens - prefill[-2]
+        if not 1 <= max_num_seqs < room:
+            raise ConfigError(
+                f"max_num_seqs must be in [1, {room - 1}], so that as many sequences decode beside "
+                f"prompts of all sizes in one step of max_num_batched_tokens = "
+                f"{max_num_batched_tokens}, got {max_num_seqs}"
+            )
         return cls(
-            prefill_tokens=(0, *_growing(16, most, 2)),
+            prefill_tokens=prefill,
             decode_batch=(0, *_growing(1, max_num_seqs, 2)),
             context_tokens=(min(16, long), min(1024, long)),
         )

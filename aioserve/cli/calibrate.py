@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from aioserve.errors import ConfigError
+from aioserve.errors import AioserveError, ConfigError
 
 if TYPE_CHECKING:
     from aioserve.simulation.calibration import PredictionError
@@ -24,6 +24,8 @@ __all__ = ["calibrate"]
 
 PASSES = 2
 THOROUGH_PASSES = 8
+UNKNOWN_LENGTH = 1 << 30
+"""Of the model's context, before it is loaded."""
 MIXED_REQUESTS = 48
 """Random requests after each pass over the grid."""
 
@@ -43,6 +45,8 @@ def calibrate(
 ) -> None:
     """Measure what the engine's steps take with a model on this machine, and write a cost table.
 
+    A table that is far off the steps that it was not made of is written too; the exit code is 1.
+
     Args:
         model: A model directory, embedded model, hub id in the local cache, or random:30m,
             random:0.6b.
@@ -55,9 +59,11 @@ def calibrate(
         overlap: Plan a step while the one before is running.
         seed: Decides the order of the measurements and what the held-out steps are.
     """
-    for name, value, least in (("max_num_seqs", max_num_seqs, 1), ("seed", seed, 0)):
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, got {value}")
+    from aioserve.cli._calibration import Grid
+
+    if seed < 0:
+        raise ConfigError(f"seed must be at least 0, got {seed}")
+    Grid.up_to(max_num_batched_tokens, max_num_seqs, UNKNOWN_LENGTH)
     if not output.parent.is_dir():
         raise ConfigError(f"output: there is no directory {output.parent}")
     options = {
@@ -74,6 +80,15 @@ def calibrate(
     text = msgspec.json.format(msgspec.json.encode(table), indent=1)
     output.write_bytes(text + b"\n")
     _print(output, table, error)
+    if error.is_poor:
+        from aioserve.simulation.calibration import MOST_MEDIAN_ERROR, MOST_TOTAL_ERROR
+
+        sys.stdout.flush()
+        raise AioserveError(
+            f"{output} is written, but is far off: a good table has a median error of at most "
+            f"{MOST_MEDIAN_ERROR:.0%}, and of the sum at most {MOST_TOTAL_ERROR:.0%}; let the "
+            f"machine do nothing else, or measure with --thorough"
+        )
 
 
 async def _measured(

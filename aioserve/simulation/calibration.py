@@ -14,7 +14,14 @@ import numpy.typing as npt
 from aioserve.errors import ConfigError
 from aioserve.simulation.cost import CostTable, CostTableFile, StepLoad, place_on
 
-__all__ = ["PredictionError", "StepSample", "fit_table", "prediction_error"]
+__all__ = [
+    "MOST_MEDIAN_ERROR",
+    "MOST_TOTAL_ERROR",
+    "PredictionError",
+    "StepSample",
+    "fit_table",
+    "prediction_error",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -23,6 +30,8 @@ ROUNDS = 20
 LEAST_ERROR = 1e-3
 """Relative errors below this weigh the same, and so do predictions below this part of the longest
 step."""
+MOST_MEDIAN_ERROR = 0.5
+MOST_TOTAL_ERROR = 0.25
 MOST_HELD_UP = 5.0
 """A step that took longer than so many times what is predicted counts as so many."""
 
@@ -43,6 +52,12 @@ class PredictionError(msgspec.Struct, frozen=True):
     p90: float
     total: float
     """Of the sum of all steps: positive where the table says more."""
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether the table tells too little: half of the steps are off by more than
+        `MOST_MEDIAN_ERROR`, or their sum by more than `MOST_TOTAL_ERROR`."""
+        return not (self.median <= MOST_MEDIAN_ERROR and abs(self.total) <= MOST_TOTAL_ERROR)
 
 
 def fit_table(
@@ -65,6 +80,10 @@ def fit_table(
     shape = len(prefill_tokens), len(decode_batch)
     rows = np.array([_row(sample.load, prefill_tokens, decode_batch) for sample in samples])
     rows = rows.reshape(len(samples), shape[0] * shape[1] + 2)
+    # The step that doesn't exist lends its weight to the one whose value it is given: free, it
+    # could take any, and steps beyond an axis of two points lean on it.
+    rows[:, 1] += rows[:, 0]
+    rows[:, 0] = 0
     seconds = np.array([sample.seconds for sample in samples], float)
     used = np.array([column.any() for column in rows.T])
     for point in np.flatnonzero(~used[1:-2]) + 1:

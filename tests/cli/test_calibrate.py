@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from aioserve.simulation.calibration import PredictionError
+from aioserve.simulation.cost import CostTableFile
+from aioserve.testing.random_model import write_random_model
 from tests.cli.command import Run
 
 SMALL = ("--max-num-seqs", 2, "--max-num-batched-tokens", 64)
@@ -17,7 +20,8 @@ def test_a_model_is_measured_and_its_table_simulated(
 ) -> None:
     path = tmp_path / "table.json"
     done = aioserve("calibrate", tiny_model, "-o", path, *SMALL)
-    assert done.returncode == 0, done.stderr
+    # Where other work holds up the machine, the table is as poor as it says, and written.
+    assert done.returncode == (1 if "far off" in done.stderr else 0), done.stderr
     assert "random mixes are told with an error of" in done.stdout
     table = json.loads(path.read_text())
     assert table["version"] == 1
@@ -39,7 +43,16 @@ def test_a_model_is_measured_and_its_table_simulated(
     ("arguments", "message"),
     [
         (("-o", "nowhere/table.json"), "output: there is no directory nowhere"),
-        (("-o", "table.json", "--max-num-seqs", 0), "max_num_seqs must be at least 1, got 0"),
+        (("-o", "table.json", "--max-num-seqs", 0), "max_num_seqs must be in [1, 1023], so"),
+        (("-o", "table.json", "--max-num-seqs", 1024), "max_num_seqs must be in [1, 1023], so"),
+        (
+            ("-o", "table.json", "--max-num-batched-tokens", 1),
+            "max_num_batched_tokens must be at least 16 to be measured, got 1",
+        ),
+        (
+            ("-o", "table.json", "--max-num-batched-tokens", 40, "--max-num-seqs", 24),
+            "in one step of max_num_batched_tokens = 40, got 24",
+        ),
         (("-o", "table.json", "--seed", -1), "seed must be at least 0, got -1"),
         (("no-such-model", "-o", "table.json"), "no-such-model"),
     ],
@@ -56,6 +69,47 @@ def test_a_mistake_is_named(
     assert done.returncode == 2
     assert message in done.stderr
     assert not Path("table.json").exists()
+
+
+def test_a_context_that_is_too_short_to_be_measured_is_named(
+    aioserve_here: Run, tmp_path: Path
+) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "vocab_size": 64,
+        "max_position_embeddings": 32,
+        "rms_norm_eps": 1e-6,
+    }
+    model = write_random_model(tmp_path / "short", config, dtype="float32")
+    done = aioserve_here("calibrate", model, "-o", tmp_path / "table.json")
+    assert done.returncode == 2
+    assert "max_model_len must be at least 33 to be measured, got 32" in done.stderr
+
+
+def test_a_table_that_is_far_off_is_written_and_no_success(
+    aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"model": "m", "dtype": "float32", "threads": 1, "steps": 9}
+    table = CostTableFile(
+        prefill_tokens=(0, 16), decode_batch=(0, 1), seconds=((1, 1), (1, 1)), measured=facts
+    )
+
+    async def measured(*_: object) -> tuple[CostTableFile, PredictionError]:
+        return table, PredictionError(9, 0.86, 0.9, -0.8)
+
+    monkeypatch.setattr("aioserve.cli.calibrate._measured", measured)
+    path = tmp_path / "table.json"
+    done = aioserve_here("calibrate", "-o", path)
+    assert done.returncode == 1
+    assert "told with an error of 86.0% (median)" in done.stdout
+    assert done.stderr.startswith(f"aioserve: {path} is written, but is far off: ")
+    assert "at most 50%, and of the sum at most 25%" in done.stderr
+    assert json.loads(path.read_text())["measured"] == facts
 
 
 def test_steps_may_come_from_a_setup_of_a_published_profile(

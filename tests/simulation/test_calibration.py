@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError
-from aioserve.simulation.calibration import StepSample, fit_table, prediction_error
+from aioserve.simulation.calibration import (
+    PredictionError,
+    StepSample,
+    fit_table,
+    prediction_error,
+)
 from aioserve.simulation.cost import CostTable, StepLoad
 
 PREFILL = (0, 16, 64, 256)
@@ -73,6 +78,37 @@ def test_a_few_steps_that_were_held_up_change_little() -> None:
     # The level follows the sum, in which a step counts for at most five.
     assert 1.0 < np.median(ratios) < 1.15
     assert np.percentile(ratios, 90) / np.percentile(ratios, 10) < 1.02
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_beyond_an_axis_of_one_sequence_are_told(seed: int) -> None:
+    noise = np.random.default_rng(seed)
+    mixes = ((0, 1, 106), (0, 2, 72), (16, 0, 12), (16, 1, 8), (31, 1, 8), (32, 0, 38))
+    samples = [
+        StepSample(
+            StepLoad(prefill, decode, decode * (16 if number % 2 else 512), prefill * prefill),
+            float(0.001 * (1 + prefill / 48) * noise.lognormal(0.0, 0.25)),
+        )
+        for prefill, decode, count in mixes
+        for number in range(count)
+    ]
+    found = fit_table(samples, (0, 16, 32), (0, 1))
+    assert abs(prediction_error(found.table(), samples).total) < 0.1
+    assert found.seconds[0][1] == pytest.approx(0.001, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("error", "poor"),
+    [
+        (PredictionError(9, 0.1, 5.0, 0.2), False),
+        (PredictionError(9, 0.51, 0.6, 0.0), True),
+        (PredictionError(9, 0.1, 0.2, -0.26), True),
+        (PredictionError(9, 0.1, 0.2, 0.26), True),
+        (PredictionError(9, float("nan"), 0.2, 0.0), True),
+    ],
+)
+def test_a_table_that_is_far_off_is_poor(error: PredictionError, poor: bool) -> None:
+    assert error.is_poor == poor
 
 
 def test_context_that_seems_to_cost_less_than_nothing_costs_nothing() -> None:
