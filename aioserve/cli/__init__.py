@@ -3,20 +3,24 @@
 This module knows the verbs' names and turns errors into exit codes. It must stay cheap: help and
 usage errors import no torch.
 
-Exit codes: 0 done; 1 the engine failed; 2 the command line, the prompt, the model name or the trace
-is wrong; 130 interrupted (Ctrl-C); 141 the reader of stdout went away.
+Exit codes: 0 done; 1 the engine failed, or stdout is closed or full; 2 the command line, the prompt,
+the model name or the trace is wrong; 130 interrupted (Ctrl-C); 141 the reader of stdout went away.
+An error is one line on stderr.
 """
 
 from __future__ import annotations
 
-import io
 import os
+import signal
 import sys
+from contextlib import suppress
 from importlib import metadata
 
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from aioserve.cli._engine import EXIT_INTERRUPTED
+from aioserve.cli._numbers import check_numbers
+from aioserve.cli._streams import discard_unwritten, one_line, open_streams
 from aioserve.errors import (
     AioserveError,
     ConfigError,
@@ -37,6 +41,7 @@ app: App = App(
     version=lambda: f"aioserve {metadata.version('aioserve')}",
     suppress_keyboard_interrupt=False,
     result_action="return_value",
+    config=check_numbers,
 )
 app.command("aioserve.cli.run:run", name="run", help="Stream one answer to stdout.", sort_key=1)
 app.command("aioserve.cli.chat:chat", name="chat", help="Talk to a model in turns.", sort_key=2)
@@ -59,38 +64,40 @@ app.command(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and leave with its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that can't show a character must not end the answer with a traceback.
-            stream.reconfigure(errors="replace")
-    sys.exit(_run(arguments))
+    if open_streams():
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+    else:
+        code = _report("stdout is closed", EXIT_FAILED)
+    if arguments is None:
+        # Nothing is left to do but to end, which an interrupt must not turn into a traceback.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    discard_unwritten()
+    sys.exit(code)
 
 
-def _run(arguments: list[str] | None) -> int:
+def _run(arguments: list[str]) -> int:
     try:
-        app(_stdin_prompt_last(sys.argv[1:] if arguments is None else arguments))
+        app(_stdin_prompt_last(arguments), print_error=False, exit_on_error=False)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _give_up_stdout()
         return EXIT_BROKEN_PIPE
-    except (InvalidRequestError, ConfigError, ModelNotFoundError, TraceError) as error:
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # rich found it
+            return EXIT_BROKEN_PIPE
+        raise
+    except (
+        CycloptsError,
+        InvalidRequestError,
+        ConfigError,
+        ModelNotFoundError,
+        TraceError,
+    ) as error:
         return _report(error, EXIT_USAGE)
-    except AioserveError as error:
-        return _report(error, EXIT_FAILED)
-    except OSError as error:  # a file that can't be read or written, a full disk
-        _give_up_stdout()
+    except (AioserveError, OSError) as error:  # OSError: a file, a full disk
         return _report(error, EXIT_FAILED)
     return 0
-
-
-def _give_up_stdout() -> None:
-    """Python flushes stdout once more on exit; what failed once must not fail a second time."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stdin_prompt_last(arguments: list[str]) -> list[str]:
@@ -100,6 +107,9 @@ def _stdin_prompt_last(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def _report(error: Exception, code: int) -> int:
-    print(f"aioserve: {error}", file=sys.stderr)
+def _report(error: object, code: int) -> int:
+    with suppress(OSError):  # nobody to tell
+        sys.stdout.flush()
+    with suppress(OSError):
+        print(f"aioserve: {one_line(error)}", file=sys.stderr, flush=True)
     return code

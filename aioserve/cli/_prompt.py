@@ -16,12 +16,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from aioserve.cli._streams import decoded
+from aioserve.errors import InvalidPromptError
+
 try:
     import termios
 except ImportError:  # not a POSIX system: there are no terminal settings to restore
     termios = None
 
 __all__ = ["LinePrompt"]
+
+MAX_LINE_BYTES = 1 << 20
 
 
 class LinePrompt:
@@ -45,7 +50,10 @@ class LinePrompt:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._settings)
 
     async def read(self, prompt: str) -> str | None:
-        """The next line without its end; None at the end of input (Ctrl-D)."""
+        """The next line without its end; None at the end of input (Ctrl-D).
+
+        Raises `InvalidPromptError` for a line that is too long or no text.
+        """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[str | None] = loop.create_future()
 
@@ -80,13 +88,19 @@ class LinePrompt:
         except EOFError:
             print(file=sys.stderr)
             return None
+        except UnicodeDecodeError as error:
+            return decoded(error.object, error.encoding, "line")  # raises the named error
 
 
 def _read_unbuffered(descriptor: int) -> str | None:
     line = bytearray()
     while (byte := os.read(descriptor, 1)) not in (b"", b"\n"):
         line += byte
-    return None if not line and not byte else line.decode(errors="replace")
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidPromptError(
+                f"the line on stdin must have at most {MAX_LINE_BYTES} bytes, got more"
+            )
+    return None if not line and not byte else decoded(line, sys.stdin.encoding, "line")
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:

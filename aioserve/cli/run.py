@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from aioserve.cli._engine import open_engine, sampling_params, summary_line
+from aioserve.cli._streams import read_prompt
 from aioserve.errors import InvalidPromptError, InvalidRequestError
 from aioserve.request import SamplingParams
 
@@ -63,7 +64,7 @@ def run(
         raise InvalidRequestError(
             "--system needs a chat template and can't be used with --raw", argument="system"
         )
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_prompt() if prompt == "-" else prompt
     if not text:
         raise InvalidPromptError("the prompt must not be empty")
     asyncio.run(_stream(text, model, given, chat=chat, system=system))

@@ -1,0 +1,46 @@
+"""Numbers on the command line are plain: digits, a sign, and for floats a point and an exponent.
+
+The parser's own conversion would round 1.5 to a count, and take 0x10, 1_000 and nan for numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, get_args
+
+from aioserve.errors import ConfigError
+from aioserve.isolation import shown
+
+if TYPE_CHECKING:
+    from cyclopts import App, ArgumentCollection
+
+__all__ = ["check_numbers"]
+
+MAX_DIGITS = 20
+"""Of a count: as many as 64 bits have."""
+MAX_CHARS = 40
+"""Of a float."""
+COUNT = re.compile(rf"[+-]?[0-9]{{1,{MAX_DIGITS}}}")
+FLOAT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def check_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Raise `ConfigError` naming the option for a word that is no number where one is expected."""
+    for argument in arguments:
+        kinds = (argument.hint, *get_args(argument.hint))
+        for token in argument.tokens:
+            if int in kinds and not COUNT.fullmatch(token.value):
+                raise ConfigError(
+                    f"{argument.name} must be a whole number of at most {MAX_DIGITS} digits, "
+                    f"got {shown(token.value)}"
+                )
+            if float in kinds and not _is_float(token.value):
+                raise ConfigError(
+                    f"{argument.name} must be a decimal number, got {shown(token.value)}"
+                )
+
+
+def _is_float(text: str) -> bool:
+    plain = len(text) <= MAX_CHARS and FLOAT.fullmatch(text) is not None
+    return plain and math.isfinite(float(text))

@@ -1,0 +1,80 @@
+"""The three standard streams, as a shell or another program left them: closed, full, without a
+reader, or with bytes that are no text.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+
+from aioserve.errors import InvalidPromptError
+
+__all__ = ["decoded", "discard_unwritten", "one_line", "open_streams", "read_prompt"]
+
+MAX_PROMPT_CHARS = 1 << 24
+MAX_LINE_CHARS = 2000
+"""Of an error."""
+
+
+def open_streams() -> bool:
+    """Give this process those streams that it was started without: nothing to read, and nobody who
+    reads. So no file that it opens takes their descriptors. Returns whether stdout was there."""
+    there = sys.stdout is not None
+    # In this order: each takes the lowest descriptor that is free.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that can't show a character must not end the answer with a traceback.
+            stream.reconfigure(errors="replace")
+    return there
+
+
+def discard_unwritten() -> None:
+    """Python flushes once more on exit; what failed once must not fail a second time."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def read_prompt() -> str:
+    """All of stdin. Raises `InvalidPromptError` for what is too long or no text."""
+    if not isinstance(sys.stdin, io.TextIOWrapper):
+        return sys.stdin.read()  # a program that calls `main` put it there
+    encoding = sys.stdin.encoding
+    # At most four bytes make a character, in every encoding that a locale has.
+    data = sys.stdin.buffer.read(4 * MAX_PROMPT_CHARS + 1)
+    text = "" if len(data) > 4 * MAX_PROMPT_CHARS else decoded(data, encoding, "prompt")
+    if len(data) > 4 * MAX_PROMPT_CHARS or len(text) > MAX_PROMPT_CHARS:
+        raise InvalidPromptError(
+            f"the prompt on stdin must have at most {MAX_PROMPT_CHARS} characters, got more"
+        )
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads text
+
+
+def decoded(data: bytes | bytearray, encoding: str, what: str) -> str:
+    """The text that was read. Raises `InvalidPromptError` where it is none."""
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise InvalidPromptError(
+            f"the {what} on stdin must be text in {encoding}, "
+            f"got byte 0x{data[error.start]:02x} at offset {error.start}"
+        ) from error
+
+
+def one_line(error: object) -> str:
+    """What an error says, in one line that a terminal can show."""
+    text = str(error)
+    if len(text) > MAX_LINE_CHARS:
+        text = f"{text[: MAX_LINE_CHARS // 2]} ... {text[-MAX_LINE_CHARS // 2 :]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,0 +1,178 @@
+"""The command line as careless shells and hostile scripts use it: whatever the words and wherever
+the streams lead, a command ends with a documented code and one line at most, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+SHORT = ("--num-prompts", "2", "--input-len", "4", "--output-len", "2")
+VERBS = {
+    "help": ("--help",),
+    "version": ("--version",),
+    "help of a verb": ("simulate", "--help"),
+    "run": ("run", "hello", "--max-tokens", "2"),
+    "chat": ("chat", "--max-tokens", "2"),
+    "doctor": ("doctor",),
+    "plan": ("plan", "llama-3-8b"),
+    "simulate": ("simulate", "--synthetic", "bursts", "--num-requests", "3"),
+    "plugins": ("plugins",),
+    "bench": ("bench", "throughput", "--model", "pyhelp", *SHORT),
+}
+EVERY_VERB = pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
+
+
+def run(
+    words: Sequence[str | bytes], *, closed: Sequence[int] = (), **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """`aioserve` with these words; `closed` are the descriptors that it finds closed."""
+
+    def close() -> None:
+        for descriptor in closed:
+            os.close(descriptor)
+
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if "input" in options:
+        del streams["stdin"]
+    return subprocess.run(
+        [sys.executable, "-m", "aioserve", *words],
+        preexec_fn=close if closed else None,
+        timeout=50,
+        check=False,
+        **streams | options,
+    )
+
+
+@pytest.fixture
+def nobody_reads() -> Iterator[BinaryIO]:
+    """The end of a pipe whose other end is closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb", buffering=0) as pipe:
+        yield pipe
+
+
+# -- where the streams lead
+
+
+@EVERY_VERB
+def test_closed_stdin_and_stderr_are_no_matter(words: tuple[str, ...]) -> None:
+    done = run(words, closed=(0, 2))
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stdout
+    assert b"output tokens \xc2\xb7" not in done.stdout  # counts belong to stderr
+    if words[0] != "chat":  # it ends as with Ctrl-D
+        assert done.stdout
+
+
+@EVERY_VERB
+def test_closed_stdout_is_an_error_of_one_line(words: tuple[str, ...]) -> None:
+    done = run(words, closed=(1,))
+    assert done.returncode == 1
+    assert done.stderr == b"aioserve: stdout is closed\n"
+
+
+def test_nothing_is_printed_where_everything_is_closed() -> None:
+    assert run(VERBS["plan"], closed=(0, 1, 2)).returncode == 1
+
+
+@EVERY_VERB
+def test_a_reader_that_went_away_ends_a_command_quietly(
+    words: tuple[str, ...], nobody_reads: BinaryIO
+) -> None:
+    done = run(words, stdout=nobody_reads, input=b"hello\n")
+    assert done.returncode == 141
+    if words[0] not in ("run", "chat"):  # these may have told what they counted
+        assert done.stderr == b""
+    assert b"Traceback" not in done.stderr
+
+
+@EVERY_VERB
+def test_a_full_disk_is_one_line(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = run(words, stdout=full, input=b"hello\n")
+    assert done.returncode == 1
+    assert done.stderr == b"aioserve: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("words", [VERBS["run"], ("run", "")], ids=["counts", "an error"])
+def test_what_stderr_cannot_take_is_no_traceback(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = run(words, stderr=full)
+    assert done.returncode == (2 if words[-1] == "" else 1)
+    assert b"Traceback" not in done.stdout
+
+
+def test_a_prompt_that_is_no_text_is_refused() -> None:
+    done = run(("run", "-", "--max-tokens", "1"), input=b"caf\xe9\n")
+    assert done.returncode == 2
+    assert done.stderr == (
+        b"aioserve: the prompt on stdin must be text in utf-8, got byte 0xe9 at offset 3\n"
+    )
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_line_that_is_no_text_is_refused(locale: str) -> None:
+    environment = os.environ | {"LC_ALL": locale}
+    done = run(("chat", "--max-tokens", "1"), input=b"hello\ncaf\xe9\n", env=environment)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        b"aioserve: the line on stdin must be text in utf-8, got byte 0xe9 at offset 3"
+    )
+
+
+def test_a_prompt_without_an_end_is_refused() -> None:
+    with open("/dev/zero", "rb") as endless:
+        done = run(("run", "-"), stdin=endless)
+        assert done.returncode == 2
+        assert b"at most 16777216 characters" in done.stderr
+        done = run(("chat",), stdin=endless)
+        assert done.returncode == 2
+        assert b"at most 1048576 bytes" in done.stderr
+
+
+def test_words_that_are_no_text_are_an_error_of_one_line() -> None:
+    done = run((b"run", b"hello", b"--model", b"caf\xe9\n\x1b[31m"))
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+    assert b"\x1b" not in done.stderr
+    assert b"caf\\udce9" in done.stderr
+
+
+# -- signals
+
+
+@pytest.mark.parametrize("words", [VERBS["run"], VERBS["simulate"], VERBS["doctor"]])
+@pytest.mark.parametrize("wait", [0.4, 0.8, 1.2, 1.8])
+def test_an_interrupt_at_any_time_leaves_without_a_traceback(
+    words: tuple[str, ...], wait: float
+) -> None:
+    # What comes before the command's own first line is Python's.
+    code = "import aioserve.cli, sys; print('begun', file=sys.stderr, flush=True)"
+    command = [sys.executable, "-c", f"{code}; aioserve.cli.main()", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"begun\n"
+    time.sleep(wait)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=50)
+    assert process.returncode in (0, 130, -signal.SIGINT)  # it may have been done, or nearly
+    assert b"Traceback" not in errors
+
+
+def test_a_request_to_terminate_ends_a_command() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aioserve", "chat"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    time.sleep(2)
+    process.terminate()
+    _, errors = process.communicate(timeout=50)
+    assert (process.returncode, errors) == (-signal.SIGTERM, b"")
