@@ -3,9 +3,9 @@
 This module knows the verbs' names and turns errors into exit codes. It must stay cheap: help and
 usage errors import no torch.
 
-Exit codes: 0 done; 1 the engine failed, or stdout is closed or full; 2 the command line, the prompt,
-the model name or the trace is wrong; 130 interrupted (Ctrl-C); 141 the reader of stdout went away.
-An error is one line on stderr.
+Exit codes: 0 done; 1 the engine failed, stdout is closed or full, or what was measured or checked
+came out badly; 2 the command line, the prompt, the model name or the trace is wrong; 130
+interrupted (Ctrl-C); 141 the reader of stdout went away. An error is one line on stderr.
 """
 
 from __future__ import annotations

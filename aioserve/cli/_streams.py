@@ -5,13 +5,21 @@ reader, or with bytes that are no text.
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from contextlib import suppress
 
 from aioserve.errors import InvalidPromptError
 
-__all__ = ["decoded", "discard_unwritten", "one_line", "open_streams", "read_prompt"]
+__all__ = [
+    "decoded",
+    "discard_unwritten",
+    "json_text",
+    "one_line",
+    "open_streams",
+    "read_prompt",
+]
 
 MAX_PROMPT_CHARS = 1 << 24
 MAX_LINE_CHARS = 2000
@@ -23,12 +31,9 @@ def open_streams() -> bool:
     reads. So no file that it opens takes their descriptors. Returns whether stdout was there."""
     there = sys.stdout is not None
     # In this order: each takes the lowest descriptor that is free.
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (for good)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that can't show a character must not end the answer with a traceback.
@@ -70,6 +75,13 @@ def decoded(data: bytes | bytearray, encoding: str, what: str) -> str:
             f"the {what} on stdin must be text in {encoding}, "
             f"got byte 0x{data[error.start]:02x} at offset {error.start}"
         ) from error
+
+
+def json_text(value: object, indent: int = 2) -> str:
+    """Of dicts, lists and structs, in ASCII: names of files need not be text."""
+    import msgspec
+
+    return json.dumps(msgspec.to_builtins(value), indent=indent)
 
 
 def one_line(error: object) -> str:

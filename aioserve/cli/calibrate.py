@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from aioserve.cli._streams import json_text
 from aioserve.errors import AioserveError, ConfigError
 
 if TYPE_CHECKING:
@@ -75,10 +76,7 @@ def calibrate(
     }
     passes = THOROUGH_PASSES if thorough else PASSES
     table, error = asyncio.run(_measured(model, options, passes, seed))
-    import msgspec
-
-    text = msgspec.json.format(msgspec.json.encode(table), indent=1)
-    output.write_bytes(text + b"\n")
+    output.write_text(json_text(table, indent=1) + "\n", encoding="utf-8")
     _print(output, table, error)
     if error.is_poor:
         from aioserve.simulation.calibration import MOST_MEDIAN_ERROR, MOST_TOTAL_ERROR

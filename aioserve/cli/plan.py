@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from aioserve.cli._streams import json_text
 from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ def plan(
         page_size=page_size,
     )
     if json:
-        import msgspec
-
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print(json_text(found))
     else:
         _print_tables(found)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from aioserve.cli._streams import json_text
 from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -286,8 +287,6 @@ def printable(text: str) -> str:
 
 
 def _print(facts: dict[str, Any], options: SimulateOptions, found: dict[str, Metrics]) -> None:
-    import msgspec
-
     if not options.json:
         _print_tables(facts, options, found)
         return
@@ -296,7 +295,7 @@ def _print(facts: dict[str, Any], options: SimulateOptions, found: dict[str, Met
         for name, value in dataclasses.asdict(options).items()
     }
     printed = {"trace": facts, "options": given, "policies": found}
-    print(msgspec.json.format(msgspec.json.encode(printed), indent=2).decode())
+    print(json_text(printed))
 
 
 def _print_tables(

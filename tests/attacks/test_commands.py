@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
@@ -39,9 +38,9 @@ def run(
         for descriptor in closed:
             os.close(descriptor)
 
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    if "input" in options:
-        del streams["stdin"]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if "input" not in options:
+        streams["stdin"] = subprocess.PIPE
     return subprocess.run(
         [sys.executable, "-m", "aioserve", *words],
         preexec_fn=close if closed else None,
