@@ -11,6 +11,7 @@ from typing import NoReturn
 import msgspec
 
 from aioserve.errors import ConfigError, PluginError
+from aioserve.isolation import shown
 from aioserve.plugins.specs import GROUP
 
 __all__ = ["BUNDLED", "InstalledPlugin", "Origin", "installed_plugins"]
@@ -66,7 +67,7 @@ class InstalledPlugin(msgspec.Struct, frozen=True):
 def installed_plugins() -> list[InstalledPlugin]:
     """Entry points of the group `aioserve`, in order of their names, bundled ones first.
 
-    Raises `ConfigError` if AIOSERVE_PLUGINS names what isn't installed.
+    Raises `ConfigError` if AIOSERVE_PLUGINS names what isn't installed, or nothing between commas.
     """
     wanted = _wanted()
     found: list[InstalledPlugin] = []
@@ -84,8 +85,8 @@ def installed_plugins() -> list[InstalledPlugin]:
     for name in wanted or ():
         if not _matches(name, known):
             raise ConfigError(
-                f"AIOSERVE_PLUGINS names {name!r}, which is neither a plugin nor a distribution "
-                f"with one; there are: {', '.join(sorted(known)) or 'nothing'}"
+                f"AIOSERVE_PLUGINS names {shown(name)}, which is neither a plugin nor a "
+                f"distribution with one; there are: {', '.join(sorted(known)) or 'nothing'}"
             )
     return sorted(found, key=lambda plugin: (plugin.name, not plugin.bundled))
 
@@ -119,13 +120,18 @@ def _may_have_plugins(dist: Distribution) -> bool:
 
 
 def _wanted() -> tuple[str, ...] | None:
-    """Names in AIOSERVE_PLUGINS; None if it isn't set."""
+    """Names in AIOSERVE_PLUGINS; None if it isn't set. Raises `ConfigError` for commas alone."""
     text = os.environ.get("AIOSERVE_PLUGINS")
     if text is None:
         return None
     if text.strip().lower() == OFF:
         return ()
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if text.strip() and not names:
+        raise ConfigError(
+            f"AIOSERVE_PLUGINS must be names separated by commas, or {OFF}; got {shown(text)}"
+        )
+    return names
 
 
 def _matches(name: str, names: set[str]) -> bool:

@@ -66,7 +66,7 @@ async def test_the_backend_is_chosen_by_name_and_the_environment_only_fills_in(m
     assert await used() == "reference"
     assert await used(backend="native") == "native"
     monkeypatch.setenv("AIOSERVE_OPS", "natvie")
-    with pytest.raises(ConfigError, match="AIOSERVE_OPS must be one of native, reference; got"):
+    with pytest.raises(ConfigError, match="AIOSERVE_OPS must be one of auto, native, reference"):
         await used()
     with pytest.raises(ConfigError, match="backend must be one of 'auto', 'native', 'reference', "):
         Engine("pyhelp", backend="natvie")  # pyright: ignore[reportArgumentType]

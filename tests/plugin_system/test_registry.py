@@ -432,6 +432,14 @@ def test_a_name_in_the_environment_that_is_not_installed_is_an_error(three, monk
     assert three == []
 
 
+@pytest.mark.parametrize("value", [",", " , ,", ",,"])
+def test_an_environment_that_names_nothing_between_commas_is_an_error(three, monkeypatch, value):
+    monkeypatch.setenv("AIOSERVE_PLUGINS", value)
+    with pytest.raises(ConfigError, match=r"AIOSERVE_PLUGINS must be names .* or off; got"):
+        PluginRegistry()
+    assert three == []
+
+
 def test_a_broken_plugin_that_the_environment_names_is_an_error(installed, monkeypatch):
     installed += [entry_point("lifo", LifoPlugin), entry_point("quota", broken)]
     PluginRegistry().check_selected()
