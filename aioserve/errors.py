@@ -130,16 +130,16 @@ class PromptTooLongError(InvalidRequestError):
         *,
         value: int | None = None,
         limit: int | None = None,
-        unit: Literal["tokens", "characters"] = "tokens",
+        unit: Literal["tokens", "characters", "messages"] = "tokens",
     ) -> None:
         super().__init__(message, argument="prompt")
         self.value: int | None = value
         """The prompt's length."""
         self.limit: int | None = limit
         """The longest that is taken."""
-        self.unit: Literal["tokens", "characters"] = unit
-        """Of `value` and `limit`. A text that is far too long is refused unread, by its characters.
-        """
+        self.unit: Literal["tokens", "characters", "messages"] = unit
+        """Of `value` and `limit`. What is far too long is refused unread, by its characters or
+        messages."""
 
 
 class InvalidSamplingError(InvalidRequestError):
@@ -246,7 +246,7 @@ class RequestRefusedError(EngineError):
 
 
 class QueueFullError(RequestRefusedError):
-    """More requests wait than the engine's limit allows."""
+    """More requests wait, or more of their text, than the engine's limits allow."""
 
     def __init__(
         self,
@@ -254,13 +254,16 @@ class QueueFullError(RequestRefusedError):
         *,
         value: int | None = None,
         limit: int | None = None,
+        unit: Literal["requests", "characters"] = "requests",
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message, retry_after_seconds=retry_after_seconds)
         self.value: int | None = value
-        """Requests that wait."""
+        """What waits: requests, or characters of long prompts that are to be encoded."""
         self.limit: int | None = limit
-        """The engine's `max_waiting`."""
+        """The engine's `max_waiting`, or how many characters may."""
+        self.unit: Literal["requests", "characters"] = unit
+        """Of `value` and `limit`."""
 
 
 class RequestRejectedError(RequestRefusedError):

@@ -6,14 +6,12 @@ model, a template that refuses) ends the request's stream with the error.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import anyio
-import anyio.to_thread
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
+from aioserve.engine.encoding import Encoder, Message
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import checked_ids, kind_of
 from aioserve.engine.requests import LiveRequest, RequestState
@@ -31,7 +30,6 @@ from aioserve.errors import (
     InvalidPromptError,
     InvalidRequestError,
     InvalidSamplingError,
-    PromptTooLongError,
     QueueFullError,
     RequestFailedError,
     RequestRejectedError,
@@ -41,20 +39,14 @@ from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
 from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
-from aioserve.text.chat import validate_messages
-from aioserve.text.tokenizer import Tokenizer
+from aioserve.text.messages import plain_messages
 
 __all__ = ["Intake", "Message", "Prompt"]
 
-Message = Mapping[str, str]
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
 
 INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
-MAX_CHARS_PER_TOKEN = 128
-"""A text of more characters than this times the model's context is refused unread: no vocabulary
-has tokens that long on average."""
-ENCODER_THREADS = 2
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
 
@@ -78,10 +70,7 @@ class Intake:
         self._model = model
         self._core = core
         self._admission = admission
-        self._loop = asyncio.get_running_loop()
-        self._threads = anyio.CapacityLimiter(ENCODER_THREADS)
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Those that encode prompts."""
+        self.encoder: Encoder = Encoder(model)
         self._num_requests = 0
         self._asking = False
         """A plugin is being asked about a request, which isn't queued yet."""
@@ -113,6 +102,8 @@ class Intake:
                 retry_after_seconds=self._core.delivery.last_wait_seconds,
             )
         text_or_ids = self._checked_prompt(prompt)
+        num_chars = _num_chars(text_or_ids)
+        self.encoder.check_room(num_chars)
         seed = params.seed
         if seed is None:
             seed = (self._config.seed + self._num_requests * SEED_STRIDE) % 2**64
@@ -130,13 +121,10 @@ class Intake:
                 self._queue(checked, text_or_ids)
             elif isinstance(text_or_ids, str) and len(text_or_ids) <= INLINE_CHARS:
                 with self._failing(live):
-                    self._queue_encoded(checked, self._encode(text_or_ids))
+                    self._queue_encoded(checked, self.encoder.encode(text_or_ids))
             else:
-                # A task, so that it runs in the caller's context.
-                task = self._loop.create_task(self._encode_in_thread(checked, text_or_ids))
-                self._tasks.add(task)
-                # Not in the task: one that is cancelled before it starts runs none of its code.
-                task.add_done_callback(lambda task: self._encoded(live, task))
+                then = partial(self._encoded, checked)
+                live.encoding = self.encoder.submit(text_or_ids, num_chars, then)
         except BaseException:
             self._core.table.end(live)
             raise
@@ -151,11 +139,6 @@ class Intake:
             self._core.table.end(live)
             ended += live.mailbox.finish(FinishReason.ABORT, error.copy())
         return ended
-
-    async def wait_idle(self) -> None:
-        """Until no prompt is being encoded."""
-        while tasks := self._tasks:
-            await asyncio.wait(list(tasks))
 
     # -- checks at the edge
 
@@ -211,37 +194,17 @@ class Intake:
             text = plain_str(prompt)
             if not text:
                 raise InvalidPromptError("prompt must not be empty, got ''")
-            self._check_chars(len(text))
-            self._tokenizer()
+            self.encoder.check_chars(len(text))
+            _ = self.encoder.tokenizer
             return text
         if kind == "messages":
-            self._tokenizer()
+            _ = self.encoder.tokenizer
             if self._model.chat_template is None:
                 raise InvalidPromptError(
                     f"prompt is a list of messages, but {self._model.name} has no chat template"
                 )
-            messages = validate_messages(prompt)
-            self._check_chars(sum(len(message["content"]) for message in messages))
-            return messages
+            return plain_messages(prompt, max_chars=self.encoder.max_chars)
         return self._checked_ids(prompt)
-
-    def _tokenizer(self) -> Tokenizer:
-        if self._model.tokenizer is None:
-            raise InvalidPromptError(
-                f"prompt must be token ids, got text: {self._model.why_no_tokenizer}"
-            )
-        return self._model.tokenizer
-
-    def _check_chars(self, chars: int) -> None:
-        limit = self._model.limits.max_model_len
-        if chars > limit * MAX_CHARS_PER_TOKEN:
-            raise PromptTooLongError(
-                f"prompt has {chars} characters, which can't be fewer than max_model_len = {limit} "
-                f"tokens; {limit * MAX_CHARS_PER_TOKEN} are read at most",
-                value=chars,
-                limit=limit * MAX_CHARS_PER_TOKEN,
-                unit="characters",
-            )
 
     def _checked_ids(self, ids: object) -> npt.NDArray[np.int32]:
         limits = self._model.limits
@@ -249,28 +212,12 @@ class Intake:
 
     # -- encoding
 
-    async def _encode_in_thread(self, checked: _Checked, prompt: Any) -> None:
-        live = checked.live
-
-        def encode_if_wanted() -> list[int]:
-            return self._encode(prompt) if live.state is RequestState.ENCODING else []
-
-        with self._failing(live):
-            ids = await anyio.to_thread.run_sync(encode_if_wanted, limiter=self._threads)
-            if live.state is RequestState.ENCODING:
-                self._queue_encoded(checked, ids)
-
-    def _encoded(self, live: LiveRequest, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if live.state is RequestState.ENCODING:
-            how = "cancelled" if task.cancelled() else f"ended by {task.exception()!r}"
-            self._fail(live, RequestFailedError(f"the task that encoded the prompt was {how}"))
-
-    def _encode(self, prompt: Any) -> list[int]:
-        tokenizer, template = self._tokenizer(), self._model.chat_template
-        if isinstance(prompt, str) or template is None:
-            return tokenizer.encode(prompt)
-        return tokenizer.encode(template.render(prompt), add_special_tokens=False)
+    def _encoded(self, checked: _Checked, encoded: list[int] | BaseException) -> None:
+        checked.live.encoding = None
+        with self._failing(checked.live):
+            if isinstance(encoded, BaseException):
+                raise encoded
+            self._queue_encoded(checked, encoded)
 
     def _queue_encoded(self, checked: _Checked, ids: list[int]) -> None:
         if not ids:
@@ -316,13 +263,24 @@ class Intake:
             yield
         except AioserveError as error:
             self._fail(live, error)
-        except Exception as error:
-            failed = RequestFailedError(f"the prompt can't be encoded: {error!r}")
+        except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+            failed = RequestFailedError(f"the prompt can't be encoded: {shown(error)}")
             self._fail(live, failed.with_cause(error))
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
 
     def _fail(self, live: LiveRequest, error: AioserveError) -> None:
         self._core.table.end(live)
         live.mailbox.finish(FinishReason.ERROR, error)
+
+
+def _num_chars(prompt: str | Sequence[Message] | npt.NDArray[np.int32]) -> int:
+    """To encode."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, np.ndarray):
+        return 0
+    return sum([len(message["role"]) + len(message["content"]) for message in prompt])
 
 
 _RULES: dict[str, Rule[Any]] = {

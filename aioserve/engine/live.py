@@ -87,7 +87,7 @@ class LiveEngine:
 
     async def wait_idle(self) -> None:
         """Until no request is left."""
-        await self.intake.wait_idle()
+        await self.intake.encoder.wait_idle()
         await self.core.wait_idle()
 
     def abort_all(self, error: EngineClosedError) -> int:
@@ -98,7 +98,7 @@ class LiveEngine:
         """End every request, let the steps in flight end, and stop the runner."""
         closed = "the engine was closed before this request ended"
         self.abort_all(EngineClosedError(closed, state="closed"))
-        await self.intake.wait_idle()
+        await self.intake.encoder.aclose()
         self.core.stop()
         await asyncio.wait([self._task])
         if isinstance(self.core.failure, KeyboardInterrupt | SystemExit):

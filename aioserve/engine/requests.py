@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Protocol
 
+from aioserve.engine.encoding import Encoding
 from aioserve.engine.mailbox import Mailbox
 from aioserve.request import Request
 from aioserve.text.assembler import TextAssembler
@@ -72,6 +73,7 @@ class LiveRequest:
     __slots__ = (
         "_readers",
         "assemblers",
+        "encoding",
         "mailbox",
         "request",
         "samples",
@@ -86,6 +88,8 @@ class LiveRequest:
         loop = asyncio.get_running_loop()
         self.mailbox: Mailbox = Mailbox(request_id, loop, self, capacity, num_samples)
         self.state: RequestState = RequestState.ENCODING
+        self.encoding: Encoding | None = None
+        """While a thread is to encode the prompt."""
         self.request: Request | None = None
         """Once the prompt is encoded."""
         self.assemblers: tuple[TextAssembler, ...] = ()
@@ -197,6 +201,8 @@ class RequestTable:
             self._leaving.remove(request)
         self._free_id(request)
         self._move(request, RequestState.ENDED)
+        if request.encoding is not None:
+            request.encoding.cancel()
         if request.stall_timer is not None:
             request.stall_timer.cancel()
 

@@ -24,11 +24,11 @@ from typing import Any
 import minijinja
 
 from aioserve.errors import InvalidPromptError, ModelError, RequestFailedError
+from aioserve.text.messages import validate_messages
 
-__all__ = ["ChatTemplate", "validate_messages"]
+__all__ = ["ChatTemplate"]
 
 _TEMPLATE_NAME = "chat_template"
-_FIELDS = ("role", "content")
 _TOKEN_NAMES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 # Marks the assistant's part for training; it has no effect on the text.
 _GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
@@ -107,43 +107,6 @@ class ChatTemplate:
             raise InvalidPromptError(f"the model's chat template refused: {error}") from error
         except Exception as error:
             raise RequestFailedError(f"{self.origin}: rendering failed: {error}") from error
-
-
-def validate_messages(messages: Any) -> list[dict[str, str]]:
-    """Check that `messages` is a non-empty list of {"role": str, "content": str}; a copy of it.
-
-    Raises `InvalidPromptError` naming the index and the field.
-    """
-    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
-        raise InvalidPromptError(f"messages must be a list, got {type(messages).__name__}")
-    if not messages:
-        raise InvalidPromptError("messages must not be empty")
-    return [_check_message(index, message) for index, message in enumerate(messages)]
-
-
-def _check_message(index: int, message: Any) -> dict[str, str]:
-    if not isinstance(message, Mapping):
-        raise InvalidPromptError(f"messages[{index}] must be a dict, got {type(message).__name__}")
-    for field in _FIELDS:
-        if field not in message:
-            raise InvalidPromptError(f"messages[{index}] has no {field!r}")
-        value = message[field]
-        if not isinstance(value, str):
-            raise InvalidPromptError(
-                f"messages[{index}][{field!r}] must be a str, got {type(value).__name__}"
-            )
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidPromptError(
-                f"messages[{index}][{field!r}] can't be encoded as UTF-8: {error}"
-            ) from error
-    unknown = [key for key in message if key not in _FIELDS]
-    if unknown:
-        raise InvalidPromptError(
-            f"messages[{index}] has the unsupported field {unknown[0]!r}; only role and content are"
-        )
-    return {field: message[field] for field in _FIELDS}
 
 
 class _Refused(Exception):

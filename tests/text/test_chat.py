@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from aioserve.errors import InvalidPromptError, ModelError, RequestFailedError
-from aioserve.text.chat import ChatTemplate, validate_messages
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.messages import validate_messages
 from tests.text.kinds import byte_level_backend
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

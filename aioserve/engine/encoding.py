@@ -1,0 +1,251 @@
+"""From prompts to token ids, off the event loop.
+
+    submit ──► waiting ──► on a thread ──► then(ids)
+                  │             │
+                  └── cancel ───┘
+
+An encode can't be interrupted, and that of a huge text takes many seconds. So one thread takes
+long texts and the other never does: nobody's short prompt waits for somebody's long one. Long
+texts are encoded one after the other, and those that wait are bounded by their characters (short
+ones are by `max_waiting`). Where nobody waits for the ids any more, nobody waits for the thread: it
+ends when the library returns to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+from aioserve.errors import InvalidPromptError, PromptTooLongError, QueueFullError
+from aioserve.execution.runner import LoadedModel
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["Encoder", "Encoding", "Message"]
+
+Message = Mapping[str, str]
+
+MAX_CHARS_PER_TOKEN = 128
+"""A text of more characters than this times the model's context is refused unread: no vocabulary
+has tokens that long on average. (Some have runs of 128 spaces or dashes.)"""
+LONG_CHARS = 2**15
+"""Texts above take one thread, one by one. One of this length takes some 10 ms, and in the worst
+case, a single word, some 100 ms."""
+MAX_LONG_CHARS = 2**26
+"""Of long texts that are being encoded or wait to be, all together, where there are several."""
+
+Encoded = list[int] | BaseException
+
+
+class Encoding:
+    """One prompt on its way to token ids. Belongs to the thread of the event loop."""
+
+    __slots__ = ("_encoder", "context", "is_waiting", "num_chars", "prompt", "then")
+
+    def __init__(
+        self, encoder: Encoder, prompt: Any, num_chars: int, then: Callable[[Encoded], None]
+    ) -> None:
+        self._encoder = encoder
+        self.prompt = prompt
+        self.num_chars = num_chars
+        self.then: Callable[[Encoded], None] | None = then
+        """None once it was called, or nobody wants it to be."""
+        self.context = contextvars.copy_context()
+        """The caller's: its prompt is encoded there, and `then` called."""
+        self.is_waiting = True
+
+    def run(self) -> Encoded:
+        """Encode, on a thread."""
+        return self.context.run(self._run)
+
+    def _run(self) -> Encoded:
+        try:
+            return self._encoder.encode(self.prompt)
+        except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+            return error
+
+    def cancel(self) -> None:
+        """Nobody wants the ids: `then` isn't called, if it wasn't. May be called in the middle of
+        anything, by the garbage collector."""
+        if self.then is not None:
+            self.then = None
+            self._encoder.left(self)
+
+
+class Encoder:
+    """Encodes the prompts of one engine. For the thread of the event loop that it is made on."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._loop = asyncio.get_running_loop()
+        self._short: deque[Encoding] = deque()
+        self._long: deque[Encoding] = deque()
+        self._long_chars = 0
+        self._lanes = (
+            _Lane(f"aioserve-encode-{model.name}", (self._long, self._short)),
+            _Lane(f"aioserve-encode-{model.name}", (self._short,)),
+        )
+        self._num_wanted = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises `InvalidPromptError` where there is none."""
+        if self._model.tokenizer is None:
+            raise InvalidPromptError(
+                f"prompt must be token ids, got text: {self._model.why_no_tokenizer}"
+            )
+        return self._model.tokenizer
+
+    @property
+    def max_chars(self) -> int:
+        """Of one prompt."""
+        return self._model.limits.max_model_len * MAX_CHARS_PER_TOKEN
+
+    def check_chars(self, chars: int) -> None:
+        """Raise `PromptTooLongError` for a text that is longer than any that fits the model."""
+        if chars > self.max_chars:
+            raise PromptTooLongError(
+                f"prompt has {chars} characters, which can't be fewer than max_model_len = "
+                f"{self._model.limits.max_model_len} tokens; {self.max_chars} are read at most",
+                value=chars,
+                limit=self.max_chars,
+                unit="characters",
+            )
+
+    def encode(self, prompt: Any) -> list[int]:
+        """Token ids of a text, or of messages. On any thread, for as long as it takes."""
+        template = self._model.chat_template
+        if isinstance(prompt, str) or template is None:
+            return self.tokenizer.encode(prompt)
+        text = template.render(prompt)
+        self.check_chars(len(text))
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    # -- those that wait
+
+    def check_room(self, num_chars: int) -> None:
+        """Raise `QueueFullError` where a prompt of so many characters can't even wait."""
+        # One is always taken: what fits the model is never refused for its length.
+        wait = self._long_chars
+        if num_chars > LONG_CHARS and wait and wait + num_chars > MAX_LONG_CHARS:
+            raise QueueFullError(
+                f"long prompts of {wait} characters are being encoded or wait to be; with "
+                f"{num_chars} more there would be more than {MAX_LONG_CHARS}",
+                value=wait,
+                limit=MAX_LONG_CHARS,
+                unit="characters",
+                retry_after_seconds=None,  # nobody can tell how long a text takes
+            )
+
+    def submit(self, prompt: Any, num_chars: int, then: Callable[[Encoded], None]) -> Encoding:
+        """Encode a prompt of so many characters on a thread, and call `then` with its ids or what
+        was raised, in the caller's context."""
+        encoding = Encoding(self, prompt, num_chars, then)
+        if num_chars > LONG_CHARS:
+            self._long_chars += num_chars
+            self._long.append(encoding)
+        else:
+            self._short.append(encoding)
+        self._num_wanted += 1
+        self._idle.clear()
+        self._start()
+        return encoding
+
+    def left(self, encoding: Encoding) -> None:
+        """Nobody waits for an encoding. One that has a thread keeps it; others free their text."""
+        if encoding.is_waiting:
+            self._forget(encoding)
+        self._num_wanted -= 1
+        if self._num_wanted == 0:
+            self._idle.set()
+
+    def _forget(self, encoding: Encoding) -> None:
+        encoding.prompt = None
+        if encoding.num_chars > LONG_CHARS:
+            self._long_chars -= encoding.num_chars
+
+    def _start(self) -> None:
+        """Let every free thread begin with what it may take."""
+        for lane in self._lanes:
+            if lane.future is None and (encoding := lane.next_encoding()) is not None:
+                encoding.is_waiting = False
+                lane.future = self._loop.run_in_executor(lane, encoding.run)
+                lane.future.add_done_callback(
+                    partial(self._ended, lane, encoding), context=encoding.context
+                )
+
+    def _ended(self, lane: _Lane, encoding: Encoding, future: asyncio.Future[Encoded]) -> None:
+        if future.cancelled():  # by `aclose`
+            return
+        lane.future = None
+        self._forget(encoding)
+        self._start()
+        if (then := encoding.then) is not None:
+            encoding.cancel()
+            then(future.result())
+
+    async def wait_idle(self) -> None:
+        """Until nobody waits for an encoding."""
+        await self._idle.wait()
+
+    async def aclose(self) -> None:
+        """End the threads; all encodings are cancelled. One that is in the library's hands is left
+        to it: it touches nothing of the engine's, and ends when the library returns."""
+        for lane in self._lanes:
+            lane.shutdown(wait=False)
+            if lane.future is not None:
+                lane.future.cancel()
+            elif lane.thread is not None:
+                await asyncio.to_thread(lane.thread.join)
+
+
+class _Lane(Executor):
+    """One thread, and the queues that it takes from, in this order. It starts with the first call.
+
+    A daemon, which `ThreadPoolExecutor` has none of: an interpreter that exits isn't held up by a
+    text that nobody waits for.
+    """
+
+    def __init__(self, name: str, queues: Sequence[deque[Encoding]]) -> None:
+        self.future: asyncio.Future[Encoded] | None = None
+        """Of the encoding that has the thread."""
+        self.thread: threading.Thread | None = None
+        self._name = name
+        self._queues = queues
+        self._calls: queue.SimpleQueue[
+            tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None
+        ] = queue.SimpleQueue()
+
+    def next_encoding(self) -> Encoding | None:
+        for waiting in self._queues:
+            while waiting:
+                encoding = waiting.popleft()
+                if encoding.then is not None:
+                    return encoding
+        return None
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self.thread.start()
+        future: Future[Any] = Future()
+        self._calls.put((future, fn, args))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, run, args = call
+            if future.set_running_or_notify_cancel():
+                future.set_result(run(*args))
+            del call, future, run, args
