@@ -56,7 +56,7 @@ class Encoding:
         self.num_chars = num_chars
         self.then: Callable[[Encoded], None] | None = then
         """None once it was called, or nobody wants it to be."""
-        self.context = contextvars.copy_context()
+        self.context: contextvars.Context = contextvars.copy_context()
         """The caller's: its prompt is encoded there, and `then` called."""
         self.is_waiting = True
 
@@ -123,11 +123,12 @@ class Encoder:
     def encode(self, prompt: Any) -> list[int]:
         """Token ids of a text, or of messages. On any thread, for as long as it takes."""
         template = self._model.chat_template
+        most = self._model.limits.max_model_len - 1
         if isinstance(prompt, str) or template is None:
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt, max_tokens=most)
         text = template.render(prompt)
         self.check_chars(len(text))
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(text, add_special_tokens=False, max_tokens=most)
 
     # -- those that wait
 
@@ -178,9 +179,7 @@ class Encoder:
             if lane.future is None and (encoding := lane.next_encoding()) is not None:
                 encoding.is_waiting = False
                 lane.future = self._loop.run_in_executor(lane, encoding.run)
-                lane.future.add_done_callback(
-                    partial(self._ended, lane, encoding), context=encoding.context
-                )
+                lane.future.add_done_callback(partial(self._ended, lane, encoding))
 
     def _ended(self, lane: _Lane, encoding: Encoding, future: asyncio.Future[Encoded]) -> None:
         if future.cancelled():  # by `aclose`
@@ -190,7 +189,7 @@ class Encoder:
         self._start()
         if (then := encoding.then) is not None:
             encoding.cancel()
-            then(future.result())
+            encoding.context.run(then, future.result())
 
     async def wait_idle(self) -> None:
         """Until nobody waits for an encoding."""

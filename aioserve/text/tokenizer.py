@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tokenizers
 
-from aioserve.errors import InvalidPromptError, ModelError
+from aioserve.errors import InvalidPromptError, ModelError, PromptTooLongError
 from aioserve.text.pieces import PieceTable
 from aioserve.text.tokenizer_file import one_past_highest_id, read_tokenizer
 
@@ -81,11 +81,14 @@ class Tokenizer:
         backend, vocab_size = read_tokenizer(file)
         return cls(backend, source=str(file), vocab_size=vocab_size)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         """Token ids of `text`; with `add_special_tokens`, framed as the model expects (BOS, say).
 
         Special tokens that are written out in `text` are recognised. Raises `InvalidPromptError` if
-        `text` isn't a str that can be encoded as UTF-8 (a lone surrogate can't).
+        `text` isn't a str that can be encoded as UTF-8 (a lone surrogate can't), and
+        `PromptTooLongError` if it has more than `max_tokens`.
         """
         if not isinstance(text, str):
             raise InvalidPromptError(f"text must be a str, got {type(text).__name__}")
@@ -97,6 +100,13 @@ class Tokenizer:
             (encoded,) = self._backend.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
+            # Making a list of millions takes all threads a while.
+            if max_tokens is not None and len(encoded) > max_tokens:
+                raise PromptTooLongError(
+                    f"prompt has {len(encoded)} tokens; {max_tokens} are taken at most",
+                    value=len(encoded),
+                    limit=max_tokens,
+                )
             return encoded.ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {error}") from error

@@ -1,0 +1,520 @@
+"""Prompts that are huge, endless or lie about themselves: nobody else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve import Engine, SamplingParams
+from aioserve.config import EngineConfig
+from aioserve.engine import encoding
+from aioserve.errors import (
+    AioserveError,
+    InvalidPromptError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestFailedError,
+)
+from aioserve.execution.runner import LoadedModel
+from aioserve.testing import FakeModel, byte_tokenizer, check_invariants
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.messages import MAX_MESSAGES, MAX_ROLE_CHARS, plain_messages, validate_messages
+from aioserve.text.tokenizer import Tokenizer
+from tests.attacks.held_loop import assert_loop_is_free
+from tests.attacks.hostile import hostile_texts, hostile_values, is_named, named_errors
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+PARAMS = SamplingParams(max_tokens=4)
+HUGE = "x" * 10_000_000
+LONG = "x" * (encoding.LONG_CHARS + 1)
+SHORT = "a text that is encoded by a thread " * 20
+
+
+class ChatModel(FakeModel):
+    """With a chat template, and a tokenizer that waits where it is told to."""
+
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.tokenizer = tokenizer or byte_tokenizer()
+
+    async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        template = ChatTemplate(TEMPLATE, origin="test")
+        loaded = await super().load(config, num_slots=num_slots)
+        return msgspec.structs.replace(
+            loaded, tokenizer=self.tokenizer, chat_template=template, name="chat"
+        )
+
+
+class Blocking(Tokenizer):
+    """Encodes a text that begins with "x" when it is let go on, to ids of its own length."""
+
+    def __init__(self) -> None:
+        other = byte_tokenizer()
+        super().__init__(other._backend)
+        self.texts: list[str] = []
+        self.begun = threading.Semaphore(0)
+        self.go_on = threading.Event()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, **more: Any) -> list[int]:
+        self.texts.append(text[:10])
+        if text.startswith("x"):
+            self.begun.release()
+            assert self.go_on.wait(30)
+            return [1, 2, 3]
+        return super().encode(text, add_special_tokens=add_special_tokens, **more)
+
+
+def big_model(tokenizer: Tokenizer | None = None) -> ChatModel:
+    return ChatModel(tokenizer, num_pages=8192, max_model_len=100_000)
+
+
+def message(content: Any = "hello", role: Any = "user") -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+class Endless(Sequence[Any]):
+    """Says that it has three messages, and gives no end of them."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: Any) -> Any:
+        return message()
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield message()
+
+
+class LyingList(list[Any]):
+    def __len__(self) -> int:
+        return 1
+
+
+class Text(str):
+    """Python's methods of it lie, and take long."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __str__(self) -> str:
+        raise ValueError("touched")
+
+    __iter__ = __getitem__ = __eq__ = encode = isascii = __str__  # type: ignore[assignment]
+
+
+class Role(enum.StrEnum):
+    USER = "user"
+
+
+class EndlessMapping(Mapping[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        return "text"
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            yield "role"
+
+
+# -- bounds
+
+
+@pytest.mark.parametrize(
+    ("messages", "value", "limit", "unit"),
+    [
+        ([message("")] * 1_000_000, 1_000_000, MAX_MESSAGES, "messages"),
+        (LyingList([message()] * 1_000_000), MAX_MESSAGES + 1, MAX_MESSAGES, "messages"),
+        (Endless(), MAX_MESSAGES + 1, MAX_MESSAGES, "messages"),
+        ([message(HUGE * 2)], 20_000_004, 12_800_000, "characters"),
+        ([message(HUGE)] * 10_000, 20_000_008, 12_800_000, "characters"),
+        ([message(Text("x" * 12_800_000))], 12_800_004, 12_800_000, "characters"),
+    ],
+    ids=["many", "lying", "endless", "content", "sum", "subclass"],
+)
+@pytest.mark.asyncio
+async def test_what_is_too_much_is_refused_by_its_size(messages, value, limit, unit):
+    async with Engine(big_model()) as engine:
+
+        async def attack() -> None:
+            with pytest.raises(PromptTooLongError, match=f"prompt has {value} {unit}") as caught:
+                engine.stream(messages)
+            assert (caught.value.value, caught.value.limit, caught.value.unit) == (
+                value,
+                limit,
+                unit,
+            )
+            assert is_named(caught.value)
+
+        await assert_loop_is_free(attack)
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([message(role=HUGE)], r"messages\[0\]\['role'\] must have at most 64 .* got 10000000"),
+        ([dict.fromkeys(map(str, range(1_000_000)), "x") | message()], "unsupported field '0'"),
+        ([dict.fromkeys([HUGE], "x") | message()], "unsupported field 'xxx"),
+        ([message(), 5], r"messages\[1\] must be a dict, got int"),
+    ],
+    ids=["role", "keys", "key", "no message"],
+)
+@pytest.mark.asyncio
+async def test_what_no_message_has_is_refused_by_name(messages, complaint):
+    async with Engine(big_model()) as engine:
+
+        async def attack() -> None:
+            with pytest.raises(InvalidPromptError, match=complaint) as caught:
+                engine.stream(messages)
+            assert is_named(caught.value)
+
+        await assert_loop_is_free(attack)
+
+
+def test_as_many_messages_as_may_be_and_as_long_a_role():
+    messages = [message(role="r" * MAX_ROLE_CHARS)] * MAX_MESSAGES
+    assert validate_messages(messages) == messages
+    assert len(plain_messages(messages, max_chars=MAX_MESSAGES * 69)) == MAX_MESSAGES
+    with pytest.raises(PromptTooLongError, match=r"up to messages\[9999\]"):
+        plain_messages(messages, max_chars=MAX_MESSAGES * 69 - 1)
+
+
+def test_what_is_read_is_plain_and_a_copy():
+    given_ = [{"role": Role.USER, "content": Text("hello")}]
+    plain = validate_messages(given_)
+    assert plain == [{"role": "user", "content": "hello"}]
+    assert {type(text) for text in plain[0].values()} == {str}
+    assert plain_messages([EndlessMapping()]) == [{"role": "text", "content": "text"}]
+
+
+def test_what_raises_when_it_is_read_is_named():
+    class Raises(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            raise KeyError("planted")
+
+    with pytest.raises(InvalidPromptError, match=r"messages can't be read: KeyError\('planted'\)"):
+        plain_messages([Raises(message())])
+
+
+@pytest.mark.asyncio
+async def test_a_surrogate_in_a_message_is_named_by_the_first_read():
+    text = "\u1234" * 100_000 + "\ud800"
+    with pytest.raises(InvalidPromptError, match=r"\['content'\] can't .* '\\ud800' at 100000"):
+        validate_messages([message(text)])
+    async with Engine(big_model()) as engine:
+        with pytest.raises(InvalidPromptError, match=r"messages\[0\]\['content'\] can't"):
+            await engine.generate([message(text)])
+
+
+# -- the loop
+
+AT_MOST = 8_000 * encoding.MAX_CHARS_PER_TOKEN
+"""Characters of a prompt, where the context is 8000 tokens."""
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        HUGE,
+        "x" * AT_MOST,
+        "\u1234" * AT_MOST,
+        [message(HUGE)],
+        [message("x" * (AT_MOST - 100))],
+        [message("\u1234" * (AT_MOST - 4))],
+        [message("\u1234" * (AT_MOST - 100))],
+        [message("hi")] * MAX_MESSAGES,
+        [5] * 10_000_000,
+        np.zeros(10_000_000, np.int64),
+        np.zeros((10_000, 1_000)),
+        range(10**18),
+    ],
+    ids=[
+        "refused text",
+        "text",
+        "wide text",
+        "refused content",
+        "content",
+        "content that is longer rendered",
+        "wide content",
+        "messages",
+        "ids",
+        "array",
+        "matrix",
+        "range",
+    ],
+)
+@pytest.mark.asyncio
+async def test_no_prompt_holds_the_loop(prompt):
+    async with Engine(ChatModel(num_pages=512, max_model_len=8_000)) as engine:
+
+        async def attack() -> None:
+            with named_errors():
+                await engine.generate(prompt, PARAMS)
+
+        await assert_loop_is_free(attack)
+
+
+# -- other people's prompts
+
+
+@pytest.mark.asyncio
+async def test_short_prompts_are_answered_while_long_ones_are_encoded():
+    tokenizer = Blocking()
+    async with Engine(big_model(tokenizer)) as engine:
+        long = [engine.stream(prompt, PARAMS) for prompt in (LONG, [message(LONG)], LONG)]
+        for prompt in [SHORT, [message(SHORT)], "short"] * 3:
+            assert (await engine.generate(prompt, PARAMS)).samples[0].token_ids
+        assert [stream.finish_reason for stream in long] == [None] * 3
+        assert tokenizer.texts.count("x" * 10) == 1
+        tokenizer.go_on.set()
+        for stream in long:
+            assert len([token async for token in stream]) == 4
+        check_invariants(engine)
+
+
+@pytest.mark.asyncio
+async def test_a_long_prompt_is_encoded_although_short_ones_keep_coming():
+    tokenizer = Blocking()
+    async with Engine(big_model(tokenizer), max_num_seqs=2) as engine:
+        blocked = engine.stream(LONG, PARAMS)
+        short = [engine.stream(SHORT, PARAMS) for _ in range(50)]
+        next_long = engine.stream(LONG, PARAMS)
+        short += [engine.stream(SHORT, PARAMS) for _ in range(50)]
+        tokenizer.go_on.set()
+        await blocked.started()
+        assert len([token async for token in next_long]) == 4
+        for stream in short:
+            stream.close()
+
+
+@pytest.mark.asyncio
+async def test_long_prompts_that_wait_are_bounded_and_short_ones_are_not_refused_for_them(
+    monkeypatch,
+):
+    monkeypatch.setattr(encoding, "MAX_LONG_CHARS", 3 * len(LONG))
+    tokenizer = Blocking()
+    async with Engine(big_model(tokenizer)) as engine:
+        streams = [engine.stream(LONG, PARAMS) for _ in range(3)]
+        for prompt in (LONG, [message(LONG)]):
+            with pytest.raises(QueueFullError, match=f"of {3 * len(LONG)} characters") as caught:
+                engine.stream(prompt, PARAMS)
+        assert (caught.value.value, caught.value.unit) == (3 * len(LONG), "characters")
+        assert len((await engine.generate(SHORT, PARAMS)).token_ids) == 4
+        streams[2].close()  # waits, so its room is free at once
+        streams[2] = engine.stream(LONG, PARAMS)
+        streams[0].close()  # is being encoded, so it isn't
+        with pytest.raises(QueueFullError):
+            engine.stream(LONG, PARAMS)
+        tokenizer.go_on.set()
+        for stream in streams[1:]:
+            assert len([token async for token in stream]) == 4
+        # What fits the model is never refused for its length where nobody else is long.
+        monkeypatch.setattr(encoding, "MAX_LONG_CHARS", 1)
+        assert len((await engine.generate(LONG, PARAMS)).token_ids) == 4
+        check_invariants(engine)
+
+
+@pytest.mark.asyncio
+async def test_what_nobody_waits_for_any_more_is_not_encoded():
+    tokenizer = Blocking()
+    async with Engine(big_model(tokenizer)) as engine:
+        streams = [engine.stream(LONG, PARAMS) for _ in range(5)]
+        await asyncio.to_thread(tokenizer.begun.acquire)
+        for stream in streams:
+            stream.close()
+        assert engine.stats().num_waiting == 0
+        await asyncio.wait_for(engine.drain(), 10)  # doesn't wait for the one on the thread
+        tokenizer.go_on.set()
+    assert len(tokenizer.texts) == 1
+
+
+# -- the ids of requests that were left
+
+
+@pytest.mark.parametrize("prompt", [LONG, [message(LONG)], SHORT, [message("hi")], "hi", [1, 2]])
+@pytest.mark.parametrize("moment", ["at once", "encoding", "waiting", "running"])
+@pytest.mark.asyncio
+async def test_the_id_of_a_stream_that_was_closed_is_free(prompt, moment):
+    tokenizer = Blocking()
+    async with Engine(big_model(tokenizer)) as engine:
+        if moment == "waiting":
+            engine.stream(LONG, PARAMS, request_id="other").request_id  # noqa: B018
+        stream = engine.stream(prompt, SamplingParams(max_tokens=500), request_id="mine")
+        if moment == "encoding":
+            await asyncio.sleep(0.02)
+        if moment == "running":
+            tokenizer.go_on.set()
+            await stream.started()
+        stream.close()
+        again = engine.stream(prompt, PARAMS, request_id="mine")
+        tokenizer.go_on.set()
+        assert len([token async for token in again]) == 4
+
+
+@pytest.mark.asyncio
+async def test_the_id_is_free_whichever_way_a_stream_was_left_while_its_text_is_encoded():
+    tokenizer = Blocking()
+    async with Engine(big_model(tokenizer)) as engine:
+
+        def begin() -> asyncio.Task[object]:
+            return asyncio.create_task(engine.generate(LONG, PARAMS, request_id="mine"))
+
+        task = begin()
+        await asyncio.to_thread(tokenizer.begun.acquire)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.generate(LONG, PARAMS, request_id="mine"), 0.01)
+        stream = engine.stream(LONG, PARAMS, request_id="mine")
+        del stream
+        async with engine.stream(LONG, PARAMS, request_id="mine"):
+            pass
+        stream = engine.stream(LONG, PARAMS, request_id="mine")
+        await asyncio.to_thread(stream.close)
+        task = begin()
+        await asyncio.sleep(0)
+        tokenizer.go_on.set()
+        await task
+
+
+# -- closing
+
+
+def encoder_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("aioserve-encode")]
+
+
+@pytest.mark.asyncio
+async def test_closing_does_not_wait_for_an_encode_that_nobody_waits_for():
+    tokenizer = Blocking()
+    engine = Engine(big_model(tokenizer))
+    async with engine:
+        stream = engine.stream(LONG, PARAMS)
+        waiting = engine.stream([message(LONG)], PARAMS)
+        await engine.generate(SHORT, PARAMS)
+        await asyncio.to_thread(tokenizer.begun.acquire)
+        closing = asyncio.create_task(engine.__aexit__(None, None, None))
+        await asyncio.wait_for(closing, 10)
+        (thread,) = encoder_threads()  # the other one has ended
+        for one in (stream, waiting):
+            with pytest.raises(AioserveError, match="closed before"):
+                await anext(one)
+    before = (engine.stats(), engine.dump())
+    tokenizer.go_on.set()
+    await asyncio.to_thread(thread.join, 10)
+    await asyncio.sleep(0)
+    assert not encoder_threads()
+    assert (engine.stats(), engine.dump()) == before
+    assert len(tokenizer.texts) == 2
+
+
+EXIT = """
+import asyncio, sys, time
+from aioserve import Engine
+from aioserve.testing import FakeModel
+
+async def main():
+    async with Engine(FakeModel(num_pages=65536, max_model_len=100_000)) as engine:
+        stream = engine.stream("x" * 10_000_000)
+        await asyncio.sleep(0.1)
+    print(time.time(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_although_a_text_is_being_encoded():
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT], capture_output=True, text=True, check=True, timeout=50
+    )
+    ended = time.time()
+    assert done.stderr == ""
+    assert ended - float(done.stdout) < 2.0
+
+
+# -- what goes wrong
+
+
+@pytest.mark.parametrize("prompt", ["short", SHORT, LONG, [message("hi")]])
+@pytest.mark.asyncio
+async def test_a_panic_of_the_tokenizer_fails_its_request_alone(prompt, monkeypatch):
+    class Panic(BaseException):
+        """As Rust code has them."""
+
+    def panic(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        raise Panic("planted")
+
+    async with Engine(big_model()) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(Tokenizer, "encode", panic)
+            with pytest.raises(RequestFailedError, match="can't be encoded: Panic"):
+                await engine.generate(prompt, PARAMS)
+        assert len((await engine.generate(prompt, PARAMS)).token_ids) == 4
+        check_invariants(engine)
+
+
+# -- anything
+
+
+def big_text(size: str) -> str:
+    return {"huge": HUGE, "long": LONG, "short": SHORT}[size]
+
+
+def hostile_messages() -> st.SearchStrategy[Any]:
+    # By their names: hypothesis shows strategies, and what they hold.
+    big = st.sampled_from(["huge", "long", "short"]).map(big_text)
+    texts = st.one_of(hostile_texts(), hostile_texts().map(Text), big, hostile_values())
+    roles = st.one_of(st.sampled_from(["user", "system", "assistant", Role.USER]), texts)
+    plain = st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant"]), "content": st.text(max_size=20)}
+    )
+    fields = st.fixed_dictionaries({"role": roles, "content": texts})
+    keys = st.one_of(st.sampled_from(["role", "name", "tool_calls"]), st.text(max_size=5))
+    more = st.dictionaries(keys, texts, max_size=2)
+    one = st.one_of(
+        plain,
+        fields,
+        st.tuples(fields, more).map(lambda drawn: drawn[0] | drawn[1]),
+        st.builds(EndlessMapping),
+        hostile_values(),
+    )
+    # What begins otherwise is taken for token ids, or for nothing.
+    lists = st.tuples(st.one_of(plain, fields), st.lists(one, max_size=3)).map(
+        lambda drawn: [drawn[0], *drawn[1]]
+    )
+    many = fields.map(lambda drawn: [drawn] * 20_000)
+    return st.one_of(lists, lists.map(tuple), lists.map(LyingList), st.builds(Endless), many)
+
+
+@given(prompts=st.lists(hostile_messages(), min_size=1, max_size=3), close=st.booleans())
+def test_fuzz_messages(prompts: list[Any], close: bool) -> None:
+    async def main() -> None:
+        async with Engine(ChatModel(num_pages=256, max_model_len=2048)) as engine:
+            for prompt in prompts:
+                with named_errors():
+                    stream = engine.stream(prompt, PARAMS)
+                    if close:
+                        stream.close()
+                    async for _ in stream:
+                        pass
+            await engine.drain()
+            stats = engine.stats()
+            assert stats.num_running == stats.num_waiting == stats.pages_held_by_requests == 0
+            check_invariants(engine)
+
+    asyncio.run(main())
