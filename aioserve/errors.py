@@ -17,7 +17,8 @@
     ├── EngineError                  the engine can't take or finish a request
     │   ├── EngineClosedError        it serves nothing: not entered, draining or closed
     │   │   └── EngineFailedError    ... because it broke, and will not work again
-    │   ├── WrongLoopError           used from another event loop than its own
+    │   ├── WrongLoopError           used from another event loop than its own, or from none
+    │   ├── StreamBusyError          another task is reading the stream
     │   ├── RequestRefusedError      it works, and doesn't take this request
     │   │   ├── QueueFullError       more requests wait than `max_waiting` allows
     │   │   └── RequestRejectedError the scheduling policy or a plugin refused the request
@@ -59,6 +60,7 @@ __all__ = [
     "RequestRefusedError",
     "RequestRejectedError",
     "StepError",
+    "StreamBusyError",
     "StreamStalledError",
     "TraceError",
     "UnknownPolicyError",
@@ -233,7 +235,12 @@ class EngineFailedError(EngineClosedError):
 
 
 class WrongLoopError(EngineError):
-    """The engine was used from another event loop than the one it was entered on."""
+    """The engine was used from another event loop than the one it was entered on, or where no event
+    loop of asyncio runs."""
+
+
+class StreamBusyError(EngineError):
+    """Another task waits for the next token of this stream: a stream has one reader."""
 
 
 class RequestRefusedError(EngineError):

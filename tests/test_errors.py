@@ -23,6 +23,7 @@ from aioserve.errors import (
     InvalidRequestError,
     RequestFailedError,
     RequestRefusedError,
+    StreamBusyError,
     WrongLoopError,
 )
 
@@ -35,6 +36,7 @@ KINDS = (
     InvalidRequestError,
     RequestFailedError,
     RequestRefusedError,
+    StreamBusyError,
     WrongLoopError,
 )
 

@@ -77,7 +77,7 @@ class Delivery:
                 retry_after_seconds=update.retry_after_seconds,
             )
         if step_error is not None:
-            return step_error.copy()
+            return step_error
         if update.cause is not None:
             error = RequestFailedError(f"the step of this request can't be planned: {update.error}")
             return error.with_cause(update.cause)
@@ -133,7 +133,7 @@ class Delivery:
         for request in self._table:
             if request.state is not RequestState.ENCODING:
                 self._end(request)
-                ended += request.mailbox.finish(reason, error.copy())
+                ended += request.mailbox.finish(reason, error)
         return ended
 
     def _end(self, request: LiveRequest) -> None:

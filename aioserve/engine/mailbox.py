@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+from aioserve.errors import AioserveError, StreamBusyError
 from aioserve.request import FinishReason, Timings, Token
 
 __all__ = ["Mailbox", "MailboxOwner"]
@@ -50,7 +51,6 @@ class Mailbox:
         "capacity",
         "completion_tokens",
         "error",
-        "failure",
         "finish_reason",
         "finish_reasons",
         "loop",
@@ -77,9 +77,8 @@ class Mailbox:
         self.paused: bool = False
         self.finish_reason: FinishReason | None = None
         self.finish_reasons: list[FinishReason | None] = [None] * num_samples
-        self.error: BaseException | None = None
-        self.failure: str | None = None
-        """Name and message of the error, also after it was raised."""
+        self.error: AioserveError | None = None
+        """What ended the request; each read gets a copy."""
         self.timings: Timings = Timings(None, 0.0, 0)
         self.started_seconds: float = loop.time()
         """When the request was submitted, on the loop's clock."""
@@ -116,15 +115,14 @@ class Mailbox:
         if len(ended) == len(self.finish_reasons):
             self.finish(ended[0])
 
-    def finish(self, reason: FinishReason, error: BaseException | None = None) -> bool:
+    def finish(self, reason: FinishReason, error: AioserveError | None = None) -> bool:
         """The one end of the stream and of the samples that go on; a second one is ignored.
         Returns whether it was the first."""
         if self.finish_reason is not None:
             return False
         self.finish_reason = reason
         self.finish_reasons = [ended or reason for ended in self.finish_reasons]
-        self.error = error
-        self.failure = None if error is None else f"{type(error).__name__}: {error}"
+        self.error = None if error is None else error.copy()  # without the frames that raised it
         self.timings = Timings(
             self.timings.first_token_seconds,
             self.loop.time() - self.started_seconds,
@@ -148,21 +146,22 @@ class Mailbox:
             owner.reader_left()
 
     async def wait(self) -> None:
-        """Until a token or the end is there; raises the request's error, once.
+        """Until a token or the end is there; raises the request's error, each time a copy.
 
-        Raises `RuntimeError` if another task is already waiting: a stream has one reader.
+        Raises `StreamBusyError` if another task is already waiting: a stream has one reader.
         """
         while not self._tokens and self.finish_reason is None:
             if self._reader is not None:
-                raise RuntimeError(f"another task is already reading request {self.request_id!r}")
+                raise StreamBusyError(
+                    f"another task is already reading request {self.request_id!r}"
+                )
             self._reader = self.loop.create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
         if not self._tokens and self.error is not None:
-            error, self.error = self.error, None
-            raise error
+            raise self.error.copy()
 
     async def take(self) -> Token | None:
         """The next token, or None at the end; otherwise as `wait`."""

@@ -66,12 +66,12 @@ class Notices:
 
 
 def _summary(live: LiveRequest) -> RequestSummary:
-    mailbox = live.mailbox
+    mailbox, error = live.mailbox, live.mailbox.error
     return RequestSummary(
         request_id=mailbox.request_id,
         tenant=None if live.request is None else live.request.tenant,
         finish_reason=mailbox.finish_reason or FinishReason.ABORT,
-        error=mailbox.failure,
+        error=None if error is None else f"{type(error).__name__}: {error}",
         prompt_tokens=mailbox.prompt_tokens,
         completion_tokens=mailbox.completion_tokens,
         first_token_seconds=mailbox.timings.first_token_seconds,

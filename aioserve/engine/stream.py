@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from types import TracebackType
 
+from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.mailbox import Mailbox
-from aioserve.errors import WrongLoopError
 from aioserve.request import FinishReason, Timings, Token, Usage
 
 __all__ = ["TokenStream"]
@@ -27,7 +27,9 @@ class TokenStream:
     or an exception is ended by the collector; where the stream is kept in a variable, prefer
     `async with`.
 
-    One task reads a stream, on the engine's event loop.
+    One task reads a stream, on the engine's event loop; a second one gets `StreamBusyError`. If an
+    error ended the request, every read after the last token raises it, so that an answer which is
+    not whole never looks so.
     """
 
     __slots__ = ("__weakref__", "_mailbox")
@@ -65,8 +67,8 @@ class TokenStream:
 
     async def started(self) -> None:
         """Wait until the first token is there, or the end. Raises what ended the request, if that
-        was an error: for those who must know before they begin to answer, such as a web handler
-        that can still say 400."""
+        was an error, as the next read will: for those who must know before they begin to answer,
+        such as a web handler that can still say 400."""
         self._check_loop()
         try:
             await self._mailbox.wait()
@@ -87,20 +89,13 @@ class TokenStream:
         return token
 
     def _check_loop(self) -> None:
-        if asyncio.get_running_loop() is not self._mailbox.loop:
-            raise WrongLoopError(
-                f"request {self.request_id!r} belongs to another event loop than this one"
-            )
+        check_on(self._mailbox.loop, f"request {self.request_id!r}")
 
     def close(self) -> None:
         """End the request if it hasn't ended. Awaits nothing; call it as often as you like, from
         any thread."""
         mailbox = self._mailbox
-        try:
-            on_loop = asyncio.get_running_loop() is mailbox.loop
-        except RuntimeError:
-            on_loop = False
-        if on_loop:
+        if running_loop() is mailbox.loop:
             mailbox.abort()
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to free

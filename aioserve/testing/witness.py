@@ -128,9 +128,12 @@ class Witness:
             self.wrong_ends.append(f"{stream!r} ended as {end!r} and goes on")
             return
         further = [_read_on(stream) for _ in range(3)]
-        # One that left before it read the request's error may still find it.
-        may_begin_with = ("end", "error") if end in ("left", "cancelled") else ("end",)
-        if further[0] not in may_begin_with or further[1:] != ["end", "end"]:
+        # An error stays. One that left may find the error that had ended its request before.
+        if end in ("left", "cancelled"):
+            ends = ("end", "error")
+        else:
+            ends = ("end" if isinstance(end, FinishReason) else "error",)
+        if further[0] not in ends or len(set(further)) > 1:
             self.wrong_ends.append(f"{stream!r} ended as {end!r} and then came {further}")
 
 

@@ -15,6 +15,7 @@ from aioserve import (
     FinishReason,
     PromptTooLongError,
     SamplingParams,
+    StreamBusyError,
     StreamStalledError,
     TokenStream,
     WrongLoopError,
@@ -303,7 +304,7 @@ async def test_two_readers_of_one_stream_are_refused():
         stream = it.stream(PROMPT, LONG)
         first = asyncio.create_task(take(stream, 1))
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="another task is already reading"):
+        with pytest.raises(StreamBusyError, match="another task is already reading"):
             await anext(stream)
         await first
         stream.close()
