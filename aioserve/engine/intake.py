@@ -243,6 +243,7 @@ class Intake:
             **checked.fields,
         )
         self._asking = True
+        self._core.table.ask(live)
         try:
             self._admission.check(info_of(request))
         except RequestRejectedError as error:

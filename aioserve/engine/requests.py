@@ -1,8 +1,8 @@
 """The requests of an engine: one table, in which each has one state.
 
-    enter ──► ENCODING ──► QUEUED ──► RUNNING ──────────────► ENDED
-                  │           │          └────► LEAVING ────────▲
-                  └───────────┴─────────────────────────────────┘
+    enter ──► ENCODING ──► ASKED ──► QUEUED ──► RUNNING ──────────────► ENDED
+                  │          │          │          └────► LEAVING ────────▲
+                  └──────────┴──────────┴─────────────────────────────────┘
 
 LEAVING: the reader is gone, and the scheduler has yet to hear of it.
 
@@ -29,6 +29,8 @@ __all__ = ["LiveRequest", "LiveSample", "RequestState", "RequestTable"]
 class RequestState(Enum):
     ENCODING = "encoding"
     """A thread turns the prompt into token ids."""
+    ASKED = "asked"
+    """Plugins are asked whether it may enter."""
     QUEUED = "queued"
     """Enters the scheduler before the next step is planned."""
     RUNNING = "running"
@@ -149,9 +151,14 @@ class RequestTable:
         self._by_id[request.request_id] = request
         self._counts[request.state] += 1
 
-    def queue(self, request: LiveRequest) -> None:
+    def ask(self, request: LiveRequest) -> None:
         """Its prompt is encoded. Nothing happens if its reader has left meanwhile."""
         if request.state is RequestState.ENCODING:
+            self._move(request, RequestState.ASKED)
+
+    def queue(self, request: LiveRequest) -> None:
+        """It may enter. Nothing happens if its reader has left meanwhile."""
+        if request.state is RequestState.ASKED:
             self._move(request, RequestState.QUEUED)
             self._queue.append(request)
 

@@ -7,13 +7,14 @@ from hashlib import blake2b
 import msgspec
 
 from aioserve.kv.memory import KVMemory
-from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.sequence import Phase, SequenceState
 
 __all__ = ["RequestView", "SchedulerView"]
 
 
 class RequestView:
-    """What a policy sees of one request. Read-only; valid until the request has finished."""
+    """What a policy sees of one request. Read-only; valid until the request has finished, and then
+    it holds no pages."""
 
     __slots__ = ("_key", "_memory", "_sequence")
 
@@ -103,6 +104,11 @@ class RequestView:
         sequence = self._sequence
         return sequence.remaining - (self._found() if sequence.slot < 0 else 0)
 
+    @property
+    def _has_ended(self) -> bool:
+        """Its lease is over, and has nothing more to say of pages."""
+        return self._sequence.phase is Phase.FINISHED
+
     def _found(self) -> int:
         return self._memory.peek(self._sequence.lease, self._sequence.known_ids)
 
@@ -120,20 +126,21 @@ class RequestView:
 
     @property
     def pages(self) -> int:
-        """KV pages held, shared ones included."""
-        return self._sequence.lease.num_pages
+        """KV pages held, shared ones included; 0 after the end."""
+        return 0 if self._has_ended else self._sequence.lease.num_pages
 
     @property
     def reclaimable_pages(self) -> int:
-        """Pages that nobody else uses: they come back if the request is preempted."""
-        return self._memory.num_reclaimable(self._sequence.lease)
+        """Pages that nobody else uses: they come back if the request is preempted; 0 after the
+        end."""
+        return 0 if self._has_ended else self._memory.num_reclaimable(self._sequence.lease)
 
     @property
     def lost_tokens(self) -> int:
         """Computed tokens that no running request shares: they may have to be computed again, or
-        copied back, if the request is preempted."""
+        copied back, if the request is preempted; 0 after the end."""
         lease = self._sequence.lease
-        return lease.computed - self._memory.num_shared_tokens(lease)
+        return 0 if self._has_ended else lease.computed - self._memory.num_shared_tokens(lease)
 
     @property
     def in_flight(self) -> bool:
