@@ -32,13 +32,19 @@ order of a set of tasks), or on when the garbage collector runs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import heapq
+import inspect
+import math
 import random
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
+
+from aioserve.errors import ConfigError
+from aioserve.isolation import shown
 
 __all__ = ["DeadlockError", "SimLoop", "SimulationError", "run_simulated"]
 
@@ -68,14 +74,23 @@ def run_simulated(
 
     Raises what it raises, with a note that says how to repeat the run; `DeadlockError` naming where
     each task waits; `SimulationError` after `max_rounds` rounds of the loop, and for an exception
-    that nobody handled (in a callback, or in a task that nobody awaited).
+    that nobody handled (in a callback, or in a task that nobody awaited). Raises `ConfigError` for
+    a `main` that is no function or whose result is no coroutine, and for numbers that are none.
     """
+    if not callable(main):
+        raise ConfigError(f"main must be an async function, and not called yet, got {shown(main)}")
     loop = SimLoop(seed, max_rounds=max_rounds)
     unhandled: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda loop, context: unhandled.append(context))
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            result = runner.run(main())
+            program = main()
+            if not inspect.iscoroutine(program):
+                raise ConfigError(f"main must be an async function, and returned {shown(program)}")
+            try:
+                result = runner.run(program)
+            finally:
+                loop._max_rounds += MAX_ROUNDS  # those that tidy up don't count
         if unhandled:
             first = unhandled[0]
             raise SimulationError(
@@ -83,8 +98,8 @@ def run_simulated(
                 f"{first.get('exception')!r}"
             ) from first.get("exception")
     except BaseException as error:
-        name = getattr(main, "__qualname__", repr(main))
-        error.add_note(f"to repeat it: run_simulated({name}, seed={seed})")
+        name = getattr(main, "__qualname__", None) or shown(main)
+        error.add_note(f"to repeat it: run_simulated({name}, seed={shown(seed)})")
         raise
     return result
 
@@ -96,7 +111,14 @@ class SimLoop(asyncio.BaseEventLoop):
     _stopping: bool
 
     def __init__(self, seed: int = 0, *, max_rounds: int = MAX_ROUNDS) -> None:
+        """Raises `ConfigError` for a seed that is no int and for `max_rounds` below 1."""
         super().__init__()
+        try:
+            seed = _checked_int("seed", seed)
+            max_rounds = _checked_int("max_rounds", max_rounds, " of at least 1", least=1)
+        except ConfigError:
+            self.close()
+            raise
         self.seed = seed
         self.rounds: int = 0
         """Rounds of the loop so far."""
@@ -119,10 +141,15 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now_seconds
 
     def block(self, seconds: float) -> None:
-        """Let time pass as if the callback that calls this had held up the loop for so long."""
-        if seconds < 0:
-            raise ValueError(f"seconds must be at least 0, got {seconds}")
-        self._now_seconds += seconds
+        """Let time pass as if the callback that calls this had held up the loop for so long. Raises
+        `ConfigError` for less than 0, and what isn't finite."""
+        passed = -1.0
+        if _is_a(seconds, int, float):
+            with contextlib.suppress(Exception):  # of a class of its own, or an int beyond floats
+                passed = float(seconds)
+        if not 0 <= passed < math.inf:
+            raise ConfigError(f"seconds must be at least 0 and finite, got {shown(seconds)}")
+        self._now_seconds += passed
 
     # -- one round
 
@@ -333,6 +360,17 @@ class SimLoop(asyncio.BaseEventLoop):
             where = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else "its end"
             lines.append(f"\n  task {task.get_name()!r} is at {where}")
         return f"{len(lines)} tasks aren't done:" + "".join(sorted(lines))
+
+
+def _is_a(value: object, *kinds: type) -> bool:
+    return issubclass(type(value), kinds) and type(value) is not bool
+
+
+def _checked_int(name: str, value: int, limit: str = "", least: float = -math.inf) -> int:
+    """A plain int, whatever the class of `value`."""
+    if _is_a(value, int) and (plain := int.__int__(value)) >= least:
+        return plain
+    raise ConfigError(f"{name} must be an int{limit}, got {shown(value)}")
 
 
 def _owners(handles: list[asyncio.Handle]) -> list[int]:

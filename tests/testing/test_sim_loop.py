@@ -11,6 +11,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
+from aioserve import ConfigError
 from aioserve.testing import DeadlockError, SimLoop, SimulationError, run_simulated
 
 SEEDS = range(8)
@@ -63,8 +64,9 @@ def test_a_blocked_loop_lets_time_pass():
     async def main() -> tuple[float, bool]:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
-        with pytest.raises(ValueError, match="at least 0, got -1"):
-            loop.block(-1)
+        for wrong in (-1, float("nan"), float("inf"), 10**400, True, "1"):
+            with pytest.raises(ConfigError, match="at least 0 and finite, got"):
+                loop.block(wrong)  # pyright: ignore[reportArgumentType]
         late = loop.create_future()
         loop.call_later(0.5, lambda: late.set_result(now()))
         loop.block(2.0)
