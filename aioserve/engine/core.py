@@ -21,6 +21,7 @@ import logging
 from collections.abc import Awaitable
 
 from aioserve.engine.delivery import Delivery
+from aioserve.engine.event_loop import running_loop
 from aioserve.engine.notices import Notices
 from aioserve.engine.requests import LiveRequest, LiveSample, RequestState, RequestTable
 from aioserve.errors import (
@@ -86,7 +87,8 @@ class CoreLoop:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that haven't started, wherever they wait."""
+        """Requests that haven't started, wherever they wait; the one that plugins are asked about
+        doesn't yet."""
         unscheduled = self.table.count(RequestState.ENCODING, RequestState.QUEUED)
         return unscheduled + self.scheduler.num_waiting
 
@@ -154,15 +156,18 @@ class CoreLoop:
             self._fail(error, EngineFailedError(ended))
             raise
         except BaseException as error:
+            if running_loop() is not self._loop:
+                raise  # GeneratorExit: the loop has gone and the task is collected
             logger.exception("the core loop failed")
             failed = EngineFailedError("the engine failed; see its log")
             self._fail(error, failed.with_cause(error))
         finally:
             self._ended = True
-            try:
-                self.notices.tell()
-            finally:
-                self._idle.set()
+            if running_loop() is self._loop:
+                try:
+                    self.notices.tell()
+                finally:
+                    self._idle.set()
 
     def _fail(self, failure: BaseException, error: EngineError) -> None:
         self.failure = failure

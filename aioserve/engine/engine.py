@@ -7,7 +7,10 @@ threads and instruction set is shared by the engines of a process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import contextlib
+import itertools
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import iscoroutinefunction
 from pathlib import Path
 from types import TracebackType
@@ -16,15 +19,23 @@ from typing import Any
 import anyio
 
 from aioserve.config import Backend, Device, DType, EngineConfig, Preemption
+from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import Prompt
 from aioserve.engine.live import Chosen, LiveEngine
 from aioserve.engine.reports import dump_of, stats_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
-from aioserve.errors import ConfigError, EngineClosedError, EngineState, ModelError
+from aioserve.errors import (
+    ConfigError,
+    EngineClosedError,
+    EngineError,
+    EngineState,
+    ModelError,
+    WrongLoopError,
+)
 from aioserve.execution.imports import import_loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
-from aioserve.isolation import shown
+from aioserve.isolation import blamed, shown
 from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.request import Completion, FinishReason, Sample, SamplingParams, Token
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
@@ -32,6 +43,10 @@ from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
+
+MAX_POLICY_CHARS = 1000
+MAX_PLUGINS = 1000
+"""Given to one engine."""
 
 
 class Engine:
@@ -49,10 +64,12 @@ class Engine:
     weights load, in the loading thread, with bytes done and bytes in all; not for a `ModelSource`,
     which loads as it likes. The other options are the fields of `aioserve.config.EngineConfig`.
 
-    An engine works between `async with` and its end, once, on one event loop; several engines may
-    live on one loop. Raises `ConfigError` for an option outside its range, or without effect beside
-    another; entering raises `ModelError`, `UnknownPolicyError`, `PluginError`, and `ConfigError`
-    for a name that no plugin offers.
+    An engine works between `async with` and its end, once, on one event loop of asyncio; several
+    engines may live on one loop. Raises `ConfigError` for an option outside its range, or without
+    effect beside another; entering raises `ModelError`, `UnknownPolicyError`, `PluginError`,
+    `ConfigError` for a name that no plugin offers, and `WrongLoopError` where no loop of asyncio
+    runs. What is left of an engine that nobody holds and nobody closed is closed by the collector,
+    with a `ResourceWarning`.
     """
 
     def __init__(
@@ -105,10 +122,16 @@ class Engine:
             max_buffered_tokens=max_buffered_tokens,
             stall_timeout_seconds=stall_timeout_seconds,
         )
-        if not isinstance(policy, str):
+        if isinstance(policy, str):
+            policy = str.__str__(policy)
+            if len(policy) > MAX_POLICY_CHARS:
+                raise ConfigError(
+                    f"policy must be a name of at most {MAX_POLICY_CHARS} characters, options "
+                    f"included, got {len(policy)}"
+                )
+        else:
             check_policy_object(policy)
-        if isinstance(plugins, str | bytes) or not isinstance(plugins, Iterable):
-            raise ConfigError(f"plugins must be a sequence of plugin objects, got {plugins!r}")
+        given = _checked_plugins(plugins)
         if isinstance(model, str):
             model = str.__str__(model)  # plain text, whatever a subclass makes of it
         elif not isinstance(model, Path) and not callable(getattr(model, "load", None)):
@@ -124,10 +147,16 @@ class Engine:
             )
         self._source = model
         self._policy = policy
-        self._plugins = tuple(plugins)
+        self._plugins = given
         self._progress = progress
         self._live: LiveEngine | None = None
         self._state: EngineState = "new"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that it was entered on."""
+        self._entering: asyncio.Task[Any] | None = None
+        self._entered_or_not = asyncio.Event()
+        """`__aenter__` is over, however it ended."""
+        self._closing: asyncio.Task[None] | None = None
 
     # -- life
 
@@ -136,11 +165,20 @@ class Engine:
             raise EngineClosedError(
                 "an engine can be entered once; make another", state=self._state
             )
-        self._state = "loading"
+        loop = running_loop()
+        if loop is None:
+            raise WrongLoopError(
+                "an engine needs asyncio, and no event loop of asyncio runs here; under trio, run "
+                "it with asyncio in a thread of its own"
+            )
+        self._state, self._loop, self._entering = "loading", loop, asyncio.current_task()
         try:
-            chosen = self._choose(await asyncio.to_thread(PluginRegistry, self._plugins))
+            registry = await asyncio.to_thread(PluginRegistry, self._plugins)
+            self._check_loading()
+            chosen = self._choose(registry)
             model = await self._load()
             try:
+                self._check_loading()
                 self._live = LiveEngine(self.config, chosen, model)
             except BaseException:
                 await _finish(model.runner.aclose())
@@ -148,8 +186,16 @@ class Engine:
         except BaseException:
             self._state = "closed"
             raise
+        finally:
+            self._entering = None
+            self._entered_or_not.set()
         self._state = "open"
         return self
+
+    def _check_loading(self) -> None:
+        """Raise if the engine was closed while it was loading."""
+        if self._state != "loading":
+            raise EngineClosedError("the engine was closed while it was loading", state="closed")
 
     async def __aexit__(
         self,
@@ -157,9 +203,28 @@ class Engine:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """End every request, and return when nothing of the engine runs any more: while it loads,
+        when what loads is done and `__aenter__` has raised. May be called again, and before
+        entering, which is then refused. Raises `WrongLoopError` on another event loop."""
+        if self._loop is None:
+            self._state = "closed"
+            return
+        check_on(self._loop, "the engine")
+        if self._entering is not None and self._entering is asyncio.current_task():
+            raise EngineError("an engine can't be closed by the task that enters it")
         self._state = "closed"
+        await self._entered_or_not.wait()
         if self._live is not None:
-            await _finish(self._live.aclose())
+            if self._closing is None:
+                self._closing = asyncio.ensure_future(self._live.aclose())
+            await _finish(self._closing)
+
+    def __del__(self) -> None:
+        # After a constructor that failed, there is no state.
+        live: LiveEngine | None = getattr(self, "_live", None)
+        if live is not None and self._state != "closed":
+            live.abandon()
+            warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=1, source=self)
 
     def _choose(self, registry: PluginRegistry) -> Chosen:
         registry.check_selected()
@@ -188,14 +253,16 @@ class Engine:
         """Take no more requests, and wait until those there are have ended.
 
         Those that haven't after `deadline_seconds` are ended with `EngineClosedError`; how many is
-        the result. None waits as long as it takes.
+        the result. None waits as long as it takes. Raises `ConfigError` for a deadline that is no
+        number of at least 0, and has then changed nothing.
         """
+        deadline = _checked_deadline(deadline_seconds)
         live = self._entered()
         if self._state != "draining":
             live = self._usable()
         live.check()
         self._state = "draining"
-        with anyio.move_on_after(deadline_seconds):
+        with anyio.move_on_after(deadline):
             await live.wait_idle()
             return 0
         drained = "the engine was drained before this request ended"
@@ -312,12 +379,14 @@ class Engine:
         return self._entered().model.defaults
 
     def stats(self) -> EngineStats:
-        """The engine's numbers at this moment; also after it was closed."""
-        return stats_of(self._entered())
+        """The engine's numbers at this moment; also after it was closed. Raises `WrongLoopError`
+        where they may change in another thread meanwhile."""
+        return stats_of(self._at_rest())
 
     def dump(self) -> dict[str, Any]:
-        """Everything about the engine's state that helps to debug it, as plain values."""
-        live = self._entered()
+        """Everything about the engine's state that helps to debug it, as plain values. Raises
+        `WrongLoopError` as `stats` does."""
+        live = self._at_rest()
         failed = live.core.failure is not None and self._state == "open"
         return {"state": "failed" if failed else self._state, **dump_of(live)}
 
@@ -330,6 +399,14 @@ class Engine:
             )
         return self._live
 
+    def _at_rest(self) -> LiveEngine:
+        """For those who read what the core loop changes."""
+        live = self._entered()
+        closed = self._closing is not None and self._closing.done()
+        if not closed and live.loop.is_running():
+            check_on(live.loop, "the engine")
+        return live
+
     def _usable(self) -> LiveEngine:
         live = self._entered()
         if self._state != "open":
@@ -340,7 +417,32 @@ class Engine:
         return live
 
 
-async def _finish(closing: Coroutine[Any, Any, None]) -> None:
+def _checked_plugins(plugins: object) -> tuple[object, ...]:
+    """A tuple of them, not endless."""
+    with blamed("plugins can't be listed", ConfigError):
+        if isinstance(plugins, str | bytes) or not isinstance(plugins, Iterable):
+            raise ConfigError(f"plugins must be a sequence of plugin objects, got {shown(plugins)}")
+        listed = tuple(itertools.islice(plugins, MAX_PLUGINS + 1))
+    if len(listed) > MAX_PLUGINS:
+        raise ConfigError(f"plugins must be at most {MAX_PLUGINS} objects, got {shown(plugins)}")
+    return listed
+
+
+def _checked_deadline(value: object) -> float | None:
+    if value is None:
+        return None
+    seconds = -1.0
+    if issubclass(type(value), int | float) and type(value) is not bool:
+        with contextlib.suppress(Exception):  # of a class of its own, or an int beyond floats
+            seconds = float(value)  # pyright: ignore[reportArgumentType]
+    if seconds >= 0:
+        return seconds
+    raise ConfigError(
+        f"deadline_seconds must be a number of at least 0, or None, got {shown(value)}"
+    )
+
+
+async def _finish(closing: Awaitable[None]) -> None:
     """Run `closing` to its end although the caller is cancelled meanwhile, by a task's `cancel`,
     by a timeout or by an anyio scope: a step thread must not outlive its engine. It takes as long
     as the steps in flight."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
 from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
+from aioserve.engine.event_loop import check_on
 from aioserve.engine.intake import Intake
-from aioserve.errors import ConfigError, EngineClosedError, EngineFailedError, WrongLoopError
+from aioserve.errors import ConfigError, EngineClosedError, EngineFailedError
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
@@ -18,6 +22,12 @@ from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 
 __all__ = ["Chosen", "LiveEngine"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_tasks: set[asyncio.Task[None]] = set()
+"""Of all engines. A loop holds its tasks weakly, and these outlive an engine that nobody holds any
+more, to be ended and not destroyed."""
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -70,18 +80,19 @@ class LiveEngine:
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
         self.intake: Intake = Intake(config, model, self.core, chosen.admission)
-        self._task = self.loop.create_task(self.core.run(), name=f"aioserve {model.name}")
+        self._task = self._new_task(self.core.run())
+
+    def _new_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(coroutine, name=f"aioserve {self.model.name}")
+        # Where its loop has gone before it, `abandon` says so, and in fewer words.
+        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+        return task
 
     def check(self) -> None:
         """Raise unless this is the engine's loop and the core loop works."""
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is not self.loop:
-            raise WrongLoopError(
-                "this engine was entered on another event loop; an engine belongs to one loop"
-            )
+        check_on(self.loop, "the engine")
         if self.core.failure is not None:
             raise EngineFailedError("the engine failed; see its log") from self.core.failure
 
@@ -98,9 +109,22 @@ class LiveEngine:
         """End every request, let the steps in flight end, and stop the runner."""
         closed = "the engine was closed before this request ended"
         self.abort_all(EngineClosedError(closed, state="closed"))
-        await self.intake.encoder.aclose()
-        self.core.stop()
-        await asyncio.wait([self._task])
-        if isinstance(self.core.failure, KeyboardInterrupt | SystemExit):
-            self._task.exception()  # retrieved: whoever runs the event loop has seen it
-        await self.model.runner.aclose()
+        try:
+            await self.intake.encoder.aclose()
+            self.core.stop()
+            await asyncio.wait([self._task])
+            if isinstance(self.core.failure, KeyboardInterrupt | SystemExit):
+                self._task.exception()  # retrieved: whoever runs the event loop has seen it
+        finally:
+            await self.model.runner.aclose()
+
+    def abandon(self) -> None:
+        """Nobody holds the engine any more, and nobody has closed it: close it, as soon as its loop
+        runs. Called by the collector, on any thread."""
+        try:
+            self.loop.call_soon_threadsafe(lambda: self._new_task(self.aclose()))
+        except RuntimeError:  # the loop is closed
+            _tasks.discard(self._task)
+        logger.warning(
+            "an engine with the model %s was never closed: use `async with`", self.model.name
+        )
