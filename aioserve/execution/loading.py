@@ -12,7 +12,7 @@ from aioserve import _native
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.cpu import CpuRunner
-from aioserve.execution.process_memory import available_memory_bytes
+from aioserve.execution.process_memory import available_memory_bytes, total_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.models.decoder import Decoder
@@ -100,6 +100,7 @@ class _Loader:
             backend=backend,
             progress=self.progress,
             max_model_len=self.config.max_model_len,
+            memory_bytes=total_memory_bytes(),
         )
         for setting in decoder.config.generation.unsupported:
             logger.warning(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["available_memory_bytes"]
+__all__ = ["available_memory_bytes", "total_memory_bytes"]
 
 CGROUP_V2 = Path("/sys/fs/cgroup")
 CGROUP_V1 = Path("/sys/fs/cgroup/memory")
@@ -28,6 +28,16 @@ def available_memory_bytes() -> int:
     return max(0, min([system, *limits]))
 
 
+def total_memory_bytes() -> int:
+    """The smaller of what the machine has and the cgroup's limit, whoever uses it now."""
+    limits = (_read(CGROUP_V2 / "memory.max"), _read(CGROUP_V1 / "memory.limit_in_bytes"))
+    return min([_machine(), *(limit for limit in limits if limit is not None)])
+
+
+def _machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _meminfo_available() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -35,7 +45,7 @@ def _meminfo_available() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return _machine()
 
 
 def _read(path: Path) -> int | None:

@@ -8,6 +8,7 @@ before anything is read. Errors are `WeightsError` naming file and tensor.
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import re
 from contextlib import ExitStack
@@ -43,7 +44,8 @@ MAX_HEADER_BYTES = 1 << 20
 class Checkpoint:
     """The weight files of one directory, open until `close` (or the end of `with`).
 
-    `total_bytes` is the stored size of the tensors that the model uses.
+    `total_bytes` is the stored size of the tensors that the model uses, `total_values` how many
+    numbers they hold.
     """
 
     def __init__(self, directory: Path, architecture: Architecture) -> None:
@@ -59,6 +61,7 @@ class Checkpoint:
             self._stack.close()
             raise
         self.total_bytes: int = sum(stored.num_bytes for stored in self._found.values())
+        self.total_values: int = sum(math.prod(stored.shape) for stored in self._found.values())
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -107,6 +110,8 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             why = _short(str(error))
             raise WeightsError(f"{path}: not a complete safetensors file: {why}") from error
+        except RuntimeError as error:  # torch maps it
+            raise WeightsError(f"{path}: can't be mapped: {_short(str(error))}") from error
         if expected is not None and (absent := expected - names):
             raise WeightsError(
                 f"{path}: lacks {_some(absent)}, which {INDEX_FILE} places in this file"
@@ -170,10 +175,7 @@ class _Stored:
 
     @property
     def num_bytes(self) -> int:
-        count = _ITEM_BYTES.get(self.dtype, 1)
-        for size in self.shape:
-            count *= size
-        return count
+        return _ITEM_BYTES.get(self.dtype, 1) * math.prod(self.shape)
 
 
 def _weight_files(directory: Path) -> dict[Path, set[str] | None]:

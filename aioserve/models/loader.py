@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from aioserve.errors import ConfigError, ModelNotFoundError
+from aioserve.errors import ConfigError, ModelError, ModelNotFoundError
 from aioserve.models import architecture
 from aioserve.models.architecture import Tensor
 from aioserve.models.blocks import DecoderLayer, norm
@@ -41,6 +41,7 @@ def load_model(
     backend: Backend | None = None,
     progress: ReportBytes | None = None,
     max_model_len: int | None = None,
+    memory_bytes: int | None = None,
 ) -> Decoder:
     """Load the Hugging Face model in the directory `path`.
 
@@ -49,12 +50,13 @@ def load_model(
     backend: computes the model; None: `aioserve.ops.backend_named("auto")`.
     max_model_len: longest context in tokens to be served; None: all the model has. With longrope it
         also chooses between the factors for short and for long contexts.
+    memory_bytes: what the weights may take at most; None: anything.
 
     Raises:
         ModelNotFoundError: no such directory.
         UnsupportedModelError: an architecture or setting that isn't implemented.
         WeightsError: no weights, or a file or tensor missing, broken or of the wrong shape.
-        ModelError: a malformed file.
+        ModelError: a malformed file, or weights beyond `memory_bytes`.
         ConfigError: an argument outside its range.
     """
     directory = Path(path)
@@ -67,9 +69,14 @@ def load_model(
         raise ConfigError(f"max_model_len must be in [1, {limit}] for this model, got {length}")
     chosen = backend or backend_named()
     with Checkpoint(directory, config) as checkpoint, torch.no_grad():
-        reader = _Reader(
-            checkpoint, chosen, _choose_dtype(dtype, config, checkpoint), length, progress
-        )
+        in_dtype = _choose_dtype(dtype, config, checkpoint)
+        needed = checkpoint.total_values * in_dtype.itemsize
+        if memory_bytes is not None and needed > memory_bytes:
+            raise ModelError(
+                f"{directory}: the weights take {needed} bytes in {in_dtype}, and there are "
+                f"{memory_bytes} bytes of memory"
+            )
+        reader = _Reader(checkpoint, chosen, in_dtype, length, progress)
         weights = reader.decoder_weights(config)
     return Decoder(config, weights, chosen, length)
 

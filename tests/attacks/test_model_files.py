@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import math
 import os
 import struct
 import tempfile
@@ -30,6 +31,7 @@ from aioserve import (
     RequestFailedError,
     SamplingParams,
 )
+from aioserve.execution import loading
 from aioserve.models.checkpoint import MAX_HEADER_BYTES, MAX_INDEX_BYTES
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.loader import load_model
@@ -382,6 +384,40 @@ def test_a_header_that_is_too_large_is_refused_unread(models: dict[str, Path]) -
         message = attack(directory) or ""
         assert f"{WEIGHTS}: " in message
         assert f"header claims 100000000 bytes, at most {MAX_HEADER_BYTES} are read" in message
+
+
+def test_weights_beyond_the_machines_memory_are_refused_unread(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "total_memory_bytes", lambda: 1000)
+    with with_file(models["llama3"], CONFIG, (models["llama3"] / CONFIG).read_bytes()) as directory:
+        values = sum(tensor.numel() for tensor in load_file(directory / WEIGHTS).values())
+        assert attack(directory) == (
+            f"{directory}: the weights take {4 * values} bytes in torch.float32, and there are "
+            "1000 bytes of memory"
+        )
+
+
+def test_weights_of_800_gb_in_a_sparse_file_are_refused_unread(models: dict[str, Path]) -> None:
+    """config.json, the header and the file's size agree."""
+    model, rows = models["llama3"], 1 << 31
+    with (model / WEIGHTS).open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    end = 0
+    for name, tensor in header.items():
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensor["shape"][0] = rows - 1
+        size = 4 * math.prod(tensor["shape"])
+        tensor["data_offsets"] = [end, end + size]
+        end += size
+    content = json.dumps(header).encode()
+    config = json.dumps({**read(model, CONFIG), "vocab_size": rows - 1})
+    with with_file(model, CONFIG, config) as directory:
+        (directory / WEIGHTS).unlink()
+        (directory / WEIGHTS).write_bytes(struct.pack("<Q", len(content)) + content)
+        os.truncate(directory / WEIGHTS, 8 + len(content) + end)
+        assert attack(directory) is not None
 
 
 @pytest.mark.parametrize("file_name", [name for name in FILE_NAMES if name != "a.safetensors"])

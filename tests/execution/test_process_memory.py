@@ -27,3 +27,13 @@ def test_the_tightest_limit_counts(files, expected, tmp_path, monkeypatch):
 
 def test_this_machine_has_some():
     assert process_memory.available_memory_bytes() > 0
+
+
+def test_the_total_is_the_machines_or_the_containers(tmp_path, monkeypatch):
+    monkeypatch.setattr(process_memory, "CGROUP_V1", tmp_path / "none")
+    monkeypatch.setattr(process_memory, "CGROUP_V2", tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    machine = process_memory.total_memory_bytes()
+    assert machine >= process_memory.available_memory_bytes() > 0
+    (tmp_path / "memory.max").write_text(f"{machine - 1}\n")
+    assert process_memory.total_memory_bytes() == machine - 1
