@@ -35,6 +35,8 @@ _PIECE = 2000
 """Entries that are parsed in one call, which takes about a millisecond."""
 _MAX_DEPTH = 200
 """Values that are nested deeper are too deep for the library as well."""
+_MAX_ERROR_CHARS = 300
+"""The library's errors quote the file."""
 _OPTIONS = (
     "unk_token",
     "continuing_subword_prefix",
@@ -97,7 +99,9 @@ def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, int]:
     except BaseException as error:
         if not _is_of_the_library(error):
             raise
-        raise ModelError(f"{file} can't be read as a tokenizer: {error}") from error
+        raise ModelError(
+            f"{file} can't be read as a tokenizer: {str(error)[:_MAX_ERROR_CHARS]}"
+        ) from error
 
 
 def one_past_highest_id(backend: tokenizers.Tokenizer) -> int:

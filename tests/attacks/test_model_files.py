@@ -12,7 +12,7 @@ import struct
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from aioserve.models.checkpoint import MAX_HEADER_BYTES, MAX_INDEX_BYTES
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.loader import load_model
 from aioserve.testing import check_invariants
-from tests.attacks.held_loop import assert_loop_is_free
+from tests.attacks.held_loop import MAX_HELD_SECONDS, HeldLoop, assert_loop_is_free
 from tests.attacks.hostile import HUGE_INTS, hostile_json, hostile_values, named_errors
 from tests.parity.tiny_models import CONFIGS, write
 
@@ -49,8 +49,6 @@ FAMILIES = ("llama3", "gemma3", "gpt2", "phi3-longrope", "qwen3-sliding", "mistr
 GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 NUMBERS = [0, 1, 2, -1, 0.5, 1e-30, 1e30, 1e308, 5e-324, float("nan"), float("inf"), 2**31 - 1]
 DEEP = '{"a": ' * 50_000 + "1" + "}" * 50_000
-
-Write = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
@@ -89,28 +87,38 @@ def read(model: Path, name: str) -> dict[str, Any]:
     return json.loads((model / name).read_text())
 
 
-async def serve(directory: Path, *prompts: Any) -> None:
+async def serve(directory: Path) -> None:
     async with Engine(directory, num_pages=16, page_size=4, max_num_seqs=2) as engine:
-        for prompt in prompts or ([1],):
-            assert (await engine.generate(prompt, GREEDY)).usage.completion_tokens > 0
+        assert (await engine.generate([1], GREEDY)).usage.completion_tokens > 0
         check_invariants(engine)
 
 
-def attack(directory: Path, *prompts: Any) -> str | None:
+def attack(directory: Path) -> str | None:
     """What is wrong with the model, or None if it serves."""
-    began = time.perf_counter()
-    message = None
-    try:
+    messages: list[str] = []
+
+    async def try_to_serve() -> None:
         with named_errors():
             try:
-                asyncio.run(serve(directory, *prompts))
+                await serve(directory)
             except ModelError as error:
-                message = str(error)
+                messages.append(str(error))
                 raise
-    finally:
-        assert time.perf_counter() - began < MAX_SECONDS
-    assert message is None or str(directory) in message
-    return message
+
+    async def is_free() -> bool:
+        held = HeldLoop()
+        watching = asyncio.create_task(held.watch())
+        await try_to_serve()
+        watching.cancel()
+        return held.seconds <= MAX_HELD_SECONDS
+
+    began = time.perf_counter()
+    free = asyncio.run(is_free())
+    assert time.perf_counter() - began < MAX_SECONDS
+    if not free:  # perhaps the collector, which the thorough way keeps away
+        asyncio.run(assert_loop_is_free(try_to_serve))
+    assert all(str(directory) in message for message in messages)
+    return messages[-1] if messages else None
 
 
 def refused(model: Path, name: str, content: str | bytes) -> str:
@@ -357,6 +365,10 @@ def test_a_bad_generation_config_is_the_models_error_and_names_file_field_and_va
     message = refused(models["llama3"], GENERATION, json.dumps({"do_sample": True, field: value}))
     assert f"{GENERATION}: {field} must be " in message
     assert str(value) in message or f"{value:g}" in message
+
+
+def test_an_error_of_the_tokenizers_library_is_shortened(models: dict[str, Path]) -> None:
+    refused(models["text"], "tokenizer.json", json.dumps({"version": "x" * 10**5}))
 
 
 @pytest.mark.parametrize("name", [CONFIG, GENERATION, INDEX])
