@@ -146,11 +146,8 @@ def capacity_of(
 
     Raises `ConfigError` for a value outside its range, naming argument, value and limit.
     """
-    precision = config.dtype or "bfloat16" if dtype == "auto" else dtype
+    precision, kv_dtype = _precisions(config, dtype, kv_dtype)
     count = count_parameters(config)
-    total_weight_bytes = weight_bytes(count, precision)
-    if kv_dtype == "auto":
-        kv_dtype = precision if BITS[precision] >= 16 else "bfloat16"
     gpu_token_bytes = kv_bytes_per_token(config, kv_dtype, num_gpus)
     gpu_weight_bytes = weight_bytes(count, precision, num_gpus)
     _check_memory(gpu_memory_bytes, memory_utilization, page_size)
@@ -173,7 +170,7 @@ def capacity_of(
         memory_utilization=memory_utilization,
         page_size=page_size,
         num_parameters=count.total,
-        weight_bytes=total_weight_bytes,
+        weight_bytes=weight_bytes(count, precision),
         weight_bytes_per_gpu=gpu_weight_bytes,
         kv_bytes_per_token=gpu_token_bytes * num_gpus,
         kv_bytes_per_token_per_gpu=gpu_token_bytes,
@@ -217,6 +214,17 @@ def _gpu_counts(config: DecoderConfig) -> list[int]:
     out."""
     heads = config.num_kv_heads
     return [count for count in range(1, min(heads, MAX_DEVICES) + 1) if heads % count == 0]
+
+
+def _precisions(config: DecoderConfig, dtype: str, kv_dtype: str) -> tuple[str, str]:
+    """Of weights and of keys and values, where "auto" stands for what follows from the rest."""
+    _check_choice("dtype", dtype, ("auto", *PRECISIONS))
+    _check_choice("kv_dtype", kv_dtype, ("auto", *KV_PRECISIONS))
+    if dtype == "auto":
+        dtype = config.dtype or "bfloat16"
+    if kv_dtype == "auto":
+        kv_dtype = dtype if BITS[dtype] >= 16 else "bfloat16"
+    return dtype, kv_dtype
 
 
 def _check_memory(gpu_memory_bytes: int, memory_utilization: float, page_size: int) -> None:

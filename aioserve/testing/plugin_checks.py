@@ -17,6 +17,7 @@ from aioserve.request import FinishReason
 if TYPE_CHECKING:
     from hypothesis import settings
     from hypothesis.strategies import SearchStrategy
+from aioserve.testing.policy_check import check_arguments
 
 __all__ = ["check_admission", "check_eviction", "check_observer"]
 
@@ -29,6 +30,7 @@ def check_eviction(
 
     `make_strategy` makes a new object with each call. Needs hypothesis.
     """
+    check_arguments("make_strategy", make_strategy, max_examples)
     from hypothesis import given
 
     @_settings(max_examples)
@@ -52,6 +54,7 @@ def check_observer(make_observer: Callable[[], Observer], *, max_examples: int =
 
     `make_observer` makes a new object with each call. Needs hypothesis.
     """
+    check_arguments("make_observer", make_observer, max_examples)
     from hypothesis import given
     from hypothesis import strategies as st
 
@@ -81,6 +84,7 @@ def check_admission(ask: Callable[[RequestInfo], object], *, max_examples: int =
 
     Needs hypothesis.
     """
+    check_arguments("ask", ask, max_examples)
     from hypothesis import given
 
     @_settings(max_examples)

@@ -40,7 +40,7 @@ from aioserve.testing.policy_workloads import (
 )
 from aioserve.traces.checks import check_int
 
-__all__ = ["check_policy"]
+__all__ = ["check_arguments", "check_policy"]
 
 STEPS_PER_TOKEN = 20
 """A run that takes more steps than this for each token of its workload is taken for endless."""
@@ -70,9 +70,7 @@ def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: i
     20,000 tokens isn't tried but warned of: check such a policy with options that make it smaller.
     Needs hypothesis. Raises `ConfigError` for arguments that are none.
     """
-    if not callable(make_policy):
-        raise ConfigError(f"make_policy must be callable, got {shown(make_policy)}")
-    check_int("max_examples", max_examples, 1, MAX_EXAMPLES)
+    check_arguments("make_policy", make_policy, max_examples)
     policy = make_policy()
     if not isinstance(policy, SchedulingPolicy):
         raise AssertionError(f"make_policy must give a SchedulingPolicy, got {shown(policy)}")
@@ -98,6 +96,13 @@ def check_policy(make_policy: Callable[[], SchedulingPolicy], *, max_examples: i
             "bound smaller",
             stacklevel=2,
         )
+
+
+def check_arguments(name: str, make: object, max_examples: int) -> None:
+    """Raise `ConfigError` for what can't be called, or a number of examples that is none."""
+    if not callable(make):
+        raise ConfigError(f"{name} must be callable, got {shown(make)}")
+    check_int("max_examples", max_examples, 1, MAX_EXAMPLES)
 
 
 def _try(serve: Callable[[Workload], None], max_examples: int, *, rush: bool) -> None:

@@ -54,8 +54,6 @@ def replay(
         policy = PluginRegistry().policy(str.__str__(policy))
     else:
         policy = check_policy_object(policy)
-    if isinstance(eviction, str):
-        eviction = PluginRegistry().eviction(str.__str__(eviction))
     result = simulate(
         _requests(trace),
         policy,
@@ -63,7 +61,9 @@ def replay(
         num_pages=num_pages,
         ttft_target_seconds=ttft_target_seconds,
         tpot_target_seconds=tpot_target_seconds,
-        eviction=eviction,
+        eviction=PluginRegistry().eviction(str.__str__(eviction))
+        if isinstance(eviction, str)
+        else eviction,
         **options,
     )
     if ttft_target_seconds is None and tpot_target_seconds is None:

@@ -30,7 +30,13 @@ from aioserve.simulation.cost import CostTable, RooflineCost, place_on
 from aioserve.simulation.latency_profile import read_cost, read_latency_profile
 from aioserve.simulation.metrics import Targets
 from aioserve.simulation.simulator import simulate
-from aioserve.testing import check_policy, replay
+from aioserve.testing import (
+    check_admission,
+    check_eviction,
+    check_observer,
+    check_policy,
+    replay,
+)
 from aioserve.traces.request import TraceRequest
 from tests import made_up_traces
 from tests.attacks.hostile import hostile_texts, hostile_values, is_named, named_errors
@@ -286,13 +292,14 @@ def test_a_model_beyond_all_use_is_refused_or_counted_quickly(
     assert time.monotonic() - began < MAX_SECONDS
 
 
-def test_a_policy_is_checked_with_arguments_that_are_some() -> None:
-    for arguments in ((5,), (None,), (SchedulingPolicy(),)):
-        with pytest.raises(ConfigError, match="make_policy"):
-            check_policy(*arguments)  # type: ignore[arg-type]
-    for most in (0, -1, 10**12, True, "5", 1.5, None):
-        with pytest.raises(ConfigError, match="max_examples"):
-            check_policy(SchedulingPolicy, max_examples=most)  # type: ignore[arg-type]
+@pytest.mark.parametrize("check", [check_policy, check_eviction, check_observer, check_admission])
+def test_a_check_of_a_plugin_has_arguments_that_are_some(check: Callable[..., None]) -> None:
+    for made in (5, None, SchedulingPolicy()):
+        with pytest.raises(ConfigError, match="must be callable"):
+            check(made)
+    for most in (0, -1, 10**12, 10**5000, True, "5", 1.5, None):
+        with pytest.raises(ConfigError, match="max_examples must be"):
+            check(SchedulingPolicy, max_examples=most)
 
 
 # -- and what nobody has thought of
