@@ -10,7 +10,6 @@ interrupted (Ctrl-C); 141 the reader of stdout went away. An error is one line o
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from contextlib import suppress
@@ -18,7 +17,7 @@ from importlib import metadata
 
 from cyclopts import App, CycloptsError
 
-from aioserve.cli._engine import EXIT_INTERRUPTED
+from aioserve.cli._interrupts import EXIT_INTERRUPTED, leave_at_once
 from aioserve.cli._numbers import check_numbers
 from aioserve.cli._streams import discard_unwritten, one_line, open_streams
 from aioserve.errors import (
@@ -70,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = _report("stdout is closed", EXIT_FAILED)
     if arguments is None:
         # Nothing is left to do but to end, which an interrupt must not turn into a traceback.
-        signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+        signal.signal(signal.SIGINT, leave_at_once)
     discard_unwritten()
     sys.exit(code)
 

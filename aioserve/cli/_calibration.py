@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from aioserve.cli._engine import leaving_at_once, loading_bar
+from aioserve.cli._engine import loading_bar
+from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli.random_models import model_or_random
 from aioserve.errors import ConfigError
 from aioserve.request import SamplingParams

@@ -5,22 +5,19 @@ Everything heavy is imported inside the functions, so that a verb's `--help` sta
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli.random_models import model_or_random
 
 if TYPE_CHECKING:
     from aioserve import Engine, SamplingParams
     from aioserve.request import Timings, Usage
 
-__all__ = ["EXIT_INTERRUPTED", "open_engine", "sampling_params", "summary_line"]
-
-EXIT_INTERRUPTED = 130
+__all__ = ["loading_bar", "open_engine", "sampling_params", "summary_line"]
 
 
 @asynccontextmanager
@@ -37,23 +34,6 @@ async def open_engine(model: str, **options: Any) -> AsyncIterator[Engine]:
             engine = Engine(path, progress=progress, **options)
             await stack.enter_async_context(engine)
         yield engine
-
-
-@contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process on the spot: nothing can stop the thread that imports and loads, and
-    there is nothing to clean up yet but the terminal's cursor."""
-
-    def leave(*_: object) -> None:
-        if os.isatty(2):  # not sys.stderr, which the bar has replaced
-            os.write(2, b"\n\x1b[?25h")
-        os._exit(EXIT_INTERRUPTED)
-
-    before = signal.signal(signal.SIGINT, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

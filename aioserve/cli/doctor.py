@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as json_module
 from typing import Any
 
+from aioserve.cli._interrupts import leaving_at_once
+
 __all__ = ["doctor"]
 
 
@@ -16,7 +18,8 @@ def doctor(*, json: bool = False) -> None:
     """
     from aioserve.cli._machine import everything
 
-    sections = everything()
+    with leaving_at_once():
+        sections = everything()
     if json:
         print(json_module.dumps(sections, indent=2))
         return

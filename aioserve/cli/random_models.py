@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from aioserve.cli._interrupts import leaving_at_once
 from aioserve.errors import ModelNotFoundError
 
 __all__ = ["PREFIX", "SHAPES", "model_or_random", "random_model"]
@@ -70,7 +71,8 @@ def random_model(shape: str) -> Path:
     directory = cache / f"qwen3-{shape}"
     if (directory / "config.json").is_file():
         return directory
-    from aioserve.testing.random_model import write_random_model
+    with leaving_at_once():
+        from aioserve.testing.random_model import write_random_model
 
     print(f"writing random weights to {directory}", file=sys.stderr)
     cache.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,30 @@
+"""Ctrl-C where it can't be left to an exception."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["EXIT_INTERRUPTED", "leave_at_once", "leaving_at_once"]
+
+EXIT_INTERRUPTED = 130
+
+
+def leave_at_once(*_: object) -> None:
+    """A signal's handler that ends the process on the spot, with the terminal's cursor shown."""
+    if os.isatty(2):  # not sys.stderr, which a bar has replaced
+        os.write(2, b"\n\x1b[?25h")
+    os._exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process on the spot: nothing can stop a thread that imports and loads, torch
+    aborts where its import is interrupted, and there is nothing to clean up yet but the cursor."""
+    before = signal.signal(signal.SIGINT, leave_at_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
