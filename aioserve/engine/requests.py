@@ -134,7 +134,7 @@ class RequestTable:
     def __iter__(self) -> Iterator[LiveRequest]:
         """In order of arrival, those that are leaving last."""
         yield from list(self._by_id.values())
-        yield from list(self._leaving)
+        yield from [r for r in self._leaving if r.state is RequestState.LEAVING]
 
     def is_taken(self, request_id: str) -> bool:
         """Whether a request of that id is being encoded, queued or running."""
@@ -189,6 +189,8 @@ class RequestTable:
 
     def next_leaving(self) -> LiveRequest | None:
         """A request that is to leave the scheduler now."""
+        while self._leaving and self._leaving[0].state is not RequestState.LEAVING:
+            self._leaving.popleft()
         return self._leaving[0] if self._leaving else None
 
     def end_sample(self, sample: LiveSample) -> bool:
@@ -204,8 +206,6 @@ class RequestTable:
         for sample in request.samples:
             del self.samples[sample.sequence_id]
         request.samples = []
-        if request.state is RequestState.LEAVING:
-            self._leaving.remove(request)
         self._free_id(request)
         self._move(request, RequestState.ENDED)
         if request.encoding is not None:

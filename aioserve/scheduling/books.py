@@ -56,11 +56,26 @@ class Books:
         """What each step consists of that is planned and not yet done."""
         self.sequences: dict[int, SequenceState] = {}
         """Those that haven't ended, by id."""
-        self.waiting: list[SequenceState] = []
         self.running: list[SequenceState] = []
+        self._waiting: list[SequenceState] = []
+        self._num_ended_waiting = 0
+        """Of those in `_waiting`, how many have ended: they are taken out when it is looked at, all
+        at once, since thousands may leave between two steps."""
         self._arrived: list[RequestView] = []
         self._preempted: list[int] = []
         self._last_id = 0
+
+    @property
+    def waiting(self) -> list[SequenceState]:
+        """In order of arrival."""
+        if self._num_ended_waiting:
+            self._waiting = [s for s in self._waiting if s.phase is Phase.WAITING]
+            self._num_ended_waiting = 0
+        return self._waiting
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) - self._num_ended_waiting
 
     @property
     def num_seats_free(self) -> int:
@@ -92,7 +107,7 @@ class Books:
         for sequence in family:
             self.sequences[sequence.sequence_id] = sequence
             sequence.view = RequestView(sequence, self.memory)
-        self.waiting.append(first)
+        self._waiting.append(first)
         self.announce([first])
         return tuple(s.sequence_id for s in family)
 
@@ -101,7 +116,7 @@ class Books:
         for one in (sequence, *sequence.unborn):
             one.take_slot(self.slots.acquire(one.request.params, one.seed))
         sequence.phase = Phase.RUNNING
-        _take_out(self.waiting, sequence)
+        _take_out(self._waiting, sequence)
         insort(self.running, sequence, key=_by_arrival)
 
     def bear(self, parent: SequenceState, step: int, written_step: int) -> list[SequenceState]:
@@ -128,7 +143,7 @@ class Books:
         _take_out(self.running, sequence)
         self._give_back(sequence)
         sequence.restart()
-        insort(self.waiting, sequence, key=_by_arrival)
+        insort(self._waiting, sequence, key=_by_arrival)
 
     def end(self, sequences: Iterable[SequenceState], *, publish: bool = True) -> None:
         """Forget sequences, and the unborn samples that depend on them. Where `publish` is set,
@@ -141,8 +156,6 @@ class Books:
                 _take_out(self.running, sequence)
                 if publish:
                     self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
-            elif sequence.phase is Phase.WAITING:
-                _take_out(self.waiting, sequence)
             elif sequence.phase is Phase.UNBORN:
                 self._parent_of(sequence).unborn.remove(sequence)
             self._give_back(sequence)
@@ -164,7 +177,8 @@ class Books:
         for sequence in sequences:
             self._strike_out(sequence)
         left = self.sequences.values()  # in order of arrival
-        self.waiting = [s for s in left if s.phase is Phase.WAITING]
+        self._waiting = [s for s in left if s.phase is Phase.WAITING]
+        self._num_ended_waiting = 0
         self.running = [s for s in left if s.phase is Phase.RUNNING]
         self.slots.recover([s.slot for s in left if s.slot != NO_SLOT], last_step)
         recover(self.memory, [s.lease for s in left], last_step)
@@ -172,6 +186,8 @@ class Books:
             self.guard.finished(known)
 
     def _strike_out(self, sequence: SequenceState) -> None:
+        if sequence.phase is Phase.WAITING:
+            self._num_ended_waiting += 1  # too many would do no harm, too few would
         for one in (sequence, *sequence.unborn):
             self.sequences.pop(one.sequence_id, None)
             one.phase = Phase.FINISHED

@@ -79,7 +79,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.books.waiting)
+        return self.books.num_waiting
 
     @property
     def num_running(self) -> int:
