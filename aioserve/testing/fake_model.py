@@ -186,9 +186,10 @@ class FakeModel:
         )
 
 
+_PRINTABLE = frozenset([*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)])
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+
+
 def _byte_char(byte: int) -> str:
     """The character that stands for a byte in byte-level vocabularies."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    if byte in printable:
-        return chr(byte)
-    return chr(0x100 + [b for b in range(256) if b not in printable].index(byte))
+    return chr(byte) if byte in _PRINTABLE else chr(0x100 + _OTHERS.index(byte))

@@ -493,15 +493,12 @@ def hostile_messages() -> st.SearchStrategy[Any]:
         st.builds(EndlessMapping),
         hostile_values(),
     )
-    # What begins otherwise is taken for token ids, or for nothing.
-    lists = st.tuples(st.one_of(plain, fields), st.lists(one, max_size=3)).map(
-        lambda drawn: [drawn[0], *drawn[1]]
-    )
-    many = fields.map(lambda drawn: [drawn] * 20_000)
+    lists = st.lists(one, min_size=1, max_size=4)
+    many = one.map(lambda drawn: [drawn] * 20_000)
     return st.one_of(lists, lists.map(tuple), lists.map(LyingList), st.builds(Endless), many)
 
 
-@given(prompts=st.lists(hostile_messages(), min_size=1, max_size=3), close=st.booleans())
+@given(prompts=st.lists(hostile_messages(), min_size=1, max_size=2), close=st.booleans())
 def test_fuzz_messages(prompts: list[Any], close: bool) -> None:
     async def main() -> None:
         async with Engine(ChatModel(num_pages=256, max_model_len=2048)) as engine:
