@@ -100,8 +100,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.num_pages == self.page_size == 1:
             raise ConfigError(
-                "num_pages must be at least 2 with page_size=1, got 1: a request has a token of its "
-                "prompt and one of its answer",
+                "num_pages must be at least 2 with page_size=1, got 1: a request has two tokens",
                 argument="num_pages",
                 value=1,
                 limit=2,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,26 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.checks import HeadNorms, Rotation, check_rows, check_tensor
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.linear import Linear
 
 __all__ = ["Backend", "HeadNorms", "Rotation"]
-
-
-class Rotation(NamedTuple):
-    """Tables of a rotary embedding: float32 `[positions, R / 2]` each, rows indexed by position."""
-
-    cos: Tensor
-    sin: Tensor
-
-
-class HeadNorms(NamedTuple):
-    """RMS norms of each query and key head, with weights `[D]`; see `Backend.rms_norm`."""
-
-    query: Tensor
-    key: Tensor
-    eps: float
-    weight_offset: float = 0.0
 
 
 class Backend(ABC):
@@ -135,6 +119,10 @@ class Backend(ABC):
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """Ba, Kiros and Hinton, "Layer Normalization", 2016, for each row of x `[T, H]`."""
+        check_rows("x", x, self.device)
+        check_tensor("weight", weight, x.dtype, x.shape[1:], self.device)
+        if bias is not None:
+            check_tensor("bias", bias, x.dtype, x.shape[1:], self.device)
         return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
     @abstractmethod
@@ -197,5 +185,6 @@ class Backend(ABC):
         """`gelu(gate) * up`, the tanh approximation, of `[T, 2 * I]`; returns `[T, I]`."""
 
     def gelu_tanh(self, x: Tensor) -> Tensor:
-        """`gelu(x)`, the tanh approximation."""
+        """`gelu(x)`, the tanh approximation, of `[T, I]`."""
+        check_rows("x", x, self.device, "[T, I]")
         return functional.gelu(x, approximate="tanh")

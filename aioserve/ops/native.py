@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,15 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops.backend import Backend, HeadNorms, Rotation
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.checks import (
+    check_bounds,
+    check_gate_up,
+    check_head_norms,
+    check_qkv,
+    check_rotation,
+    check_rows,
+    check_tensor,
+)
 from aioserve.ops.draws import RowSampler, row_error
 from aioserve.ops.kv_cache import KVCache, lazy_memory, storage_shape
 from aioserve.ops.linear import Linear
@@ -30,6 +38,7 @@ from aioserve.ops.philox import uniforms
 __all__ = ["NativeBackend"]
 
 MAX_HEAD_DIM = 256
+CPU = torch.device("cpu")
 
 _IS_BFLOAT16 = {torch.float32: False, torch.bfloat16: True}
 
@@ -44,6 +53,8 @@ class NativeKVCache(KVCache):
         KVCache.__post_init__(self)
         storage = self.storage
         bfloat16 = _is_bfloat16("storage", storage)
+        if not storage.is_cpu:
+            raise ValueError(f"storage must be on the CPU, got {storage.device}")
         if self.head_dim > MAX_HEAD_DIM:
             raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {self.head_dim}")
         layers, _, num_pages, heads, page_size, head_dim = storage.shape
@@ -119,7 +130,7 @@ class NativeBackend(Backend):
     name = "native"
 
     def __init__(self) -> None:
-        self.device: torch.device = torch.device("cpu")
+        self.device: torch.device = CPU
         self._sampler: RowSampler | None = None
 
     def linear(
@@ -200,8 +211,8 @@ class NativeBackend(Backend):
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
     ) -> Tensor:
-        residual_at = _require("residual", residual, x.dtype, x.shape)
-        return _rms_norm(x, residual_at, weight, eps, weight_offset)
+        check_tensor("residual", residual, x.dtype, x.shape, CPU)
+        return _rms_norm(x, residual.data_ptr(), weight, eps, weight_offset)
 
     def rotary_kv_write(
         self,
@@ -212,26 +223,23 @@ class NativeBackend(Backend):
         rotation: Rotation | None = None,
         norms: HeadNorms | None = None,
     ) -> None:
-        row_stride, q_heads = _check_qkv(qkv, batch, kv, layer)
+        q_heads = check_qkv(qkv, batch, kv, layer, CPU)
         head_dim, dtype = kv.head_dim, qkv.dtype
         cos_at = sin_at = max_positions = half = q_norm_at = k_norm_at = 0
         eps = weight_offset = 0.0
         if rotation is not None:
-            max_positions, half = shape = rotation.cos.shape
-            cos_at = _require("cos", rotation.cos, torch.float32, shape)
-            sin_at = _require("sin", rotation.sin, torch.float32, shape)
-            if 2 * half > head_dim:
-                raise ValueError(f"cos must have at most {head_dim // 2} columns, got {half}")
+            max_positions, half = check_rotation(rotation, head_dim, CPU)
+            cos_at, sin_at = rotation.cos.data_ptr(), rotation.sin.data_ptr()
         if norms is not None:
-            q_norm_at = _require("norms.query", norms.query, dtype, (head_dim,))
-            k_norm_at = _require("norms.key", norms.key, dtype, (head_dim,))
+            check_head_norms(norms, head_dim, dtype, CPU)
+            q_norm_at, k_norm_at = norms.query.data_ptr(), norms.key.data_ptr()
             eps, weight_offset = norms.eps, norms.weight_offset
         _native.rotary_kv_write(
             _own_arrays(batch),
             _own_pages(kv),
             layer,
             qkv.data_ptr(),
-            row_stride,
+            qkv.stride(0),
             q_heads,
             cos_at,
             sin_at,
@@ -254,16 +262,15 @@ class NativeBackend(Backend):
         window: int = 0,
         soft_cap: float = 0.0,
     ) -> Tensor:
-        row_stride, q_heads = _check_qkv(qkv, batch, kv, layer)
-        if window < 0 or soft_cap < 0:
-            raise ValueError(f"window and soft_cap must be at least 0, got {window} and {soft_cap}")
+        q_heads = check_qkv(qkv, batch, kv, layer, CPU)
+        check_bounds(window, soft_cap)
         out = torch.empty((qkv.shape[0], q_heads * kv.head_dim), dtype=qkv.dtype)
         _native.paged_attention(
             _own_arrays(batch),
             _own_pages(kv),
             layer,
             qkv.data_ptr(),
-            row_stride,
+            qkv.stride(0),
             q_heads,
             out.data_ptr(),
             scale,
@@ -291,81 +298,30 @@ def _own_arrays(batch: Batch) -> _native.Batch:
     return batch.arrays
 
 
-def _check_qkv(qkv: Tensor, batch: Batch, kv: KVCache, layer: int) -> tuple[int, int]:
-    """The distance of its rows in elements, and the number of query heads."""
-    if qkv.dtype is not kv.storage.dtype:
-        raise TypeError(f"qkv must be {kv.dtype} as the KV pages, got {qkv.dtype}")
-    tokens, width = qkv.shape
-    row_stride, dense = qkv.stride()
-    q_heads, odd = divmod(width, kv.head_dim)
-    q_heads -= 2 * kv.num_kv_heads
-    if (
-        tokens != batch.positions.shape[0]
-        or q_heads < 1
-        or q_heads % kv.num_kv_heads
-        or odd
-        or dense != 1
-        or not qkv.is_cpu
-    ):
-        raise ValueError(
-            f"qkv must have shape ({batch.positions.shape[0]}, (Hq + 2 * {kv.num_kv_heads}) * "
-            f"{kv.head_dim}), Hq a multiple of {kv.num_kv_heads}, with dense rows on the CPU; got "
-            f"{tuple(qkv.shape)} with strides {qkv.stride()} on {qkv.device}"
-        )
-    if not 0 <= layer < kv.num_layers:
-        raise ValueError(f"layer must be from 0 to {kv.num_layers - 1}, got {layer}")
-    return row_stride, q_heads
-
-
 def _is_bfloat16(name: str, tensor: Tensor) -> bool:
     flag = _IS_BFLOAT16.get(tensor.dtype)
     if flag is None:
         raise TypeError(f"{name} must be float32 or bfloat16, got {tensor.dtype}")
-    if not tensor.is_cpu:
-        raise ValueError(f"{name} must be on the CPU, got {tensor.device}")
     return flag
-
-
-def _refuse(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> NoReturn:
-    if tensor.dtype is not dtype:
-        raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
-    raise ValueError(
-        f"{name} must be a contiguous CPU tensor of shape {tuple(shape)}, got "
-        f"{tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
-    )
-
-
-def _require(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """The address of `tensor`, which must be dense and exactly so."""
-    if (
-        tensor.dtype is not dtype
-        or tensor.shape != shape
-        or not tensor.is_contiguous()
-        or not tensor.is_cpu
-    ):
-        _refuse(name, tensor, dtype, shape)
-    return tensor.data_ptr()
 
 
 def _rms_norm(
     x: Tensor, residual_at: int, weight: Tensor, eps: float, weight_offset: float
 ) -> Tensor:
     bfloat16 = _is_bfloat16("x", x)
+    check_rows("x", x, CPU)
     rows, size = x.shape
-    stride, dense = x.stride()
-    if dense != 1:
-        raise ValueError(f"x must be dense in its last dimension, got strides {x.stride()}")
-    weight_at = _require("weight", weight, x.dtype, (size,))
+    check_tensor("weight", weight, x.dtype, (size,), CPU)
     out = torch.empty((rows, size), dtype=x.dtype)
     _native.rms_norm(
         x.data_ptr(),
         residual_at,
-        weight_at,
+        weight.data_ptr(),
         out.data_ptr(),
         bfloat16,
         rows,
         size,
-        stride,
+        x.stride(0),
         eps,
         weight_offset,
     )
@@ -374,14 +330,8 @@ def _rms_norm(
 
 def _gated(gate_up: Tensor, gelu: bool) -> Tensor:
     bfloat16 = _is_bfloat16("gate_up", gate_up)
-    rows, width = gate_up.shape
-    stride, dense = gate_up.stride()
-    if dense != 1 or width % 2:
-        raise ValueError(
-            "gate_up must be dense in its last dimension, whose size is even; got shape "
-            f"{tuple(gate_up.shape)} with strides {gate_up.stride()}"
-        )
-    size = width // 2
+    check_gate_up(gate_up, CPU)
+    rows, size, stride = gate_up.shape[0], gate_up.shape[1] // 2, gate_up.stride(0)
     out = torch.empty((rows, size), dtype=gate_up.dtype)
     _native.gated(gate_up.data_ptr(), out.data_ptr(), bfloat16, gelu, rows, size, stride)
     return out

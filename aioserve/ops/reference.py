@@ -18,6 +18,15 @@ from torch.nn import functional
 
 from aioserve.ops.backend import Backend, HeadNorms, Rotation
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.checks import (
+    check_bounds,
+    check_gate_up,
+    check_head_norms,
+    check_qkv,
+    check_rotation,
+    check_rows,
+    check_tensor,
+)
 from aioserve.ops.draws import LINES, row_error
 from aioserve.ops.kv_cache import KVCache, storage_shape
 from aioserve.ops.linear import Linear
@@ -34,6 +43,9 @@ class ReferenceBatch(Batch):
     context_lens: tuple[int, ...]
     page_table: Tensor
     token_locations: Tensor
+    end_position: int
+    num_pages: int
+    page_size: int
 
 
 class TorchLinear(Linear):
@@ -106,6 +118,9 @@ class ReferenceBackend(Backend):
             context_lens=tuple(host.context_lens.tolist()),
             page_table=self._upload(host.page_table).long(),
             token_locations=self._upload(host.token_locations),
+            end_position=int(host.positions.max(initial=-1)) + 1,
+            num_pages=kv.num_pages,
+            page_size=kv.page_size,
         )
 
     def _upload(self, array: npt.NDArray[np.integer]) -> Tensor:
@@ -137,15 +152,20 @@ class ReferenceBackend(Backend):
         return Drawn(tokens, errors)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
-        wide = _wide(x)
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return (wide * scale * (_wide(weight) + weight_offset)).to(x.dtype)
+        self._check_norm(x, weight)
+        return _rms_norm(x, weight, eps, weight_offset)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
     ) -> Tensor:
+        self._check_norm(x, weight)
+        check_tensor("residual", residual, x.dtype, x.shape, self.device)
         residual.copy_(_wide(residual) + _wide(x))
-        return self.rms_norm(residual, weight, eps, weight_offset)
+        return _rms_norm(residual, weight, eps, weight_offset)
+
+    def _check_norm(self, x: Tensor, weight: Tensor) -> None:
+        check_rows("x", x, self.device)
+        check_tensor("weight", weight, x.dtype, x.shape[1:], self.device)
 
     def rotary_kv_write(
         self,
@@ -156,16 +176,21 @@ class ReferenceBackend(Backend):
         rotation: Rotation | None = None,
         norms: HeadNorms | None = None,
     ) -> None:
-        at = _own(batch)
+        q_heads, kv_heads = check_qkv(qkv, batch, kv, layer, self.device), kv.num_kv_heads
+        at = _own(batch, kv)
         k_pages, v_pages = kv.layer(layer)
-        heads = qkv.unflatten(1, (-1, kv.head_dim))
-        kv_heads = kv.num_kv_heads
-        q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        q, k, v = qkv.unflatten(1, (-1, kv.head_dim)).split([q_heads, kv_heads, kv_heads], dim=1)
         new_q, new_k = _wide(q), _wide(k)
         if norms is not None:
-            new_q = self.rms_norm(new_q, norms.query, norms.eps, norms.weight_offset)
-            new_k = self.rms_norm(new_k, norms.key, norms.eps, norms.weight_offset)
+            check_head_norms(norms, kv.head_dim, qkv.dtype, self.device)
+            new_q = _rms_norm(new_q, norms.query, norms.eps, norms.weight_offset)
+            new_k = _rms_norm(new_k, norms.key, norms.eps, norms.weight_offset)
         if rotation is not None:
+            rows, _ = check_rotation(rotation, kv.head_dim, self.device)
+            if at.end_position > rows:
+                raise ValueError(
+                    f"batch: positions go to {at.end_position - 1}, but cos has {rows} rows"
+                )
             angles = rotation.cos[batch.positions.long()], rotation.sin[batch.positions.long()]
             new_q, new_k = _rotate(new_q, *angles), _rotate(new_k, *angles)
         q.copy_(new_q)
@@ -185,10 +210,11 @@ class ReferenceBackend(Backend):
         window: int = 0,
         soft_cap: float = 0.0,
     ) -> Tensor:
-        at = _own(batch)
+        q_heads = check_qkv(qkv, batch, kv, layer, self.device)
+        check_bounds(window, soft_cap)
+        at = _own(batch, kv)
         k_pages, v_pages = kv.layer(layer)
-        heads = qkv.unflatten(1, (-1, kv.head_dim))
-        q = heads[:, : heads.shape[1] - 2 * kv.num_kv_heads]
+        q = qkv.unflatten(1, (-1, kv.head_dim))[:, :q_heads]
         group = q.shape[1] // kv.num_kv_heads
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for row, context in enumerate(at.context_lens):
@@ -215,10 +241,12 @@ class ReferenceBackend(Backend):
         return out.flatten(1)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        check_gate_up(gate_up, self.device)
         gate, up = _wide(gate_up).chunk(2, dim=-1)
         return (functional.silu(gate) * up).to(gate_up.dtype)
 
     def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        check_gate_up(gate_up, self.device)
         gate, up = _wide(gate_up).chunk(2, dim=-1)
         return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
@@ -227,9 +255,20 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-def _own(batch: Batch) -> ReferenceBatch:
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
+    wide = _wide(x)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * (_wide(weight) + weight_offset)).to(x.dtype)
+
+
+def _own(batch: Batch, kv: KVCache) -> ReferenceBatch:
     if not isinstance(batch, ReferenceBatch):
         raise TypeError(f"batch must be one that this backend prepared, got {type(batch).__name__}")
+    if (batch.num_pages, batch.page_size) != (kv.num_pages, kv.page_size):
+        raise ValueError(
+            f"batch: was prepared for {batch.num_pages} pages of {batch.page_size} tokens, got "
+            f"{kv.num_pages} of {kv.page_size}"
+        )
     return batch
 
 

@@ -26,6 +26,7 @@ from tests.ops.scenarios import (
 
 # A lone token, a prefill, chunks across a key block and across a split of the keys, decodes.
 MIXED = [(1, 1, 1), (2, 70, 70), (3, 1, 65), (4, 33, 600), (5, 1, 700), (6, 5, 64)]
+backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 OPTIONS = [(0, 0.0), (33, 0.0), (0, 4.0), (130, 4.0)]
 
 
@@ -202,7 +203,7 @@ def test_a_batch_without_tokens_gives_no_rows() -> None:
     assert attend(scenario.on(NATIVE)).shape == (0, 2, 16)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@backends
 @pytest.mark.parametrize(
     ("array", "index", "value", "message"),
     [
@@ -226,7 +227,7 @@ def test_impossible_batches_are_refused_by_name(
         scenario.on(backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@backends
 def test_a_sequence_of_fewer_than_no_tokens_is_refused(backend: Backend) -> None:
     scenario = lay_out([(1, 2, 40), (2, 1, 9)], Heads(4, 2, 32))
     scenario.host.query_start[1] = 5
@@ -235,32 +236,43 @@ def test_a_sequence_of_fewer_than_no_tokens_is_refused(backend: Backend) -> None
         scenario.on(backend)
 
 
-def test_a_batch_belongs_to_the_pages_it_was_prepared_for() -> None:
-    step = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(NATIVE)
-    fewer = Step(step.qkv, step.batch, allocate(NATIVE, 1, 4, 16, 2, 32, torch.float32), 128)
+@backends
+def test_a_batch_belongs_to_the_pages_it_was_prepared_for(backend: Backend) -> None:
+    step = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(backend)
+    fewer = Step(step.qkv, step.batch, allocate(backend, 1, 4, 16, 2, 32, torch.float32), 128)
     with pytest.raises(ValueError, match="prepared for 5 pages of 16 tokens, got 4 of 16"):
-        attend(fewer)
-    other = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(REFERENCE)
+        attend(fewer, backend)
+    other = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(REFERENCE if backend is NATIVE else NATIVE)
     with pytest.raises(TypeError, match="batch must be one that this backend prepared"):
-        attend(Step(step.qkv, other.batch, step.kv, 128))
+        attend(Step(step.qkv, other.batch, step.kv, 128), backend)
+
+
+def test_kernels_know_their_own_pages_alone() -> None:
+    step, other = (lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(each) for each in BACKENDS)
     with pytest.raises(TypeError, match="kv must be one that this backend allocated"):
         attend(Step(step.qkv, step.batch, other.kv, 128))
-    with pytest.raises(TypeError, match="batch must be one that this backend prepared"):
-        attend(Step(step.qkv, step.batch, other.kv, 128), REFERENCE)
 
 
-def test_tensors_that_do_not_fit_are_refused_by_name() -> None:
-    step = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(NATIVE)
+@backends
+def test_tensors_that_do_not_fit_are_refused_by_name(backend: Backend) -> None:
+    step = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(backend)
     qkv, batch, kv = step.qkv, step.batch, step.kv
     with pytest.raises(TypeError, match=r"qkv must be torch.float32 as the KV pages, got"):
-        NATIVE.paged_attention(qkv.half(), batch, kv, 0, scale=1)
-    for wrong in (qkv[:, :-32], qkv[:, :-1], qkv[:1], qkv[:, :128], qkv.T.contiguous().T):
+        backend.paged_attention(qkv.half(), batch, kv, 0, scale=1)
+    widths = (qkv[:, :-32], qkv[:, :-1], qkv[:1], qkv[:, :128], qkv[0])
+    for wrong in (*widths, qkv.T.contiguous().T, qkv.to("meta")):
         with pytest.raises(ValueError, match=r"qkv must have shape \(2, \(Hq \+ 2 \* 2\) \* 32\)"):
-            NATIVE.paged_attention(wrong, batch, kv, 0, scale=1)
-    with pytest.raises(ValueError, match="layer must be from 0 to 0, got 1"):
-        NATIVE.paged_attention(qkv, batch, kv, 1, scale=1)
+            backend.paged_attention(wrong, batch, kv, 0, scale=1)
+    for layer in (1, -1):
+        with pytest.raises(ValueError, match=f"layer must be from 0 to 0, got {layer}"):
+            backend.paged_attention(qkv, batch, kv, layer, scale=1)
     with pytest.raises(ValueError, match="window and soft_cap must be at least 0"):
-        NATIVE.paged_attention(qkv, batch, kv, 0, scale=1, window=-1)
+        backend.paged_attention(qkv, batch, kv, 0, scale=1, window=-1)
+    with pytest.raises(ValueError, match="window and soft_cap must be at least 0"):
+        backend.paged_attention(qkv, batch, kv, 0, scale=1, soft_cap=-1.0)
+
+
+def test_pages_that_kernels_do_not_have_are_refused() -> None:
     with pytest.raises(TypeError, match=r"storage must be float32 or bfloat16, got torch.float64"):
         allocate(NATIVE, 1, 1, 1, 1, 1, torch.float64)
     with pytest.raises(ValueError, match="head_dim must be at most 256, got 257"):

@@ -11,9 +11,20 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops import Backend
 from aioserve.ops.backend import HeadNorms, Rotation
-from tests.ops.scenarios import DTYPES, NATIVE, REFERENCE, Heads, Scenario, Step, lay_out, random
+from tests.ops.scenarios import (
+    BACKENDS,
+    DTYPES,
+    NATIVE,
+    REFERENCE,
+    Heads,
+    Scenario,
+    Step,
+    lay_out,
+    random,
+)
 
 MIXED = [(1, 1, 1), (2, 30, 30), (3, 1, 65), (4, 5, 77)]
+backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -106,28 +117,40 @@ def test_a_token_does_not_depend_on_its_neighbours_or_on_threads(
     assert torch.equal(together.kv.storage[at], alone.kv.storage[at])
 
 
-def test_positions_outside_are_refused_before_anything_is_written() -> None:
-    step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(NATIVE, qkv=random(2, 4, 16))
+@backends
+def test_positions_outside_are_refused_before_anything_is_written(backend: Backend) -> None:
+    step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(backend, qkv=random(2, 4, 16))
     before = step.qkv.clone(), step.kv.storage.clone()
     with pytest.raises(ValueError, match="batch: positions go to 39, but cos has 39 rows"):
-        NATIVE.rotary_kv_write(step.qkv, step.batch, step.kv, 0, tables(39, 8))
+        backend.rotary_kv_write(step.qkv, step.batch, step.kv, 0, tables(39, 8))
     assert torch.equal(step.qkv, before[0])
     torch.testing.assert_close(step.kv.storage, before[1], rtol=0, atol=0, equal_nan=True)
 
 
-def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
-    step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(NATIVE, qkv=random(2, 4, 16))
+@backends
+def test_arguments_that_do_not_fit_are_refused_by_name(backend: Backend) -> None:
+    step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(backend, qkv=random(2, 4, 16))
     at = step.batch, step.kv
     with pytest.raises(TypeError, match=r"qkv must be torch.float32 as the KV pages"):
-        NATIVE.rotary_kv_write(step.qkv.bfloat16(), *at, 0)
+        backend.rotary_kv_write(step.qkv.bfloat16(), *at, 0)
     with pytest.raises(ValueError, match=r"qkv must have shape \(2, \(Hq \+ 2 \* 1\) \* 16\)"):
-        NATIVE.rotary_kv_write(step.qkv[:, :32], *at, 0)
+        backend.rotary_kv_write(step.qkv[:, :32], *at, 0)
     with pytest.raises(ValueError, match="layer must be from 0 to 0, got -1"):
-        NATIVE.rotary_kv_write(step.qkv, *at, -1)
+        backend.rotary_kv_write(step.qkv, *at, -1)
     with pytest.raises(ValueError, match="cos must have at most 8 columns, got 9"):
-        NATIVE.rotary_kv_write(step.qkv, *at, 0, tables(50, 9))
+        backend.rotary_kv_write(step.qkv, *at, 0, tables(50, 9))
+    with pytest.raises(ValueError, match="layer must be from 0 to 0, got 1"):
+        backend.rotary_kv_write(step.qkv, *at, 1)
+    with pytest.raises(ValueError, match=r"cos must have shape \[positions, R / 2\]"):
+        backend.rotary_kv_write(step.qkv, *at, 0, Rotation(*(table[0] for table in tables(50, 8))))
+    double = Rotation(*(table.double() for table in tables(50, 8)))
+    with pytest.raises(TypeError, match=r"cos must be torch.float32, got torch.float64"):
+        backend.rotary_kv_write(step.qkv, *at, 0, double)
     with pytest.raises(ValueError, match=r"sin must be .* of shape \(50, 8\)"):
-        NATIVE.rotary_kv_write(step.qkv, *at, 0, Rotation(tables(50, 8).cos, tables(50, 7).sin))
+        backend.rotary_kv_write(step.qkv, *at, 0, Rotation(tables(50, 8).cos, tables(50, 7).sin))
     short = HeadNorms(random(15), random(16), 1e-6)
-    with pytest.raises(ValueError, match=r"norms.query must be a contiguous CPU tensor"):
-        NATIVE.rotary_kv_write(step.qkv, *at, 0, None, short)
+    with pytest.raises(ValueError, match=r"norms.query must be contiguous, of shape \(16,\)"):
+        backend.rotary_kv_write(step.qkv, *at, 0, None, short)
+    other = HeadNorms(random(16), random(16).bfloat16(), 1e-6)
+    with pytest.raises(TypeError, match=r"norms.key must be torch.float32, got torch.bfloat16"):
+        backend.rotary_kv_write(step.qkv, *at, 0, None, other)

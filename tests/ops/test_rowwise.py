@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from tests.ops.scenarios import DTYPES, NATIVE, REFERENCE, random
+from aioserve.ops import Backend
+from tests.ops.scenarios import BACKENDS, DTYPES, NATIVE, REFERENCE, random
 
 SHAPES = [(1, 16), (3, 37), (33, 515), (200, 1024)]
 GATES = ["silu_mul", "gelu_tanh_mul"]
+backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -98,17 +100,51 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(
         assert torch.equal(op(x[123:124]), together[123:124])
 
 
-def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
-    x, weight = random(3, 8), random(8)
+def test_dtypes_that_kernels_do_not_have_are_refused() -> None:
     with pytest.raises(TypeError, match=r"x must be float32 or bfloat16, got torch.float64"):
-        NATIVE.rms_norm(x.double(), weight, 1e-6)
-    with pytest.raises(TypeError, match=r"weight must be torch.float32, got torch.bfloat16"):
-        NATIVE.rms_norm(x, weight.bfloat16(), 1e-6)
-    with pytest.raises(ValueError, match=r"weight must be a contiguous CPU tensor of shape \(8,\)"):
-        NATIVE.rms_norm(x, random(7), 1e-6)
-    with pytest.raises(ValueError, match="residual must be a contiguous CPU tensor"):
-        NATIVE.add_rms_norm(x, random(3, 16)[:, ::2], weight, 1e-6)
-    with pytest.raises(ValueError, match="x must be dense in its last dimension"):
-        NATIVE.rms_norm(random(3, 16)[:, ::2], weight, 1e-6)
-    with pytest.raises(ValueError, match="gate_up must be dense"):
-        NATIVE.silu_mul(random(3, 7))
+        NATIVE.rms_norm(random(3, 8).double(), random(8).double(), 1e-6)
+
+
+@backends
+def test_arguments_that_do_not_fit_are_refused_by_name(backend: Backend) -> None:
+    x, weight = random(3, 8), random(8)
+    residual = random(3, 8)
+    before = residual.clone()
+    strided, ints = random(3, 16)[:, ::2], torch.zeros(3, 8, dtype=torch.int64)
+    other = torch.zeros(3, 8, device="meta")
+    for wrong in (strided, random(8), random(2, 3, 8), other):
+        for norm in (
+            lambda: backend.rms_norm(wrong, weight, 1e-6),  # noqa: B023
+            lambda: backend.layer_norm(wrong, weight, None, 1e-6),  # noqa: B023
+        ):
+            with pytest.raises(ValueError, match=r"x must have shape \[T, H\] with dense rows"):
+                norm()
+    for name, norm in (
+        ("weight", lambda wrong: backend.rms_norm(x, wrong, 1e-6)),
+        ("weight", lambda wrong: backend.add_rms_norm(x, residual, wrong, 1e-6)),
+        ("weight", lambda wrong: backend.layer_norm(x, wrong, None, 1e-6)),
+        ("bias", lambda wrong: backend.layer_norm(x, weight, wrong, 1e-6)),
+    ):
+        with pytest.raises(TypeError, match=f"{name} must be torch.float32, got torch.bfloat16"):
+            norm(weight.bfloat16())
+        for wrong in (random(7), random(1, 8), random(1), random(16)[::2], weight.to("meta")):
+            with pytest.raises(ValueError, match=rf"{name} must be contiguous, of shape \(8,\)"):
+                norm(wrong)
+    for wrong in (random(2, 8), random(1, 8), strided, x.to("meta")):
+        with pytest.raises(ValueError, match=r"residual must be contiguous, of shape \(3, 8\)"):
+            backend.add_rms_norm(x, wrong, weight, 1e-6)
+    with pytest.raises(TypeError, match=r"residual must be torch.float32, got torch.bfloat16"):
+        backend.add_rms_norm(x, x.bfloat16(), weight, 1e-6)
+    assert torch.equal(residual, before)
+    for gated in (backend.silu_mul, backend.gelu_tanh_mul):
+        for wrong in (random(3, 7), random(8), strided, other):
+            with pytest.raises(ValueError, match=r"gate_up must have shape \[T, 2 \* I\]"):
+                gated(wrong)
+    for op in (
+        lambda: backend.rms_norm(ints, weight, 1e-6),
+        lambda: backend.layer_norm(ints, weight, None, 1e-6),
+        lambda: backend.silu_mul(ints),
+        lambda: backend.gelu_tanh_mul(ints),
+    ):
+        with pytest.raises(TypeError, match=r"(x|gate_up) must be .*, got torch.int64"):
+            op()
