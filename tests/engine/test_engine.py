@@ -728,7 +728,7 @@ async def test_dump_names_every_request_and_what_it_holds():
 async def test_token_ids_may_be_an_array_of_any_integer_type():
     async with Engine(slow_model()) as engine:
         for dtype in (np.int64, np.uint8):
-            answer = await engine.generate(np.array(PROMPT, dtype), SHORT)  # pyright: ignore
+            answer = await engine.generate(np.array(PROMPT, dtype), SHORT)
             assert list(answer.token_ids) == expected_tokens(PROMPT, 10)
 
 
