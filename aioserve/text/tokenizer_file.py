@@ -15,6 +15,7 @@ of the file, and not what tokens mean.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from aioserve.errors import ModelError
+from aioserve.isolation import shown
 
 __all__ = ["MAX_FILE_BYTES", "one_past_highest_id", "read_tokenizer"]
 
@@ -46,6 +48,9 @@ _OPTIONS = (
     "ignore_merges",
 )
 """What a BPE model has beside vocabulary, merges and `dropout`."""
+
+_WITHIN = {bytes((byte,)) for byte in range(0x80, 0xC0)}
+"""Bytes of UTF-8 that no character starts with."""
 
 _Span = tuple[int, int]
 
@@ -78,6 +83,10 @@ class _OtherForm(Exception):
     """The file isn't of the form that can be read in pieces. It may be valid all the same."""
 
 
+class _EndsTheProcess(ValueError):
+    """The library would end the process over this file."""
+
+
 def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, int]:
     """The tokenizer in `file`, and one past the highest id that it has.
 
@@ -91,11 +100,10 @@ def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, int]:
     if size > MAX_FILE_BYTES:
         raise ModelError(f"{file} has {size} bytes, and at most {MAX_FILE_BYTES} are read")
     try:
-        return _read_in_pieces(data)
-    except _OtherForm:
-        pass
-    try:
-        return _read_whole(data)
+        try:
+            return _read_in_pieces(data)
+        except _OtherForm:
+            return _read_whole(data)
     except BaseException as error:
         if not _is_of_the_library(error):
             raise
@@ -110,7 +118,9 @@ def one_past_highest_id(backend: tokenizers.Tokenizer) -> int:
 
 
 def _read_whole(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
-    backend = tokenizers.Tokenizer.from_str(data.decode())
+    text = data.decode()
+    json.loads(text, object_pairs_hook=_check_object)
+    backend = tokenizers.Tokenizer.from_str(text)
     return backend, one_past_highest_id(backend)
 
 
@@ -121,9 +131,9 @@ def _read_in_pieces(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
     try:
         added = _added_tokens(data[slice(*scan.added)])
         vocab, size = _vocab(data, scan.vocab)
-        merges: Any = _Merges(data, scan.merges)
         backend = tokenizers.Tokenizer.from_str(rest.decode())
         rest_model: Any = backend.model
+        merges: Any = _Merges(data, scan.merges, rest_model.continuing_subword_prefix or "")
         options = {name: getattr(rest_model, name) for name in _OPTIONS}
         given = {name: value for name, value in options.items() if value is not None}
         # Read last, between the two halves of what can't be divided otherwise.
@@ -132,9 +142,9 @@ def _read_in_pieces(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
         backend.model = model
         # Last, as the library does it: those without an id in the vocabulary get one each.
         backend.add_tokens(added)
-    # What is wrong is the library's to say, of the whole file.
+    # What else is wrong is the library's to say, of the whole file.
     except BaseException as error:
-        if not _is_of_the_library(error):
+        if isinstance(error, _EndsTheProcess) or not _is_of_the_library(error):
             raise
         raise _OtherForm from error
     return backend, max(size, 1 + max(backend.get_added_tokens_decoder(), default=-1))
@@ -143,6 +153,27 @@ def _read_in_pieces(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
 def _is_of_the_library(error: BaseException) -> bool:
     """It raises bare Exception for a malformed file, or panics, and a panic isn't even that."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _check_merge(right: str, prefix: str) -> None:
+    """The library cuts as many bytes off the right part of a merge as the prefix has. Within a
+    character that ends the process, and is no error that can be caught."""
+    part, cut = right.encode(), len(prefix.encode())
+    if len(part) < cut or part[cut : cut + 1] in _WITHIN:
+        raise _EndsTheProcess(
+            f"{shown(right)} in merges is cut by continuing_subword_prefix {shown(prefix)}"
+        )
+
+
+def _check_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise _EndsTheProcess("a key is in an object twice")
+    prefix, merges = values.get("continuing_subword_prefix"), values.get("merges")
+    if prefix and isinstance(prefix, str) and isinstance(merges, list):
+        for merge in merges:
+            _check_merge(str((merge.split(" ") if isinstance(merge, str) else merge)[-1]), prefix)
+    return values
 
 
 def _added_tokens(listed: bytes) -> list[AddedToken]:
@@ -189,21 +220,25 @@ class _Number:
 class _Merges(Sequence[tuple[str, str]]):
     """Parsed as they are read, piece by piece. How many there are isn't known before."""
 
-    def __init__(self, data: bytes, pieces: list[_Span]) -> None:
+    def __init__(self, data: bytes, pieces: list[_Span], prefix: str) -> None:
         self._data = data
         self._pieces = pieces
+        self._prefix = prefix
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for start, end in self._pieces:
-            piece = b"[%s]" % self._data[start:end]
-            if _PAIRS.match(piece, 1):
-                yield from _pairs.decode(piece)
-                continue
-            for line in _lines.decode(piece):
-                # The header of the files that this form comes from.
-                if not line.startswith("#version"):
-                    left, right = line.split(" ")
-                    yield left, right
+            merges = self._parse(b"[%s]" % self._data[start:end])
+            if self._prefix:
+                for _, right in merges:
+                    _check_merge(right, self._prefix)
+            yield from merges
+
+    def _parse(self, piece: bytes) -> list[tuple[str, str]]:
+        if _PAIRS.match(piece, 1):
+            return _pairs.decode(piece)
+        # A header is in the files that the other form comes from.
+        lines = [line for line in _lines.decode(piece) if not line.startswith("#version")]
+        return [(left, right) for left, right in (line.split(" ") for line in lines)]
 
     def __len__(self) -> int:
         return 0

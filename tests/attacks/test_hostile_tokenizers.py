@@ -7,9 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioserve.errors import ModelError
+from aioserve.text.tokenizer_file import read_tokenizer
 from tests.text.test_tokenizer_file import assert_same_as_by_the_library
 
 CHARS = "ab▁é😀"
@@ -55,6 +58,8 @@ def files(draw: st.DrawFn) -> bytes:
     # Of two tokens with one id the library picks one at random.
     vocab = {token: token_id for token_id, token in {i: t for t, i in drawn.items()}.items()}
     known = [*vocab, "c"]
+    drawn_options = draw(options)
+    prefix = drawn_options.get("continuing_subword_prefix")
     pairs = st.tuples(st.sampled_from(known), st.sampled_from(known))
     merges: Any = draw(st.lists(pairs, max_size=4))
     whole = [
@@ -63,9 +68,12 @@ def files(draw: st.DrawFn) -> bytes:
         if left + right in vocab and "c" not in (left, right)
     ]
     merges = draw(st.sampled_from([whole, whole, whole, merges]))
+    if prefix:
+        # See below for others.
+        merges = [(left, prefix + right) for left, right in merges]
     if draw(st.booleans()):
         merges = [f"{left} {right}" for left, right in merges]
-    model = {"type": "BPE", **draw(options), "vocab": vocab, "merges": merges}
+    model = {"type": "BPE", **drawn_options, "vocab": vocab, "merges": merges}
     items = draw(st.permutations(list(model.items())))
     written = {
         "version": "1.0",
@@ -93,3 +101,34 @@ def test_fuzz_a_file_is_read_as_the_library_reads_it(data: bytes) -> None:
         file = Path(directory) / "tokenizer.json"
         file.write_bytes(data)
         assert_same_as_by_the_library(file)
+
+
+@pytest.mark.parametrize("form", ["pairs", "lines", "no type", "a token twice"])
+@pytest.mark.parametrize("right", ["", "a", "\U0001f600", "a\u00e9"])
+def test_a_merge_over_which_the_library_ends_the_process_is_refused(
+    right: str, form: str, tmp_path: Path
+) -> None:
+    """It cuts the prefix off by its length in bytes, here in the middle of a character."""
+    model = {
+        "type": "BPE",
+        "continuing_subword_prefix": "##",
+        "vocab": {"a": 0, right: 1},
+        "merges": [f"a {right}" if form == "lines" else ["a", right]],
+    }
+    if form == "no type":
+        del model["type"]
+    added = {"id": 2, "content": "<s>", "special": True}
+    added |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    written = {"added_tokens": [added] * (1 + (form == "a token twice")), "model": model}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(written))
+    with pytest.raises(ModelError, match=r"in merges is cut by continuing_subword_prefix '##'"):
+        read_tokenizer(file)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """The library would read both."""
+    file = tmp_path / "tokenizer.json"
+    file.write_text('{"model": {"type": "BPE"}, "model": {"type": "BPE"}}')
+    with pytest.raises(ModelError, match="a key is in an object twice"):
+        read_tokenizer(file)

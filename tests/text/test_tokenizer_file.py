@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from aioserve.text.tokenizer_file import MAX_FILE_BYTES, one_past_highest_id, re
 from tests.text.kinds import CORPUS, KINDS
 from tests.text.large_file import NUM_ADDED, NUM_TOKENS, write_large_file
 
+NOT_FOR_THE_LIBRARY = re.compile("in merges is cut by|is in an object twice")
 ADDED = "<s><|end|><tool call> n\u0301e\u0301 a b"
 
 
@@ -34,17 +36,33 @@ def state_of(backend: tokenizers.Tokenizer) -> tuple[Any, ...]:
     return backend.to_str(), added, [ids_of(backend, text) for text in (*CORPUS, ADDED)]
 
 
-def assert_same_as_by_the_library(file: Path) -> None:
-    """Where the library finds fault with a file, so it is here."""
+def library_reads(file: Path) -> bool:
     try:
-        expected = tokenizers.Tokenizer.from_file(str(file))
-    except BaseException as error:
+        tokenizers.Tokenizer.from_file(str(file))
+    except BaseException as error:  # a panic is no Exception
         if isinstance(error, KeyboardInterrupt):
             raise
-        with pytest.raises(ModelError, match="can't be read as a tokenizer"):
-            read_tokenizer(file)
+        return False
+    return True
+
+
+def read_or_error(file: Path) -> tuple[tokenizers.Tokenizer, int] | str:
+    try:
+        return read_tokenizer(file)
+    except ModelError as error:
+        return str(error)
+
+
+def assert_same_as_by_the_library(file: Path) -> None:
+    """What the library finds fault with is refused."""
+    read = read_or_error(file)
+    if isinstance(read, str):
+        assert "can't be read as a tokenizer" in read
+        # Some files end the process if the library sees them.
+        assert NOT_FOR_THE_LIBRARY.search(read) or not library_reads(file)
         return
-    backend, vocab_size = read_tokenizer(file)
+    backend, vocab_size = read
+    expected = tokenizers.Tokenizer.from_file(str(file))
     assert vocab_size == one_past_highest_id(expected)
     model: Any = expected.model
     if getattr(model, "dropout", None):
