@@ -77,6 +77,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     start. 0 starts requests as soon as their prompts fit and preempts more."""
     overlap: bool = True
     """Plan and launch a step while the one before still runs."""
+    special_tokens_in_messages: bool = False
+    """Take the name of a special token in the text of a message for the token, as most engines do.
+    False: the chat template alone writes special tokens, and their names in messages are text."""
     seed: int = 0
     """Key of the noise of requests that bring no seed of their own."""
     max_waiting: int = 4096
@@ -156,6 +159,7 @@ _RULES: dict[str, Rule[Any]] = {
     "max_model_len": optional(integer(2, MAX_COUNT)),
     "output_reserve_tokens": integer(0, MAX_COUNT),
     "overlap": boolean,
+    "special_tokens_in_messages": boolean,
     "seed": integer(0, MAX_SEED),
     "max_waiting": integer(1, MAX_COUNT),
     "max_buffered_tokens": integer(1, MAX_COUNT),

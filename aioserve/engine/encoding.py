@@ -81,8 +81,9 @@ class Encoding:
 class Encoder:
     """Encodes the prompts of one engine. For the thread of the event loop that it is made on."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, *, special_tokens_in_messages: bool) -> None:
         self._model = model
+        self._special_tokens_in_messages = special_tokens_in_messages
         self._loop = asyncio.get_running_loop()
         self._short: deque[Encoding] = deque()
         self._long: deque[Encoding] = deque()
@@ -126,9 +127,13 @@ class Encoder:
         most = self._model.limits.max_model_len - 1
         if isinstance(prompt, str) or template is None:
             return self.tokenizer.encode(prompt, max_tokens=most)
-        text = template.render(prompt)
-        self.check_chars(len(text))
-        return self.tokenizer.encode(text, add_special_tokens=False, max_tokens=most)
+        return template.encode(
+            prompt,
+            self.tokenizer,
+            special_tokens_in_messages=self._special_tokens_in_messages,
+            max_chars=self.max_chars,
+            max_tokens=most,
+        )
 
     # -- those that wait
 

@@ -70,7 +70,9 @@ class Intake:
         self._model = model
         self._core = core
         self._admission = admission
-        self.encoder: Encoder = Encoder(model)
+        self.encoder: Encoder = Encoder(
+            model, special_tokens_in_messages=config.special_tokens_in_messages
+        )
         self._num_requests = 0
         self._asking = False
         """A plugin is being asked about a request, which isn't queued yet."""

@@ -2,7 +2,7 @@
 
 Knows the template files of a model directory and Hugging Face's conventions for them. Renders
 nothing but these: what a caller sends is data for the template, never a template. Rendering may be
-slow (a template is a program), so callers run it in a thread.
+slow (a template is a program, with the bounds of `bounds`), so callers run it in a thread.
 
 Rendered by minijinja, which is Jinja2 except where it isn't. Of what chat templates use, Python's
 methods of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as
@@ -23,11 +23,20 @@ from typing import Any
 
 import minijinja
 
-from aioserve.errors import InvalidPromptError, ModelError, RequestFailedError
+from aioserve.arguments import shown
+from aioserve.errors import InvalidPromptError, ModelError, PromptTooLongError, RequestFailedError
+from aioserve.json_file import read_file, read_json_object
+from aioserve.text import bounds
+from aioserve.text.guard import Disguise
 from aioserve.text.messages import validate_messages
+from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate"]
 
+MAX_ERROR_CHARS = 1000
+MAX_INDENT = 64
+MAX_FILE_BYTES = 1 << 22
+"""Of a file with a chat template or with names of tokens."""
 _TEMPLATE_NAME = "chat_template"
 _TOKEN_NAMES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 # Marks the assistant's part for training; it has no effect on the text.
@@ -46,22 +55,10 @@ class ChatTemplate:
     ) -> None:
         self.origin = origin
         self._special_tokens = dict(special_tokens or {})
-        self._environment = minijinja.Environment(
-            filters={"tojson": _to_json},
-            globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
-            auto_escape_callback=_never_escape,
-            # The debug report would put the caller's messages into errors and logs.
-            debug=False,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            pycompat=True,
-        )
-        try:
-            self._environment.add_template(_TEMPLATE_NAME, _without_generation_marks(source))
-        except minijinja.TemplateError as error:
-            raise ModelError(
-                f"{origin}: the chat template can't be read: {error.message}"
-            ) from error
+        self._source = bounds.asking(_without_generation_marks(source), origin)
+        self._environments: dict[int, minijinja.Environment] = {}
+        """By the instructions that a rendering may take."""
+        self._environment(bounds.FUEL)
 
     @classmethod
     def from_directory(cls, path: Path | str) -> ChatTemplate | None:
@@ -72,16 +69,19 @@ class ChatTemplate:
         file.
         """
         config_file = Path(path) / "tokenizer_config.json"
-        config = _read_json(config_file)
+        config = _read_config(config_file)
         origin = Path(path) / "chat_template.jinja"
         if origin.is_file():
-            source = origin.read_text(encoding="utf-8")
+            try:
+                source = read_file(origin, MAX_FILE_BYTES).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ModelError(f"{origin}: not valid UTF-8: {error}") from error
         else:
             origin = config_file
             source = _source_in_config(config, config_file)
         if source is None:
             return None
-        tokens = _special_tokens(_read_json(Path(path) / "special_tokens_map.json"))
+        tokens = _special_tokens(_read_config(Path(path) / "special_tokens_map.json"))
         tokens.update(_special_tokens(config))
         return cls(source, special_tokens=tokens, origin=str(origin))
 
@@ -93,20 +93,120 @@ class ChatTemplate:
         Raises `InvalidPromptError` for malformed messages and where the template itself
         refuses them (its `raise_exception`), `RequestFailedError` if the template breaks.
         """
+        return self._rendered(validate_messages(messages), add_generation_prompt)
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        tokenizer: Tokenizer,
+        *,
+        add_generation_prompt: bool = True,
+        special_tokens_in_messages: bool = False,
+        max_chars: int | None = None,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Token ids of the prompt for `messages`.
+
+        Special tokens come from the template alone: their names in messages are ordinary text,
+        unless `special_tokens_in_messages`. Raises as `render` does, and `InvalidPromptError` where
+        the text of messages would become a special token all the same, which takes a template that
+        rewrites contents. A rendered text of more than `max_chars`, or more than `max_tokens`, is a
+        `PromptTooLongError`.
+        """
         checked = validate_messages(messages)
+        if special_tokens_in_messages or not tokenizer.special_ids:
+            text = self._rendered(checked, add_generation_prompt)
+            _check_chars(len(text), max_chars)
+            return tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+        guard = tokenizer.message_guard
+        disguised, disguise = guard.disguise(checked, apart_from=self._source)
+        text = self._rendered(disguised, add_generation_prompt, disguise)
+        _check_chars(len(text), max_chars)
+        spans = [
+            span for span in guard.find(text) if not disguise.hides_in(text[span.start : span.end])
+        ]
+        meaningless = self._rendered(guard.meaningless(disguised), add_generation_prompt, disguise)
+        expected = guard.find(meaningless)
+        if [span.token_id for span in spans] != [span.token_id for span in expected]:
+            raise InvalidPromptError(
+                f"the text of messages must not change which special tokens the prompt has, but "
+                f"the chat template {self.origin} writes {len(spans)} with these contents and "
+                f"{len(expected)} with others; special_tokens_in_messages=True allows it"
+            )
+        return guard.encode(text, disguise, spans, max_tokens=max_tokens)
+
+    def _environment(self, fuel: int) -> minijinja.Environment:
+        if (known := self._environments.get(fuel)) is not None:
+            return known
+        environment = minijinja.Environment(
+            filters={"tojson": _to_json},
+            globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+            auto_escape_callback=_never_escape,
+            # The debug report would put the caller's messages into errors and logs.
+            debug=False,
+            fuel=fuel,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            pycompat=True,
+        )
         try:
-            return self._environment.render_template(
+            environment.add_template(_TEMPLATE_NAME, self._source)
+        except minijinja.TemplateError as error:
+            raise ModelError(
+                f"{self.origin}: the chat template can't be read: {_brief(error.message)}"
+            ) from error
+        self._environments[fuel] = environment
+        return environment
+
+    def _rendered(
+        self,
+        checked: list[dict[str, str]],
+        add_generation_prompt: bool,
+        disguise: Disguise | None = None,
+    ) -> str:
+        fuel = bounds.fuel_for(len(checked))
+        budget = bounds.Budget(
+            len(checked), sum(len(value) for message in checked for value in message.values())
+        )
+        try:
+            return self._environment(fuel).render_template(
                 _TEMPLATE_NAME,
                 messages=checked,
                 add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
+                **{bounds.SPEND: budget.spend},
                 **self._special_tokens,
             )
         except _Refused as error:
-            raise InvalidPromptError(f"the model's chat template refused: {error}") from error
-        except Exception as error:
-            raise RequestFailedError(f"{self.origin}: rendering failed: {error}") from error
+            refusal = _brief(error if disguise is None else disguise.take_off(str(error)))
+            raise InvalidPromptError(f"the model's chat template refused: {refusal}") from error
+        except bounds.BudgetSpentError as error:
+            raise RequestFailedError(f"{self.origin}: rendering was stopped: {error}") from error
+        except BaseException as error:
+            # A panic of the library's is no Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            if getattr(error, "kind", None) == "OutOfFuel":
+                raise RequestFailedError(
+                    f"{self.origin}: rendering was stopped: it took more than {fuel} instructions"
+                ) from error
+            raise RequestFailedError(f"{self.origin}: rendering failed: {_brief(error)}") from error
+
+
+def _check_chars(chars: int, limit: int | None) -> None:
+    if limit is not None and chars > limit:
+        raise PromptTooLongError(
+            f"prompt has {chars} characters when it is rendered; {limit} are read at most",
+            value=chars,
+            limit=limit,
+            unit="characters",
+        )
+
+
+def _brief(error: object) -> str:
+    text = str(error)
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}..."
 
 
 class _Refused(Exception):
@@ -129,6 +229,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as Hugging Face's filter writes it: unlike Jinja's own, nothing is escaped for HTML."""
+    if indent is not None and indent > MAX_INDENT:
+        raise ValueError(f"indent of tojson must be at most {MAX_INDENT}, got {indent}")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -152,33 +254,29 @@ def _without_generation_marks(source: str) -> str:
     return _GENERATION_MARK.sub(plain_block, source)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file} can't be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} must hold a JSON object, got {type(value).__name__}")
-    return value
+def _read_config(file: Path) -> dict[str, Any]:
+    return read_json_object(file, MAX_FILE_BYTES) if file.is_file() else {}
 
 
 def _source_in_config(config: dict[str, Any], file: Path) -> str | None:
     value = config.get("chat_template")
     if value is None or isinstance(value, str):
         return value
-    try:
-        named = {entry["name"]: entry["template"] for entry in value}
-    except (TypeError, KeyError) as error:
-        raise ModelError(
-            f"{file}: chat_template must be a string or a list of named templates"
-        ) from error
+    named: dict[str, str] = {}
+    for entry in value if isinstance(value, list) else [None]:
+        match entry:
+            case {"name": str(name), "template": str(template)}:
+                named[name] = template
+            case _:
+                raise ModelError(
+                    f"{file}: chat_template must be a string or a list of named templates, "
+                    f'{{"name": str, "template": str}} each, got {shown(entry or value)}'
+                )
     if len(named) == 1:
         return next(iter(named.values()))
     if "default" not in named:
         raise ModelError(
-            f"{file}: chat_template has no entry named 'default', only {sorted(named)}"
+            f"{file}: chat_template has no entry named 'default', only {shown(sorted(named))}"
         )
     return named["default"]
 

@@ -8,17 +8,21 @@ so one tokenizer serves any number of threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 
+from aioserve.arguments import boolean, check, integer, several
 from aioserve.errors import InvalidPromptError, ModelError, PromptTooLongError
+from aioserve.text.guard import MessageGuard
 from aioserve.text.pieces import PieceTable
 from aioserve.text.tokenizer_file import one_past_highest_id, read_tokenizer
 
 __all__ = ["Tokenizer", "why_no_tokenizer"]
 
 SHORT_TEXT_CHARS = 512
+MAX_IDS = 1 << 22
 SOURCES = ("tokenizer.model", "vocab.json")
 """Files that the transformers library makes a tokenizer.json from."""
 
@@ -61,6 +65,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._source = source
         self.pieces: PieceTable = PieceTable(backend, source)
         """What each id adds to the text; the incremental detokenizer's input."""
         self.vocab_size: int = one_past_highest_id(backend) if vocab_size is None else vocab_size
@@ -81,6 +86,12 @@ class Tokenizer:
         backend, vocab_size = read_tokenizer(file)
         return cls(backend, source=str(file), vocab_size=vocab_size)
 
+    @cached_property
+    def message_guard(self) -> MessageGuard:
+        """Keeps text of messages from becoming special tokens. Made when it is first used, which
+        may take a while: use it in a thread."""
+        return MessageGuard(self._backend, self._source)
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> list[int]:
@@ -92,6 +103,8 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise InvalidPromptError(f"text must be a str, got {type(text).__name__}")
+        text = str.__str__(text)  # of a subclass, what it holds and not what it says
+        check(InvalidPromptError, "add_special_tokens", add_special_tokens, boolean)
         try:
             if len(text) <= SHORT_TEXT_CHARS:
                 return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -112,5 +125,11 @@ class Tokenizer:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {error}") from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`. Ids outside the vocabulary, as a padded model may give, add nothing."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """Text of `ids`. Ids outside the vocabulary, as a padded model may give, add nothing.
+
+        Raises `InvalidPromptError` for what isn't a sequence of at most `MAX_IDS` ints in
+        [0, 2**32).
+        """
+        plain = check(InvalidPromptError, "ids", ids, several(integer(0, 2**32 - 1), MAX_IDS))
+        skip = check(InvalidPromptError, "skip_special_tokens", skip_special_tokens, boolean)
+        return self._backend.decode(plain, skip_special_tokens=skip)

@@ -1,0 +1,479 @@
+"""Keeps the text of messages from becoming special tokens.
+
+A chat template writes turns and messages into one text, in which a tokenizer sees no difference
+between the turn mark that the template wrote and the same characters typed by a user. So, before
+rendering, some characters of the messages are disguised: what completes a special token's name is
+replaced by a stand-in, a private-use character that none of the texts has. What is still a special
+token in the rendered text is the template's. These get secret names, the disguise comes off, and
+the text is encoded by a tokenizer that knows the special tokens by their secret names alone: it
+shares the model, the normalizer and the pre-tokenizer, so ordinary text gets the ids that it always
+gets.
+
+A template may take the text apart and put it together differently. So each time the special tokens
+of the prompt are compared with those of the same messages with meaningless contents, and a prompt
+that has others is refused.
+
+Special tokens are those that are marked so, which `decode` leaves out: no answer prints them, so no
+message needs them. Other added tokens (`<think>`, say) are printed, and are recognised in messages.
+The unknown token is no mark of anything: text that the model can't spell may always become it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken, models
+
+from aioserve.errors import InvalidPromptError, PromptTooLongError, UnsupportedModelError
+
+__all__ = ["Disguise", "MessageGuard", "SpecialSpan"]
+
+WINDOW_CHARS = 1 << 16
+"""Text is searched in pieces of this size, so that other threads get their turn between them."""
+SHORT_TEXT_CHARS = 512
+MAX_GAPS = 100_000
+MAX_NAME_CHARS = 128
+STAND_IN_TRIES = 64
+_STAND_INS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+NOTHING = "\U0010fffd"
+"""A content that means nothing; part of no special token."""
+
+
+class SpecialSpan(NamedTuple):
+    """A special token in a text, from character `start` to `end`."""
+
+    start: int
+    end: int
+    token_id: int
+
+
+class MessageGuard:
+    """What one tokenizer's special tokens look like, and how to encode text without them.
+
+    `backend` must not be changed by anyone afterwards; `source` names it in errors. Thread-safe.
+    Raises `UnsupportedModelError` for special tokens of absurd names or ids.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, source: str) -> None:
+        added: dict[int, AddedToken] = {
+            token_id: token
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.content
+        }
+        specials = {token_id: token for token_id, token in added.items() if token.special}
+        names = [token.content for token in specials.values()]
+        if (longest := max(names, key=len, default="")) and len(longest) > MAX_NAME_CHARS:
+            raise UnsupportedModelError(
+                f"{source}: a special token must have at most {MAX_NAME_CHARS} characters, "
+                f"got {len(longest)}: {longest[:40]!r}..."
+            )
+        self._backend = backend
+        self._source = source
+        self._names = dict(zip(specials, names, strict=True))
+        self._pattern = re.compile(_any_of(names)) if names else None
+        self._longest = len(longest)
+        self._starts = {name[:cut] for name in names for cut in range(1, len(name))}
+        self._ends = {name[cut:] for name in names for cut in range(1, len(name))}
+        self._first_chars = _one_of(name[0] for name in names)
+        self._last_chars = _one_of(name[-1] for name in names)
+        self._any_normalized = any(token.normalized for token in specials.values())
+        self._any_single_word = any(token.single_word for token in specials.values())
+        self._marks = {char for name in names for char in name if not _is_plain(char)}
+        self._keeps_space = not any(name != name.strip() for name in names)
+        self._finder, self._found = _finder(backend, added)
+        self._unknown_id = _unknown_id(backend)
+        self._secret = secrets.token_hex(16)
+        self._spelled = self._spelled_by_the_model()
+        self._inner, self._ids = self._with_secret_names(added)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the tokenizer has any special token."""
+        return bool(self._names)
+
+    # -- before rendering
+
+    def disguise(
+        self, messages: Sequence[Mapping[str, str]], *, apart_from: str
+    ) -> tuple[list[dict[str, str]], Disguise]:
+        """The messages with what could complete a special token disguised, and the disguise. No
+        stand-in occurs in the messages or in `apart_from`. Raises `InvalidPromptError` if none is
+        free."""
+        texts = {apart_from}
+        for message in messages:
+            texts.update(message.values())
+        disguise = Disguise(texts)
+        return [
+            {
+                "role": self._disguised_role(message["role"], disguise),
+                "content": self._disguised_content(message["content"], disguise),
+            }
+            for message in messages
+        ], disguise
+
+    def meaningless(self, messages: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+        """The messages with contents that are part of no special token. What is empty stays so, and
+        white space around a content stays."""
+        return [
+            {"role": message["role"], "content": self._meaningless(message["content"])}
+            for message in messages
+        ]
+
+    def _meaningless(self, content: str) -> str:
+        text = content.strip()
+        if not text:
+            return content
+        if not self._keeps_space:
+            return NOTHING
+        start = len(content) - len(content.lstrip())
+        nothing = NOTHING
+        if self._any_single_word:
+            # Beside a letter, such a token is none.
+            nothing = f"{text[0]}{NOTHING}{text[-1]}"
+        return content[:start] + nothing + content[start + len(text) :]
+
+    def _disguised_role(self, role: str, disguise: Disguise) -> str:
+        """Templates make special tokens of roles' names by design: `"<|" ~ role ~ "|>"`. A name has
+        letters and digits; a mark in one can only be there to end a token and start another."""
+        at = [match.start() for match in self._occurrences(role)]
+        at += [
+            index
+            for index, char in enumerate(role)
+            if char in self._marks
+            or (self._any_normalized and not (char.isascii() and _is_plain(char)))
+        ]
+        return disguise.put_on(role, at)
+
+    def _disguised_content(self, content: str, disguise: Disguise) -> str:
+        at = [match.start() for match in self._occurrences(content)]
+        if self._any_normalized:
+            at += [
+                span.start + len(text) - len(text.lstrip())
+                for span in self.find(content)
+                if not (text := content[span.start : span.end]).isspace()
+            ]
+        at += self._open_ends(content)
+        return disguise.put_on(content, at)
+
+    def _occurrences(self, text: str) -> Iterator[re.Match[str]]:
+        """Of names of special tokens, overlapping ones too."""
+        if self._pattern is None:
+            return
+        for window in range(0, len(text), WINDOW_CHARS):
+            start, stop = window, window + WINDOW_CHARS
+            while match := self._pattern.search(text, start, stop + self._longest - 1):
+                if match.start() >= stop:
+                    break
+                yield match
+                start = match.start() + 1
+
+    def _open_ends(self, content: str) -> list[int]:
+        """Where a content ends with the start of a name, or starts with the end of one, white space
+        around it aside: what comes next to it may be the rest."""
+        first, last = len(content) - len(content.lstrip()), len(content.rstrip())
+        at = []
+        for end in {len(content), last}:
+            tail = content[max(end - self._longest, 0) : end]
+            for match in self._first_chars.finditer(tail):
+                if tail[match.start() :] in self._starts:
+                    at.append(end - len(tail) + match.start())
+        for start in {0, first}:
+            head = content[start : start + self._longest]
+            for match in self._last_chars.finditer(head):
+                if head[: match.end()] in self._ends:
+                    at.append(start + match.start())
+        return at
+
+    # -- after rendering
+
+    def find(self, text: str) -> list[SpecialSpan]:
+        """The special tokens that the tokenizer would recognise in `text`, in order."""
+        encoding = _encode(self._finder, text)
+        return [
+            SpecialSpan(*offsets, self._found[token_id])
+            for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)
+            if token_id in self._found
+        ]
+
+    def encode(
+        self,
+        text: str,
+        disguise: Disguise,
+        spans: Sequence[SpecialSpan],
+        *,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Token ids of `text`, in which `spans` are special tokens and nothing else is.
+
+        Raises `InvalidPromptError` if the model spells a special token all the same, and
+        `PromptTooLongError` for more than `max_tokens`.
+        """
+        if disguise.is_empty and not self._spelled:
+            ids = _ids(self._backend, text, max_tokens)
+        else:
+            pieces, done = [], 0
+            for span in spans:
+                start, end = self._core(text, span)
+                pieces += (text[done:start], self._secret_name(span.token_id))
+                done = end
+            named = disguise.take_off("".join([*pieces, text[done:]]))
+            known = self._ids
+            ids = [known.get(new, new) for new in _ids(self._inner, named, max_tokens)]
+        marks = self._names.keys() - {self._unknown_id}
+        if [token_id for token_id in ids if token_id in marks] != [
+            span.token_id for span in spans if span.token_id in marks
+        ]:
+            raise InvalidPromptError(
+                "messages must not become special tokens, but the model's vocabulary makes one of "
+                "their text; special_tokens_in_messages=True allows it"
+            )
+        return ids
+
+    def _core(self, text: str, span: SpecialSpan) -> tuple[int, int]:
+        """Of the span, what isn't white space that the token takes with it."""
+        found, name = text[span.start : span.end], self._names[span.token_id]
+        if (index := found.find(name)) >= 0:
+            return span.start + index, span.start + index + len(name)
+        return span.end - len(found.lstrip()), span.start + len(found.rstrip())
+
+    # -- the tokenizer of secret names
+
+    def _secret_name(self, token_id: int) -> str:
+        # Starts and ends as the name does, so what stands beside it finds the same neighbours.
+        name = self._names[token_id]
+        return f"{name}{self._secret}{name}"
+
+    def _spelled_by_the_model(self) -> set[str]:
+        """Names of special tokens that are words of the model, too, and come out of their text."""
+        model, plain = self._backend.model, self._over(self._backend.model)
+        return {
+            name
+            for token_id, name in self._names.items()
+            if token_id != self._unknown_id and model.id_to_token(token_id) == name
+            # Of merges, the text alone shows whether they lead there. One character is spelled by
+            # itself, or stands for a byte.
+            if not isinstance(model, models.BPE)
+            or (len(name) > 1 and token_id in plain.encode(name, add_special_tokens=False).ids)
+        }
+
+    def _with_secret_names(
+        self, added: Mapping[int, AddedToken]
+    ) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """A tokenizer that knows special tokens by their secret names alone, and the true ids of
+        its added tokens."""
+        model = self._backend.model
+        if self._spelled:
+            model = _renamed(model, {name: f"{name}{self._secret}" for name in self._spelled})
+        inner = self._over(model)
+        tokens = {
+            self._secret_name(token_id) if token_id in self._names else token.content: token_id
+            for token_id, token in added.items()
+        }
+        # New ids are counted on from the size of the vocabulary; where its ids have gaps, one that
+        # is taken may be among them.
+        start = size = inner.get_vocab_size()
+        while taken := [
+            token_id
+            for token_id in range(start, start + len(tokens))
+            if model.id_to_token(token_id) is not None
+        ]:
+            start = taken[-1] + 1
+            if start - size > MAX_GAPS:
+                raise UnsupportedModelError(
+                    f"{self._source}: token ids must have at most {MAX_GAPS} gaps, "
+                    f"got one at {start}"
+                )
+        inner.add_tokens([f"{self._secret}{number}" for number in range(start - size)])
+        inner.add_tokens([_copy(added[true], content) for content, true in tokens.items()])
+        ids = {inner.token_to_id(content): true for content, true in tokens.items()}
+        return inner, {new: true for new, true in ids.items() if new is not None}
+
+    def _over(self, model: models.Model) -> tokenizers.Tokenizer:
+        plain = tokenizers.Tokenizer(model)
+        plain.normalizer = self._backend.normalizer
+        plain.pre_tokenizer = self._backend.pre_tokenizer
+        return plain
+
+
+class Disguise:
+    """Stand-ins for characters, each in none of `texts`."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = list(texts)
+        self._stand_ins: dict[str, str] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it hides nothing."""
+        return not self._stand_ins
+
+    def put_on(self, text: str, at: Iterable[int]) -> str:
+        """`text` with a stand-in for the character at each index of `at`."""
+        pieces, done = [], 0
+        for index in sorted(set(at)):
+            pieces += (text[done:index], self._stand_in(text[index]))
+            done = index + 1
+        return "".join([*pieces, text[done:]]) if pieces else text
+
+    def hides_in(self, text: str) -> bool:
+        """Whether a stand-in is in `text`."""
+        return any(stand_in in text for stand_in in self._stand_ins.values())
+
+    def take_off(self, text: str) -> str:
+        """`text` as it would be without stand-ins; those that were escaped for JSON, too."""
+        for char, stand_in in self._stand_ins.items():
+            text = text.replace(stand_in, char)
+            text = text.replace(_escaped(stand_in), _escaped(char))
+        return text
+
+    def _stand_in(self, char: str) -> str:
+        if (known := self._stand_ins.get(char)) is not None:
+            return known
+        for _ in range(STAND_IN_TRIES):
+            new = chr(random.choice(random.choice(_STAND_INS)))
+            if (
+                new != NOTHING
+                and new not in self._stand_ins.values()
+                and not any(new in text or _escaped(new) in text for text in self._texts)
+            ):
+                self._stand_ins[char] = new
+                return new
+        raise InvalidPromptError(
+            "messages must leave some of Unicode's supplementary private-use characters unused, "
+            f"got texts with {STAND_IN_TRIES} of {STAND_IN_TRIES} drawn at random"
+        )
+
+
+def _is_plain(char: str) -> bool:
+    """Whether a character may be part of a name that no mark is hidden in."""
+    return char.isalnum() or char in "_- "
+
+
+def _escaped(char: str) -> str:
+    return json.dumps(char)[1:-1]
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    if len(text) <= SHORT_TEXT_CHARS:
+        return tokenizer.encode(text, add_special_tokens=False)
+    # Only the batch methods release the GIL.
+    return tokenizer.encode_batch([text], add_special_tokens=False)[0]
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, text: str, max_tokens: int | None) -> list[int]:
+    if len(text) <= SHORT_TEXT_CHARS:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        encoding = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+    # Making a list of millions takes all threads a while.
+    if max_tokens is not None and len(encoding) > max_tokens:
+        raise PromptTooLongError(
+            f"prompt has {len(encoding)} tokens; {max_tokens} are taken at most",
+            value=len(encoding),
+            limit=max_tokens,
+        )
+    return encoding.ids
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """A pattern that matches the first of `names` to come, in one look at each character."""
+    tree: dict[str, Any] = {}
+    for name in names:
+        node = tree
+        for char in name:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return _pattern(tree)
+
+
+def _one_of(chars: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(set(chars)))) or r"(?!)")
+
+
+def _pattern(node: dict[str, Any]) -> str:
+    """Of a tree of characters; where a name ends, what follows it doesn't matter."""
+    if not node or "" in node:
+        return ""
+    branches = []
+    for char, below in node.items():
+        prefix = re.escape(char)
+        # A chain of single characters is no nesting.
+        while len(below) == 1 and "" not in below:
+            ((char, below),) = below.items()
+            prefix += re.escape(char)
+        branches.append(prefix + _pattern(below))
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _copy(token: AddedToken, content: str) -> AddedToken:
+    return AddedToken(
+        content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
+
+
+def _finder(
+    backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken]
+) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+    """A tokenizer that does nothing but find special tokens, where `backend` would find them; and
+    the true ids of those."""
+    other = "\0text\0"
+    finder = tokenizers.Tokenizer(models.WordLevel({other: 0}, unk_token=other))
+    if any(token.normalized for token in added.values()):
+        finder.normalizer = backend.normalizer
+    names = [token for token in added.values() if token.special]
+    if any(token.lstrip or token.rstrip for token in names):
+        beside = list(added.values())
+    else:
+        # Runs of spaces, say, stand in no special token's way, and there are many in a text.
+        chars = {char for token in names for char in token.content}
+        beside = [
+            token
+            for token in added.values()
+            if token.special
+            or (token.normalized and backend.normalizer is not None)
+            or not chars.isdisjoint(token.content)
+        ]
+    finder.add_tokens([_copy(token, token.content) for token in beside])
+    return finder, {
+        new: token_id
+        for token_id, token in added.items()
+        if token.special and (new := finder.token_to_id(token.content)) is not None
+    }
+
+
+def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
+    """What the model makes of text that it can't spell."""
+    model: Any = backend.model
+    if isinstance(model, models.Unigram):
+        unknown = re.search(rb'"unk_id":(\d+)', model.__getstate__()[:200])
+        return int(unknown[1]) if unknown else None
+    return None if model.unk_token is None else backend.token_to_id(model.unk_token)
+
+
+def _renamed(model: Any, names: Mapping[str, str]) -> models.Model:
+    """A copy of a model in which words have other names, and no merge leads to them."""
+    state = json.loads(model.__getstate__())
+    vocab = state["vocab"]
+    if isinstance(vocab, dict):
+        state["vocab"] = {names.get(name, name): token_id for name, token_id in vocab.items()}
+    else:
+        state["vocab"] = [[names.get(name, name), score] for name, score in vocab]
+    if "merges" in state:
+        state["merges"] = [
+            merge
+            for merge in state["merges"]
+            if not names.keys() & {merge[0], merge[1], merge[0] + merge[1]}
+        ]
+    file = {"version": "1.0", "added_tokens": [], "model": state}
+    return tokenizers.Tokenizer.from_str(json.dumps(file)).model
