@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from json import scanner
+from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue]
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
     """The JSON object in `path`, in UTF-8. Of keys that are there twice the last counts; NaN and
-    Infinity are read as floats; integers may have any size up to 1000 digits.
+    Infinity are read as floats; integers may have any size up to 1000 digits. All text can be
+    encoded as UTF-8.
 
     Raises `ModelError` naming the file: unreadable, larger than `max_bytes`, or not such JSON.
     """
@@ -74,8 +76,21 @@ class _Decoder(json.JSONDecoder):
     This one is Python, but for strings."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(object_hook=_with_utf8_keys)
+        self.parse_string: Any = _utf8_string
         self.scan_once: Any = scanner.py_make_scanner(self)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _utf8_string(text: str, at: int, strict: bool = True) -> tuple[str, int]:
+    """Half a surrogate pair, which JSON can escape, is no text: nothing could print it."""
+    found = scanstring(text, at, strict)
+    found[0].encode()
+    return found
+
+
+def _with_utf8_keys(value: dict[str, Any]) -> dict[str, Any]:
+    "".join(value).encode()
+    return value
 
 
 def _parsed(text: str) -> Any:

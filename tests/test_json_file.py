@@ -106,6 +106,8 @@ def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
         (b"\xff{}", "utf-8"),
         (b"\xef\xbb\xbf{}", "BOM"),
         ('{"a": 1', "not valid JSON"),
+        ('{"a": ["\\ud800"]}', "surrogates not allowed"),
+        ('{"a": {"\\udc00\\ud800": 1}}', "surrogates not allowed"),
         ('{"a": 1}{}', "Extra data"),
         ('{"a": ' + "1" * 5000 + "}", "digits"),
         ('{"a": -0.' + "1" * 5000 + "}", "digits"),
