@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from aioserve.arguments import plain_str, shown
 from aioserve.capacity.hardware import check
 from aioserve.errors import ModelNotFoundError
 from aioserve.json_file import read_json_object
@@ -84,6 +85,9 @@ def read_model(name: str) -> DecoderConfig:
 
     A directory that has the name of a preset is reached with a "./" before it. Raises `ModelError`.
     """
+    if (given := plain_str(name)) is None:
+        raise ModelNotFoundError(f"a model must be named by a str, got {shown(name)}")
+    name = given
     if name in PRESETS:
         return DecoderConfig.from_dict(PRESETS[name], source=f"preset {name}")
     path = expanded(name)

@@ -92,7 +92,7 @@ def write_report(
         targets=targets,
         window=window_of(options.gantt_window),
     )
-    path.write_text(page, encoding="utf-8", errors="replace")
+    path.write_text(page, encoding="utf-8")
 
 
 def _facts(

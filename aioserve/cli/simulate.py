@@ -273,7 +273,7 @@ def _facts(
 ) -> dict[str, Any]:
     arrivals = [request.arrival_seconds for request in requests]
     return {
-        "name": options.synthetic if trace is None else printable(trace.name),
+        "name": options.synthetic if trace is None else trace.name,
         "requests": len(requests),
         "prompt_tokens": sum(request.prompt_tokens for request in requests),
         "output_tokens": sum(request.output_tokens for request in requests),
@@ -281,19 +281,12 @@ def _facts(
     }
 
 
-def printable(text: str) -> str:
-    """With what isn't in UTF-8, of a file's name, replaced."""
-    return text.encode("utf-8", "replace").decode()
-
-
 def _print(facts: dict[str, Any], options: SimulateOptions, found: dict[str, Metrics]) -> None:
     if not options.json:
         _print_tables(facts, options, found)
         return
-    given = {
-        name: printable(str(value)) if isinstance(value, str | Path) else value
-        for name, value in dataclasses.asdict(options).items()
-    }
+    given = dataclasses.asdict(options)
+    given["report"] = None if options.report is None else str(options.report)
     printed = {"trace": facts, "options": given, "policies": found}
     print(json_text(printed))
 

@@ -111,6 +111,8 @@ def commanded(*words: str) -> tuple[int, str]:
         ("--scale-lengths", "nan"),
         ("--ttft-target-seconds", "inf"),
         ("--tpot-target-seconds", "nan"),
+        ("--model", "x" * 300 + ".json"),
+        ("--model", "~nosuchuser/config.json"),
         ("--cost-table", "/dev/zero"),
         ("--cost-table", "."),
     ],
@@ -132,6 +134,22 @@ def test_a_trace_that_is_none_is_one_line_and_exit_code_2(tmp_path: Path, trace:
         trace = str(tmp_path / "fifo")
     code, said = commanded("simulate", trace)
     assert (code, said.count("\n")) == (2, 1), said[-500:]
+
+
+def test_a_trace_whose_name_is_no_text_is_simulated_and_reported(tmp_path: Path) -> None:
+    trace = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.csv")
+    Path(trace).write_text("arrival_s,context_tokens,generated_tokens\n0,10,2\n")
+    for words in (["--json"], ["--report", str(tmp_path / "page.html")]):
+        assert commanded("simulate", trace, *words) == (0, "")
+    assert ".csv: fcfs" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_pipe_is_no_place_for_a_report(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    words = ("--synthetic", "bursts", "--num-requests", "5", "--report", str(tmp_path / "fifo"))
+    code, said = commanded("simulate", *words)
+    assert (code, said.count("\n")) == (2, 1)
+    assert "pipe" in said
 
 
 def test_memory_without_a_limit_has_one_after_all() -> None:
@@ -471,8 +489,9 @@ def one_step(**fields: Any) -> None:
                 "page_size": 16,
             },
         ),
+        _fields(read_model, {"name": "llama-3-8b"}),
     ],
-    ids=["roofline", "cost", "times", "preset", "table", "targets", "capacity"],
+    ids=["roofline", "cost", "times", "preset", "table", "targets", "capacity", "model"],
 )
 @given(st.data())
 def test_fuzz_hardware_models_and_tables(
