@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
+MAX_EXAMPLES = 1_000_000
+
 Row = dict[str, Any]
 Check = tuple[str, Callable[[int], None]]
 """What is checked, and a function that raises if it fails on so many examples."""
@@ -69,8 +71,8 @@ def check(name: str, /, *, examples: int = 100) -> None:
     """
     from aioserve.plugins import PluginRegistry
 
-    if examples < 1:
-        raise ConfigError(f"examples must be at least 1, got {examples}")
+    if not 1 <= examples <= MAX_EXAMPLES:
+        raise ConfigError(f"examples must be in [1, {MAX_EXAMPLES}], got {examples}")
     registry = PluginRegistry()
     checks = list(_checks(registry, name))
     wanted = name.partition(":")[0]

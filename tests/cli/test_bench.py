@@ -101,7 +101,7 @@ def test_what_no_request_has_is_no_zero(aioserve_here: Run, tiny_model: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--num-prompts", 10**6), "num_prompts must be in [1, 100000], got 1000000"),
+        (("--num-prompts", 10**6), "num_prompts must be in [1, 65536], got 1000000"),
         (
             ("--input-len", 10**7),
             "num_prompts * input_len must be at most 10000000, got 32 * 10000000",
