@@ -27,6 +27,7 @@ from tokenizers import AddedToken, models
 
 from aioserve.errors import ModelError
 from aioserve.isolation import shown
+from aioserve.json_file import read_file
 
 __all__ = ["MAX_FILE_BYTES", "one_past_highest_id", "read_tokenizer"]
 
@@ -92,13 +93,7 @@ def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, int]:
 
     Raises `ModelError` naming the file if it is too large or can't be read.
     """
-    try:
-        size = file.stat().st_size
-        data = file.read_bytes() if size <= MAX_FILE_BYTES else b""
-    except OSError as error:
-        raise ModelError(f"{file} can't be read: {error}") from error
-    if size > MAX_FILE_BYTES:
-        raise ModelError(f"{file} has {size} bytes, and at most {MAX_FILE_BYTES} are read")
+    data = read_file(file, MAX_FILE_BYTES)
     try:
         try:
             return _read_in_pieces(data)
