@@ -107,6 +107,10 @@ def text(low: int, high: int) -> Rule[str]:
             raise _Unfit(must, shown(value), value, None)
         if not low <= len(text) <= high:
             raise _Unfit(must, shown(text), len(text), low if len(text) < low else high)
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair: no log and no JSON can hold it
+            raise _Unfit("be text that UTF-8 can encode", shown(text), text, None) from None
         return text
 
     return rule
