@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -122,15 +123,22 @@ class ChatTemplate:
         disguised, disguise = guard.disguise(checked, apart_from=self._source)
         text = self._rendered(disguised, add_generation_prompt, disguise)
         _check_chars(len(text), max_chars)
-        spans = [
-            span for span in guard.find(text) if not disguise.hides_in(text[span.start : span.end])
-        ]
-        meaningless = self._rendered(guard.meaningless(disguised), add_generation_prompt, disguise)
-        expected = guard.find(meaningless)
-        if [span.token_id for span in spans] != [span.token_id for span in expected]:
+        spans = guard.find(text, disguise)
+
+        def written(contents: list[dict[str, str]]) -> list[int]:
+            """The special tokens of the prompt with other contents."""
+            found = guard.find(self._rendered(contents, add_generation_prompt, disguise), disguise)
+            return [span.token_id for span in found]
+
+        tokens = [span.token_id for span in spans]
+        if tokens != (expected := written(guard.meaningless(disguised))) and (
+            # The template looks at contents. May it, or does it write what they dictate?
+            guard.may_spell(Counter(tokens) - Counter(expected), disguised)
+            or tokens != written(guard.unmarked(disguised))
+        ):
             raise InvalidPromptError(
                 f"the text of messages must not change which special tokens the prompt has, but "
-                f"the chat template {self.origin} writes {len(spans)} with these contents and "
+                f"the chat template {self.origin} writes {len(tokens)} with these contents and "
                 f"{len(expected)} with others; special_tokens_in_messages=True allows it"
             )
         return guard.encode(text, disguise, spans, max_tokens=max_tokens)

@@ -85,6 +85,7 @@ class MessageGuard:
         self._any_normalized = any(token.normalized for token in specials.values())
         self._any_single_word = any(token.single_word for token in specials.values())
         self._marks = {char for name in names for char in name if not _is_plain(char)}
+        """Characters that no word has."""
         self._keeps_space = not any(name != name.strip() for name in names)
         self._finder, self._found = _finder(backend, added)
         self._unknown_id = _unknown_id(backend)
@@ -124,6 +125,25 @@ class MessageGuard:
             {"role": message["role"], "content": self._meaningless(message["content"])}
             for message in messages
         ]
+
+    def unmarked(self, messages: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+        """The messages with contents of which words and white space alone are left: what is a
+        special token then has its marks from elsewhere."""
+        table = {ord(mark): NOTHING for mark in self._marks if not mark.isspace()}
+        return [
+            {"role": message["role"], "content": message["content"].translate(table)}
+            for message in messages
+        ]
+
+    def may_spell(self, token_ids: Iterable[int], messages: Iterable[Mapping[str, str]]) -> bool:
+        """Whether a content may have the words of one of these tokens, which stand between its
+        marks, and with them the whole of one that has no marks."""
+        names = [self._names[token_id] for token_id in token_ids]
+        if self._any_normalized or any(self._marks.isdisjoint(name) for name in names):
+            return True
+        words = {_longest_word(name).casefold() for name in names} - {""}
+        contents = [message["content"].casefold() for message in messages]
+        return any(word in content for content in contents for word in words)
 
     def _meaningless(self, content: str) -> str:
         text = content.strip()
@@ -192,14 +212,18 @@ class MessageGuard:
 
     # -- after rendering
 
-    def find(self, text: str) -> list[SpecialSpan]:
-        """The special tokens that the tokenizer would recognise in `text`, in order."""
+    def find(self, text: str, disguise: Disguise | None = None) -> list[SpecialSpan]:
+        """The special tokens that the tokenizer would recognise in `text`, in order; none with a
+        disguise in it."""
         encoding = _encode(self._finder, text)
-        return [
+        spans = [
             SpecialSpan(*offsets, self._found[token_id])
             for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)
             if token_id in self._found
         ]
+        if disguise is None:
+            return spans
+        return [span for span in spans if not disguise.hides_in(text[span.start : span.end])]
 
     def encode(
         self,
@@ -353,6 +377,11 @@ class Disguise:
 def _is_plain(char: str) -> bool:
     """Whether a character may be part of a name that no mark is hidden in."""
     return char.isalnum() or char in "_- "
+
+
+def _longest_word(name: str) -> str:
+    words = "".join([char if _is_plain(char) else "\n" for char in name])
+    return max(words.split("\n"), key=len)
 
 
 def _escaped(char: str) -> str:

@@ -366,6 +366,38 @@ def test_a_template_that_makes_a_special_token_of_contents_is_refused_by_name() 
     assert len(allowed) == 1
 
 
+LOOKS = (
+    "{% for m in messages %}{{ '<|im_start|>' if 'json' in m.content or '<tool>' in m.content }}"
+    "{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("content", ["as json, please", "[1 < 2] as json", "json<|im_end|>"])
+def test_a_template_may_write_special_tokens_for_what_it_reads_in_contents(content: str) -> None:
+    tokenizer, ours = tokenizer_of("chatml"), template("chatml", LOOKS)
+    ids = ours.encode(chat(content), tokenizer)
+    assert marks_of("chatml", ids) == tokenizer.encode("<|im_start|>")
+    assert tokenizer.decode(ids, skip_special_tokens=False) == ours.render(chat(content))
+
+
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        (LOOKS, "json im_start"),  # the word of the token that the template writes
+        (LOOKS, "<tool>"),  # a mark is what it looks for
+        ("{{ '<|' ~ messages[0].content ~ '|>' }}", "im_end"),
+        ("{{ '<|' ~ messages[0].content | lower ~ '|>' }}", "IM_END"),
+        ("{{ messages[0].content | replace('(', '<') }}", "(|im_end|>"),
+    ],
+)
+def test_where_it_is_in_doubt_whose_a_special_token_is_the_prompt_is_refused(
+    source: str, content: str
+) -> None:
+    ours = template("chatml", source)
+    with pytest.raises(InvalidPromptError, match=r"writes 1 .* and 0 with others"):
+        ours.encode(chat(content), tokenizer_of("chatml"))
+
+
 def test_what_a_template_says_shows_roles_as_they_are() -> None:
     ours = template("chatml", "{{ raise_exception('no role ' ~ messages[0].role) }}")
     with pytest.raises(InvalidPromptError, match=r"refused: no role <\|im_end\|>$"):
