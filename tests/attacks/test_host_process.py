@@ -76,7 +76,7 @@ def found_by(*, planted: bool) -> dict[str, object]:
 def test_an_engine_starts_no_process_opens_no_socket_and_leaves_the_process_as_it_was() -> None:
     assert found_by(planted=False) == {
         "audited": [],
-        "during": ["aioserve-pyhelp"],
+        "during": ["aioserve-pyhelp", "aioserve-encode-pyhelp"],
         "left": [],
         "changed": {},
     }
