@@ -25,6 +25,7 @@ Piece = str | bytes | None
 """Text of a token; or its raw bytes, which count only together with their neighbours'; or None
 for a token that adds nothing (special, or not in the vocabulary)."""
 
+MAX_NAMED_STEPS = 10
 _MAX_TOKEN_ID = 2**32 - 1
 # The second form is what Rust's number parser, which the tokenizers library uses, also accepts.
 _BYTE_TOKEN = re.compile(r"<0x(?:[0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
@@ -110,7 +111,9 @@ class PieceTable(dict[int, Piece]):
             self.strip_char = rest[0]["content"]
             rest.pop(0)
         if rest or (self.byte_level and self.first_differs):
-            names = " + ".join(step["type"] for step in steps)
+            names = " + ".join(step["type"] for step in steps[:MAX_NAMED_STEPS])
+            if len(steps) > MAX_NAMED_STEPS:
+                names += f" + {len(steps) - MAX_NAMED_STEPS} more"
             raise UnsupportedModelError(
                 f"{source}: decoder {names} is not supported (supported: ByteLevel; Metaspace; "
                 "Replace of a string, ByteFallback, Fuse and a left Strip, in this order)"

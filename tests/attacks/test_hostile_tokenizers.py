@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.errors import ModelError
+from aioserve.errors import ModelError, UnsupportedModelError
+from aioserve.text.tokenizer import Tokenizer
 from aioserve.text.tokenizer_file import read_tokenizer
 from tests.text.test_tokenizer_file import assert_same_as_by_the_library
 
@@ -132,3 +133,22 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     file.write_text('{"model": {"type": "BPE"}, "model": {"type": "BPE"}}')
     with pytest.raises(ModelError, match="a key is in an object twice"):
         read_tokenizer(file)
+
+
+def test_a_long_value_is_not_quoted_in_full(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"version": "x" * 100_000}))
+    with pytest.raises(ModelError, match="can't be read as a tokenizer") as caught:
+        read_tokenizer(file)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_decoder_of_many_steps_is_refused_in_few_words(tmp_path: Path) -> None:
+    step = {"type": "BPEDecoder", "suffix": "</w>"}
+    decoder = {"type": "Sequence", "decoders": [step] * 1000}
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"decoder": decoder, "model": model}))
+    with pytest.raises(UnsupportedModelError, match=r"BPEDecoder \+ 990 more is not") as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert len(str(caught.value)) < 1000
