@@ -229,8 +229,16 @@ def test_fuzz_index(models: dict[str, Path], data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_fuzz_tokenizer_files(models: dict[str, Path], data: st.DataObject) -> None:
-    content = data.draw(broken(read(models["text"], "tokenizer.json")))
-    with with_file(models["text"], "tokenizer.json", content) as directory:
+    model = models["text"]
+    special = {"bos_token": "a", "eos_token": {"content": "b"}, "pad_token": None}
+    files: dict[str, Any] = {
+        "tokenizer_config.json": {"chat_template": "{{ messages }}", **special},
+        "special_tokens_map.json": special,
+        "tokenizer.json": read(model, "tokenizer.json"),
+    }
+    name = data.draw(st.sampled_from([*files, "chat_template.jinja"]))
+    content = data.draw(broken(files[name]) if name in files else st.binary(max_size=50))
+    with with_file(model, name, content) as directory:
         attack(directory)
 
 
