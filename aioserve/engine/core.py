@@ -23,7 +23,13 @@ from collections.abc import Awaitable
 from aioserve.engine.delivery import Delivery
 from aioserve.engine.event_loop import running_loop
 from aioserve.engine.notices import Notices
-from aioserve.engine.requests import LiveRequest, LiveSample, RequestState, RequestTable
+from aioserve.engine.requests import (
+    MAX_HANDLED_AT_ONCE,
+    LiveRequest,
+    LiveSample,
+    RequestState,
+    RequestTable,
+)
 from aioserve.errors import (
     AioserveError,
     EngineClosedError,
@@ -41,9 +47,6 @@ from aioserve.scheduling.scheduler import Scheduler
 __all__ = ["CoreLoop"]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-MAX_HANDLED_AT_ONCE = 256
-"""Requests that come or go, before the event loop gets its turn. One takes some 10 µs."""
 
 IN_CORE = (RequestState.QUEUED, RequestState.RUNNING, RequestState.LEAVING)
 
@@ -128,13 +131,6 @@ class CoreLoop:
     async def wait_idle(self) -> None:
         """Until no encoded request is left and no step in flight."""
         await self._idle.wait()
-
-    def abort_all(self, error: AioserveError) -> int:
-        """End every encoded request with `error`; how many there were."""
-        for sequence_id in self.table.samples:
-            self.scheduler.finish(sequence_id)
-        self._wake_up()
-        return self.delivery.end_all(FinishReason.ABORT, error)
 
     def stop(self) -> None:
         """End `run` once the steps in flight are done."""

@@ -9,7 +9,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from aioserve.engine.notices import Notices
-from aioserve.engine.requests import LiveRequest, LiveSample, RequestState, RequestTable
+from aioserve.engine.requests import (
+    MAX_HANDLED_AT_ONCE,
+    LiveRequest,
+    LiveSample,
+    RequestState,
+    RequestTable,
+)
 from aioserve.errors import (
     AioserveError,
     RequestFailedError,
@@ -126,6 +132,18 @@ class Delivery:
         for sample in request.samples:
             self._scheduler.finish(sample.sequence_id)
         self._end(request)
+
+    async def abort_all(self, error: AioserveError) -> int:
+        """End every request that there is now with `error`; how many there were. Where there are
+        thousands, the loop has others to run meanwhile."""
+        ended = 0
+        for handled, request in enumerate(list(self._table), 1):
+            self.drop(request)
+            ended += request.mailbox.finish(FinishReason.ABORT, error)
+            if handled % MAX_HANDLED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._wake()
+        return ended
 
     def end_all(self, reason: FinishReason, error: AioserveError) -> int:
         """End every request that is encoded, without the scheduler; how many there were."""

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any
 
 from aioserve.errors import InvalidPromptError, PromptTooLongError, QueueFullError
+from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
 from aioserve.text.tokenizer import Tokenizer
 
@@ -37,6 +38,8 @@ has tokens that long on average. (Some have runs of 128 spaces or dashes.)"""
 LONG_CHARS = 2**15
 """Texts above take one thread, one by one. One of this length takes some 10 ms, and in the worst
 case, a single word, some 100 ms."""
+EXIT_SECONDS = 0.5
+"""How long an interpreter that exits waits for a text that is being encoded."""
 MAX_LONG_CHARS = 2**26
 """Of long texts that are being encoded or wait to be, all together, where there are several."""
 
@@ -214,8 +217,8 @@ class Encoder:
 class _Lane(Executor):
     """One thread, and the queues that it takes from, in this order. It starts with the first call.
 
-    A daemon, which `ThreadPoolExecutor` has none of: an interpreter that exits isn't held up by a
-    text that nobody waits for.
+    A daemon, which `ThreadPoolExecutor` has none of: an interpreter that exits isn't held up for
+    long by a text that nobody waits for.
     """
 
     def __init__(self, name: str, queues: Sequence[deque[Encoding]]) -> None:
@@ -238,8 +241,9 @@ class _Lane(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self.thread is None:
-            self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self.thread.start()
+            self.thread = start_daemon(
+                self._name, self._run, self.shutdown, exit_seconds=EXIT_SECONDS
+            )
         future: Future[Any] = Future()
         self._calls.put((future, fn, args))
         return future

@@ -268,7 +268,8 @@ class Engine:
             await live.wait_idle()
             return 0
         drained = "the engine was drained before this request ended"
-        return live.abort_all(EngineClosedError(drained, state=self._state))
+        error = EngineClosedError(drained, state=self._state)
+        return await live.core.delivery.abort_all(error)
 
     # -- requests
 

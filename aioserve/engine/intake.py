@@ -22,7 +22,7 @@ from aioserve.engine.core import CoreLoop
 from aioserve.engine.encoding import Encoder, Message
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import checked_ids, kind_of
-from aioserve.engine.requests import LiveRequest, RequestState
+from aioserve.engine.requests import LiveRequest
 from aioserve.errors import (
     AioserveError,
     DuplicateRequestError,
@@ -131,16 +131,6 @@ class Intake:
             self._core.table.end(live)
             raise
         return live.mailbox
-
-    def abort_all(self, error: AioserveError) -> int:
-        """End every request that is being encoded with `error`; how many there were."""
-        ended = 0
-        for live in self._core.table:
-            if live.state is not RequestState.ENCODING:
-                continue
-            self._core.table.end(live)
-            ended += live.mailbox.finish(FinishReason.ABORT, error.copy())
-        return ended
 
     # -- checks at the edge
 

@@ -101,15 +101,11 @@ class LiveEngine:
         await self.intake.encoder.wait_idle()
         await self.core.wait_idle()
 
-    def abort_all(self, error: EngineClosedError) -> int:
-        """End every request with `error`; how many there were."""
-        return self.intake.abort_all(error) + self.core.abort_all(error)
-
     async def aclose(self) -> None:
         """End every request, let the steps in flight end, and stop the runner."""
         closed = "the engine was closed before this request ended"
-        self.abort_all(EngineClosedError(closed, state="closed"))
         try:
+            await self.core.delivery.abort_all(EngineClosedError(closed, state="closed"))
             await self.intake.encoder.aclose()
             self.core.stop()
             await asyncio.wait([self._task])

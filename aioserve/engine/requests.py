@@ -25,6 +25,9 @@ from aioserve.text.assembler import TextAssembler
 
 __all__ = ["LiveRequest", "LiveSample", "RequestState", "RequestTable"]
 
+MAX_HANDLED_AT_ONCE = 256
+"""Requests that come or go, before the event loop gets its turn. One takes some 10 µs."""
+
 
 class RequestState(Enum):
     ENCODING = "encoding"

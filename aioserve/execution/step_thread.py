@@ -9,17 +9,20 @@ import asyncio
 import contextlib
 import functools
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
+
+from aioserve.execution.daemon import start_daemon
 
 __all__ = ["StepThread"]
 
 Result = TypeVar("Result")
 
 KEPT_DELAYS = 256
+EXIT_SECONDS = 30.0
+"""How long an interpreter that exits without closing the engine waits for the steps in flight."""
 
 
 class StepThread(Generic[Result]):
@@ -37,10 +40,9 @@ class StepThread(Generic[Result]):
         self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
         """Between a step's end on the thread and its callback on the loop: loop lag as the engine
         feels it."""
-        # A daemon, so that an interpreter that exits without closing the engine isn't held up.
         run = functools.partial(_run, self._calls, self._loop, self.wake_delays_seconds)
-        self._thread = threading.Thread(target=run, name=name, daemon=True)
-        self._thread.start()
+        end = functools.partial(self._calls.put, None)
+        self._thread = start_daemon(name, run, end, exit_seconds=EXIT_SECONDS)
 
     def __del__(self) -> None:
         self._calls.put(None)

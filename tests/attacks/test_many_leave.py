@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from aioserve import Engine, SamplingParams
+from aioserve import Engine, EngineClosedError, SamplingParams
 from aioserve.testing import FakeModel, check_invariants
 from tests.attacks.held_loop import assert_loop_is_free
 from tests.faults.harness import until
@@ -17,6 +17,10 @@ from tests.scheduling.bench import Bench
 NUM = 10_000
 FEW = 1_000
 MAX_AT_ONCE = 1_000
+
+
+async def leave(engine: Engine) -> None:
+    await engine.__aexit__(None, None, None)
 
 
 @pytest.mark.asyncio
@@ -36,6 +40,25 @@ async def test_when_ten_thousand_leave_at_once_the_loop_has_its_turns():
         assert left[0] > NUM - 10
         assert max(before - after for before, after in pairwise(left)) <= MAX_AT_ONCE
         await engine.drain()
+        check_invariants(engine)
+
+
+@pytest.mark.parametrize("ends", ["drained", "closed"])
+@pytest.mark.asyncio
+async def test_when_ten_thousand_are_ended_at_once_the_loop_has_its_turns(ends: str):
+    model = FakeModel(step_seconds=lambda plan: 0.001)
+    async with Engine(model, max_waiting=NUM, max_num_seqs=4) as engine:
+        streams = [engine.stream([1, index % 256], request_id=str(index)) for index in range(NUM)]
+        await streams[0].started()
+        ending = asyncio.create_task(engine.drain(0) if ends == "drained" else leave(engine))
+        going_on = [NUM]
+        while not ending.done():
+            await asyncio.sleep(0)
+            going_on.append(sum(stream.finish_reason is None for stream in streams))
+        assert going_on[-1] == 0
+        assert max(before - after for before, after in pairwise(going_on)) <= MAX_AT_ONCE
+        with pytest.raises(EngineClosedError):
+            await anext(streams[-1])
         check_invariants(engine)
 
 

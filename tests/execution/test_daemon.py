@@ -1,0 +1,62 @@
+"""An interpreter that exits waits for its threads, for a while."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+from aioserve.execution.daemon import start_daemon
+
+PROGRAM = """
+import queue, time
+from aioserve.execution import daemon
+
+ends = queue.SimpleQueue()
+
+def run():
+    time.sleep({seconds})
+    ends.get()
+    print("done", flush=True)
+
+daemon.start_daemon("computing", run, lambda: ends.put(None), exit_seconds={exit_seconds})
+"""
+
+
+def run(**values: float) -> tuple[str, float]:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(**values)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert not done.stderr
+    return done.stdout, time.monotonic() - began
+
+
+def test_what_a_thread_has_begun_is_done_before_the_interpreter_ends() -> None:
+    assert run(seconds=0.5, exit_seconds=40)[0] == "done\n"
+
+
+def test_a_thread_that_does_not_end_holds_nobody_up_for_long() -> None:
+    said, seconds = run(seconds=45, exit_seconds=0.1)
+    assert not said
+    assert seconds < 40
+
+
+def test_a_thread_that_has_ended_is_forgotten() -> None:
+    class Ends(threading.Event):
+        """Weakly referenced."""
+
+    ends = Ends()
+    forgotten = weakref.ref(ends)
+    thread = start_daemon("short", lambda: time.sleep(0.01), ends.set, exit_seconds=1)
+    thread.join()
+    del ends, thread
+    gc.collect()
+    assert forgotten() is None
