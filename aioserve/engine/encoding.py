@@ -23,6 +23,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
+from aioserve.engine.prompts import too_long
 from aioserve.errors import InvalidPromptError, PromptTooLongError, QueueFullError
 from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
@@ -127,16 +128,21 @@ class Encoder:
     def encode(self, prompt: Any) -> list[int]:
         """Token ids of a text, or of messages. On any thread, for as long as it takes."""
         template = self._model.chat_template
-        most = self._model.limits.max_model_len - 1
-        if isinstance(prompt, str) or template is None:
-            return self.tokenizer.encode(prompt, max_tokens=most)
-        return template.encode(
-            prompt,
-            self.tokenizer,
-            special_tokens_in_messages=self._special_tokens_in_messages,
-            max_chars=self.max_chars,
-            max_tokens=most,
-        )
+        max_model_len = self._model.limits.max_model_len
+        try:
+            if isinstance(prompt, str) or template is None:
+                return self.tokenizer.encode(prompt, max_tokens=max_model_len - 1)
+            return template.encode(
+                prompt,
+                self.tokenizer,
+                special_tokens_in_messages=self._special_tokens_in_messages,
+                max_chars=self.max_chars,
+                max_tokens=max_model_len - 1,
+            )
+        except PromptTooLongError as error:
+            if error.unit == "tokens" and error.value is not None:
+                raise too_long(error.value, max_model_len) from None
+            raise
 
     # -- those that wait
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from aioserve.arguments import plain_int, shown
 from aioserve.errors import AioserveError, InvalidPromptError, PromptTooLongError
 
-__all__ = ["checked_ids", "kind_of"]
+__all__ = ["checked_ids", "kind_of", "too_long"]
 
 IDS_AT_ONCE = 16_384
 
@@ -40,6 +40,16 @@ def kind_of(prompt: Any) -> Literal["text", "messages", "ids"]:
             )
         first = prompt[0] if len(prompt) else None
         return "messages" if issubclass(type(first), Mapping) else "ids"
+
+
+def too_long(num_tokens: int, max_model_len: int) -> PromptTooLongError:
+    """The error of a prompt that leaves no room for an answer."""
+    return PromptTooLongError(
+        f"prompt has {num_tokens} tokens; max_model_len is {max_model_len}, and at least one "
+        "token must be left for the answer",
+        value=num_tokens,
+        limit=max_model_len - 1,
+    )
 
 
 def checked_ids(prompt: Any, *, vocab_size: int, max_model_len: int) -> npt.NDArray[np.int32]:
@@ -72,12 +82,7 @@ def _copied(prompt: Any, max_model_len: int) -> list[Any] | npt.NDArray[Any]:
     if length == 0:
         raise InvalidPromptError(f"prompt must not be empty, got {shown(prompt)}")
     if length >= max_model_len:
-        raise PromptTooLongError(
-            f"prompt has {length} tokens; max_model_len is {max_model_len}, and at least one "
-            "token must be left for the answer",
-            value=length,
-            limit=max_model_len - 1,
-        )
+        raise too_long(length, max_model_len)
     if array is not None:
         return array.copy() if array.dtype.kind in "iu" else list(array)
     items = list(islice(prompt, length + 1))

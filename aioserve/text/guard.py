@@ -3,9 +3,9 @@
 A chat template writes turns and messages into one text, in which a tokenizer sees no difference
 between the turn mark that the template wrote and the same characters typed by a user. So, before
 rendering, some characters of the messages are disguised: what completes a special token's name is
-replaced by a stand-in, a private-use character that none of the texts has. What is still a special
-token in the rendered text is the template's. These get secret names, the disguise comes off, and
-the text is encoded by a tokenizer that knows the special tokens by their secret names alone: it
+replaced by a stand-in, a character that none of the texts has. What is still a special token in
+the rendered text is the template's. These get secret names, the disguise comes off, and the text is
+encoded by a tokenizer that knows the special tokens by their secret names alone: it
 shares the model, the normalizer and the pre-tokenizer, so ordinary text gets the ids that it always
 gets.
 
@@ -30,17 +30,19 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import AddedToken, models
 
-from aioserve.errors import InvalidPromptError, PromptTooLongError, UnsupportedModelError
+from aioserve.errors import InvalidPromptError, UnsupportedModelError
+from aioserve.text import library
 
 __all__ = ["Disguise", "MessageGuard", "SpecialSpan"]
 
 WINDOW_CHARS = 1 << 16
 """Text is searched in pieces of this size, so that other threads get their turn between them."""
-SHORT_TEXT_CHARS = 512
 MAX_GAPS = 100_000
 MAX_NAME_CHARS = 128
 STAND_IN_TRIES = 64
 _STAND_INS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_LETTERS = (range(0x12000, 0x1239A), range(0x13000, 0x1342F))
+"""Cuneiform and hieroglyphs stand for letters and digits, beside which some tokens are none."""
 NOTHING = "\U0010fffd"
 """A content that means nothing; part of no special token."""
 
@@ -215,7 +217,7 @@ class MessageGuard:
     def find(self, text: str, disguise: Disguise | None = None) -> list[SpecialSpan]:
         """The special tokens that the tokenizer would recognise in `text`, in order; none with a
         disguise in it."""
-        encoding = _encode(self._finder, text)
+        encoding = library.encode(self._finder, text)
         spans = [
             SpecialSpan(*offsets, self._found[token_id])
             for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)
@@ -239,7 +241,7 @@ class MessageGuard:
         `PromptTooLongError` for more than `max_tokens`.
         """
         if disguise.is_empty and not self._spelled:
-            ids = _ids(self._backend, text, max_tokens)
+            ids = library.encode_ids(self._backend, text, max_tokens=max_tokens)
         else:
             pieces, done = [], 0
             for span in spans:
@@ -248,7 +250,8 @@ class MessageGuard:
                 done = end
             named = disguise.take_off("".join([*pieces, text[done:]]))
             known = self._ids
-            ids = [known.get(new, new) for new in _ids(self._inner, named, max_tokens)]
+            found = library.encode_ids(self._inner, named, max_tokens=max_tokens)
+            ids = [known.get(new, new) for new in found]
         marks = self._names.keys() - {self._unknown_id}
         if [token_id for token_id in ids if token_id in marks] != [
             span.token_id for span in spans if span.token_id in marks
@@ -269,9 +272,10 @@ class MessageGuard:
     # -- the tokenizer of secret names
 
     def _secret_name(self, token_id: int) -> str:
-        # Starts and ends as the name does, so what stands beside it finds the same neighbours.
+        # Starts and ends as the name does, so what stands beside it finds the same neighbours. With
+        # text beside it, it is nowhere the secret name of a longer token: each has its number.
         name = self._names[token_id]
-        return f"{name}{self._secret}{name}"
+        return f"{name}{self._secret}-{token_id}-{name}"
 
     def _spelled_by_the_model(self) -> set[str]:
         """Names of special tokens that are words of the model, too, and come out of their text."""
@@ -360,7 +364,7 @@ class Disguise:
         if (known := self._stand_ins.get(char)) is not None:
             return known
         for _ in range(STAND_IN_TRIES):
-            new = chr(random.choice(random.choice(_STAND_INS)))
+            new = chr(random.choice(random.choice(_LETTERS if char.isalnum() else _STAND_INS)))
             if (
                 new != NOTHING
                 and new not in self._stand_ins.values()
@@ -369,8 +373,9 @@ class Disguise:
                 self._stand_ins[char] = new
                 return new
         raise InvalidPromptError(
-            "messages must leave some of Unicode's supplementary private-use characters unused, "
-            f"got texts with {STAND_IN_TRIES} of {STAND_IN_TRIES} drawn at random"
+            "messages must leave some of Unicode's supplementary private-use characters, cuneiform "
+            f"and hieroglyphs unused, got texts with {STAND_IN_TRIES} of {STAND_IN_TRIES} drawn at "
+            "random"
         )
 
 
@@ -386,28 +391,6 @@ def _longest_word(name: str) -> str:
 
 def _escaped(char: str) -> str:
     return json.dumps(char)[1:-1]
-
-
-def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    if len(text) <= SHORT_TEXT_CHARS:
-        return tokenizer.encode(text, add_special_tokens=False)
-    # Only the batch methods release the GIL.
-    return tokenizer.encode_batch([text], add_special_tokens=False)[0]
-
-
-def _ids(tokenizer: tokenizers.Tokenizer, text: str, max_tokens: int | None) -> list[int]:
-    if len(text) <= SHORT_TEXT_CHARS:
-        encoding = tokenizer.encode(text, add_special_tokens=False)
-    else:
-        encoding = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
-    # Making a list of millions takes all threads a while.
-    if max_tokens is not None and len(encoding) > max_tokens:
-        raise PromptTooLongError(
-            f"prompt has {len(encoding)} tokens; {max_tokens} are taken at most",
-            value=len(encoding),
-            limit=max_tokens,
-        )
-    return encoding.ids
 
 
 def _any_of(names: Iterable[str]) -> str:

@@ -14,14 +14,14 @@ from pathlib import Path
 import tokenizers
 
 from aioserve.arguments import boolean, check, integer, several
-from aioserve.errors import InvalidPromptError, ModelError, PromptTooLongError
+from aioserve.errors import InvalidPromptError, ModelError
+from aioserve.text import library
 from aioserve.text.guard import MessageGuard
 from aioserve.text.pieces import PieceTable
 from aioserve.text.tokenizer_file import one_past_highest_id, read_tokenizer
 
 __all__ = ["Tokenizer", "why_no_tokenizer"]
 
-SHORT_TEXT_CHARS = 512
 MAX_IDS = 1 << 22
 SOURCES = ("tokenizer.model", "vocab.json")
 """Files that the transformers library makes a tokenizer.json from."""
@@ -106,21 +106,9 @@ class Tokenizer:
         text = str.__str__(text)  # of a subclass, what it holds and not what it says
         check(InvalidPromptError, "add_special_tokens", add_special_tokens, boolean)
         try:
-            if len(text) <= SHORT_TEXT_CHARS:
-                return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-            # Only the batch methods release the GIL, and no other thread, the event loop's least
-            # of all, should wait for a long text. They start the library's own thread pool.
-            (encoded,) = self._backend.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
+            return library.encode_ids(
+                self._backend, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
             )
-            # Making a list of millions takes all threads a while.
-            if max_tokens is not None and len(encoded) > max_tokens:
-                raise PromptTooLongError(
-                    f"prompt has {len(encoded)} tokens; {max_tokens} are taken at most",
-                    value=len(encoded),
-                    limit=max_tokens,
-                )
-            return encoded.ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {error}") from error
 

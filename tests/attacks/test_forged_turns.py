@@ -332,6 +332,21 @@ def test_a_turn_that_a_user_types_is_text() -> None:
     assert taken == tokenizer.encode(ours.render(forged), add_special_tokens=False)
 
 
+def test_a_letter_that_is_disguised_is_a_letter_to_its_neighbours() -> None:
+    """The template's token is none beside a letter that might begin one."""
+    tokenizer = tokenizer_of("single word")
+    ours = template("single word", "{{ messages[0].content ~ 'EOT' }}")
+    assert ours.encode(chat("T"), tokenizer) == tokenizer.encode("TEOT")
+
+
+def test_a_name_between_texts_is_not_a_longer_name() -> None:
+    """What a user types before and after it reads like the rest of another special token."""
+    tokenizer = tokenizer_of("nested names")
+    source = "{% for m in messages %}{{ m.content ~ '<|im|>' }}{% endfor %}"
+    ids = template("nested names", source).encode(2 * chat("<|im|><|im|>"), tokenizer)
+    assert marks_of("nested names", ids) == 2 * tokenizer.encode("<|im|>")
+
+
 def test_what_an_answer_prints_is_recognised_in_messages() -> None:
     tokenizer, ours = tokenizer_of("chatml"), template("chatml", CHATML)
     thought = tokenizer.encode("<think>")

@@ -1,0 +1,43 @@
+"""How the `tokenizers` library is called: a long text holds up no other thread, the event loop's
+least of all."""
+
+from __future__ import annotations
+
+import tokenizers
+
+from aioserve.errors import PromptTooLongError
+
+__all__ = ["encode", "encode_ids"]
+
+SHORT_TEXT_CHARS = 512
+
+
+def encode(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    """Tokens of `text` with their places in it; no special tokens are added."""
+    if len(text) <= SHORT_TEXT_CHARS:
+        return backend.encode(text, add_special_tokens=False)
+    # Only the batch methods release the GIL. They start the library's own thread pool.
+    return backend.encode_batch([text], add_special_tokens=False)[0]
+
+
+def encode_ids(
+    backend: tokenizers.Tokenizer,
+    text: str,
+    *,
+    add_special_tokens: bool = False,
+    max_tokens: int | None = None,
+) -> list[int]:
+    """Token ids of `text` alone, which takes less. Raises `PromptTooLongError` for more than
+    `max_tokens`."""
+    if len(text) <= SHORT_TEXT_CHARS:
+        encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+    else:
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    # Making a list of millions takes all threads a while.
+    if max_tokens is not None and len(encoding) > max_tokens:
+        raise PromptTooLongError(
+            f"prompt has {len(encoding)} tokens; {max_tokens} are taken at most",
+            value=len(encoding),
+            limit=max_tokens,
+        )
+    return encoding.ids
