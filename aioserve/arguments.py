@@ -116,7 +116,7 @@ def text(low: int, high: int) -> Rule[str]:
     return rule
 
 
-name = text(1, 256)
+name: Rule[str] = text(1, 256)
 
 
 def choice(*choices: Any) -> Rule[Any]:

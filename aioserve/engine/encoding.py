@@ -56,13 +56,13 @@ class Encoding:
         self, encoder: Encoder, prompt: Any, num_chars: int, then: Callable[[Encoded], None]
     ) -> None:
         self._encoder = encoder
-        self.prompt = prompt
-        self.num_chars = num_chars
+        self.prompt: Any = prompt
+        self.num_chars: int = num_chars
         self.then: Callable[[Encoded], None] | None = then
         """None once it was called, or nobody wants it to be."""
         self.context: contextvars.Context = contextvars.copy_context()
         """The caller's: its prompt is encoded there, and `then` called."""
-        self.is_waiting = True
+        self.is_waiting: bool = True
 
     def run(self) -> Encoded:
         """Encode, on a thread."""
