@@ -212,9 +212,9 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
             return f"AIOSERVE_PLUGINS leaves out plugin {name!r} ({plugin.origin})"
     known = {row["name"] for row in (*_usable(registry), *_others(registry))}
     if colon and name in known:
-        return f"only policies and eviction strategies have options, got {text!r}"
+        return f"only policies and eviction strategies have options, got {shown(text)}"
     known.difference_update(EVICTION_STRATEGIES)
-    return f"no plugin offers {name!r}; there are: {', '.join(sorted(known))}"
+    return f"no plugin offers {shown(name)}; there are: {', '.join(sorted(known))}"
 
 
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:

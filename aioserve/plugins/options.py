@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
+from aioserve.arguments import shown
 from aioserve.errors import ConfigError, PluginError
 
 __all__ = ["made", "split_name"]
@@ -29,10 +30,11 @@ def split_name(text: str) -> tuple[str, dict[str, str]]:
         option, equals, value = part.partition("=")
         if not equals or not option.strip():
             raise ConfigError(
-                f"{text!r}: options are written NAME:OPTION=VALUE,OPTION=VALUE, got {part!r}"
+                f"{shown(text)}: options are written NAME:OPTION=VALUE,OPTION=VALUE, "
+                f"got {shown(part)}"
             )
         if option.strip() in options:
-            raise ConfigError(f"{text!r}: option {option.strip()!r} is given twice")
+            raise ConfigError(f"{shown(text)}: option {shown(option.strip())} is given twice")
         options[option.strip()] = value.strip()
     return name.strip(), options
 
@@ -49,11 +51,11 @@ def made(factory: Callable[..., Any], options: Mapping[str, str], what: str) -> 
     for option, text in options.items():
         if option not in parameters:
             known = ", ".join(map(_shown, parameters.values())) or "it has none"
-            raise ConfigError(f"{what} has no option {option!r}; there are: {known}")
+            raise ConfigError(f"{what} has no option {shown(option)}; there are: {known}")
         try:
             values[option] = _converted(text, _kind(parameters[option]))
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"option {option!r} of {what} {error}, got {text!r}") from None
+            raise ConfigError(f"option {option!r} of {what} {error}, got {shown(text)}") from None
     try:
         return factory(**values)
     except ConfigError as error:
@@ -163,8 +165,8 @@ def _mapping(text: str, key_kind: Any, value_kind: Any) -> dict[Any, Any]:
             converted_key = _converted(key.strip(), key_kind)
             converted = _converted(value.strip(), value_kind)
         except ValueError as error:
-            raise ValueError(f"{error} in {entry!r}") from None
+            raise ValueError(f"{error} in {shown(entry)}") from None
         if converted_key in values:
-            raise ValueError(f"must be of different keys ({key.strip()!r} is there twice)")
+            raise ValueError(f"must be of different keys ({shown(key.strip())} is there twice)")
         values[converted_key] = converted
     return values

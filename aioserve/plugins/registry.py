@@ -131,7 +131,7 @@ class PluginRegistry:
         offer = self._offer(PolicySpec, name)
         if offer is None:
             raise UnknownPolicyError(
-                f"no scheduling policy {name!r}; {self._known(self.policies)}",
+                f"no scheduling policy {shown(name)}; {self._known(self.policies)}",
                 name=name,
                 known=sorted(self.policies),
             )
@@ -150,12 +150,12 @@ class PluginRegistry:
         name, options = split_name(text)
         if name in EVICTION_STRATEGIES:
             if options:
-                raise ConfigError(f"eviction strategy {name!r} has no options, got {text!r}")
+                raise ConfigError(f"eviction strategy {name!r} has no options, got {shown(text)}")
             return name
         offer = self._offer(EvictionSpec, name)
         if offer is None:
             known = self._known([*EVICTION_STRATEGIES, *self.evictions])
-            raise ConfigError(f"eviction: no strategy {name!r}; {known}")
+            raise ConfigError(f"eviction: no strategy {shown(name)}; {known}")
         return GuardedStrategy(_made(offer, options), offer.label)
 
     # -- what every engine has

@@ -320,6 +320,21 @@ def test_a_check_of_a_plugin_has_arguments_that_are_some(check: Callable[..., No
             check(SchedulingPolicy, max_examples=most)
 
 
+LONG = "x" * 20_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [LONG, f"{LONG}:a=1", f"fcfs:{LONG}", f"fcfs:{LONG}=1", f"round_robin:chunk_size={LONG}"],
+)
+@pytest.mark.parametrize("option", ["policy", "eviction"])
+def test_a_name_of_any_length_is_refused_in_few_words(option: str, name: str) -> None:
+    arguments: dict[str, Any] = {"policy": "fcfs", "cost": OneSecond(), "num_pages": 64}
+    with pytest.raises(ConfigError) as caught:
+        replay(TRACE, **(arguments | {option: name}))
+    assert len(str(caught.value)) < 300
+
+
 # -- and what nobody has thought of
 
 COUNTS = st.one_of(hostile_values(), st.sampled_from([1, 2, 2**20, 2**25, 2**31 - 1]))
