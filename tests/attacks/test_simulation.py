@@ -330,8 +330,9 @@ LONG = "x" * 20_000
 @pytest.mark.parametrize("option", ["policy", "eviction"])
 def test_a_name_of_any_length_is_refused_in_few_words(option: str, name: str) -> None:
     arguments: dict[str, Any] = {"policy": "fcfs", "cost": OneSecond(), "num_pages": 64}
+    arguments[option] = name
     with pytest.raises(ConfigError) as caught:
-        replay(TRACE, **(arguments | {option: name}))
+        replay(TRACE, **arguments)
     assert len(str(caught.value)) < 300
 
 
