@@ -29,6 +29,7 @@ __all__ = [
     "plain_int",
     "plain_str",
     "plain_value",
+    "sequence",
     "several",
     "shown",
     "text",
@@ -138,14 +139,24 @@ def optional(rule: Rule[T]) -> Rule[T | None]:
 
 
 def several(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
-    """Anything to iterate over, of which no more than is needed is read. None stands for nothing,
-    what can't be iterated over, a str or a mapping for a single entry."""
+    """As `sequence`; None stands for nothing, what is no sequence for a single entry."""
+    of_many = sequence(rule, most)
 
     def tuple_of(value: object) -> tuple[T, ...]:
         if value is None:
             return ()
-        if issubclass(type(value), _SINGLE) or not issubclass(type(value), Iterable):
-            return (rule(value),)
+        return (rule(value),) if _is_single(value) else of_many(value)
+
+    return tuple_of
+
+
+def sequence(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
+    """Anything to iterate over but a str, bytes or a mapping, of which no more than is needed is
+    read."""
+
+    def tuple_of(value: object) -> tuple[T, ...]:
+        if _is_single(value):
+            raise _Unfit("be a sequence", shown(value), value, None)
         try:
             entries = tuple(islice(value, most + 1))  # pyright: ignore[reportArgumentType]
         except KeyboardInterrupt:
@@ -161,6 +172,10 @@ def several(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
 
 
 _SINGLE = (str, bytes, bytearray, memoryview, Mapping)
+
+
+def _is_single(value: object) -> bool:
+    return issubclass(type(value), _SINGLE) or not issubclass(type(value), Iterable)
 
 
 def _entry(index: int, entry: object, rule: Rule[T]) -> T:

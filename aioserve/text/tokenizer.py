@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tokenizers
 
-from aioserve.arguments import boolean, check, integer, several
+from aioserve.arguments import boolean, check, integer, sequence
 from aioserve.errors import InvalidPromptError, ModelError
 from aioserve.text import library
 from aioserve.text.guard import MessageGuard
@@ -110,7 +110,7 @@ class Tokenizer:
                 self._backend, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
             )
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidPromptError(f"text can't be encoded as UTF-8: {error}") from error
+            raise InvalidPromptError(f"text can't be encoded as UTF-8: {_why(text)}") from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Ids outside the vocabulary, as a padded model may give, add nothing.
@@ -118,6 +118,14 @@ class Tokenizer:
         Raises `InvalidPromptError` for what isn't a sequence of at most `MAX_IDS` ints in
         [0, 2**32).
         """
-        plain = check(InvalidPromptError, "ids", ids, several(integer(0, 2**32 - 1), MAX_IDS))
+        plain = check(InvalidPromptError, "ids", ids, sequence(integer(0, 2**32 - 1), MAX_IDS))
         skip = check(InvalidPromptError, "skip_special_tokens", skip_special_tokens, boolean)
         return self._backend.decode(plain, skip_special_tokens=skip)
+
+
+def _why(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"{text[error.start]!r} at {error.start}: {error.reason}"
+    return "the tokenizers library refuses it"

@@ -30,6 +30,18 @@ def test_what_is_no_token_id_is_refused_by_its_index(tokenizer: Tokenizer, token
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize("ids", [None, 5, "5", b"a", {5: 5}])
+def test_what_is_no_sequence_is_no_ids(tokenizer: Tokenizer, ids: Any) -> None:
+    with pytest.raises(InvalidPromptError, match=r"^ids must be a sequence, got"):
+        tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("length", [5, 5000])
+def test_what_no_utf8_encodes_is_named_with_its_place(tokenizer: Tokenizer, length: int) -> None:
+    with pytest.raises(InvalidPromptError, match=rf"UTF-8: '\\ud800' at {length}: surrogates"):
+        tokenizer.encode("x" * length + "\ud800")
+
+
 def test_ids_outside_the_vocabulary_add_nothing(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([2**32 - 1, *tokenizer.encode("fox"), 10**6]) == "fox"
 
