@@ -202,6 +202,8 @@ def _weight_files(directory: Path) -> dict[Path, set[str] | None]:
 
 
 def _no_weights(directory: Path) -> str:
+    if os.path.lexists(single := directory / SINGLE_FILE):
+        return f"{single}: not a file that can be read, or a link to none"
     wanted = f"expected {SINGLE_FILE} or {INDEX_FILE}"
     if others := sorted(path.name for path in directory.glob("*.safetensors")):
         return f"{directory}: {wanted}, found only {', '.join(others[:_NAMED])}"

@@ -27,9 +27,9 @@ def resolve(name: str | Path) -> Path:
     path = expanded(name)
     if os.path.isfile(path / "config.json"):
         return path
-    tried = [f"no directory {_short(path)}"]
+    tried = [f"no directory {_printable(path)}"]
     if os.path.isdir(path):
-        tried = [f"the directory {_short(path)} has no config.json that can be read"]
+        tried = [f"the directory {_printable(path)} has no config.json that can be read"]
     if isinstance(name, str):
         if (embedded := assets.model_path(name)) is not None:
             return embedded
@@ -76,6 +76,11 @@ def _from_hub_cache(hub_id: str) -> Path | str:
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names)
+
+
+def _printable(path: Path) -> str:
+    text = _short(path)
+    return text if text.isprintable() else repr(text)
 
 
 def _short(name: str | Path) -> str:

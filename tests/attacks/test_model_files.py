@@ -12,7 +12,7 @@ import struct
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from aioserve import (
     ModelNotFoundError,
     RequestFailedError,
     SamplingParams,
+    WeightsError,
 )
 from aioserve.execution import loading
 from aioserve.models.checkpoint import MAX_HEADER_BYTES, MAX_INDEX_BYTES
@@ -466,8 +467,21 @@ def test_weights_that_are_no_numbers_fail_requests_by_name(models: dict[str, Pat
     "name", ["", "~nosuchuser/m", "x" * 300, "x" * 10**5, "a\0b", "a\ud800b", "/" * 5000, "../../x"]
 )
 def test_a_name_of_no_model_is_not_found(name: str) -> None:
-    with named_errors(), pytest.raises(ModelNotFoundError):
-        asyncio.run(serve(name))  # pyright: ignore[reportArgumentType]
+    with named_errors():
+        with pytest.raises(ModelNotFoundError) as caught:
+            asyncio.run(serve(name))  # pyright: ignore[reportArgumentType]
+        assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("made", [Path.mkdir, lambda path: path.symlink_to("nowhere")])
+def test_weights_that_are_no_file_are_named(
+    models: dict[str, Path], made: Callable[[Path], None]
+) -> None:
+    with with_file(models["llama3"], WEIGHTS, b"") as directory:
+        (directory / WEIGHTS).unlink()
+        made(directory / WEIGHTS)
+        with pytest.raises(WeightsError, match=r"model\.safetensors: not a file that can be read"):
+            asyncio.run(serve(directory))
 
 
 @pytest.mark.parametrize("model", [5, None, b"pyhelp", ["pyhelp"], {}, 1.5, object()])
