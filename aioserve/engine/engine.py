@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import iscoroutinefunction
@@ -138,10 +139,16 @@ class Engine:
             model = str.__str__(model)  # plain text, whatever a subclass makes of it
         elif not isinstance(model, Path) and not callable(getattr(model, "load", None)):
             raise ConfigError(
-                f"model must be a name, a directory or an object that loads, got {shown(model)}"
+                f"model must be a name, a directory or an object that loads, got {shown(model)}",
+                argument="model",
+                value=model,
             )
         if progress is not None and (not callable(progress) or iscoroutinefunction(progress)):
-            raise ConfigError(f"progress must be callable and not async, got {shown(progress)}")
+            raise ConfigError(
+                f"progress must be callable and not async, got {shown(progress)}",
+                argument="progress",
+                value=progress,
+            )
         if progress is not None and not isinstance(model, str | Path):
             raise ConfigError(
                 f"progress={shown(progress)} has no effect with model={shown(model)}: such an "
@@ -434,14 +441,17 @@ def _checked_plugins(plugins: object) -> tuple[object, ...]:
 def _checked_deadline(value: object) -> float | None:
     if value is None:
         return None
-    seconds = -1.0
+    seconds = math.nan
     if issubclass(type(value), int | float) and type(value) is not bool:
         with contextlib.suppress(Exception):  # of a class of its own, or an int beyond floats
             seconds = float(value)  # pyright: ignore[reportArgumentType]
     if seconds >= 0:
         return seconds
     raise ConfigError(
-        f"deadline_seconds must be a number of at least 0, or None, got {shown(value)}"
+        f"deadline_seconds must be a number of at least 0, or None, got {shown(value)}",
+        argument="deadline_seconds",
+        value=value,
+        limit=0 if seconds < 0 else None,
     )
 
 

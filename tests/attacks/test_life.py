@@ -275,8 +275,14 @@ def test_an_engine_that_is_at_rest_shows_its_numbers_anywhere() -> None:
 async def test_a_bad_deadline_is_refused_and_nothing_is_drained(deadline: Any) -> None:
     async with Engine(a_model()) as engine:
         stream = engine.stream([1], SHORT)
-        with pytest.raises(ConfigError, match="deadline_seconds must be a number of at least 0"):
+        with pytest.raises(
+            ConfigError, match="deadline_seconds must be a number of at least 0"
+        ) as no:
             await engine.drain(deadline)
+        assert (no.value.argument, no.value.limit) == (
+            "deadline_seconds",
+            0 if isinstance(deadline, int | float) and deadline < 0 else None,
+        )
         assert len([token async for token in stream]) == 4
         assert len((await engine.generate([1], SHORT)).token_ids) == 4
         assert await engine.drain(math.inf) == 0
