@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from aioserve.cli._streams import check_output
 from aioserve.errors import ConfigError
 
 __all__ = ["BenchOptions"]
@@ -82,8 +83,8 @@ class BenchOptions:
                 f"concurrency must be at most num_prompts = {self.num_prompts}, "
                 f"got {self.concurrency}"
             )
-        if self.json not in (None, "-") and not Path(self.json).parent.is_dir():
-            raise ConfigError(f"json: there is no directory for {self.json}")
+        if self.json not in (None, "-"):
+            check_output("json", Path(self.json))
         if not 0 <= self.shared_prefix_len <= self.input_len:
             raise ConfigError(
                 f"shared_prefix_len must be in [0, input_len={self.input_len}], "

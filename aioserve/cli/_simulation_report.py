@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aioserve.cli._streams import check_output
 from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,16 +31,13 @@ def check_report(path: Path | None, window: str | None, trace: Path | None) -> N
         return
     check_can_draw()
     try:
-        was_there = path.exists()
         if path.is_fifo():
             raise ConfigError(f"report: {path} is a pipe; give a file")
-        if was_there and trace is not None and trace.exists() and path.samefile(trace):
+        if path.exists() and trace is not None and trace.exists() and path.samefile(trace):
             raise ConfigError(f"report: {path} is the trace, and would be lost")
-        path.open("ab").close()
-        if not was_there:
-            path.unlink()
     except OSError as error:
         raise ConfigError(f"report: {path} can't be written: {error.strerror}") from error
+    check_output("report", path)
 
 
 def window_of(text: str | None) -> tuple[float, float] | None:

@@ -9,10 +9,12 @@ import json
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
-from aioserve.errors import InvalidPromptError
+from aioserve.errors import ConfigError, InvalidPromptError
 
 __all__ = [
+    "check_output",
     "decoded",
     "discard_unwritten",
     "json_text",
@@ -75,6 +77,20 @@ def decoded(data: bytes | bytearray, encoding: str, what: str) -> str:
             f"the {what} on stdin must be text in {encoding}, "
             f"got byte 0x{data[error.start]:02x} at offset {error.start}"
         ) from error
+
+
+def check_output(option: str, path: Path) -> None:
+    """Raise `ConfigError` for a file that can't be written, before what it is for takes minutes. A
+    file that is there stays as it is."""
+    try:
+        if path.is_fifo():  # to open it waits for a reader
+            return
+        was_there = path.exists()
+        path.open("ab").close()
+        if not was_there:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} can't be written: {error.strerror}") from error
 
 
 def json_text(value: object, indent: int = 2) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from aioserve.cli._streams import json_text
+from aioserve.cli._streams import check_output, json_text
 from aioserve.errors import AioserveError, ConfigError
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def calibrate(
     if seed < 0:
         raise ConfigError(f"seed must be at least 0, got {seed}")
     Grid.up_to(max_num_batched_tokens, max_num_seqs, UNKNOWN_LENGTH)
-    if not output.parent.is_dir():
-        raise ConfigError(f"output: there is no directory {output.parent}")
+    check_output("output", output)
     options = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,

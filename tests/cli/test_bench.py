@@ -133,3 +133,11 @@ async def test_the_ticker_sees_a_blocked_loop() -> None:
         time.sleep(0.08)  # the fault that it has to see
         await asyncio.sleep(0.01)
     assert 0.06 < max(lag.samples) < 1
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    aioserve_here: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    done = aioserve_here("bench", "throughput", "--model", tiny_model, *SMALL, "--json", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "can't be written: Is a directory" in done.stderr

@@ -42,7 +42,8 @@ def test_a_model_is_measured_and_its_table_simulated(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-o", "nowhere/table.json"), "output: there is no directory nowhere"),
+        (("-o", "nowhere/table.json"), "output: nowhere/table.json can't be written: No such"),
+        (("-o", "."), "output: . can't be written: Is a directory"),
         (("-o", "table.json", "--max-num-seqs", 0), "max_num_seqs must be in [1, 1023], so"),
         (("-o", "table.json", "--max-num-seqs", 1024), "max_num_seqs must be in [1, 1023], so"),
         (
