@@ -113,6 +113,7 @@ AT_THE_LIMITS = {
     "tests": "{{ x" + " is string" * 200 + " }}",
     "filters": "{{ x" + "|string" * 290 + " }}",
     "many tags": "{{ 1 }}" * 30_000,
+    "a string without end": "{{ '" + "\\'" * 100_000 + "\\",
     "many blocks": "{% if 1 %}{% endif %}" * 12_000,
 }
 
