@@ -115,11 +115,10 @@ class ChatTemplate:
         `PromptTooLongError`.
         """
         checked = validate_messages(messages)
-        if special_tokens_in_messages or not tokenizer.special_ids:
+        if special_tokens_in_messages or not (guard := tokenizer.message_guard).is_needed:
             text = self._rendered(checked, add_generation_prompt)
             _check_chars(len(text), max_chars)
             return tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens)
-        guard = tokenizer.message_guard
         disguised, disguise = guard.disguise(checked, apart_from=self._source)
         text = self._rendered(disguised, add_generation_prompt, disguise)
         _check_chars(len(text), max_chars)

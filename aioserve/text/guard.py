@@ -14,7 +14,8 @@ of the prompt are compared with those of the same messages with meaningless cont
 that has others is refused.
 
 Special tokens are those that are marked so, which `decode` leaves out: no answer prints them, so no
-message needs them. Other added tokens (`<think>`, say) are printed, and are recognised in messages.
+message needs them. So are `<|...|>`, with full-width bars too: some models (DeepSeek's, Cohere's)
+don't mark their marks of turns. Other added tokens (`<think>`, say) are recognised in messages.
 The unknown token is no mark of anything: text that the model can't spell may always become it.
 """
 
@@ -47,6 +48,9 @@ NOTHING = "\U0010fffd"
 """A content that means nothing; part of no special token."""
 
 
+_LOOKS_SPECIAL = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+
+
 class SpecialSpan(NamedTuple):
     """A special token in a text, from character `start` to `end`."""
 
@@ -68,7 +72,7 @@ class MessageGuard:
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.content
         }
-        specials = {token_id: token for token_id, token in added.items() if token.special}
+        specials = {token_id: token for token_id, token in added.items() if _is_special(token)}
         names = [token.content for token in specials.values()]
         if (longest := max(names, key=len, default="")) and len(longest) > MAX_NAME_CHARS:
             raise UnsupportedModelError(
@@ -379,6 +383,10 @@ class Disguise:
         )
 
 
+def _is_special(token: AddedToken) -> bool:
+    return token.special or _LOOKS_SPECIAL.fullmatch(token.content) is not None
+
+
 def _is_plain(char: str) -> bool:
     """Whether a character may be part of a name that no mark is hidden in."""
     return char.isalnum() or char in "_- "
@@ -443,7 +451,7 @@ def _finder(
     finder = tokenizers.Tokenizer(models.WordLevel({other: 0}, unk_token=other))
     if any(token.normalized for token in added.values()):
         finder.normalizer = backend.normalizer
-    names = [token for token in added.values() if token.special]
+    names = [token for token in added.values() if _is_special(token)]
     if any(token.lstrip or token.rstrip for token in names):
         beside = list(added.values())
     else:
@@ -452,7 +460,7 @@ def _finder(
         beside = [
             token
             for token in added.values()
-            if token.special
+            if _is_special(token)
             or (token.normalized and backend.normalizer is not None)
             or not chars.isdisjoint(token.content)
         ]
@@ -460,7 +468,7 @@ def _finder(
     return finder, {
         new: token_id
         for token_id, token in added.items()
-        if token.special and (new := finder.token_to_id(token.content)) is not None
+        if _is_special(token) and (new := finder.token_to_id(token.content)) is not None
     }
 
 
