@@ -162,7 +162,12 @@ class Encoder:
 
     def submit(self, prompt: Any, num_chars: int, then: Callable[[Encoded], None]) -> Encoding:
         """Encode a prompt of so many characters on a thread, and call `then` with its ids or what
-        was raised, in the caller's context."""
+        was raised, in the caller's context. Raises `RuntimeError`, and has then changed nothing,
+        where the system has no thread to give."""
+        for lane in self._lanes:
+            if lane.future is None:
+                lane.start()
+                break
         encoding = Encoding(self, prompt, num_chars, then)
         if num_chars > LONG_CHARS:
             self._long_chars += num_chars
@@ -221,7 +226,7 @@ class Encoder:
 
 
 class _Lane(Executor):
-    """One thread, and the queues that it takes from, in this order. It starts with the first call.
+    """One thread, and the queues that it takes from, in this order. It starts when it is needed.
 
     A daemon, which `ThreadPoolExecutor` has none of: an interpreter that exits isn't held up for
     long by a text that nobody waits for.
@@ -245,11 +250,14 @@ class _Lane(Executor):
                     return encoding
         return None
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def start(self) -> None:
         if self.thread is None:
             self.thread = start_daemon(
                 self._name, self._run, self.shutdown, exit_seconds=EXIT_SECONDS
             )
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.start()
         future: Future[Any] = Future()
         self._calls.put((future, fn, args))
         return future

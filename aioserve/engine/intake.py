@@ -126,7 +126,8 @@ class Intake:
                     self._queue_encoded(checked, self.encoder.encode(text_or_ids))
             else:
                 then = partial(self._encoded, checked)
-                live.encoding = self.encoder.submit(text_or_ids, num_chars, then)
+                with self._failing(live):
+                    live.encoding = self.encoder.submit(text_or_ids, num_chars, then)
         except BaseException:
             self._core.table.end(live)
             raise

@@ -329,6 +329,28 @@ async def test_long_prompts_that_wait_are_bounded_and_short_ones_are_not_refused
 
 
 @pytest.mark.asyncio
+async def test_where_the_system_has_no_thread_to_give_one_request_fails_and_the_next_does_not(
+    monkeypatch,
+):
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith("aioserve-encode"):
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    real, text = threading.Thread.start, "x" * 600
+    async with Engine(ChatModel(max_model_len=1024, num_pages=64)) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            stream = engine.stream(text, PARAMS, request_id="one")
+        with pytest.raises(RequestFailedError, match="can't start new thread"):
+            await stream.started()
+        answer = await asyncio.wait_for(engine.generate(text, PARAMS, request_id="one"), 10)
+        assert len(answer.token_ids) == 4
+        assert await asyncio.wait_for(engine.drain(), 10) == 0
+        check_invariants(engine)
+
+
+@pytest.mark.asyncio
 async def test_what_nobody_waits_for_any_more_is_not_encoded():
     tokenizer = Blocking()
     async with Engine(big_model(tokenizer)) as engine:
