@@ -164,10 +164,6 @@ class Encoder:
         """Encode a prompt of so many characters on a thread, and call `then` with its ids or what
         was raised, in the caller's context. Raises `RuntimeError`, and has then changed nothing,
         where the system has no thread to give."""
-        for lane in self._lanes:
-            if lane.future is None:
-                lane.start()
-                break
         encoding = Encoding(self, prompt, num_chars, then)
         if num_chars > LONG_CHARS:
             self._long_chars += num_chars
@@ -176,7 +172,12 @@ class Encoder:
             self._short.append(encoding)
         self._num_wanted += 1
         self._idle.clear()
-        self._start()
+        try:
+            self._start()
+        except RuntimeError:
+            self._forget(encoding)
+            encoding.cancel()
+            raise
         return encoding
 
     def left(self, encoding: Encoding) -> None:
@@ -226,7 +227,7 @@ class Encoder:
 
 
 class _Lane(Executor):
-    """One thread, and the queues that it takes from, in this order. It starts when it is needed.
+    """One thread, and the queues that it takes from, in this order. It starts with the first call.
 
     A daemon, which `ThreadPoolExecutor` has none of: an interpreter that exits isn't held up for
     long by a text that nobody waits for.
@@ -250,14 +251,11 @@ class _Lane(Executor):
                     return encoding
         return None
 
-    def start(self) -> None:
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self.thread is None:
             self.thread = start_daemon(
                 self._name, self._run, self.shutdown, exit_seconds=EXIT_SECONDS
             )
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.start()
         future: Future[Any] = Future()
         self._calls.put((future, fn, args))
         return future

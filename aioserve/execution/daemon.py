@@ -18,7 +18,7 @@ def start_daemon(
     name: str, run: Callable[[], None], end: Callable[[], object], *, exit_seconds: float
 ) -> threading.Thread:
     """Start a thread for `run`, which returns soon after `end` was called. An interpreter that
-    exits waits for it up to `exit_seconds`."""
+    exits waits for it up to `exit_seconds`. Raises `RuntimeError` if no thread is to be had."""
     exiting = False
 
     def end_at_exit() -> None:
@@ -36,5 +36,9 @@ def start_daemon(
 
     thread = threading.Thread(target=run_to_the_end, name=name, daemon=True)
     atexit.register(end_at_exit)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the system has none to give
+        atexit.unregister(end_at_exit)
+        raise
     return thread
