@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from typing import Any
@@ -117,10 +118,9 @@ class LiveEngine:
     def abandon(self) -> None:
         """Nobody holds the engine any more, and nobody has closed it: close it, as soon as its loop
         runs. Called by the collector, on any thread."""
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(lambda: self._new_task(self.aclose()))
-        except RuntimeError:  # the loop is closed
-            _tasks.discard(self._task)
+        _tasks.discard(self._task)  # the loop has it now, with this engine, until it is closed
         logger.warning(
             "an engine with the model %s was never closed: use `async with`", self.model.name
         )

@@ -646,6 +646,20 @@ def test_the_thread_of_an_engine_whose_loop_has_gone_ends_with_it(
     assert len(caplog.records) == 1
 
 
+def test_the_thread_of_an_engine_ends_although_its_loop_is_closed_and_never_runs_again() -> None:
+    loop = asyncio.new_event_loop()
+    engine: Engine | None = loop.run_until_complete(Engine("pyhelp", num_pages=16).__aenter__())
+    assert len(threads_of_engines()) == 1
+    with pytest.warns(ResourceWarning, match="was never closed"):
+        engine = None
+    loop.close()
+    gc.collect()
+    for thread in threads_of_engines():
+        thread.join(5)
+    assert engine is None
+    assert not threads_of_engines()
+
+
 PROGRAM = """
 import asyncio, signal, sys
 from aioserve import Engine, SamplingParams
