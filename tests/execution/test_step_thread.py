@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 
@@ -81,3 +83,31 @@ def test_a_loop_that_is_gone_does_not_break_the_thread():
     thread._calls.put(None)
     thread._thread.join(timeout=5)
     assert not thread._thread.is_alive()
+
+
+EXITS_MID_STEP = """
+import asyncio, time, torch
+from aioserve.execution.step_thread import StepThread
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.3)
+
+async def main():
+    thread, a = StepThread("steps"), torch.ones(256, 256)
+    def step():
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            a @ a
+    thread.submit(step)
+    return thread
+
+thread, slow = asyncio.run(main()), Slow()
+"""
+
+
+def test_an_interpreter_that_exits_while_a_step_runs_exits_cleanly() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXITS_MID_STEP], capture_output=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
