@@ -65,8 +65,10 @@ def check(error: Callable[..., Exception], argument: str, value: object, rule: R
 
 
 def integer(low: int, high: int = MAX_INT) -> Rule[int]:
+    must = f"be an int in [{low}, {high}]"
+
     def rule(value: object) -> int:
-        must, number = f"be an int in [{low}, {high}]", plain_int(value)
+        number = plain_int(value)
         if number is None:
             raise _Unfit(must, shown(value), value, None)
         if not low <= number <= high:
@@ -79,10 +81,12 @@ def integer(low: int, high: int = MAX_INT) -> Rule[int]:
 def number(low: float, high: float = math.inf, *, above: bool = False) -> Rule[float]:
     """A finite one; `above` leaves `low` out."""
     most = "finite" if high == math.inf else f"at most {high:g}"
-    bounds = f"above {low:g} and {most}" if above else f"in [{low:g}, {high:g}]"
+    least = f"above {low:g}" if above else f"of at least {low:g}"
+    within = f"in [{low:g}, {high:g}]" if high < math.inf and not above else f"{least} and {most}"
+    must = f"be a number {within}"
 
     def rule(value: object) -> float:
-        must, (number, exact) = f"be a number {bounds}", _plain_float(value)
+        number, exact = _plain_float(value)
         if number is None or math.isnan(number):
             raise _Unfit(must, shown(value), value, None)
         below = number <= low if above else number < low
@@ -102,8 +106,10 @@ def boolean(value: object) -> bool:
 def text(low: int, high: int) -> Rule[str]:
     """A str of that many characters."""
 
+    must = f"be a str of {low} to {high} characters"
+
     def rule(value: object) -> str:
-        must, text = f"be a str of {low} to {high} characters", plain_str(value)
+        text = plain_str(value)
         if text is None:
             raise _Unfit(must, shown(value), value, None)
         if not low <= len(text) <= high:
@@ -143,7 +149,7 @@ def several(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
     of_many = sequence(rule, most)
 
     def tuple_of(value: object) -> tuple[T, ...]:
-        if value is None:
+        if value is None or value is _NOTHING:
             return ()
         return (rule(value),) if _is_single(value) else of_many(value)
 
@@ -171,6 +177,8 @@ def sequence(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
     return tuple_of
 
 
+_NOTHING: tuple[()] = ()
+"""There is one empty tuple: the default of arguments that are seldom given."""
 _SINGLE = (str, bytes, bytearray, memoryview, Mapping)
 
 

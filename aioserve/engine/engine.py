@@ -7,7 +7,6 @@ threads and instruction set is shared by the engines of a process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 import warnings
@@ -19,6 +18,7 @@ from typing import Any
 
 import anyio
 
+from aioserve.arguments import check, number, optional
 from aioserve.config import Backend, Device, DType, EngineConfig, Preemption
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import Prompt
@@ -439,20 +439,9 @@ def _checked_plugins(plugins: object) -> tuple[object, ...]:
 
 
 def _checked_deadline(value: object) -> float | None:
-    if value is None:
-        return None
-    seconds = math.nan
-    if issubclass(type(value), int | float) and type(value) is not bool:
-        with contextlib.suppress(Exception):  # of a class of its own, or an int beyond floats
-            seconds = float(value)  # pyright: ignore[reportArgumentType]
-    if seconds >= 0:
-        return seconds
-    raise ConfigError(
-        f"deadline_seconds must be a number of at least 0, or None, got {shown(value)}",
-        argument="deadline_seconds",
-        value=value,
-        limit=0 if seconds < 0 else None,
-    )
+    if type(value) is float and value == math.inf:
+        return None  # as good as none
+    return check(ConfigError, "deadline_seconds", value, optional(number(0)))
 
 
 async def _finish(closing: Awaitable[None]) -> None:
