@@ -53,7 +53,7 @@ def too_long(num_tokens: int, max_model_len: int) -> PromptTooLongError:
 
 
 def checked_ids(prompt: Any, *, vocab_size: int, max_model_len: int) -> npt.NDArray[np.int32]:
-    """The token ids of a sequence or an array of ints. A million of them take 20 ms.
+    """The token ids of a sequence or an array of ints.
 
     Raises `InvalidPromptError`, naming the first that is no id of the vocabulary, and
     `PromptTooLongError` unless one token of the context is left for the answer.
