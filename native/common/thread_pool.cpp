@@ -22,6 +22,10 @@ namespace {
 // own threads, which share these cores.
 constexpr auto kSpin = std::chrono::microseconds(20);
 
+// A phase's last task takes some microseconds more than the others. Whoever still waits then lets
+// other threads have its CPU: one of them may be what it waits for.
+constexpr int kSpinsBeforeYield = 1000;
+
 inline void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -30,21 +34,70 @@ inline void relax() {
 #endif
 }
 
+int64_t now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+// Phases in progress. A ticket is a phase (high half) and a task of it (low half); tickets past a
+// phase's last task are void. Whoever ends a phase's last task opens the next.
 struct Job {
-    void (*fn)(void*, int64_t);
-    void* context;
-    int64_t num_tasks;
-    std::atomic<int64_t> next{0};
-    int workers = 0;  // inside `work`; guarded by Pool::mutex
+    const Phase* phases;
+    uint64_t count;
+    int64_t* ended;
+    std::atomic<uint64_t> ticket{0};
+    std::atomic<int64_t> done{0};  // tasks of the open phase
+    int workers = 0;               // inside `work`; guarded by Pool::mutex
     Job* following = nullptr;
 
-    bool has_tasks() const { return next.load(std::memory_order_relaxed) < num_tasks; }
+    Job(const Phase* phases_, int64_t count_, int64_t* ended_)
+        : phases(phases_), count(static_cast<uint64_t>(count_)), ended(ended_) {
+        open(0);
+    }
+
+    static uint64_t phase_of(uint64_t of_ticket) { return of_ticket >> 32; }
+
+    static int64_t task_of(uint64_t of_ticket) {
+        return static_cast<int64_t>(of_ticket & 0xffffffffu);
+    }
+
+    bool has_tasks() const { return phase_of(ticket.load(std::memory_order_relaxed)) < count; }
+
+    // The phase, or the first after it that has tasks.
+    void open(uint64_t phase) {
+        for (; phase < count && phases[phase].num_tasks <= 0; ++phase)
+            if (ended) ended[phase] = now_ns();
+        done.store(0, std::memory_order_relaxed);
+        ticket.store(phase << 32, std::memory_order_release);
+    }
 
     void work() {
         for (;;) {
-            const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-            if (task >= num_tasks) return;
-            fn(context, task);
+            const uint64_t open_now = ticket.load(std::memory_order_acquire);
+            if (phase_of(open_now) >= count) return;
+            if (task_of(open_now) >= phases[phase_of(open_now)].num_tasks) {
+                wait_for_next(phase_of(open_now));
+                continue;
+            }
+            const uint64_t mine = ticket.fetch_add(1, std::memory_order_acq_rel);
+            const uint64_t phase = phase_of(mine);
+            if (phase >= count) return;
+            const Phase& current = phases[phase];
+            if (task_of(mine) >= current.num_tasks) continue;
+            current.run(current.context, task_of(mine));
+            if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < current.num_tasks) continue;
+            if (ended) ended[phase] = now_ns();
+            open(phase + 1);
+        }
+    }
+
+    void wait_for_next(uint64_t phase) const {
+        for (int i = 0; phase_of(ticket.load(std::memory_order_acquire)) == phase; ++i) {
+            if (i < kSpinsBeforeYield) {
+                relax();
+            } else {
+                std::this_thread::yield();
+            }
         }
     }
 };
@@ -130,9 +183,9 @@ struct Pool {
         return false;
     }
 
-    void run(Job& job) {
-        const int helpers_wanted =
-            static_cast<int>(std::min<int64_t>(job.num_tasks, size.load()) - 1);
+    // `most_tasks`: of any phase.
+    void run(Job& job, int64_t most_tasks) {
+        const int helpers_wanted = static_cast<int>(std::min<int64_t>(most_tasks, size.load()) - 1);
         int wake;
         {
             std::lock_guard lock(mutex);
@@ -202,15 +255,16 @@ Pool& pool() {
 
 }  // namespace
 
-void parallel_for_raw(int64_t num_tasks, void (*fn)(void*, int64_t), void* context) {
-    if (num_tasks <= 0) return;
+void run_phases(const Phase* phases, int64_t count, int64_t* ended) {
+    int64_t most_tasks = 0;
+    for (int64_t i = 0; i < count; ++i) most_tasks = std::max(most_tasks, phases[i].num_tasks);
     Pool& shared = pool();
-    if (num_tasks == 1 || shared.size.load(std::memory_order_relaxed) == 1) {
-        for (int64_t task = 0; task < num_tasks; ++task) fn(context, task);
-        return;
+    Job job(phases, count, ended);
+    if (most_tasks <= 1 || shared.size.load(std::memory_order_relaxed) == 1) {
+        job.work();
+    } else {
+        shared.run(job, most_tasks);
     }
-    Job job{fn, context, num_tasks};
-    shared.run(job);
 }
 
 int num_threads() { return pool().size.load(std::memory_order_relaxed); }

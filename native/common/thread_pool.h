@@ -13,16 +13,27 @@
 
 namespace aioserve {
 
-// Runs `fn(context, task)` once for every task in [0, num_tasks), in parallel and in no fixed order;
-// returns when all are done. `fn` must not throw.
-void parallel_for_raw(int64_t num_tasks, void (*fn)(void* context, int64_t task), void* context);
+// `run(context, task)` once for every task in [0, num_tasks), in parallel and in no fixed order.
+// `run` must not throw.
+struct Phase {
+    void (*run)(void* context, int64_t task);
+    void* context;
+    int64_t num_tasks;
+};
+
+// Runs phases one after the other: each begins when the tasks of the one before have ended, not
+// when the threads have met, so that a thread which the system holds up is waited for only if it is
+// in the middle of a task. One wake-up of the workers for all. `ended`, unless null, gets the time
+// at which each phase ended, in nanoseconds of the steady clock.
+void run_phases(const Phase* phases, int64_t count, int64_t* ended = nullptr);
 
 template <class Fn>
 void parallel_for(int64_t num_tasks, Fn&& fn) {
     using Body = std::remove_reference_t<Fn>;
-    parallel_for_raw(
-        num_tasks, [](void* context, int64_t task) { (*static_cast<Body*>(context))(task); },
-        const_cast<void*>(static_cast<const void*>(&fn)));
+    const Phase phase{
+        [](void* context, int64_t task) { (*static_cast<Body*>(context))(task); },
+        const_cast<void*>(static_cast<const void*>(&fn)), num_tasks};
+    run_phases(&phase, 1);
 }
 
 // `fn(begin, end)` over [0, num_items), in pieces of a few per thread. Runs on the calling thread

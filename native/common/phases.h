@@ -1,0 +1,76 @@
+// Work that is put together first and then run in one go: phases, and what they need to run.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <vector>
+
+#include "common/thread_pool.h"
+
+namespace aioserve {
+
+class Phases {
+  public:
+    // `fn(task)` for each task. Kept by value: what it refers to must live until `run` returns.
+    template <class Fn>
+    void add(int64_t num_tasks, const Fn& fn) {
+        static_assert(std::is_trivially_destructible_v<Fn> && alignof(Fn) <= kAlignment);
+        static_assert(sizeof(Fn) <= kBlockBytes);
+        void* memory = take(sizeof(Fn));
+        new (memory) Fn(fn);
+        phases_.push_back({[](void* context, int64_t task) { (*static_cast<Fn*>(context))(task); },
+                           memory, num_tasks});
+    }
+
+    // `fn(begin, end)` over [0, num_items), in pieces of a few per thread; in one piece where `work`
+    // (anything like the nanoseconds that one thread needs for all of it) is not worth sharing.
+    template <class Fn>
+    void add_ranges(int64_t num_items, double work, const Fn& fn) {
+        const int64_t threads = num_threads();
+        const bool alone = threads == 1 || work < kParallelThreshold;
+        const int64_t most = alone ? 1 : threads * 2;
+        const int64_t pieces = num_items < most ? num_items : most;
+        add(pieces, [fn, num_items, pieces](int64_t piece) {
+            fn(num_items * piece / pieces, num_items * (piece + 1) / pieces);
+        });
+    }
+
+    int64_t count() const { return static_cast<int64_t>(phases_.size()); }
+
+    // As `run_phases` does. They stay, and may run again.
+    void run(int64_t* ended = nullptr) const { run_phases(phases_.data(), count(), ended); }
+
+    // Keeps the memory for the next ones.
+    void clear() {
+        phases_.clear();
+        block_ = 0;
+        used_ = 0;
+    }
+
+  private:
+    static constexpr std::size_t kAlignment = alignof(std::max_align_t);
+    static constexpr std::size_t kBlockBytes = 16 * 1024;
+
+    void* take(std::size_t bytes) {
+        bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+        if (!blocks_.empty() && used_ + bytes > kBlockBytes) {
+            ++block_;
+            used_ = 0;
+        }
+        if (block_ == blocks_.size()) blocks_.emplace_back(new std::byte[kBlockBytes]);
+        void* memory = blocks_[block_].get() + used_;
+        used_ += bytes;
+        return memory;
+    }
+
+    std::vector<Phase> phases_;
+    std::vector<std::unique_ptr<std::byte[]>> blocks_;
+    std::size_t block_ = 0;
+    std::size_t used_ = 0;
+};
+
+}  // namespace aioserve
