@@ -16,7 +16,6 @@ template <class T>
 constexpr bool kDot = kBfloat16Pairs && sizeof(T) == sizeof(bf16);
 
 constexpr float kLog2e = 1.442695041f;
-constexpr float kMinusInfinity = -__builtin_inff();
 
 static inline int64_t round_up(int64_t n, int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;

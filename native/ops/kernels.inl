@@ -15,8 +15,20 @@ namespace {
 
 template <class T>
 constexpr Kernels kKernels = {
-    rms_norm<T>,  rotary_kv_write<T>, gated<T, false>,    gated<T, true>,
-    attention<T>, attention_split<T>, attention_merge<T>, partial_size<T>,
+    .rms_norm = rms_norm<T>,
+    .layer_norm = layer_norm<T>,
+    .rotary_kv_write = rotary_kv_write<T>,
+    .silu_mul = gated<T, false>,
+    .gelu_tanh_mul = gated<T, true>,
+    .gelu_tanh = gelu_tanh<T>,
+    .add_rows = add_rows<T>,
+    .scale = scale<T>,
+    .soft_cap = soft_cap,
+    .largest = largest,
+    .attention = attention<T>,
+    .attention_split = attention_split<T>,
+    .attention_merge = attention_merge<T>,
+    .partial_size = partial_size<T>,
 };
 
 constexpr Table kTable = {kKernels<float>, kKernels<bf16>};

@@ -1,4 +1,7 @@
-// Norms, rotary embedding with KV write, and gated activations; one row at a time, float32 inside.
+// Norms, rotary embedding with KV write, activations and what else is done to each row by itself,
+// float32 inside.
+
+constexpr float kMinusInfinity = -__builtin_inff();
 
 // x rounded to T, as a later load from memory would see it.
 template <class T>
@@ -54,6 +57,48 @@ static void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) {
             const int64_t left = size - i;
             const Vec factor = load_some(weight + i, left) + offset;
             store_some(load_some(x + i, left) * scale * factor, out + i, left);
+        }
+    }
+}
+
+// Ba, Kiros and Hinton, "Layer Normalization", 2016. The variance is that of the differences from the
+// mean, in a pass of its own: their squares don't cancel.
+template <class T>
+static void layer_norm(const LayerNormArgs& args, int64_t begin, int64_t end) {
+    const int64_t size = args.size;
+    const T* weight = static_cast<const T*>(args.weight);
+    const T* bias = static_cast<const T*>(args.bias);
+    const Vec zero = Vec::zero();
+    for (int64_t row = begin; row < end; ++row) {
+        const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+        T* out = static_cast<T*>(args.out) + row * size;
+        Vec sums = zero;
+        if (args.residual) {
+            T* residual = static_cast<T*>(args.residual) + row * size;
+            for (int64_t i = 0; i < size; i += Vec::kWidth) {
+                const int64_t left = size - i;
+                const Vec sum = load_some(residual + i, left) + load_some(x + i, left);
+                store_some(sum, residual + i, left);
+                sums = sums + rounded<T>(sum);
+            }
+            x = residual;
+        } else {
+            for (int64_t i = 0; i < size; i += Vec::kWidth) sums = sums + load_some(x + i, size - i);
+        }
+        const Vec mean = Vec::set(sums.sum() / static_cast<float>(size));
+        SquareSum squares;
+        for (int64_t i = 0; i < size; i += Vec::kWidth) {
+            const int64_t left = size - i;
+            const Vec difference = load_some(x + i, left) - mean;
+            squares.add(left < Vec::kWidth ? Vec::keep(difference, 0, static_cast<int>(left), zero)
+                                           : difference);
+        }
+        const Vec scale = Vec::set(inverse_rms(squares.total(), size, args.eps));
+        for (int64_t i = 0; i < size; i += Vec::kWidth) {
+            const int64_t left = size - i;
+            const Vec offset = bias ? load_some(bias + i, left) : zero;
+            const Vec factor = scale * load_some(weight + i, left);
+            store_some(Vec::fma(load_some(x + i, left) - mean, factor, offset), out + i, left);
         }
     }
 }
@@ -119,6 +164,18 @@ static void rotary_kv_write(const RotaryArgs& args, int64_t begin, int64_t end) 
     }
 }
 
+// x / (1 + exp(-y)) with y = x for silu. Gelu's approximation is 0.5 x (1 + tanh(u)) =
+// x / (1 + exp(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): the sum would cancel for negative x.
+template <bool Gelu>
+static inline Vec activated(Vec x) {
+    Vec y = x;
+    if constexpr (Gelu) {
+        const Vec cube = Vec::fma(Vec::set(0.044715f) * x * x, x, x);
+        y = Vec::set(1.595769122f) * cube;
+    }
+    return x / one_plus_exp_minus(y);
+}
+
 template <class T, bool Gelu>
 static void gated(const GatedArgs& args, int64_t begin, int64_t end) {
     const int64_t size = args.size;
@@ -128,16 +185,72 @@ static void gated(const GatedArgs& args, int64_t begin, int64_t end) {
         T* out = static_cast<T*>(args.out) + row * size;
         for (int64_t i = 0; i < size; i += Vec::kWidth) {
             const int64_t left = size - i;
-            const Vec x = load_some(gate + i, left);
-            Vec y = x;
-            if constexpr (Gelu) {
-                // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3):
-                // the sum would cancel for negative x.
-                const Vec cube = Vec::fma(Vec::set(0.044715f) * x * x, x, x);
-                y = Vec::set(1.595769122f) * cube;
-            }
-            const Vec gated = x / one_plus_exp_minus(y);
-            store_some(gated * load_some(up + i, left), out + i, left);
+            const Vec x = activated<Gelu>(load_some(gate + i, left));
+            store_some(x * load_some(up + i, left), out + i, left);
         }
     }
+}
+
+template <class T>
+static void gelu_tanh(const GeluArgs& args, int64_t begin, int64_t end) {
+    const int64_t size = args.size;
+    for (int64_t row = begin; row < end; ++row) {
+        const T* x = static_cast<const T*>(args.x) + row * args.stride;
+        T* out = static_cast<T*>(args.out) + row * size;
+        for (int64_t i = 0; i < size; i += Vec::kWidth)
+            store_some(activated<true>(load_some(x + i, size - i)), out + i, size - i);
+    }
+}
+
+template <class T>
+static void add_rows(const AddRowsArgs& args, int64_t begin, int64_t end) {
+    const int64_t size = args.size;
+    for (int64_t row = begin; row < end; ++row) {
+        T* x = static_cast<T*>(args.x) + row * size;
+        const T* more = static_cast<const T*>(args.table) + args.ids[row] * size;
+        for (int64_t i = 0; i < size; i += Vec::kWidth) {
+            const int64_t left = size - i;
+            store_some(load_some(x + i, left) + load_some(more + i, left), x + i, left);
+        }
+    }
+}
+
+template <class T>
+static void scale(void* x, float factor, int64_t begin, int64_t end) {
+    T* elements = static_cast<T*>(x);
+    for (int64_t i = begin; i < end; i += Vec::kWidth)
+        store_some(load_some(elements + i, end - i) * Vec::set(factor), elements + i, end - i);
+}
+
+static void soft_cap(float* x, float cap, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += Vec::kWidth)
+        store_some(tanh(load_some(x + i, end - i) / Vec::set(cap)) * Vec::set(cap), x + i, end - i);
+}
+
+static Largest largest(const float* row, int64_t size) {
+    // Lanes of the compiler's own: it makes of them what the instruction set has.
+    constexpr int kLanes = 16;
+    float tops[kLanes];
+    int nans[kLanes] = {};
+    for (float& top : tops) top = kMinusInfinity;
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+        for (int j = 0; j < kLanes; ++j) {
+            const float x = row[i + j];
+            tops[j] = x > tops[j] ? x : tops[j];
+            nans[j] |= x != x;
+        }
+    }
+    for (int j = 0; i < size; ++i, ++j) {
+        tops[j] = row[i] > tops[j] ? row[i] : tops[j];
+        nans[j] |= row[i] != row[i];
+    }
+    float top = kMinusInfinity;
+    bool nan = false;
+    for (int j = 0; j < kLanes; ++j) {
+        top = tops[j] > top ? tops[j] : top;
+        nan |= nans[j] != 0;
+    }
+    for (i = 0; nan ? row[i] == row[i] : row[i] != top;) ++i;
+    return {row[i], i};
 }

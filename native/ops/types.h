@@ -75,6 +75,17 @@ struct RmsNormArgs {
     float weight_offset;
 };
 
+struct LayerNormArgs {
+    const void* x;  // [T, size], rows dense
+    int64_t x_stride;
+    void* residual;  // as for RmsNormArgs
+    const void* weight;
+    const void* bias;  // or null
+    void* out;         // [T, size] contiguous
+    int64_t size;
+    float eps;
+};
+
 struct RotaryArgs {
     void* q;  // [T, Hq, D] with these strides, in elements; likewise k and v
     const void* k;
@@ -104,12 +115,41 @@ struct GatedArgs {
     int64_t size;
 };
 
+struct GeluArgs {
+    const void* x;  // [T, size], rows dense
+    int64_t stride;
+    void* out;  // [T, size] contiguous
+    int64_t size;
+};
+
+// x[row] += table[ids[row]], in place.
+struct AddRowsArgs {
+    void* x;            // [T, size] contiguous
+    const void* table;  // [rows, size] contiguous
+    const int32_t* ids;
+    int64_t size;
+};
+
+// The first of the largest values of a row, or its first NaN.
+struct Largest {
+    float value;
+    int64_t index;
+};
+
 // The kernels of one dtype. All are free of side effects but for their outputs, and never throw.
 struct Kernels {
     void (*rms_norm)(const RmsNormArgs&, int64_t begin, int64_t end);
+    void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
     void (*rotary_kv_write)(const RotaryArgs&, int64_t begin, int64_t end);
     void (*silu_mul)(const GatedArgs&, int64_t begin, int64_t end);
     void (*gelu_tanh_mul)(const GatedArgs&, int64_t begin, int64_t end);
+    void (*gelu_tanh)(const GeluArgs&, int64_t begin, int64_t end);
+    void (*add_rows)(const AddRowsArgs&, int64_t begin, int64_t end);
+    // Elements [begin, end) of x become x * factor.
+    void (*scale)(void* x, float factor, int64_t begin, int64_t end);
+    // Elements of float32, whatever the dtype, become cap * tanh(x / cap).
+    void (*soft_cap)(float* x, float cap, int64_t begin, int64_t end);
+    Largest (*largest)(const float* row, int64_t size);
     // All splits of a unit, merged and written to `out`. `next`, unless null, is what this thread
     // probably does next: its first keys are fetched on the way.
     void (*attention)(const AttentionArgs&, const AttentionUnit&, const AttentionUnit* next);
