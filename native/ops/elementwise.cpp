@@ -1,0 +1,65 @@
+#include "ops/elementwise.h"
+
+#include <cstring>
+
+#include "dispatch.h"
+
+namespace aioserve::ops {
+namespace {
+
+// Nanoseconds per element on one thread, roughly; of a copy, per byte.
+constexpr double kNorm = 0.2, kGelu = 0.5, kAdd = 0.1, kCap = 0.5, kSearch = 0.1, kCopy = 0.15;
+
+}  // namespace
+
+void append_pick_rows(Phases& phases, const void* table, const int64_t* ids, int64_t count,
+                      int64_t row_bytes, void* to) {
+    const double work = kCopy * static_cast<double>(count * row_bytes);
+    phases.add_ranges(count, work, [=](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+            std::memcpy(static_cast<char*>(to) + i * row_bytes,
+                        static_cast<const char*>(table) + ids[i] * row_bytes,
+                        static_cast<size_t>(row_bytes));
+    });
+}
+
+void append_add_rows(Phases& phases, const AddRowsArgs& args, DType dtype, int64_t rows) {
+    const auto kernel = kernels(dtype).add_rows;
+    phases.add_ranges(rows, kAdd * static_cast<double>(rows * args.size),
+                      [=](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
+void append_scale(Phases& phases, void* x, float factor, DType dtype, int64_t size) {
+    const auto kernel = kernels(dtype).scale;
+    phases.add_ranges(size, kAdd * static_cast<double>(size),
+                      [=](int64_t begin, int64_t end) { kernel(x, factor, begin, end); });
+}
+
+void append_soft_cap(Phases& phases, float* x, float cap, int64_t size) {
+    const auto kernel = kernels(DType::float32).soft_cap;
+    phases.add_ranges(size, kCap * static_cast<double>(size),
+                      [=](int64_t begin, int64_t end) { kernel(x, cap, begin, end); });
+}
+
+void append_layer_norm(Phases& phases, const LayerNormArgs& args, DType dtype, int64_t rows) {
+    const auto kernel = kernels(dtype).layer_norm;
+    phases.add_ranges(rows, kNorm * static_cast<double>(rows * args.size),
+                      [=](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
+void append_gelu(Phases& phases, const GeluArgs& args, DType dtype, int64_t rows) {
+    const auto kernel = kernels(dtype).gelu_tanh;
+    phases.add_ranges(rows, kGelu * static_cast<double>(rows * args.size),
+                      [=](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
+void append_largest(Phases& phases, const float* x, int64_t rows, int64_t size, Largest* found) {
+    const auto kernel = kernels(DType::float32).largest;
+    phases.add_ranges(rows, kSearch * static_cast<double>(rows * size),
+                      [=](int64_t begin, int64_t end) {
+                          for (int64_t row = begin; row < end; ++row)
+                              found[row] = kernel(x + row * size, size);
+                      });
+}
+
+}  // namespace aioserve::ops

@@ -1,0 +1,21 @@
+// What is done to rows without much arithmetic: picked, added, scaled, capped, searched.
+
+#pragma once
+
+#include "common/phases.h"
+#include "ops/types.h"
+
+namespace aioserve::ops {
+
+// to[i] = table[ids[i]], rows of `row_bytes`. Ids are checked by the caller.
+void append_pick_rows(Phases& phases, const void* table, const int64_t* ids, int64_t count,
+                      int64_t row_bytes, void* to);
+void append_add_rows(Phases& phases, const AddRowsArgs& args, DType dtype, int64_t rows);
+void append_scale(Phases& phases, void* x, float factor, DType dtype, int64_t size);
+void append_soft_cap(Phases& phases, float* x, float cap, int64_t size);
+void append_layer_norm(Phases& phases, const LayerNormArgs& args, DType dtype, int64_t rows);
+void append_gelu(Phases& phases, const GeluArgs& args, DType dtype, int64_t rows);
+// found[row] of x [rows, size].
+void append_largest(Phases& phases, const float* x, int64_t rows, int64_t size, Largest* found);
+
+}  // namespace aioserve::ops

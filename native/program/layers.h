@@ -1,0 +1,131 @@
+// The ops that programs are made of. Each keeps what of it is the same in every step.
+
+#pragma once
+
+#include <memory>
+
+#include "program/op.h"
+
+namespace aioserve::program {
+
+// Rows of a plain table, by token id.
+struct PickTokens : Op {
+    PickTokens(ValueId to, const void* table_)
+        : Op(Kind::rowwise, {}, {to}), table(table_) {}
+    void append(const Frame& frame) const override;
+    const void* table;
+};
+
+// Rows of a packed weight, by token id.
+struct PickPackedTokens : Op {
+    PickPackedTokens(ValueId to, const linear::PackedWeight& table_)
+        : Op(Kind::rowwise, {}, {to}), table(table_) {}
+    void append(const Frame& frame) const override;
+    const linear::PackedWeight& table;
+};
+
+struct AddPositions : Op {
+    AddPositions(ValueId x, const void* table_) : Op(Kind::rowwise, {x}, {}), table(table_) {}
+    void append(const Frame& frame) const override;
+    const void* table;
+};
+
+struct Scale : Op {
+    Scale(ValueId x, float factor_) : Op(Kind::rowwise, {x}, {}), factor(factor_) {}
+    void append(const Frame& frame) const override;
+    float factor;
+};
+
+struct SoftCap : Op {
+    SoftCap(ValueId x, float cap_) : Op(Kind::rowwise, {x}, {}), cap(cap_) {}
+    void append(const Frame& frame) const override;
+    float cap;
+};
+
+struct PickLogitRows : Op {
+    PickLogitRows(ValueId from_, ValueId to_) : Op(Kind::rowwise, {from_}, {to_}) {}
+    void append(const Frame& frame) const override;
+};
+
+struct RmsNorm : Op {
+    RmsNorm(ValueId x_, ValueId residual_, ValueId out_, const void* weight_, float eps_,
+            float offset_);
+    void append(const Frame& frame) const override;
+    bool is_row_source() const override { return true; }
+    linear::RowSource row_source(const Frame& frame) const override;
+    ops::RmsNormArgs args(const Frame& frame) const;
+    ValueId x, residual, out;
+    const void* weight;
+    float eps, offset;
+};
+
+struct LayerNorm : Op {
+    LayerNorm(ValueId x_, ValueId residual_, ValueId out_, const void* weight_, const void* bias_,
+              float eps_);
+    void append(const Frame& frame) const override;
+    bool is_row_source() const override { return true; }
+    linear::RowSource row_source(const Frame& frame) const override;
+    ops::LayerNormArgs args(const Frame& frame) const;
+    ValueId x, residual, out;
+    const void* weight;
+    const void* bias;
+    float eps;
+};
+
+struct Gated : Op {
+    Gated(ValueId gate_up_, ValueId out_, bool gelu_)
+        : Op(Kind::rowwise, {gate_up_}, {out_}), gelu(gelu_) {}
+    void append(const Frame& frame) const override;
+    bool is_row_source() const override { return true; }
+    linear::RowSource row_source(const Frame& frame) const override;
+    ops::GatedArgs args(const Frame& frame) const;
+    bool gelu;
+};
+
+struct Gelu : Op {
+    Gelu(ValueId x_, ValueId out_) : Op(Kind::rowwise, {x_}, {out_}) {}
+    void append(const Frame& frame) const override;
+    bool is_row_source() const override { return true; }
+    linear::RowSource row_source(const Frame& frame) const override;
+    ops::GeluArgs args(const Frame& frame) const;
+};
+
+struct Linear : Op {
+    Linear(ValueId x, ValueId y, const linear::PackedWeight& weight_, bool float32_)
+        : Op(Kind::linear, {x}, {y}), weight(weight_), float32(float32_) {}
+    std::size_t scratch_bytes(const Frame& frame) const override;
+    void append(const Frame& frame) const override;
+    // The op that computes x from now on.
+    void fuse(std::unique_ptr<Op> before);
+    const linear::PackedWeight& weight;
+    bool float32;
+    std::unique_ptr<Op> source;
+};
+
+struct RotaryKvWrite : Op {
+    RotaryKvWrite(ValueId qkv, int64_t layer_, int64_t q_heads_, int rotation_,
+                  const void* q_norm_, const void* k_norm_, float eps_, float offset_)
+        : Op(Kind::attention, {qkv}, {}), layer(layer_), q_heads(q_heads_), rotation(rotation_),
+          q_norm(q_norm_), k_norm(k_norm_), eps(eps_), offset(offset_) {}
+    void append(const Frame& frame) const override;
+    int64_t layer, q_heads;
+    int rotation;
+    const void* q_norm;
+    const void* k_norm;
+    float eps, offset;
+};
+
+struct Attention : Op {
+    Attention(ValueId qkv, ValueId out, int64_t layer_, int64_t q_heads_, float scale_,
+              float soft_cap_, int64_t window_)
+        : Op(Kind::attention, {qkv}, {out}), layer(layer_), q_heads(q_heads_), scale(scale_),
+          soft_cap(soft_cap_), window(window_) {}
+    std::size_t scratch_bytes(const Frame& frame) const override;
+    void append(const Frame& frame) const override;
+    ops::AttentionCall call(const Frame& frame) const;
+    int64_t layer, q_heads;
+    float scale, soft_cap;
+    int64_t window;
+};
+
+}  // namespace aioserve::program

@@ -1,0 +1,308 @@
+#include "program/program.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "ops/elementwise.h"
+#include "program/layers.h"
+
+namespace aioserve::program {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kHugePage = std::size_t{1} << 21;
+
+std::size_t round_up(std::size_t value, std::size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+[[noreturn]] void refuse(const std::string& problem) {
+    throw std::invalid_argument("program: " + problem);
+}
+
+int64_t now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+}  // namespace
+
+// -- recording
+
+ValueId Program::add_value(bool logit_rows_only, int64_t columns, bool float32) {
+    if (logits_ != kNoValue) refuse("is finished");
+    const int64_t element = float32 || dtype_ == ops::DType::float32 ? 4 : 2;
+    values_.push_back({logit_rows_only, columns, columns * element});
+    return static_cast<ValueId>(values_.size() - 1);
+}
+
+const Value& Program::check(ValueId id) const {
+    if (id < 0 || id >= static_cast<ValueId>(values_.size()))
+        refuse("has no value " + std::to_string(id));
+    return values_[id];
+}
+
+ValueId Program::embedding(const void* table, int64_t vocab, int64_t columns) {
+    vocab_ = vocab;
+    const ValueId to = add_value(false, columns);
+    ops_.push_back(std::make_unique<PickTokens>(to, table));
+    return to;
+}
+
+ValueId Program::packed_embedding(const linear::PackedWeight& table, int64_t vocab,
+                                  int64_t columns) {
+    vocab_ = vocab;
+    const ValueId to = add_value(false, columns);
+    ops_.push_back(std::make_unique<PickPackedTokens>(to, table));
+    return to;
+}
+
+void Program::add_positions(ValueId x, const void* table, int64_t positions) {
+    check(x);
+    positions_ = positions;
+    ops_.push_back(std::make_unique<AddPositions>(x, table));
+}
+
+void Program::scale(ValueId x, float factor) {
+    check(x);
+    ops_.push_back(std::make_unique<Scale>(x, factor));
+}
+
+ValueId Program::linear(ValueId x, const linear::PackedWeight& weight, int64_t in_features,
+                        int64_t out_features, bool float32) {
+    if (check(x).columns != in_features)
+        refuse("a linear layer of " + std::to_string(in_features) + " inputs reads a value of " +
+               std::to_string(check(x).columns) + " columns");
+    const ValueId y = add_value(check(x).logit_rows_only, out_features, float32);
+    ops_.push_back(std::make_unique<Linear>(x, y, weight, float32));
+    return y;
+}
+
+ValueId Program::rms_norm(ValueId x, ValueId residual, const void* weight, float eps,
+                          float weight_offset) {
+    const ValueId out = add_value(check(x).logit_rows_only, check(x).columns);
+    ops_.push_back(std::make_unique<RmsNorm>(x, residual, out, weight, eps, weight_offset));
+    return out;
+}
+
+ValueId Program::layer_norm(ValueId x, ValueId residual, const void* weight, const void* bias,
+                            float eps) {
+    const ValueId out = add_value(check(x).logit_rows_only, check(x).columns);
+    ops_.push_back(std::make_unique<LayerNorm>(x, residual, out, weight, bias, eps));
+    return out;
+}
+
+int Program::add_rotation(int64_t half) {
+    rotations_.push_back({.half = half});
+    return static_cast<int>(rotations_.size() - 1);
+}
+
+void Program::set_rotation(int index, const float* cos, const float* sin, int64_t max_positions) {
+    Rotation& rotation = rotations_.at(index);
+    rotation.cos = cos;
+    rotation.sin = sin;
+    rotation.max_positions = max_positions;
+}
+
+void Program::rotary_kv_write(ValueId qkv, const Heads& heads, int rotation,
+                              const HeadNorms& norms) {
+    if (check(qkv).columns != (heads.query + 2 * heads.kv) * heads.dim)
+        refuse("queries, keys and values must have " +
+               std::to_string((heads.query + 2 * heads.kv) * heads.dim) + " columns, got " +
+               std::to_string(check(qkv).columns));
+    ops_.push_back(std::make_unique<RotaryKvWrite>(qkv, heads.layer, heads.query, rotation,
+                                                   norms.query, norms.key, norms.eps,
+                                                   norms.weight_offset));
+}
+
+ValueId Program::attention(ValueId qkv, const Heads& heads, float scale, float soft_cap,
+                           int64_t window, bool logit_rows_only) {
+    check(qkv);
+    const ValueId out = add_value(logit_rows_only, heads.query * heads.dim);
+    ops_.push_back(std::make_unique<Attention>(qkv, out, heads.layer, heads.query, scale, soft_cap,
+                                               window));
+    return out;
+}
+
+ValueId Program::gated(ValueId gate_up, bool gelu) {
+    const ValueId out = add_value(check(gate_up).logit_rows_only, check(gate_up).columns / 2);
+    ops_.push_back(std::make_unique<Gated>(gate_up, out, gelu));
+    return out;
+}
+
+ValueId Program::gelu(ValueId x) {
+    const ValueId out = add_value(check(x).logit_rows_only, check(x).columns);
+    ops_.push_back(std::make_unique<Gelu>(x, out));
+    return out;
+}
+
+ValueId Program::logit_rows(ValueId x) {
+    const ValueId out = add_value(true, check(x).columns);
+    ops_.push_back(std::make_unique<PickLogitRows>(x, out));
+    return out;
+}
+
+void Program::soft_cap(ValueId x, float cap) {
+    check(x);
+    ops_.push_back(std::make_unique<SoftCap>(x, cap));
+}
+
+void Program::finish(ValueId logits) {
+    if (!check(logits).logit_rows_only) refuse("logits must be of the logit rows alone");
+    fuse();
+    place_of_.assign(values_.size(), -1);
+    logits_ = logits;
+    place();
+    addresses_.assign(values_.size(), nullptr);
+}
+
+// An op whose one result is read by the linear layer that follows and by nothing else.
+void Program::fuse() {
+    std::vector<int> readers(values_.size());
+    for (const auto& op : ops_)
+        for (const ValueId id : op->reads) ++readers[id];
+    std::vector<std::unique_ptr<Op>> fused;
+    for (auto& op : ops_) {
+        auto* layer = dynamic_cast<Linear*>(op.get());
+        if (layer && !fused.empty() && fused.back()->is_row_source()) {
+            const ValueId between = fused.back()->writes[0];
+            if (layer->reads[0] == between && readers[between] == 1) {
+                layer->fuse(std::move(fused.back()));
+                fused.pop_back();
+            }
+        }
+        fused.push_back(std::move(op));
+    }
+    ops_ = std::move(fused);
+}
+
+// Values get places in the order in which they are written, and give them back after the last op that
+// names them: the free place whose size is nearest, or a new one.
+void Program::place() {
+    std::vector<std::size_t> last(values_.size(), 0);
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+        for (const ValueId id : ops_[i]->reads) last[id] = i;
+        for (const ValueId id : ops_[i]->writes) last[id] = i;
+    }
+    last[logits_] = ops_.size();
+    std::vector<int> free;
+    const auto take = [&](const Value& value) {
+        const auto bytes_of = [&](const Place& place) {
+            return value.logit_rows_only ? place.bytes_per_logit_row : place.bytes_per_token;
+        };
+        const auto growth = [&](int place) {
+            return std::abs(bytes_of(places_[place]) - value.row_bytes);
+        };
+        int taken = static_cast<int>(places_.size());
+        if (free.empty()) {
+            places_.emplace_back();
+        } else {
+            const auto best = std::min_element(free.begin(), free.end(), [&](int a, int b) {
+                return growth(a) < growth(b);
+            });
+            taken = *best;
+            free.erase(best);
+        }
+        Place& place = places_[taken];
+        int64_t& bytes = value.logit_rows_only ? place.bytes_per_logit_row : place.bytes_per_token;
+        bytes = std::max(bytes, value.row_bytes);
+        return taken;
+    };
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+        for (const ValueId id : ops_[i]->writes) place_of_[id] = take(values_[id]);
+        for (ValueId id = 0; id < static_cast<ValueId>(values_.size()); ++id)
+            if (place_of_[id] >= 0 && last[id] == i) free.push_back(place_of_[id]);
+    }
+}
+
+// -- running
+
+void Program::FreeMemory::operator()(char* memory) const { munmap(memory, size); }
+
+void Program::check_inputs(const Inputs& inputs) const {
+    if (logits_ == kNoValue) refuse("is not finished");
+    if (inputs.pages.dtype != dtype_) refuse("pages must have its dtype");
+    inputs.batch.check_pages(inputs.pages);
+    const int64_t tokens = inputs.batch.num_tokens();
+    for (int64_t i = 0; i < tokens; ++i) {
+        const int64_t id = inputs.token_ids[i];
+        if (id < 0 || id >= vocab_)
+            throw std::out_of_range("token_ids must be from 0 to " + std::to_string(vocab_ - 1) +
+                                    ", got " + std::to_string(id));
+    }
+    if (positions_ && inputs.batch.end_position() > positions_)
+        refuse("positions go to " + std::to_string(inputs.batch.end_position() - 1) + ", but there " +
+               "are embeddings of " + std::to_string(positions_));
+}
+
+// Addresses of all values, and the scratch after them.
+void Program::lay_out(const Inputs& inputs, float* logits) {
+    const Frame sizes{inputs, values_, addresses_, rotations_, dtype_, nullptr, phases_};
+    std::size_t scratch = 0;
+    for (const auto& op : ops_) scratch = std::max(scratch, op->scratch_bytes(sizes));
+    std::vector<std::size_t> offsets;
+    std::size_t size = round_up(scratch, kAlignment);
+    for (const Place& place : places_) {
+        offsets.push_back(size);
+        const int64_t bytes = std::max(place.bytes_per_token * inputs.batch.num_tokens(),
+                                       place.bytes_per_logit_row * inputs.batch.num_logit_rows());
+        size += round_up(static_cast<std::size_t>(bytes), kAlignment);
+    }
+    if (size > arena_size_) {
+        arena_.reset();
+        arena_size_ = 0;
+        const std::size_t wanted = round_up(size, kHugePage);
+        void* memory = mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+        madvise(memory, wanted, MADV_HUGEPAGE);  // a wish: without it only speed is lost
+#endif
+        arena_ = {static_cast<char*>(memory), FreeMemory{wanted}};
+        arena_size_ = wanted;
+    }
+    for (std::size_t id = 0; id < values_.size(); ++id)
+        if (place_of_[id] >= 0) addresses_[id] = arena_.get() + offsets[place_of_[id]];
+    if (logits) addresses_[logits_] = reinterpret_cast<char*>(logits);
+}
+
+void Program::run(const Inputs& inputs, float* logits, ops::Largest* largest) {
+    check_inputs(inputs);
+    lay_out(inputs, logits);
+    phases_.clear();
+    std::vector<int> kinds;
+    const Frame frame{inputs, values_, addresses_, rotations_, dtype_, arena_.get(), phases_};
+    for (const auto& op : ops_) {
+        op->append(frame);
+        kinds.resize(phases_.count(), static_cast<int>(op->kind));
+    }
+    if (largest) {
+        append_largest(phases_, frame.at<float>(logits_), frame.rows(logits_),
+                       values_[logits_].columns, largest);
+        kinds.resize(phases_.count(), static_cast<int>(Kind::rowwise));
+    }
+    if (!measured_) return phases_.run();
+    ended_.resize(phases_.count());
+    const int64_t began = now_ns();
+    phases_.run(ended_.data());
+    time_phases(kinds, began);
+}
+
+void Program::time_phases(const std::vector<int>& kinds, int64_t began) {
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+        nanoseconds_[kinds[i]] += ended_[i] - began;
+        began = ended_[i];
+    }
+}
+
+void Program::measure(bool on) {
+    measured_ = on;
+    nanoseconds_.fill(0);
+}
+
+}  // namespace aioserve::program

@@ -1,0 +1,109 @@
+// The ops of a decoder, recorded once and run for every step by one call: the CPU's counterpart of a
+// CUDA graph.
+//
+// An op names values: matrices with a row for each token, or for each whose logits are
+// wanted. Their memory is an
+// arena, in which values that are never alive together share a place. A run puts the phases of all
+// ops together and hands them to the thread pool in one go. An op that works row by row and whose
+// result only the next linear layer reads is fused into it: its rows are computed where they are
+// packed, and never lie in memory.
+
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "program/op.h"
+
+namespace aioserve::program {
+
+class Program {
+  public:
+    explicit Program(ops::DType dtype) : dtype_(dtype) {}
+
+    // Recording. Each returns its result; addresses must outlive the program. Throws
+    // std::invalid_argument for values that don't exist or don't fit.
+    ValueId embedding(const void* table, int64_t vocab, int64_t columns);
+    ValueId packed_embedding(const linear::PackedWeight& table, int64_t vocab, int64_t columns);
+    void add_positions(ValueId x, const void* table, int64_t positions);
+    void scale(ValueId x, float factor);
+    ValueId linear(ValueId x, const linear::PackedWeight& weight, int64_t in_features,
+                   int64_t out_features, bool float32);
+    // `residual`: added to in place first, unless kNoValue.
+    ValueId rms_norm(ValueId x, ValueId residual, const void* weight, float eps,
+                     float weight_offset);
+    ValueId layer_norm(ValueId x, ValueId residual, const void* weight, const void* bias,
+                       float eps);
+    int add_rotation(int64_t half);
+    void set_rotation(int index, const float* cos, const float* sin, int64_t max_positions);
+    struct Heads {
+        int64_t layer, query, kv, dim;
+    };
+    struct HeadNorms {
+        const void* query;
+        const void* key;
+        float eps, weight_offset;
+    };
+    // `rotation`: an index, or -1.
+    void rotary_kv_write(ValueId qkv, const Heads& heads, int rotation, const HeadNorms& norms);
+    ValueId attention(ValueId qkv, const Heads& heads, float scale, float soft_cap, int64_t window,
+                      bool logit_rows_only);
+    ValueId gated(ValueId gate_up, bool gelu);
+    ValueId gelu(ValueId x);
+    ValueId logit_rows(ValueId x);
+    void soft_cap(ValueId x, float cap);
+
+    // Ends the recording: `logits` is what a run leaves. Fuses and places.
+    void finish(ValueId logits);
+
+    // One step. Writes logits [S, vocab] float32, unless null, and for each of these rows its largest
+    // logit and where it is, unless null. Throws, before anything is written, std::out_of_range for a
+    // token that the embedding doesn't have and std::invalid_argument for what else doesn't fit.
+    void run(const Inputs& inputs, float* logits, ops::Largest* largest);
+
+    int64_t num_ops() const { return static_cast<int64_t>(ops_.size()); }
+    std::size_t arena_bytes() const { return arena_size_; }
+
+    // Nanoseconds per kind of all runs since measuring began.
+    void measure(bool on);
+    const std::array<int64_t, kNumKinds>& nanoseconds() const { return nanoseconds_; }
+
+  private:
+    ValueId add_value(bool logit_rows_only, int64_t columns, bool float32 = false);
+    const Value& check(ValueId id) const;
+    void check_inputs(const Inputs& inputs) const;
+    void fuse();
+    void place();
+    void lay_out(const Inputs& inputs, float* logits);
+    void time_phases(const std::vector<int>& kinds, int64_t began);
+
+    struct FreeMemory {
+        std::size_t size;
+        void operator()(char* memory) const;
+    };
+
+    ops::DType dtype_;
+    std::vector<Value> values_;
+    std::vector<std::unique_ptr<Op>> ops_;
+    std::vector<Rotation> rotations_;
+    int64_t vocab_ = 0;      // of the embedding
+    int64_t positions_ = 0;  // of learned positions; 0: none
+    ValueId logits_ = kNoValue;
+
+    struct Place {
+        int64_t bytes_per_token = 0, bytes_per_logit_row = 0;
+        char* address = nullptr;
+    };
+    std::vector<Place> places_;
+    std::vector<int> place_of_;  // value -> place; -1 where it never lies in memory
+
+    std::vector<char*> addresses_;
+    std::unique_ptr<char[], FreeMemory> arena_{nullptr, {0}};
+    std::size_t arena_size_ = 0;
+    Phases phases_;
+    bool measured_ = false;
+    std::vector<int64_t> ended_;
+    std::array<int64_t, kNumKinds> nanoseconds_{};
+};
+
+}  // namespace aioserve::program
