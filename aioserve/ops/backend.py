@@ -158,6 +158,7 @@ class Backend(ABC):
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
+        logit_rows_only: bool = False,
     ) -> Tensor:
         """Causal attention of every query token to the cached keys and values of its sequence.
 
@@ -171,9 +172,10 @@ class Backend(ABC):
             scale: factor on the dot products.
             window: tokens a query sees, itself included; 0 for all.
             soft_cap: 0 for none.
+            logit_rows_only: attend from the batch's `logit_rows` alone.
 
         Returns:
-            `[T, Hq * D]`, contiguous.
+            `[T, Hq * D]`, contiguous; with `logit_rows_only` `[S, Hq * D]`.
         """
 
     @abstractmethod

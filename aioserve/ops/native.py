@@ -149,6 +149,7 @@ class NativeBackend(Backend):
             host.page_table,
             host.token_locations,
             host.positions,
+            host.logit_rows,
             _own_pages(kv),
         )
         token_ids = torch.from_numpy(host.token_ids)
@@ -261,10 +262,12 @@ class NativeBackend(Backend):
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
+        logit_rows_only: bool = False,
     ) -> Tensor:
         q_heads = check_qkv(qkv, batch, kv, layer, CPU)
         check_bounds(window, soft_cap)
-        out = torch.empty((qkv.shape[0], q_heads * kv.head_dim), dtype=qkv.dtype)
+        rows = (batch.logit_rows if logit_rows_only else qkv).shape[0]
+        out = torch.empty((rows, q_heads * kv.head_dim), dtype=qkv.dtype)
         _native.paged_attention(
             _own_arrays(batch),
             _own_pages(kv),
@@ -276,6 +279,7 @@ class NativeBackend(Backend):
             scale,
             soft_cap,
             window,
+            logit_rows_only,
         )
         return out
 

@@ -209,6 +209,7 @@ class ReferenceBackend(Backend):
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
+        logit_rows_only: bool = False,
     ) -> Tensor:
         q_heads = check_qkv(qkv, batch, kv, layer, self.device)
         check_bounds(window, soft_cap)
@@ -238,7 +239,7 @@ class ReferenceBackend(Backend):
             weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             attended = weights @ values.repeat_interleave(group, 0)
             out[start:stop] = attended.transpose(0, 1).to(q.dtype)
-        return out.flatten(1)
+        return (out[batch.logit_rows] if logit_rows_only else out).flatten(1)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         check_gate_up(gate_up, self.device)
@@ -331,6 +332,8 @@ def _check_batch(host: HostBatch, kv: KVCache) -> None:
             )
     for i in np.flatnonzero(host.positions < 0):
         raise ValueError(f"batch: positions[{i}] is {host.positions[i]}")
+    for i in np.flatnonzero((host.logit_rows < 0) | (host.logit_rows >= tokens)):
+        raise ValueError(f"batch: logit_rows[{i}] is {host.logit_rows[i]} of {tokens} tokens")
 
 
 def _check_copies(caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:

@@ -18,12 +18,16 @@ class Phases {
     // `fn(task)` for each task. Kept by value: what it refers to must live until `run` returns.
     template <class Fn>
     void add(int64_t num_tasks, const Fn& fn) {
-        static_assert(std::is_trivially_destructible_v<Fn> && alignof(Fn) <= kAlignment);
-        static_assert(sizeof(Fn) <= kBlockBytes);
-        void* memory = take(sizeof(Fn));
-        new (memory) Fn(fn);
         phases_.push_back({[](void* context, int64_t task) { (*static_cast<Fn*>(context))(task); },
-                           memory, num_tasks});
+                           keep(fn), num_tasks});
+    }
+
+    // A copy that lives as long as the phases.
+    template <class T>
+    T* keep(const T& value) {
+        static_assert(std::is_trivially_destructible_v<T> && alignof(T) <= kAlignment);
+        static_assert(sizeof(T) <= kBlockBytes);
+        return new (take(sizeof(T))) T(value);
     }
 
     // `fn(begin, end)` over [0, num_items), in pieces of a few per thread; in one piece where `work`

@@ -1,7 +1,8 @@
-// Runs attention over a batch on the thread pool.
+// Attention over a batch, on the thread pool.
 
 #pragma once
 
+#include "common/phases.h"
 #include "ops/batch.h"
 #include "ops/types.h"
 
@@ -12,11 +13,18 @@ struct AttentionCall {
     const void* qkv;  // [T, (Hq + 2 Hk) * D], rows `row_stride` elements apart; the queries are read
     int64_t row_stride;
     int64_t q_heads;
-    void* out;  // [T, Hq * D] contiguous
+    void* out;  // [T, Hq * D] contiguous, or [S, Hq * D] with `logit_rows_only`
     float scale;
     float soft_cap;
     int64_t window;  // 0: none
+    bool logit_rows_only;  // attend from the batch's logit rows alone
 };
+
+// What may fail throws std::invalid_argument before anything is added. `partials`, of as many floats
+// as `partials_of` says, is used until the phases have run.
+void append_paged_attention(Phases& phases, const Batch& batch, const KVPages& pages, int64_t layer,
+                            const AttentionCall& call, float* partials);
+int64_t partials_of(const Batch& batch, const KVPages& pages, const AttentionCall& call);
 
 void paged_attention(const Batch& batch, const KVPages& pages, int64_t layer,
                      const AttentionCall& call);

@@ -135,7 +135,7 @@ struct Shape {
         q_stride = round_up(depth, Vec::kWidth);
         padded_dim = round_up(dim, Vec::kWidth);
     }
-    int64_t partial() const { return round_up(rows * (2 + padded_dim), 16); }
+    int64_t partial() const { return partial_floats(rows, dim); }
     int64_t work() const {
         return round_up(rows * (q_stride + kKeyBlock + Vec::kWidth + 1), 16) +
                (depth + padded_dim) * kKeyBlock;
@@ -149,14 +149,22 @@ struct Partial {
     float* sum;
     float* out;
     Partial(float* memory, int64_t rows)
-        : maximum(memory), sum(memory + rows), out(memory + 2 * rows) {}
+        : maximum(memory), sum(memory + rows), out(memory + round_up(2 * rows, 16)) {}
 };
+
+// The place in the batch of a unit's token, and its place in the sequence.
+static inline int64_t row_of(const AttentionUnit& unit, int64_t token) {
+    return unit.rows ? unit.rows[token] : unit.first_row + token;
+}
+static inline int64_t position_of(const AttentionUnit& unit, int64_t token) {
+    return unit.position + (unit.rows ? unit.rows[token] - unit.rows[0] : token);
+}
 
 template <class T>
 static void pack_queries(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
                          float* q) {
     for (int64_t row = 0; row < shape.rows; ++row) {
-        const int64_t token = unit.first_token + row / args.group;
+        const int64_t token = row_of(unit, row / args.group);
         const int64_t head = unit.kv_head * args.group + row % args.group;
         const T* from = static_cast<const T*>(args.q) + token * args.q_token_stride +
                         head * args.q_head_stride;
@@ -340,7 +348,7 @@ static void attend(const AttentionArgs& args, const AttentionUnit& unit, const A
         const Product score{q, shape.q_stride, shape.depth, scores, kKeyBlock, nullptr};
         multiply<kDot<T>>(score, Dense{keys, kKeyBlock}, rows, columns);
         for (int64_t row = 0; row < rows; ++row) {
-            const int64_t position = unit.position + row / args.group - base;
+            const int64_t position = position_of(unit, row / args.group) - base;
             const int64_t oldest = args.window ? position - args.window + 1 : 0;
             factors[row] = weigh<T>(args, scores + row * kKeyBlock, columns,
                                     oldest > 0 ? oldest : 0, position + 1, partial.maximum[row],
@@ -382,7 +390,7 @@ template <class T>
 static void finish(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
                    const Partial& total) {
     for (int64_t row = 0; row < shape.rows; ++row) {
-        const int64_t token = unit.first_token + row / args.group;
+        const int64_t token = unit.first_row + row / args.group;
         const int64_t head = unit.kv_head * args.group + row % args.group;
         T* out = static_cast<T*>(args.out) +
                  (token * args.kv_heads * args.group + head) * shape.dim;
@@ -420,15 +428,11 @@ static void attention_split(const AttentionArgs& args, const AttentionUnit& unit
 }
 
 template <class T>
-static void attention_merge(const AttentionArgs& args, const AttentionUnit& unit, float* partials) {
+static void attention_merge(const AttentionArgs& args, const AttentionUnit& unit, float* partials,
+                            int64_t stride) {
     const Shape<T> shape(unit.tokens * args.group, args.head_dim);
     const Partial total(partials, shape.rows);
     for (int64_t i = 1; i < unit.num_splits(); ++i)
-        merge(shape, total, Partial(partials + i * shape.partial(), shape.rows));
+        merge(shape, total, Partial(partials + i * stride, shape.rows));
     finish(args, unit, shape, total);
-}
-
-template <class T>
-static int64_t partial_size(int64_t rows, int64_t head_dim) {
-    return Shape<T>(rows, head_dim).partial();
 }

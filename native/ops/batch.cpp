@@ -36,6 +36,11 @@ Batch::Batch(const BatchArrays& arrays, const KVPages& pages)
                    std::to_string(arrays.positions[i]));
         end_position_ = std::max<int64_t>(end_position_, arrays.positions[i] + int64_t{1});
     }
+    for (int64_t i = 0; i < arrays.num_logit_rows; ++i)
+        if (arrays.logit_rows[i] < 0 || arrays.logit_rows[i] >= arrays.num_tokens)
+            refuse("logit_rows[" + std::to_string(i) + "] is " +
+                   std::to_string(arrays.logit_rows[i]) + " of " +
+                   std::to_string(arrays.num_tokens) + " tokens");
 }
 
 void Batch::check_sequence(int64_t sequence) const {
@@ -70,31 +75,54 @@ const AttentionUnits& Batch::units(const AttentionShape& shape) const {
     return found != units_.end() ? found->second : units_.emplace(shape, split(shape)).first->second;
 }
 
-AttentionUnits Batch::split(const AttentionShape& shape) const {
+// `tokens` of a sequence, in order: `rows` of the batch (null: those from `first_row` on), the first
+// of which has this position. `first_row` is that of the output.
+void Batch::add_units(const AttentionShape& shape, int64_t sequence, const int64_t* rows,
+                      int64_t first_row, int64_t position, int64_t tokens,
+                      AttentionUnits& to) const {
     const int64_t per_unit = std::max<int64_t>(1, kRowBlock / shape.group);
+    for (int64_t token = 0; token < tokens; token += per_unit) {
+        const int64_t count = std::min(per_unit, tokens - token), last = token + count - 1;
+        const int64_t begin = position + (rows ? rows[token] - rows[0] : token);
+        const int64_t end = position + (rows ? rows[last] - rows[0] : last) + 1;
+        for (int64_t head = 0; head < shape.kv_heads; ++head) {
+            const AttentionUnit unit{
+                .pages = arrays_.page_table + sequence * arrays_.table_width,
+                .rows = rows ? rows + token : nullptr,
+                .first_row = first_row + token,
+                .position = begin,
+                .tokens = static_cast<int32_t>(count),
+                .kv_head = static_cast<int32_t>(head),
+                .first_key = shape.window ? std::max<int64_t>(0, begin - shape.window + 1) : 0,
+                .end_key = end};
+            to.units.push_back(unit);
+            to.work += work_of(unit, shape.group);
+            to.most_rows = std::max(to.most_rows, count * shape.group);
+        }
+    }
+}
+
+AttentionUnits Batch::split(const AttentionShape& shape) const {
+    const int32_t* starts = arrays_.query_start;
+    const auto position_of = [&](int64_t sequence) {
+        return arrays_.context_lens[sequence] - (starts[sequence + 1] - starts[sequence]);
+    };
     AttentionUnits result;
     result.units.reserve(arrays_.num_sequences * shape.kv_heads);
-    for (int64_t sequence = 0; sequence < arrays_.num_sequences; ++sequence) {
-        const int64_t start = arrays_.query_start[sequence];
-        const int64_t tokens = arrays_.query_start[sequence + 1] - start;
-        const int64_t position = arrays_.context_lens[sequence] - tokens;
-        for (int64_t token = 0; token < tokens; token += per_unit) {
-            const int64_t count = std::min(per_unit, tokens - token);
-            const int64_t oldest = position + token - shape.window + 1;
-            for (int64_t head = 0; head < shape.kv_heads; ++head) {
-                const AttentionUnit unit{
-                    .pages = arrays_.page_table + sequence * arrays_.table_width,
-                    .first_token = start + token,
-                    .position = position + token,
-                    .tokens = static_cast<int32_t>(count),
-                    .kv_head = static_cast<int32_t>(head),
-                    .first_key = shape.window ? std::max<int64_t>(0, oldest) : 0,
-                    .end_key = position + token + count};
-                result.units.push_back(unit);
-                result.work += work_of(unit, shape.group);
-                result.most_splits = std::max(result.most_splits, unit.num_splits());
-            }
+    if (shape.logit_rows_only) {
+        const int64_t* rows = arrays_.logit_rows;
+        for (int64_t i = 0, end; i < arrays_.num_logit_rows; i = end) {
+            const int64_t sequence =
+                std::upper_bound(starts, starts + arrays_.num_sequences + 1, rows[i]) - starts - 1;
+            for (end = i + 1; end < arrays_.num_logit_rows; ++end)
+                if (rows[end] < rows[end - 1] || rows[end] >= starts[sequence + 1]) break;
+            add_units(shape, sequence, rows + i, i, position_of(sequence) + rows[i] - starts[sequence],
+                      end - i, result);
         }
+    } else {
+        for (int64_t sequence = 0; sequence < arrays_.num_sequences; ++sequence)
+            add_units(shape, sequence, nullptr, starts[sequence], position_of(sequence),
+                      starts[sequence + 1] - starts[sequence], result);
     }
     // So that no thread is left alone with a long one at the end.
     std::stable_sort(result.units.begin(), result.units.end(),
@@ -102,6 +130,11 @@ AttentionUnits Batch::split(const AttentionShape& shape) const {
                          return (a.end_key - a.first_key) * a.tokens >
                                 (b.end_key - b.first_key) * b.tokens;
                      });
+    for (size_t i = 0; i < result.units.size(); ++i) {
+        result.first_piece.push_back(static_cast<int64_t>(result.pieces.size()));
+        for (int64_t split = 0; split < result.units[i].num_splits(); ++split)
+            result.pieces.push_back({static_cast<int64_t>(i), split});
+    }
     return result;
 }
 

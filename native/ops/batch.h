@@ -19,18 +19,27 @@ struct BatchArrays {
     const int32_t* page_table;    // [num_sequences, table_width]
     const int64_t* token_locations;   // [num_tokens]
     const int32_t* positions;     // [num_tokens]
-    int64_t num_sequences, table_width, num_tokens;
+    const int64_t* logit_rows;    // [num_logit_rows], of the tokens
+    int64_t num_sequences, table_width, num_tokens, num_logit_rows;
 };
 
 // What of a layer decides how its attention is cut into units.
 struct AttentionShape {
     int64_t kv_heads, group, window;
+    bool logit_rows_only;
     auto operator<=>(const AttentionShape&) const = default;
+};
+
+// A split of a unit, where splits run by themselves.
+struct AttentionPiece {
+    int64_t unit, split;
 };
 
 struct AttentionUnits {
     std::vector<AttentionUnit> units;  // the longest first
-    int64_t most_splits = 0;
+    std::vector<AttentionPiece> pieces;  // of all units, one unit's after the other's
+    std::vector<int64_t> first_piece;  // of each unit
+    int64_t most_rows = 0;  // tokens x group of a unit
     double work = 0;  // nanoseconds of one thread per dimension of a head, roughly
 };
 
@@ -41,6 +50,8 @@ class Batch {
     Batch(const BatchArrays& arrays, const KVPages& pages);
 
     int64_t num_tokens() const { return arrays_.num_tokens; }
+    const int64_t* logit_rows() const { return arrays_.logit_rows; }
+    int64_t num_logit_rows() const { return arrays_.num_logit_rows; }
     const int32_t* positions() const { return arrays_.positions; }
     const int64_t* token_locations() const { return arrays_.token_locations; }
     int64_t end_position() const { return end_position_; }  // above every position
@@ -54,6 +65,8 @@ class Batch {
   private:
     void check_sequence(int64_t sequence) const;
     AttentionUnits split(const AttentionShape& shape) const;
+    void add_units(const AttentionShape& shape, int64_t sequence, const int64_t* rows,
+                   int64_t first_row, int64_t position, int64_t tokens, AttentionUnits& to) const;
 
     BatchArrays arrays_;
     int64_t num_pages_;

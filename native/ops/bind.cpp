@@ -58,24 +58,28 @@ struct HeldBatch {
     Array<int32_t, 2> page_table;
     Array<int64_t, 1> token_locations;
     Array<int32_t, 1> positions;
+    Array<int64_t, 1> logit_rows;
     Batch batch;
 
     HeldBatch(Array<int32_t, 1> query_start_, Array<int32_t, 1> context_lens_,
               Array<int32_t, 2> page_table_, Array<int64_t, 1> token_locations_,
-              Array<int32_t, 1> positions_, const KVPages& pages)
+              Array<int32_t, 1> positions_, Array<int64_t, 1> logit_rows_, const KVPages& pages)
         : query_start(std::move(query_start_)),
           context_lens(std::move(context_lens_)),
           page_table(std::move(page_table_)),
           token_locations(std::move(token_locations_)),
           positions(std::move(positions_)),
+          logit_rows(std::move(logit_rows_)),
           batch({.query_start = query_start.data(),
                  .context_lens = context_lens.data(),
                  .page_table = page_table.data(),
                  .token_locations = token_locations.data(),
                  .positions = positions.data(),
+                 .logit_rows = logit_rows.data(),
                  .num_sequences = static_cast<int64_t>(context_lens.shape(0)),
                  .table_width = static_cast<int64_t>(page_table.shape(1)),
-                 .num_tokens = static_cast<int64_t>(positions.shape(0))},
+                 .num_tokens = static_cast<int64_t>(positions.shape(0)),
+                 .num_logit_rows = static_cast<int64_t>(logit_rows.shape(0))},
                 pages) {}
 };
 
@@ -105,7 +109,7 @@ void bind_rotary_kv_write(const HeldBatch& held, const KVPages& pages, int64_t l
 
 void bind_paged_attention(const HeldBatch& held, const KVPages& pages, int64_t layer, Address qkv,
                           int64_t row_stride, int64_t q_heads, Address out, float scale,
-                          float soft_cap, int64_t window) {
+                          float soft_cap, int64_t window, bool logit_rows_only) {
     paged_attention(held.batch, pages, layer,
                     {.qkv = at(qkv),
                      .row_stride = row_stride,
@@ -113,7 +117,8 @@ void bind_paged_attention(const HeldBatch& held, const KVPages& pages, int64_t l
                      .out = at(out),
                      .scale = scale,
                      .soft_cap = soft_cap,
-                     .window = window});
+                     .window = window,
+                     .logit_rows_only = logit_rows_only});
 }
 
 void bind_copy_pages(const std::vector<const KVPages*>& caches, Array<int32_t, 2> copies) {
@@ -142,9 +147,10 @@ void bind_ops(nb::module_& m) {
              "page_size"_a, "head_dim"_a, "bfloat16"_a);
     nb::class_<HeldBatch>(m, "Batch", "Where the tokens of one step sit, checked for all layers.")
         .def(nb::init<Array<int32_t, 1>, Array<int32_t, 1>, Array<int32_t, 2>, Array<int64_t, 1>,
-                      Array<int32_t, 1>, const KVPages&>(),
+                      Array<int32_t, 1>, Array<int64_t, 1>, const KVPages&>(),
              "query_start"_a.noconvert(), "context_lens"_a.noconvert(), "page_table"_a.noconvert(),
-             "token_locations"_a.noconvert(), "positions"_a.noconvert(), "pages"_a);
+             "token_locations"_a.noconvert(), "positions"_a.noconvert(),
+             "logit_rows"_a.noconvert(), "pages"_a);
     m.def("rms_norm", &bind_rms_norm, ReleaseGil());
     m.def("gated", &bind_gated, ReleaseGil());
     m.def("rotary_kv_write", &bind_rotary_kv_write, ReleaseGil());

@@ -28,7 +28,6 @@ constexpr Kernels kKernels = {
     .attention = attention<T>,
     .attention_split = attention_split<T>,
     .attention_merge = attention_merge<T>,
-    .partial_size = partial_size<T>,
 };
 
 constexpr Table kTable = {kKernels<float>, kKernels<bf16>};

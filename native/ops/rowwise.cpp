@@ -3,7 +3,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/thread_pool.h"
 #include "dispatch.h"
 
 namespace aioserve::ops {
@@ -12,23 +11,42 @@ namespace {
 // Nanoseconds per element on one thread, roughly.
 constexpr double kNorm = 0.15, kGate = 0.6, kRotary = 0.4;
 
+// What `append` adds, at once.
+template <class Append>
+void run_now(const Append& append) {
+    thread_local Phases phases;
+    phases.clear();
+    append(phases);
+    phases.run();
+}
+
 }  // namespace
 
-void rms_norm(const RmsNormArgs& args, DType dtype, int64_t rows) {
+void append_rms_norm(Phases& phases, const RmsNormArgs& args, DType dtype, int64_t rows) {
     const auto kernel = kernels(dtype).rms_norm;
-    parallel_ranges(rows, kNorm * rows * args.size,
-                    [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+    phases.add_ranges(rows, kNorm * rows * args.size, [args, kernel](int64_t begin, int64_t end) {
+        kernel(args, begin, end);
+    });
+}
+
+void append_gated(Phases& phases, const GatedArgs& args, DType dtype, int64_t rows, bool gelu) {
+    const Kernels& table = kernels(dtype);
+    const auto kernel = gelu ? table.gelu_tanh_mul : table.silu_mul;
+    phases.add_ranges(rows, kGate * rows * args.size, [args, kernel](int64_t begin, int64_t end) {
+        kernel(args, begin, end);
+    });
+}
+
+void rms_norm(const RmsNormArgs& args, DType dtype, int64_t rows) {
+    run_now([&](Phases& phases) { append_rms_norm(phases, args, dtype, rows); });
 }
 
 void gated(const GatedArgs& args, DType dtype, int64_t rows, bool gelu) {
-    const Kernels& table = kernels(dtype);
-    const auto kernel = gelu ? table.gelu_tanh_mul : table.silu_mul;
-    parallel_ranges(rows, kGate * rows * args.size,
-                    [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+    run_now([&](Phases& phases) { append_gated(phases, args, dtype, rows, gelu); });
 }
 
-void rotary_kv_write(const Batch& batch, const KVPages& pages, int64_t layer,
-                     const RotaryCall& call) {
+void append_rotary_kv_write(Phases& phases, const Batch& batch, const KVPages& pages, int64_t layer,
+                            const RotaryCall& call) {
     batch.check_pages(pages);
     if (call.cos && batch.end_position() > call.max_positions)
         throw std::invalid_argument("batch: positions go to " +
@@ -63,8 +81,14 @@ void rotary_kv_write(const Batch& batch, const KVPages& pages, int64_t layer,
                           .weight_offset = call.weight_offset};
     const auto kernel = kernels(pages.dtype).rotary_kv_write;
     const double elements = static_cast<double>(batch.num_tokens() * (q_size + 2 * k_size));
-    parallel_ranges(batch.num_tokens(), kRotary * elements,
-                    [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+    phases.add_ranges(
+        batch.num_tokens(), kRotary * elements,
+        [args, kernel](int64_t begin, int64_t end) { kernel(args, begin, end); });
+}
+
+void rotary_kv_write(const Batch& batch, const KVPages& pages, int64_t layer,
+                     const RotaryCall& call) {
+    run_now([&](Phases& phases) { append_rotary_kv_write(phases, batch, pages, layer, call); });
 }
 
 }  // namespace aioserve::ops

@@ -1,11 +1,15 @@
-// Runs the row-by-row ops on the thread pool.
+// The row-by-row ops, on the thread pool.
 
 #pragma once
 
+#include "common/phases.h"
 #include "ops/batch.h"
 #include "ops/types.h"
 
 namespace aioserve::ops {
+
+void append_rms_norm(Phases& phases, const RmsNormArgs& args, DType dtype, int64_t rows);
+void append_gated(Phases& phases, const GatedArgs& args, DType dtype, int64_t rows, bool gelu);
 
 void rms_norm(const RmsNormArgs& args, DType dtype, int64_t rows);
 void gated(const GatedArgs& args, DType dtype, int64_t rows, bool gelu);
@@ -25,7 +29,9 @@ struct RotaryCall {
     float weight_offset;
 };
 
-// Throws std::invalid_argument, before anything is written, for a position outside the tables.
+// Throws std::invalid_argument, before anything is added, for a position outside the tables.
+void append_rotary_kv_write(Phases& phases, const Batch& batch, const KVPages& pages, int64_t layer,
+                            const RotaryCall& call);
 void rotary_kv_write(const Batch& batch, const KVPages& pages, int64_t layer,
                      const RotaryCall& call);
 

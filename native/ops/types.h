@@ -38,7 +38,7 @@ struct AttentionArgs {
     const void* q;  // [T, Hq, D] with these strides, in elements
     int64_t q_token_stride;
     int64_t q_head_stride;
-    void* out;  // [T, Hq, D] contiguous
+    void* out;  // [T or S, Hq, D] contiguous
     const void* k_pages;  // [num_pages, Hk, page_size, D] contiguous
     const void* v_pages;
     int64_t kv_heads;
@@ -50,10 +50,11 @@ struct AttentionArgs {
     int64_t window;  // 0: none
 };
 
-// Query tokens [first_token, first_token + tokens) of the batch and the query heads of one KV head.
+// Some query tokens of a sequence, in order, and the query heads of one KV head.
 struct AttentionUnit {
     const int32_t* pages;  // the sequence's page table
-    int64_t first_token;
+    const int64_t* rows;   // of the tokens in the batch; null: those from `first_row` on
+    int64_t first_row;     // of the output
     int64_t position;  // of the first token
     int32_t tokens;
     int32_t kv_head;
@@ -136,6 +137,15 @@ struct Largest {
     int64_t index;
 };
 
+// Floats that a partial result of an attention unit takes: of each row the maximum score, the sum of
+// the weights and the weighted values, in whole vectors of any instruction set.
+constexpr int64_t kPartialAlignment = 16;
+static constexpr int64_t partial_floats(int64_t rows, int64_t head_dim) {
+    const int64_t padded = (head_dim + kPartialAlignment - 1) / kPartialAlignment;
+    const int64_t sums = (2 * rows + kPartialAlignment - 1) / kPartialAlignment;
+    return (sums + rows * padded) * kPartialAlignment;
+}
+
 // The kernels of one dtype. All are free of side effects but for their outputs, and never throw.
 struct Kernels {
     void (*rms_norm)(const RmsNormArgs&, int64_t begin, int64_t end);
@@ -156,9 +166,9 @@ struct Kernels {
     // One split of a unit (counted from its first), left in `partial`; then the merge of all.
     void (*attention_split)(const AttentionArgs&, const AttentionUnit&, int64_t split,
                             float* partial);
-    void (*attention_merge)(const AttentionArgs&, const AttentionUnit&, float* partials);
-    // Floats that one partial of `rows` rows takes.
-    int64_t (*partial_size)(int64_t rows, int64_t head_dim);
+    // Partials lie `stride` floats apart.
+    void (*attention_merge)(const AttentionArgs&, const AttentionUnit&, float* partials,
+                            int64_t stride);
 };
 
 // The tables that an instruction set offers; `kernels_*.cpp` each define one.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -40,6 +42,7 @@ def attend(step: Step, backend: Backend = NATIVE, **options: float) -> Tensor:
         scale=step.kv.head_dim**-0.5,
         window=int(options.get("window", 0)),
         soft_cap=options.get("soft_cap", 0.0),
+        logit_rows_only=bool(options.get("logit_rows_only", False)),
     )
     return attended.unflatten(1, (-1, step.kv.head_dim))
 
@@ -147,6 +150,34 @@ def test_the_number_of_threads_changes_no_bit(
         assert torch.equal(attend(scenario.on(NATIVE), window=2100), alone), count
 
 
+# Sorted as a scheduler gives them, with one token sampled twice; then in no order at all.
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [0, 70, 71, 104, 105, 110],
+        [0, 1, 1, 1, 3, 40, 41, 69, 70, 103, 105, 106, 110],
+        [110, 3, 2, 2, 71, 0, 0, 105, 104],
+    ],
+)
+@pytest.mark.parametrize(("window", "soft_cap"), OPTIONS)
+@backends
+def test_attention_from_the_logit_rows_alone_is_that_of_all_rows(
+    backend: Backend, threads: None, window: int, soft_cap: float, rows: list[int]
+) -> None:
+    scenario = lay_out(MIXED, Heads(8, 2, 40))
+    whole = attend(scenario.on(backend), backend, window=window, soft_cap=soft_cap)
+    some = dataclasses.replace(
+        scenario, host=dataclasses.replace(scenario.host, logit_rows=np.array(rows, np.int64))
+    )
+    for count in (1, 2, 8):
+        _native.set_num_threads(count)
+        got = attend(
+            some.on(backend), backend, window=window, soft_cap=soft_cap, logit_rows_only=True
+        )
+        assert torch.equal(got, whole[rows])
+
+
 def test_rows_may_lie_apart(isa: str) -> None:
     step = lay_out(MIXED, Heads(8, 4, 64)).on(NATIVE)
     tokens, width = step.qkv.shape
@@ -216,6 +247,8 @@ def test_a_batch_without_tokens_gives_no_rows() -> None:
         ("token_locations", 1, -1, r"token_locations\[1\] is -1, outside the 80 locations"),
         ("token_locations", 0, 80, r"token_locations\[0\] is 80, outside the 80 locations"),
         ("positions", 1, -1, r"positions\[1\] is -1"),
+        ("logit_rows", 1, -1, r"logit_rows\[1\] is -1 of 2 tokens"),
+        ("logit_rows", 0, 2, r"logit_rows\[0\] is 2 of 2 tokens"),
     ],
 )
 def test_impossible_batches_are_refused_by_name(
