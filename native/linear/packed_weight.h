@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/phases.h"
 #include "linear/tile.h"
 
 namespace aioserve::linear {
@@ -18,6 +19,23 @@ struct Matrix {
     int64_t columns;
     std::ptrdiff_t row_bytes;
     std::ptrdiff_t column_bytes;
+};
+
+// Where the rows of a product come from: from `row`, which returns row `row` of `context`, contiguous
+// values of the weight's dtype, either where it lies or written to `memory` (the calling thread's,
+// aligned to 64 bytes, with room for one row); or, where `row` is null, from `context` itself, where
+// they lie `row_bytes` apart. Whichever thread packs a row asks for it, once per product.
+struct RowSource {
+    const char* (*row)(const void* context, int64_t row, char* memory);
+    const void* context;
+    std::ptrdiff_t row_bytes;
+
+    static RowSource plain(const char* x, std::ptrdiff_t row_bytes) { return {nullptr, x, row_bytes}; }
+
+    const char* at(int64_t index, char* memory) const {
+        if (row) return row(context, index, memory);
+        return static_cast<const char*>(context) + index * row_bytes;
+    }
 };
 
 class PackedWeight {
@@ -33,6 +51,13 @@ class PackedWeight {
     void apply(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, char* y,
                bool y_is_float32) const;
 
+    // Adds the phases of the same product to `phases`. `packed`, `packed_bytes(rows)` of memory aligned
+    // to 64 bytes, holds the rows between them. What `x` refers to, `packed`, y and this object must
+    // stay until the phases ran. Instruction set and number of threads are those of this call.
+    void append(Phases& phases, const RowSource& x, int64_t rows, char* packed, char* y,
+                bool y_is_float32) const;
+    std::size_t packed_bytes(int64_t rows) const;
+
     // out [count, in] = weight[ids], in the weight's dtype. Throws std::out_of_range for an id that
     // is no row, before it writes anything.
     void gather(const int64_t* ids, int64_t count, char* out) const;
@@ -40,11 +65,15 @@ class PackedWeight {
     std::size_t num_bytes() const { return panel_bytes_ * static_cast<std::size_t>(num_panels_); }
 
   private:
-    struct Rows;
+    struct Pass;
 
     void pack_panel(const Matrix& weight, int64_t panel);
+    std::size_t packed_row_bytes() const;
+    int64_t most_rows_of_a_pass(const TileSet& tiles) const;
+    bool is_worth_sharing(int64_t rows) const;
+    void append_packing(Phases& phases, const RowSource& x, const Pass& pass, char* packed) const;
+    void append_product(Phases& phases, const TileSet& tiles, const Pass& pass) const;
     void pack_row(const char* row, char* block, int rows_in_block) const;
-    void multiply(const TileSet& tiles, const Rows& rows) const;
 
     int64_t out_features_;
     int64_t in_features_;
