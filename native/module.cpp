@@ -8,14 +8,17 @@ void bind_pool(nb::module_& m);
 void bind_tree(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_linear(nb::module_& m);
+void bind_program(nb::module_& m);
 
 NB_MODULE(_native, m) {
     // An engine that is alive at interpreter exit is no leak worth a report on the terminal.
     nb::set_leak_warnings(false);
     m.doc() =
-        "Native parts of aioserve: page pool, prefix tree, CPU operations, packed linear layers.";
+        "Native parts of aioserve: page pool, prefix tree, CPU operations, packed linear layers, "
+        "step programs.";
     bind_pool(m);
     bind_tree(m);
     bind_ops(m);
     bind_linear(m);
+    bind_program(m);
 }

@@ -11,6 +11,7 @@
 #include "dispatch.h"
 #include "ops/attention.h"
 #include "ops/batch.h"
+#include "ops/held_batch.h"
 #include "ops/page_copy.h"
 #include "ops/rowwise.h"
 
@@ -48,40 +49,6 @@ void bind_gated(Address gate_up, Address out, bool bfloat16, bool gelu, int64_t 
     gated({.gate_up = at(gate_up), .stride = stride, .out = at(out), .size = size},
           dtype_of(bfloat16), rows, gelu);
 }
-
-template <class T, int Dims>
-using Array = nb::ndarray<const T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
-
-// Holds on to the arrays that its batch reads.
-struct HeldBatch {
-    Array<int32_t, 1> query_start, context_lens;
-    Array<int32_t, 2> page_table;
-    Array<int64_t, 1> token_locations;
-    Array<int32_t, 1> positions;
-    Array<int64_t, 1> logit_rows;
-    Batch batch;
-
-    HeldBatch(Array<int32_t, 1> query_start_, Array<int32_t, 1> context_lens_,
-              Array<int32_t, 2> page_table_, Array<int64_t, 1> token_locations_,
-              Array<int32_t, 1> positions_, Array<int64_t, 1> logit_rows_, const KVPages& pages)
-        : query_start(std::move(query_start_)),
-          context_lens(std::move(context_lens_)),
-          page_table(std::move(page_table_)),
-          token_locations(std::move(token_locations_)),
-          positions(std::move(positions_)),
-          logit_rows(std::move(logit_rows_)),
-          batch({.query_start = query_start.data(),
-                 .context_lens = context_lens.data(),
-                 .page_table = page_table.data(),
-                 .token_locations = token_locations.data(),
-                 .positions = positions.data(),
-                 .logit_rows = logit_rows.data(),
-                 .num_sequences = static_cast<int64_t>(context_lens.shape(0)),
-                 .table_width = static_cast<int64_t>(page_table.shape(1)),
-                 .num_tokens = static_cast<int64_t>(positions.shape(0)),
-                 .num_logit_rows = static_cast<int64_t>(logit_rows.shape(0))},
-                pages) {}
-};
 
 void make_pages(KVPages* self, Address storage, int64_t layers, int64_t num_pages, int64_t heads,
                 int64_t page_size, int64_t head_dim, bool bfloat16) {

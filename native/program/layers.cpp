@@ -1,6 +1,6 @@
 #include "program/layers.h"
 
-#include "ops/attention.h"
+#include "dispatch.h"
 #include "ops/elementwise.h"
 #include "ops/rowwise.h"
 
@@ -66,7 +66,7 @@ struct MoveGelu {
 
 void PickTokens::append(const Frame& frame) const {
     const ValueId to = writes[0];
-    append_pick_rows(frame.phases, table, frame.inputs.token_ids, frame.rows(to),
+    ops::append_pick_rows(frame.phases, table, frame.inputs.token_ids, frame.rows(to),
                      frame.values[to].row_bytes, frame.at(to));
 }
 
@@ -80,7 +80,7 @@ void PickPackedTokens::append(const Frame& frame) const {
 
 void AddPositions::append(const Frame& frame) const {
     const ValueId x = reads[0];
-    append_add_rows(frame.phases,
+    ops::append_add_rows(frame.phases,
                     {.x = frame.at(x),
                      .table = table,
                      .ids = frame.inputs.batch.positions(),
@@ -89,15 +89,15 @@ void AddPositions::append(const Frame& frame) const {
 }
 
 void Scale::append(const Frame& frame) const {
-    append_scale(frame.phases, frame.at(reads[0]), factor, frame.dtype, elements(frame, reads[0]));
+    ops::append_scale(frame.phases, frame.at(reads[0]), factor, frame.dtype, elements(frame, reads[0]));
 }
 
 void SoftCap::append(const Frame& frame) const {
-    append_soft_cap(frame.phases, frame.at<float>(reads[0]), cap, elements(frame, reads[0]));
+    ops::append_soft_cap(frame.phases, frame.at<float>(reads[0]), cap, elements(frame, reads[0]));
 }
 
 void PickLogitRows::append(const Frame& frame) const {
-    append_pick_rows(frame.phases, frame.at(reads[0]), frame.inputs.batch.logit_rows(),
+    ops::append_pick_rows(frame.phases, frame.at(reads[0]), frame.inputs.batch.logit_rows(),
                      frame.rows(writes[0]), frame.values[writes[0]].row_bytes,
                      frame.at(writes[0]));
 }

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "ops/attention.h"
 #include "program/op.h"
 
 namespace aioserve::program {

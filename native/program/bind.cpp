@@ -1,0 +1,108 @@
+// Binds step programs. Weights cross as addresses, which `aioserve/ops/program.py`, the only caller,
+// keeps alive and has checked.
+
+#include <nanobind/nanobind.h>
+
+#include "ops/held_batch.h"
+#include "program/program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace aioserve::program;
+using aioserve::linear::PackedWeight;
+using aioserve::ops::DType;
+using aioserve::ops::HeldBatch;
+using aioserve::ops::KVPages;
+using aioserve::ops::Largest;
+
+namespace {
+
+using Address = uintptr_t;
+using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+
+template <class T = void>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+void make(Program* self, bool bfloat16) {
+    new (self) Program(bfloat16 ? DType::bfloat16 : DType::float32);
+}
+
+ValueId embedding(Program& self, Address table, int64_t vocab, int64_t columns) {
+    return self.embedding(at(table), vocab, columns);
+}
+
+void add_positions(Program& self, ValueId x, Address table, int64_t positions) {
+    self.add_positions(x, at(table), positions);
+}
+
+ValueId rms_norm(Program& self, ValueId x, ValueId residual, Address weight, float eps,
+                 float weight_offset) {
+    return self.rms_norm(x, residual, at(weight), eps, weight_offset);
+}
+
+ValueId layer_norm(Program& self, ValueId x, ValueId residual, Address weight, Address bias,
+                   float eps) {
+    return self.layer_norm(x, residual, at(weight), at(bias), eps);
+}
+
+void set_rotation(Program& self, int index, Address cos, Address sin, int64_t max_positions) {
+    self.set_rotation(index, at<float>(cos), at<float>(sin), max_positions);
+}
+
+void rotary_kv_write(Program& self, ValueId qkv, int64_t layer, int64_t q_heads, int64_t kv_heads,
+                     int64_t head_dim, int rotation, Address q_norm, Address k_norm, float eps,
+                     float weight_offset) {
+    self.rotary_kv_write(qkv, {layer, q_heads, kv_heads, head_dim}, rotation,
+                         {at(q_norm), at(k_norm), eps, weight_offset});
+}
+
+ValueId attention(Program& self, ValueId qkv, int64_t layer, int64_t q_heads, int64_t kv_heads,
+                  int64_t head_dim, float scale, float soft_cap, int64_t window,
+                  bool logit_rows_only) {
+    return self.attention(qkv, {layer, q_heads, kv_heads, head_dim}, scale, soft_cap, window,
+                          logit_rows_only);
+}
+
+void run(Program& self, const HeldBatch& held, const KVPages& pages, Address token_ids,
+         Address logits, Address largest) {
+    self.run({held.batch, pages, at<int64_t>(token_ids)}, at<float>(logits), at<Largest>(largest));
+}
+
+nb::dict nanoseconds(const Program& self) {
+    nb::dict by_kind;
+    const auto& counted = self.nanoseconds();
+    by_kind["linear"] = counted[static_cast<int>(Kind::linear)];
+    by_kind["attention"] = counted[static_cast<int>(Kind::attention)];
+    by_kind["rowwise"] = counted[static_cast<int>(Kind::rowwise)];
+    return by_kind;
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+    nb::class_<Program>(m, "Program", "A decoder's ops, recorded once and run for every step.")
+        .def("__init__", &make, "bfloat16"_a)
+        .def("embedding", &embedding)
+        .def("packed_embedding", &Program::packed_embedding, nb::keep_alive<1, 2>())
+        .def("add_positions", &add_positions)
+        .def("scale", &Program::scale)
+        .def("linear", &Program::linear, nb::keep_alive<1, 3>())
+        .def("rms_norm", &rms_norm)
+        .def("layer_norm", &layer_norm)
+        .def("add_rotation", &Program::add_rotation)
+        .def("set_rotation", &set_rotation)
+        .def("rotary_kv_write", &rotary_kv_write)
+        .def("attention", &attention)
+        .def("gated", &Program::gated)
+        .def("gelu", &Program::gelu)
+        .def("logit_rows", &Program::logit_rows)
+        .def("soft_cap", &Program::soft_cap)
+        .def("finish", &Program::finish)
+        .def("run", &run, ReleaseGil())
+        .def("measure", &Program::measure)
+        .def_prop_ro("nanoseconds", &nanoseconds)
+        .def_prop_ro("num_ops", &Program::num_ops)
+        .def_prop_ro("arena_bytes", &Program::arena_bytes);
+}
