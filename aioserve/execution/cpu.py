@@ -58,5 +58,5 @@ class CpuRunner:
         if step.batch is None:
             return StepOutcome(step=plan.step, token_ids=())
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
-        logits = self._model.forward(batch, self._cache)
-        return step.outcome(backend.draw(logits, step.samples, self._last_tokens))
+        drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens)
+        return step.outcome(drawn)

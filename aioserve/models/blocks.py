@@ -1,28 +1,29 @@
-"""The blocks that decoders are made of, over a `Backend`: norms, attention, MLPs.
+"""The blocks that decoders are made of: norms, attention, MLPs.
 
-Each is made from its description in `architecture` and from weights that somebody else reads.
-Plain objects, since the Python of a step runs once per layer and token.
+Each is made from its description in `architecture` and from weights that somebody else reads, and
+computes with the ops that it is called with: at once, or into a step program.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from aioserve.models import architecture
 from aioserve.models.rope import RopeConfig
 from aioserve.models.rotary import RotaryTable
-from aioserve.ops import Backend, Batch, KVCache, Linear
+from aioserve.ops import LayerOps, Linear
 from aioserve.ops.backend import HeadNorms
 
 __all__ = ["DecoderLayer", "DenseMLP", "LayerNorm", "Norm", "PagedAttention", "RMSNorm", "Weights"]
 
 
+X = TypeVar("X")
+
+
 class Weights(Protocol):
     """Where a block gets what it is made of."""
-
-    backend: Backend
 
     def linear(self, described: architecture.Linear) -> Linear: ...
 
@@ -34,44 +35,42 @@ class Weights(Protocol):
 
 
 class Norm(Protocol):
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, ops: LayerOps[X], x: X) -> X:
         """[T, H] -> [T, H]."""
         ...
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, ops: LayerOps[X], x: X, residual: X) -> X:
         """residual += x in place, then its norm."""
         ...
 
 
 class RMSNorm:
-    __slots__ = ("_add_norm", "_eps", "_norm", "_offset", "_weight")
+    __slots__ = ("_eps", "_offset", "_weight")
 
     def __init__(self, described: architecture.Norm, weights: Weights) -> None:
         self._weight = weights.vector(described.weight)
         self._eps, self._offset = described.eps, described.weight_offset
-        self._norm, self._add_norm = weights.backend.rms_norm, weights.backend.add_rms_norm
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._norm(x, self._weight, self._eps, self._offset)
+    def __call__(self, ops: LayerOps[X], x: X) -> X:
+        return ops.rms_norm(x, self._weight, self._eps, self._offset)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._add_norm(x, residual, self._weight, self._eps, self._offset)
+    def add(self, ops: LayerOps[X], x: X, residual: X) -> X:
+        return ops.add_rms_norm(x, residual, self._weight, self._eps, self._offset)
 
 
 class LayerNorm:
-    __slots__ = ("_bias", "_eps", "_norm", "_weight")
+    __slots__ = ("_bias", "_eps", "_weight")
 
     def __init__(self, described: architecture.Norm, weights: Weights) -> None:
         self._weight = weights.vector(described.weight)
         self._bias = None if described.bias is None else weights.vector(described.bias)
         self._eps = described.eps
-        self._norm = weights.backend.layer_norm
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._norm(x, self._weight, self._bias, self._eps)
+    def __call__(self, ops: LayerOps[X], x: X) -> X:
+        return ops.layer_norm(x, self._weight, self._bias, self._eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self(residual.add_(x))
+    def add(self, ops: LayerOps[X], x: X, residual: X) -> X:
+        return ops.add_layer_norm(x, residual, self._weight, self._bias, self._eps)
 
 
 def norm(described: architecture.Norm, weights: Weights) -> Norm:
@@ -83,7 +82,6 @@ class PagedAttention:
 
     def __init__(self, described: architecture.Attention, layer: int, weights: Weights) -> None:
         self._layer = layer
-        self._backend = weights.backend
         self._qkv = weights.linear(described.qkv)
         self._norms = _head_norms(described, weights)
         self._output = weights.linear(described.output)
@@ -92,24 +90,19 @@ class PagedAttention:
         self._window = described.window
         self._soft_cap = described.soft_cap
 
-    def __call__(self, x: Tensor, batch: Batch, kv: KVCache, rows: Tensor | None = None) -> Tensor:
-        """x [T, hidden] -> [T, hidden], or only these rows of it."""
-        backend, layer = self._backend, self._layer
-        qkv = self._qkv(x)
-        rotation = None if self._rotary is None else self._rotary.rotation
-        backend.rotary_kv_write(qkv, batch, kv, layer, rotation, self._norms)
-        if rows is not None and len(rows) == 0:
-            return x[:0]
-        attended = backend.paged_attention(
+    def __call__(self, ops: LayerOps[X], x: X, *, logit_rows_only: bool = False) -> X:
+        """x [T, hidden] -> [T, hidden], or only the rows whose logits are wanted."""
+        qkv = ops.linear(x, self._qkv)
+        ops.rotary_kv_write(qkv, self._layer, self._rotary, self._norms)
+        attended = ops.paged_attention(
             qkv,
-            batch,
-            kv,
-            layer,
+            self._layer,
             scale=self._scale,
             window=self._window,
             soft_cap=self._soft_cap,
+            logit_rows_only=logit_rows_only,
         )
-        return self._output(attended if rows is None else attended[rows])
+        return ops.linear(attended, self._output)
 
 
 def _head_norms(described: architecture.Attention, weights: Weights) -> HeadNorms | None:
@@ -122,19 +115,21 @@ def _head_norms(described: architecture.Attention, weights: Weights) -> HeadNorm
 
 class DenseMLP:
     def __init__(self, described: architecture.MLP, weights: Weights) -> None:
-        backend = weights.backend
         self._up = weights.linear(described.up)
         self._down = weights.linear(described.down)
-        if not described.gated:
-            self._activate = backend.gelu_tanh
-        elif described.activation == "silu":
-            self._activate = backend.silu_mul
-        else:
-            self._activate = backend.gelu_tanh_mul
+        self._gated = described.gated
+        self._silu = described.activation == "silu"
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, ops: LayerOps[X], x: X) -> X:
         """[T, hidden] -> [T, hidden]."""
-        return self._down(self._activate(self._up(x)))
+        up = ops.linear(x, self._up)
+        if not self._gated:
+            active = ops.gelu_tanh(up)
+        elif self._silu:
+            active = ops.silu_mul(up)
+        else:
+            active = ops.gelu_tanh_mul(up)
+        return ops.linear(active, self._down)
 
 
 class DecoderLayer:

@@ -6,8 +6,8 @@ devices, requests, schedules or who owns a page.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,16 +15,29 @@ from torch import Tensor
 from aioserve.models.blocks import DecoderLayer, Norm
 from aioserve.models.config import DecoderConfig
 from aioserve.models.rotary import RotaryTable
-from aioserve.ops import Backend, Batch, KVCache, Linear
+from aioserve.ops import (
+    Backend,
+    Batch,
+    Drawn,
+    Embedding,
+    KVCache,
+    LayerOps,
+    Linear,
+    SampleRows,
+    StepProgram,
+    TensorOps,
+)
 
 __all__ = ["Decoder", "DecoderWeights"]
+
+X = TypeVar("X")
 
 
 @dataclass(slots=True, frozen=True)
 class DecoderWeights:
     dtype: torch.dtype
-    embed: Callable[[Tensor], Tensor]
-    """Token ids int64 [T] -> rows of the embedding [T, hidden], in memory of their own."""
+    embedding: Embedding
+    """[vocab, hidden]."""
     positions: Tensor | None
     """[max_position_embeddings, hidden] where positions are learned."""
     rotary_tables: tuple[RotaryTable, ...]
@@ -35,13 +48,20 @@ class DecoderWeights:
 
 
 class Decoder:
-    """A loaded model. `forward` is called from one thread at a time.
+    """A loaded model. Computes for one thread at a time.
 
-    `max_model_len`: the longest context in tokens that it will be given.
+    `max_model_len`: the longest context in tokens that it will be given. `use_program`: run all ops
+    of a step by one call, where the backend can record them; the same bits either way.
     """
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, backend: Backend, max_model_len: int
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        backend: Backend,
+        max_model_len: int,
+        *,
+        use_program: bool = True,
     ) -> None:
         self.config = config
         self.dtype: torch.dtype = weights.dtype
@@ -50,6 +70,11 @@ class Decoder:
         self._weights = weights
         # transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        self.program: StepProgram | None = None
+        """None where each op is called by itself."""
+        if use_program:
+            heads = config.num_kv_heads, config.head_dim
+            self.program = backend.record(self.compute, self.dtype, *heads)
 
     def new_cache(self, num_pages: int, page_size: int) -> KVCache:
         """KV pages for this model, in its dtype."""
@@ -69,38 +94,54 @@ class Decoder:
 
         Raises ValueError for a context beyond `max_model_len`.
         """
-        residual = self._embed(batch)
-        layers = self._weights.layers
-        x = layers[0].attention_norm(residual)
-        for index, layer in enumerate(layers):
-            if index + 1 < len(layers):
-                following = layers[index + 1].attention_norm
-                x = layer.attention(x, batch, kv)
-            else:
-                # Every key and value is written: from here on only the sampled rows matter.
-                following = self._weights.final_norm
-                x = layer.attention(x, batch, kv, batch.logit_rows)
-                residual = residual[batch.logit_rows]
-            if layer.attention_post_norm is not None:
-                x = layer.attention_post_norm(x)
-            x = layer.mlp(layer.mlp_norm.add(x, residual))
-            if layer.mlp_post_norm is not None:
-                x = layer.mlp_post_norm(x)
-            x = following.add(x, residual)
-        logits = self._weights.head(x)
-        cap = self.config.final_soft_cap
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+        self._cover(batch)
+        if self.program is not None:
+            return self.program.logits(batch, kv)
+        return self.compute(TensorOps(self.backend, batch, kv))
 
-    def _embed(self, batch: Batch) -> Tensor:
+    @torch.inference_mode()
+    def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: Tensor) -> Drawn:
+        """`forward`, then `Backend.draw` from its logits."""
+        self._cover(batch)
+        if self.program is not None:
+            return self.program.draw(batch, kv, rows, last_tokens)
+        logits = self.compute(TensorOps(self.backend, batch, kv))
+        return self.backend.draw(logits, rows, last_tokens)
+
+    def _cover(self, batch: Batch) -> None:
         if batch.max_context > self.max_model_len:
             raise ValueError(
                 f"max_context must be at most {self.max_model_len}, got {batch.max_context}"
             )
-        hidden = self._weights.embed(batch.token_ids)
-        if self._embedding_scale != 1.0:
-            hidden.mul_(self._embedding_scale)
-        if self._weights.positions is not None:
-            hidden.add_(self.backend.embedding(batch.positions, self._weights.positions))
         for table in self._weights.rotary_tables:
             table.cover(batch.max_context)
-        return hidden
+
+    def compute(self, ops: LayerOps[X]) -> X:
+        """Logits, from the ops of one batch or of a recording."""
+        weights, config = self._weights, self.config
+        residual = ops.embed(weights.embedding)
+        if self._embedding_scale != 1.0:
+            ops.scale(residual, self._embedding_scale)
+        if weights.positions is not None:
+            ops.add_positions(residual, weights.positions)
+        layers = weights.layers
+        x = layers[0].attention_norm(ops, residual)
+        for index, layer in enumerate(layers):
+            if index + 1 < len(layers):
+                following = layers[index + 1].attention_norm
+                x = layer.attention(ops, x)
+            else:
+                # Every key and value is written: from here on only rows with logits matter.
+                following = weights.final_norm
+                x = layer.attention(ops, x, logit_rows_only=True)
+                residual = ops.logit_rows(residual)
+            if layer.attention_post_norm is not None:
+                x = layer.attention_post_norm(ops, x)
+            x = layer.mlp(ops, layer.mlp_norm.add(ops, x, residual))
+            if layer.mlp_post_norm is not None:
+                x = layer.mlp_post_norm(ops, x)
+            x = following.add(ops, x, residual)
+        logits = ops.linear(x, weights.head)
+        if config.final_soft_cap:
+            ops.soft_cap(logits, config.final_soft_cap)
+        return logits

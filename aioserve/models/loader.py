@@ -42,6 +42,7 @@ def load_model(
     progress: ReportBytes | None = None,
     max_model_len: int | None = None,
     memory_bytes: int | None = None,
+    use_program: bool = True,
 ) -> Decoder:
     """Load the Hugging Face model in the directory `path`.
 
@@ -51,6 +52,7 @@ def load_model(
     max_model_len: longest context in tokens to be served; None: all the model has. With longrope it
         also chooses between the factors for short and for long contexts.
     memory_bytes: what the weights may take at most; None: anything.
+    use_program: run all ops of a step by one call, where the backend can record them.
 
     Raises:
         ModelNotFoundError: no such directory.
@@ -78,7 +80,7 @@ def load_model(
             )
         reader = _Reader(checkpoint, chosen, in_dtype, length, progress)
         weights = reader.decoder_weights(config)
-    return Decoder(config, weights, chosen, length)
+    return Decoder(config, weights, chosen, length, use_program=use_program)
 
 
 def _choose_dtype(
@@ -118,13 +120,13 @@ class _Reader:
         embedding = self._stack((config.embedding,))
         head, shared = self._head(config, embedding)
         packed_alone = shared and embedding.nbytes > TWO_COPIES_BYTES
-        embed = head.rows if packed_alone else self._lookup(embedding)
+        table = head if packed_alone else self.backend.place(embedding)
         del embedding
         positions = None if config.positions is None else self.vector(config.positions)
         layers = tuple(DecoderLayer(layer, i, self) for i, layer in enumerate(config.layers))
         return DecoderWeights(
             dtype=self._dtype,
-            embed=embed,
+            embedding=table,
             positions=positions,
             rotary_tables=tuple(self._tables.values()),
             layers=layers,
@@ -155,11 +157,6 @@ class _Reader:
             tied = config.tie_word_embeddings and torch.equal(own, embedding)
             weight = embedding if tied else own
         return self.backend.linear(weight, out_dtype=torch.float32), weight is embedding
-
-    def _lookup(self, embedding: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Rows of a table [vocab, hidden] by token id."""
-        table, lookup = self.backend.place(embedding), self.backend.embedding
-        return lambda token_ids: lookup(token_ids, table)
 
     def _stack(self, tensors: Sequence[Tensor], transposed: bool = False) -> torch.Tensor:
         """The tensors along their first axis, in memory of their own.

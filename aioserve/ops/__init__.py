@@ -10,16 +10,21 @@ from aioserve.ops.backend import Backend
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.choice import backend_named
 from aioserve.ops.kv_cache import KVCache, bytes_per_page
+from aioserve.ops.layer_ops import Embedding, LayerOps, StepProgram, TensorOps
 from aioserve.ops.linear import Linear
 
 __all__ = [
     "Backend",
     "Batch",
     "Drawn",
+    "Embedding",
     "HostBatch",
     "KVCache",
+    "LayerOps",
     "Linear",
     "SampleRows",
+    "StepProgram",
+    "TensorOps",
     "backend_named",
     "bytes_per_page",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from torch.nn import functional
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import HeadNorms, Rotation, check_rows, check_tensor
 from aioserve.ops.kv_cache import KVCache
+from aioserve.ops.layer_ops import LayerOps, StepProgram
 from aioserve.ops.linear import Linear
 
 __all__ = ["Backend", "HeadNorms", "Rotation"]
@@ -95,6 +97,20 @@ class Backend(ABC):
         reported and disturbs no other; its slot gets a 0. Doesn't change `logits`.
         """
 
+    def record(
+        self,
+        forward: Callable[[LayerOps[Any]], Any],
+        dtype: torch.dtype,
+        kv_heads: int,
+        head_dim: int,
+    ) -> StepProgram | None:
+        """A program of what `forward` computes from its ops, which is logits.
+
+        `dtype` is that of weights and KV pages, which have this many heads of this size. None: this
+        backend computes op by op alone.
+        """
+        return None
+
     # -- layers
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
@@ -124,6 +140,26 @@ class Backend(ABC):
         if bias is not None:
             check_tensor("bias", bias, x.dtype, x.shape[1:], self.device)
         return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        """Add `x` to `residual` in place, then return `layer_norm(residual, ...)`."""
+        check_tensor("residual", residual, x.dtype, x.shape, self.device)
+        return self.layer_norm(residual.add_(x), weight, bias, eps)
+
+    def add_rows(self, x: Tensor, table: Tensor, ids: Tensor) -> None:
+        """x += table[ids] in place: x `[T, H]`, table `[N, H]`, ids int32 `[T]`.
+
+        Raises IndexError for an id that is no row.
+        """
+        check_tensor("x", x, x.dtype, (len(ids), table.shape[1]), self.device)
+        x.add_(functional.embedding(ids, table))
+
+    def scale(self, x: Tensor, factor: float) -> None:
+        """x *= factor in place, x `[T, H]`."""
+        check_tensor("x", x, x.dtype, x.shape, self.device)
+        x.mul_(factor)
 
     @abstractmethod
     def rotary_kv_write(
@@ -190,3 +226,8 @@ class Backend(ABC):
         """`gelu(x)`, the tanh approximation, of `[T, I]`."""
         check_rows("x", x, self.device, "[T, I]")
         return functional.gelu(x, approximate="tanh")
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        """`cap * tanh(logits / cap)` in place, logits float32 `[S, V]`."""
+        check_tensor("logits", logits, torch.float32, logits.shape, self.device)
+        logits.div_(cap).tanh_().mul_(cap)

@@ -99,6 +99,11 @@ class SampleRows:
     def __len__(self) -> int:
         return len(self.slots)
 
+    def check_count(self, rows: int) -> None:
+        """Raises ValueError unless there are so many."""
+        if rows != len(self):
+            raise ValueError(f"rows must be {rows} as the batch's logit_rows, got {len(self)}")
+
     def check_logits(self, logits: torch.Tensor) -> None:
         """Raises ValueError unless `logits` have a row for each."""
         rows = logits.shape[0] if logits.dim() == 2 else -1

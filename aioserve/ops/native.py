@@ -10,8 +10,8 @@ Another instruction set may round differently.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,98 +30,21 @@ from aioserve.ops.checks import (
     check_rows,
     check_tensor,
 )
-from aioserve.ops.draws import RowSampler, row_error
 from aioserve.ops.kv_cache import KVCache, lazy_memory, storage_shape
-from aioserve.ops.linear import Linear
-from aioserve.ops.philox import uniforms
+from aioserve.ops.layer_ops import LayerOps
+from aioserve.ops.native_program import NativeProgram
+from aioserve.ops.native_sampler import LARGEST, NativeSampler
+from aioserve.ops.native_types import (
+    CPU,
+    NativeBatch,
+    NativeKVCache,
+    NativeLinear,
+    is_bfloat16,
+    own_arrays,
+    own_pages,
+)
 
 __all__ = ["NativeBackend"]
-
-MAX_HEAD_DIM = 256
-CPU = torch.device("cpu")
-
-_IS_BFLOAT16 = {torch.float32: False, torch.bfloat16: True}
-
-
-@dataclass(slots=True, frozen=True)
-class NativeKVCache(KVCache):
-    """KV pages of the process's own memory."""
-
-    pages: _native.KVPages = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        KVCache.__post_init__(self)
-        storage = self.storage
-        bfloat16 = _is_bfloat16("storage", storage)
-        if not storage.is_cpu:
-            raise ValueError(f"storage must be on the CPU, got {storage.device}")
-        if self.head_dim > MAX_HEAD_DIM:
-            raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {self.head_dim}")
-        layers, _, num_pages, heads, page_size, head_dim = storage.shape
-        pages = _native.KVPages(
-            storage.data_ptr(), layers, num_pages, heads, page_size, head_dim, bfloat16
-        )
-        object.__setattr__(self, "pages", pages)
-
-
-@dataclass(slots=True, frozen=True)
-class NativeBatch(Batch):
-    """A batch whose arrays were checked once, for all layers."""
-
-    arrays: _native.Batch
-
-
-class NativeLinear(Linear):
-    """C++ on the ops' own thread pool and instruction set, one layout for decode and prefill alike.
-
-    The packed copy is all that is kept. A row's result depends on that row alone, to the last bit:
-    not on how many rows there are, its place among them, threads, or other rows' NaNs. Every output
-    is one chain of multiply-adds in the order of the inputs; float32 results are the sums as they
-    are. `benchmarks/linear.py` prints how it compares with torch.
-    """
-
-    __slots__ = ("_apply", "_float32", "_item_bytes", "_packed")
-
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__(weight, bias, out_dtype=out_dtype)
-        self._float32 = self.out_dtype is torch.float32
-        self._item_bytes = weight.element_size()
-        bias = None if bias is None else bias.detach().contiguous()
-        self._packed = _native.PackedWeight(
-            weight.data_ptr(),
-            self.out_features,
-            self.in_features,
-            weight.stride(0) * self._item_bytes,
-            weight.stride(1) * self._item_bytes,
-            0 if bias is None else bias.data_ptr(),
-            weight.dtype is torch.bfloat16,
-        )
-        self._apply = self._packed.apply
-        self.num_bytes: int = self._packed.num_bytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        rows, columns = x.shape if x.dim() == 2 else (0, -1)
-        if (
-            columns != self.in_features
-            or x.dtype is not self.dtype
-            or not x.is_cpu
-            or (x.stride(1) != 1 and columns != 1)
-        ):
-            self._refuse(x)
-        y = torch.empty((rows, self.out_features), dtype=self.out_dtype)
-        row_bytes = x.stride(0) * self._item_bytes
-        self._apply(x.data_ptr(), rows, row_bytes, y.data_ptr(), self._float32)
-        return y
-
-    def rows(self, ids: Tensor) -> Tensor:
-        self._check_ids(ids)
-        if not ids.is_cpu:
-            raise ValueError(f"ids must be on the CPU, got {ids.device}")
-        out = torch.empty((ids.shape[0], self.in_features), dtype=self.dtype)
-        self._packed.gather(ids.data_ptr(), ids.shape[0], out.data_ptr())
-        return out
 
 
 class NativeBackend(Backend):
@@ -131,7 +54,7 @@ class NativeBackend(Backend):
 
     def __init__(self) -> None:
         self.device: torch.device = CPU
-        self._sampler: RowSampler | None = None
+        self._sampler = NativeSampler()
 
     def linear(
         self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
@@ -150,15 +73,14 @@ class NativeBackend(Backend):
             host.token_locations,
             host.positions,
             host.logit_rows,
-            _own_pages(kv),
+            own_pages(kv),
         )
-        token_ids = torch.from_numpy(host.token_ids)
+        token_ids = host.token_ids
         if len(host.pending_rows):
-            token_ids = token_ids.clone()
-            pending = last_tokens[torch.from_numpy(host.pending_slots)]
-            token_ids[torch.from_numpy(host.pending_rows)] = pending
+            token_ids = token_ids.copy()
+            token_ids[host.pending_rows] = last_tokens.numpy()[host.pending_slots]
         return NativeBatch(
-            token_ids=token_ids,
+            token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(host.positions),
             logit_rows=torch.from_numpy(host.logit_rows),
             max_context=host.max_context,
@@ -170,41 +92,15 @@ class NativeBackend(Backend):
             raise ValueError(
                 f"copies must be int32 of shape [N, 5], got {copies.dtype} {copies.shape}"
             )
-        _native.copy_pages([_own_pages(cache) for cache in caches], np.ascontiguousarray(copies))
+        _native.copy_pages([own_pages(cache) for cache in caches], np.ascontiguousarray(copies))
 
     def draw(self, logits: Tensor, rows: SampleRows, last_tokens: Tensor) -> Drawn:
-        """Each row is worked out by itself, in the same operations whatever its neighbours and its
-        place in memory, so its token is the same in any batch."""
         rows.check_logits(logits)
         num_rows, vocab = logits.shape
-        values = logits.numpy()
-        token_ids = values.argmax(axis=1)
-        # argmax stops at the first NaN, so the value it finds tells of every kind of bad row.
-        largest = values[np.arange(num_rows), token_ids]
-        errors = {}
-        for row in np.flatnonzero(~np.isfinite(largest)).tolist():
-            errors[row] = row_error(float(largest[row])) or ""
-            token_ids[row] = 0
-        drawn = np.flatnonzero(rows.temperatures > 0)
-        if len(drawn):
-            noise = uniforms(rows.seeds[drawn], rows.positions[drawn]).tolist()
-            sampler = self._sampler
-            if sampler is None or sampler.vocab != vocab:
-                sampler = self._sampler = RowSampler(vocab)
-            for i, uniform in zip(drawn.tolist(), noise, strict=True):
-                if i in errors:
-                    continue
-                token_ids[i] = sampler.draw(
-                    values[i],
-                    largest[i],
-                    uniform,
-                    temperature=float(rows.temperatures[i]),
-                    top_k=int(rows.top_ks[i]),
-                    top_p=float(rows.top_ps[i]),
-                )
-        tokens = torch.from_numpy(token_ids)
-        last_tokens[torch.from_numpy(rows.slots)] = tokens
-        return Drawn(tokens, errors)
+        logits = logits.contiguous()
+        largest = np.empty(num_rows, LARGEST)
+        _native.largest(logits.data_ptr(), num_rows, vocab, largest.ctypes.data)
+        return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
         return _rms_norm(x, 0, weight, eps, weight_offset)
@@ -236,8 +132,8 @@ class NativeBackend(Backend):
             q_norm_at, k_norm_at = norms.query.data_ptr(), norms.key.data_ptr()
             eps, weight_offset = norms.eps, norms.weight_offset
         _native.rotary_kv_write(
-            _own_arrays(batch),
-            _own_pages(kv),
+            own_arrays(batch),
+            own_pages(kv),
             layer,
             qkv.data_ptr(),
             qkv.stride(0),
@@ -269,8 +165,8 @@ class NativeBackend(Backend):
         rows = (batch.logit_rows if logit_rows_only else qkv).shape[0]
         out = torch.empty((rows, q_heads * kv.head_dim), dtype=qkv.dtype)
         _native.paged_attention(
-            _own_arrays(batch),
-            _own_pages(kv),
+            own_arrays(batch),
+            own_pages(kv),
             layer,
             qkv.data_ptr(),
             qkv.stride(0),
@@ -283,6 +179,50 @@ class NativeBackend(Backend):
         )
         return out
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return _layer_norm(x, 0, weight, bias, eps)
+
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        check_tensor("residual", residual, x.dtype, x.shape, CPU)
+        return _layer_norm(x, residual.data_ptr(), weight, bias, eps)
+
+    def add_rows(self, x: Tensor, table: Tensor, ids: Tensor) -> None:
+        bfloat16 = is_bfloat16("x", x.dtype)
+        check_tensor("ids", ids, torch.int32, ids.shape, CPU)
+        check_tensor("x", x, x.dtype, (len(ids), table.shape[1]), CPU)
+        check_tensor("table", table, x.dtype, table.shape, CPU)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(table):
+            raise IndexError(f"ids must be from 0 to {len(table) - 1}")
+        rows, size = x.shape
+        _native.add_rows(x.data_ptr(), table.data_ptr(), ids.data_ptr(), bfloat16, rows, size)
+
+    def scale(self, x: Tensor, factor: float) -> None:
+        bfloat16 = is_bfloat16("x", x.dtype)
+        check_tensor("x", x, x.dtype, x.shape, CPU)
+        _native.scale(x.data_ptr(), factor, bfloat16, x.numel())
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        check_tensor("logits", logits, torch.float32, logits.shape, CPU)
+        _native.soft_cap(logits.data_ptr(), cap, logits.numel())
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        bfloat16 = is_bfloat16("x", x.dtype)
+        check_rows("x", x, CPU, "[T, I]")
+        out = torch.empty(x.shape, dtype=x.dtype)
+        _native.gelu(x.data_ptr(), out.data_ptr(), bfloat16, *x.shape, x.stride(0))
+        return out
+
+    def record(
+        self,
+        forward: Callable[[LayerOps[Any]], Any],
+        dtype: torch.dtype,
+        kv_heads: int,
+        head_dim: int,
+    ) -> NativeProgram:
+        return NativeProgram(forward, dtype, kv_heads, head_dim, self._sampler)
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return _gated(gate_up, False)
 
@@ -290,29 +230,10 @@ class NativeBackend(Backend):
         return _gated(gate_up, True)
 
 
-def _own_pages(kv: KVCache) -> _native.KVPages:
-    if not isinstance(kv, NativeKVCache):
-        raise TypeError(f"kv must be one that this backend allocated, got {type(kv).__name__}")
-    return kv.pages
-
-
-def _own_arrays(batch: Batch) -> _native.Batch:
-    if not isinstance(batch, NativeBatch):
-        raise TypeError(f"batch must be one that this backend prepared, got {type(batch).__name__}")
-    return batch.arrays
-
-
-def _is_bfloat16(name: str, tensor: Tensor) -> bool:
-    flag = _IS_BFLOAT16.get(tensor.dtype)
-    if flag is None:
-        raise TypeError(f"{name} must be float32 or bfloat16, got {tensor.dtype}")
-    return flag
-
-
 def _rms_norm(
     x: Tensor, residual_at: int, weight: Tensor, eps: float, weight_offset: float
 ) -> Tensor:
-    bfloat16 = _is_bfloat16("x", x)
+    bfloat16 = is_bfloat16("x", x.dtype)
     check_rows("x", x, CPU)
     rows, size = x.shape
     check_tensor("weight", weight, x.dtype, (size,), CPU)
@@ -333,9 +254,34 @@ def _rms_norm(
 
 
 def _gated(gate_up: Tensor, gelu: bool) -> Tensor:
-    bfloat16 = _is_bfloat16("gate_up", gate_up)
+    bfloat16 = is_bfloat16("gate_up", gate_up.dtype)
     check_gate_up(gate_up, CPU)
     rows, size, stride = gate_up.shape[0], gate_up.shape[1] // 2, gate_up.stride(0)
     out = torch.empty((rows, size), dtype=gate_up.dtype)
     _native.gated(gate_up.data_ptr(), out.data_ptr(), bfloat16, gelu, rows, size, stride)
+    return out
+
+
+def _layer_norm(
+    x: Tensor, residual_at: int, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    bfloat16 = is_bfloat16("x", x.dtype)
+    check_rows("x", x, CPU)
+    rows, size = x.shape
+    check_tensor("weight", weight, x.dtype, (size,), CPU)
+    if bias is not None:
+        check_tensor("bias", bias, x.dtype, (size,), CPU)
+    out = torch.empty((rows, size), dtype=x.dtype)
+    _native.layer_norm(
+        x.data_ptr(),
+        residual_at,
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        bfloat16,
+        rows,
+        size,
+        x.stride(0),
+        eps,
+    )
     return out

@@ -77,4 +77,13 @@ class Phases {
     std::size_t used_ = 0;
 };
 
+// What `append(phases)` adds, at once.
+template <class Append>
+void run_now(const Append& append) {
+    thread_local Phases phases;
+    phases.clear();
+    append(phases);
+    phases.run();
+}
+
 }  // namespace aioserve

@@ -7,10 +7,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "common/thread_pool.h"
+#include "common/phases.h"
 #include "dispatch.h"
 #include "ops/attention.h"
 #include "ops/batch.h"
+#include "ops/elementwise.h"
 #include "ops/held_batch.h"
 #include "ops/page_copy.h"
 #include "ops/rowwise.h"
@@ -48,6 +49,53 @@ void bind_gated(Address gate_up, Address out, bool bfloat16, bool gelu, int64_t 
                 int64_t stride) {
     gated({.gate_up = at(gate_up), .stride = stride, .out = at(out), .size = size},
           dtype_of(bfloat16), rows, gelu);
+}
+
+void bind_layer_norm(Address x, Address residual, Address weight, Address bias, Address out,
+                     bool bfloat16, int64_t rows, int64_t size, int64_t x_stride, float eps) {
+    const LayerNormArgs args{.x = at(x),
+                             .x_stride = x_stride,
+                             .residual = at(residual),
+                             .weight = at(weight),
+                             .bias = at(bias),
+                             .out = at(out),
+                             .size = size,
+                             .eps = eps};
+    aioserve::run_now([&](aioserve::Phases& phases) {
+        append_layer_norm(phases, args, dtype_of(bfloat16), rows);
+    });
+}
+
+void bind_gelu(Address x, Address out, bool bfloat16, int64_t rows, int64_t size, int64_t stride) {
+    const GeluArgs args{.x = at(x), .stride = stride, .out = at(out), .size = size};
+    aioserve::run_now([&](aioserve::Phases& phases) {
+        append_gelu(phases, args, dtype_of(bfloat16), rows);
+    });
+}
+
+void bind_add_rows(Address x, Address table, Address ids, bool bfloat16, int64_t rows,
+                   int64_t size) {
+    const AddRowsArgs args{.x = at(x), .table = at(table), .ids = at<int32_t>(ids), .size = size};
+    aioserve::run_now([&](aioserve::Phases& phases) {
+        append_add_rows(phases, args, dtype_of(bfloat16), rows);
+    });
+}
+
+void bind_scale(Address x, float factor, bool bfloat16, int64_t size) {
+    aioserve::run_now([&](aioserve::Phases& phases) {
+        append_scale(phases, at(x), factor, dtype_of(bfloat16), size);
+    });
+}
+
+void bind_soft_cap(Address x, float cap, int64_t size) {
+    aioserve::run_now(
+        [&](aioserve::Phases& phases) { append_soft_cap(phases, at<float>(x), cap, size); });
+}
+
+void bind_largest(Address x, int64_t rows, int64_t size, Address found) {
+    aioserve::run_now([&](aioserve::Phases& phases) {
+        append_largest(phases, at<float>(x), rows, size, at<Largest>(found));
+    });
 }
 
 void make_pages(KVPages* self, Address storage, int64_t layers, int64_t num_pages, int64_t heads,
@@ -120,6 +168,12 @@ void bind_ops(nb::module_& m) {
              "logit_rows"_a.noconvert(), "pages"_a);
     m.def("rms_norm", &bind_rms_norm, ReleaseGil());
     m.def("gated", &bind_gated, ReleaseGil());
+    m.def("layer_norm", &bind_layer_norm, ReleaseGil());
+    m.def("gelu", &bind_gelu, ReleaseGil());
+    m.def("add_rows", &bind_add_rows, ReleaseGil());
+    m.def("scale", &bind_scale, ReleaseGil());
+    m.def("soft_cap", &bind_soft_cap, ReleaseGil());
+    m.def("largest", &bind_largest, ReleaseGil());
     m.def("rotary_kv_write", &bind_rotary_kv_write, ReleaseGil());
     m.def("paged_attention", &bind_paged_attention, ReleaseGil());
     m.def("copy_pages", &bind_copy_pages, "caches"_a, "copies"_a.noconvert());

@@ -11,15 +11,6 @@ namespace {
 // Nanoseconds per element on one thread, roughly.
 constexpr double kNorm = 0.15, kGate = 0.6, kRotary = 0.4;
 
-// What `append` adds, at once.
-template <class Append>
-void run_now(const Append& append) {
-    thread_local Phases phases;
-    phases.clear();
-    append(phases);
-    phases.run();
-}
-
 }  // namespace
 
 void append_rms_norm(Phases& phases, const RmsNormArgs& args, DType dtype, int64_t rows) {

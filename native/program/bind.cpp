@@ -25,8 +25,8 @@ T* at(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
-void make(Program* self, bool bfloat16) {
-    new (self) Program(bfloat16 ? DType::bfloat16 : DType::float32);
+void make(Program* self, bool bfloat16, int64_t kv_heads, int64_t head_dim) {
+    new (self) Program(bfloat16 ? DType::bfloat16 : DType::float32, kv_heads, head_dim);
 }
 
 ValueId embedding(Program& self, Address table, int64_t vocab, int64_t columns) {
@@ -51,18 +51,9 @@ void set_rotation(Program& self, int index, Address cos, Address sin, int64_t ma
     self.set_rotation(index, at<float>(cos), at<float>(sin), max_positions);
 }
 
-void rotary_kv_write(Program& self, ValueId qkv, int64_t layer, int64_t q_heads, int64_t kv_heads,
-                     int64_t head_dim, int rotation, Address q_norm, Address k_norm, float eps,
-                     float weight_offset) {
-    self.rotary_kv_write(qkv, {layer, q_heads, kv_heads, head_dim}, rotation,
-                         {at(q_norm), at(k_norm), eps, weight_offset});
-}
-
-ValueId attention(Program& self, ValueId qkv, int64_t layer, int64_t q_heads, int64_t kv_heads,
-                  int64_t head_dim, float scale, float soft_cap, int64_t window,
-                  bool logit_rows_only) {
-    return self.attention(qkv, {layer, q_heads, kv_heads, head_dim}, scale, soft_cap, window,
-                          logit_rows_only);
+void rotary_kv_write(Program& self, ValueId qkv, int64_t layer, int rotation, Address q_norm,
+                     Address k_norm, float eps, float weight_offset) {
+    self.rotary_kv_write(qkv, layer, rotation, {at(q_norm), at(k_norm), eps, weight_offset});
 }
 
 void run(Program& self, const HeldBatch& held, const KVPages& pages, Address token_ids,
@@ -83,7 +74,8 @@ nb::dict nanoseconds(const Program& self) {
 
 void bind_program(nb::module_& m) {
     nb::class_<Program>(m, "Program", "A decoder's ops, recorded once and run for every step.")
-        .def("__init__", &make, "bfloat16"_a)
+        .def("__init__", &make, "bfloat16"_a, "kv_heads"_a,
+             "head_dim"_a)
         .def("embedding", &embedding)
         .def("packed_embedding", &Program::packed_embedding, nb::keep_alive<1, 2>())
         .def("add_positions", &add_positions)
@@ -94,7 +86,7 @@ void bind_program(nb::module_& m) {
         .def("add_rotation", &Program::add_rotation)
         .def("set_rotation", &set_rotation)
         .def("rotary_kv_write", &rotary_kv_write)
-        .def("attention", &attention)
+        .def("attention", &Program::attention)
         .def("gated", &Program::gated)
         .def("gelu", &Program::gelu)
         .def("logit_rows", &Program::logit_rows)

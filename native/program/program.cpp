@@ -110,23 +110,31 @@ void Program::set_rotation(int index, const float* cos, const float* sin, int64_
     rotation.max_positions = max_positions;
 }
 
-void Program::rotary_kv_write(ValueId qkv, const Heads& heads, int rotation,
-                              const HeadNorms& norms) {
-    if (check(qkv).columns != (heads.query + 2 * heads.kv) * heads.dim)
-        refuse("queries, keys and values must have " +
-               std::to_string((heads.query + 2 * heads.kv) * heads.dim) + " columns, got " +
-               std::to_string(check(qkv).columns));
-    ops_.push_back(std::make_unique<RotaryKvWrite>(qkv, heads.layer, heads.query, rotation,
+int64_t Program::check_qkv(ValueId qkv, int64_t layer) {
+    const int64_t columns = check(qkv).columns;
+    const int64_t q_heads = columns / head_dim_ - 2 * kv_heads_;
+    if (columns % head_dim_ || q_heads < 1 || q_heads % kv_heads_)
+        refuse("queries, keys and values must have (Hq + 2 * " + std::to_string(kv_heads_) + ") * " +
+               std::to_string(head_dim_) + " columns, got " + std::to_string(columns));
+    if (layer < 0) refuse("layer must be at least 0, got " + std::to_string(layer));
+    layers_ = std::max(layers_, layer + 1);
+    return q_heads;
+}
+
+void Program::rotary_kv_write(ValueId qkv, int64_t layer, int rotation, const HeadNorms& norms) {
+    if (rotation >= static_cast<int>(rotations_.size()))
+        refuse("has no rotation " + std::to_string(rotation));
+    ops_.push_back(std::make_unique<RotaryKvWrite>(qkv, layer, check_qkv(qkv, layer), rotation,
                                                    norms.query, norms.key, norms.eps,
                                                    norms.weight_offset));
 }
 
-ValueId Program::attention(ValueId qkv, const Heads& heads, float scale, float soft_cap,
-                           int64_t window, bool logit_rows_only) {
-    check(qkv);
-    const ValueId out = add_value(logit_rows_only, heads.query * heads.dim);
-    ops_.push_back(std::make_unique<Attention>(qkv, out, heads.layer, heads.query, scale, soft_cap,
-                                               window));
+ValueId Program::attention(ValueId qkv, int64_t layer, float scale, float soft_cap, int64_t window,
+                           bool logit_rows_only) {
+    const int64_t q_heads = check_qkv(qkv, layer);
+    const ValueId out = add_value(logit_rows_only, q_heads * head_dim_);
+    ops_.push_back(
+        std::make_unique<Attention>(qkv, out, layer, q_heads, scale, soft_cap, window));
     return out;
 }
 
@@ -227,7 +235,11 @@ void Program::FreeMemory::operator()(char* memory) const { munmap(memory, size);
 
 void Program::check_inputs(const Inputs& inputs) const {
     if (logits_ == kNoValue) refuse("is not finished");
-    if (inputs.pages.dtype != dtype_) refuse("pages must have its dtype");
+    const ops::KVPages& pages = inputs.pages;
+    if (pages.dtype != dtype_ || pages.heads != kv_heads_ || pages.head_dim != head_dim_ ||
+        pages.layers < layers_)
+        refuse("pages must have its dtype, " + std::to_string(kv_heads_) + " heads of " +
+               std::to_string(head_dim_) + " and at least " + std::to_string(layers_) + " layers");
     inputs.batch.check_pages(inputs.pages);
     const int64_t tokens = inputs.batch.num_tokens();
     for (int64_t i = 0; i < tokens; ++i) {

@@ -19,7 +19,9 @@ namespace aioserve::program {
 
 class Program {
   public:
-    explicit Program(ops::DType dtype) : dtype_(dtype) {}
+    // For KV pages of this dtype, with this many heads of this size.
+    Program(ops::DType dtype, int64_t kv_heads, int64_t head_dim)
+        : dtype_(dtype), kv_heads_(kv_heads), head_dim_(head_dim) {}
 
     // Recording. Each returns its result; addresses must outlive the program. Throws
     // std::invalid_argument for values that don't exist or don't fit.
@@ -36,17 +38,14 @@ class Program {
                        float eps);
     int add_rotation(int64_t half);
     void set_rotation(int index, const float* cos, const float* sin, int64_t max_positions);
-    struct Heads {
-        int64_t layer, query, kv, dim;
-    };
     struct HeadNorms {
         const void* query;
         const void* key;
         float eps, weight_offset;
     };
     // `rotation`: an index, or -1.
-    void rotary_kv_write(ValueId qkv, const Heads& heads, int rotation, const HeadNorms& norms);
-    ValueId attention(ValueId qkv, const Heads& heads, float scale, float soft_cap, int64_t window,
+    void rotary_kv_write(ValueId qkv, int64_t layer, int rotation, const HeadNorms& norms);
+    ValueId attention(ValueId qkv, int64_t layer, float scale, float soft_cap, int64_t window,
                       bool logit_rows_only);
     ValueId gated(ValueId gate_up, bool gelu);
     ValueId gelu(ValueId x);
@@ -71,6 +70,7 @@ class Program {
   private:
     ValueId add_value(bool logit_rows_only, int64_t columns, bool float32 = false);
     const Value& check(ValueId id) const;
+    int64_t check_qkv(ValueId qkv, int64_t layer);  // returns the number of query heads
     void check_inputs(const Inputs& inputs) const;
     void fuse();
     void place();
@@ -83,6 +83,9 @@ class Program {
     };
 
     ops::DType dtype_;
+    int64_t kv_heads_;
+    int64_t head_dim_;
+    int64_t layers_ = 0;
     std::vector<Value> values_;
     std::vector<std::unique_ptr<Op>> ops_;
     std::vector<Rotation> rotations_;

@@ -145,7 +145,7 @@ def test_a_large_tied_embedding_is_kept_once_and_computes_the_same(qwen3, monkey
     kept_twice = logits_of(qwen3)
     monkeypatch.setattr(loader, "TWO_COPIES_BYTES", 0)
     model = load_model(qwen3)
-    assert model._weights.embed == model._weights.head.rows
+    assert model._weights.embedding is model._weights.head
     assert torch.equal(PagedRun(model).step({"a": PROMPT})["a"], kept_twice)
 
 

@@ -1,0 +1,230 @@
+"""Step programs of the native backend: recorded here, run by `aioserve._native` without the GIL.
+
+A recorded op checks its weights as the op itself would, so that a run has only the batch and the
+pages left to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aioserve import _native
+from aioserve.ops.batch import Batch, Drawn, SampleRows
+from aioserve.ops.checks import (
+    HeadNorms,
+    Rotation,
+    check_bounds,
+    check_head_norms,
+    check_rotation,
+    check_tensor,
+)
+from aioserve.ops.kv_cache import KVCache
+from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, StepProgram
+from aioserve.ops.linear import Linear
+from aioserve.ops.native_sampler import LARGEST, NativeSampler
+from aioserve.ops.native_types import CPU, is_bfloat16, own_arrays, own_linear, own_pages
+
+__all__ = ["NativeProgram"]
+
+NO_VALUE = -1
+NO_ROTATION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The result of a recorded op."""
+
+    index: int
+    columns: int
+
+
+class NativeProgram(StepProgram):
+    """What `forward` computes over KV pages with these heads. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        forward: Callable[[LayerOps[Any]], Any],
+        dtype: torch.dtype,
+        kv_heads: int,
+        head_dim: int,
+        sampler: NativeSampler,
+    ) -> None:
+        ops = _RecordedOps(dtype, kv_heads, head_dim)
+        logits = forward(ops)
+        ops.program.finish(logits.index)
+        self._vocab = logits.columns
+        self._program = ops.program
+        self._kept = ops.kept
+        self._rotations: list[tuple[RotarySource, Rotation | None]] = [
+            (source, None) for source in ops.rotations
+        ]
+        self._head_dim = head_dim
+        self._sampler = sampler
+
+    def logits(self, batch: Batch, kv: KVCache) -> Tensor:
+        logits = torch.empty((len(batch.logit_rows), self._vocab), dtype=torch.float32)
+        self._run(batch, kv, logits.data_ptr(), 0)
+        return logits
+
+    def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: Tensor) -> Drawn:
+        count = len(batch.logit_rows)
+        rows.check_count(count)
+        largest = np.empty(count, LARGEST)
+        logits = None
+        if rows.temperatures.any():
+            logits = np.empty((count, self._vocab), np.float32)
+        self._run(batch, kv, 0 if logits is None else logits.ctypes.data, largest.ctypes.data)
+        return self._sampler.draw(largest, logits, rows, last_tokens)
+
+    def measure(self, on: bool) -> None:
+        """Count, from zero, how long each kind of op takes, or stop that."""
+        self._program.measure(on)
+
+    @property
+    def nanoseconds(self) -> Mapping[str, int]:
+        """Of all runs since measuring began, by kind of op: linear, attention, rowwise."""
+        return self._program.nanoseconds
+
+    def _run(self, batch: Batch, kv: KVCache, logits_at: int, largest_at: int) -> None:
+        for i, (source, known) in enumerate(self._rotations):
+            if source.rotation is not known:
+                self._set_rotation(i, source)
+        arrays, pages = own_arrays(batch), own_pages(kv)
+        token_ids = batch.token_ids.data_ptr()
+        self._program.run(arrays, pages, token_ids, logits_at, largest_at)
+
+    def _set_rotation(self, index: int, source: RotarySource) -> None:
+        rotation = source.rotation
+        positions, _ = check_rotation(rotation, self._head_dim, CPU)
+        tables = rotation.cos.data_ptr(), rotation.sin.data_ptr()
+        self._program.set_rotation(index, *tables, positions)
+        self._rotations[index] = (source, rotation)
+
+
+class _RecordedOps(LayerOps[Value]):
+    """Records each op into `program`; `kept` holds on to the weights that it reads."""
+
+    def __init__(self, dtype: torch.dtype, kv_heads: int, head_dim: int) -> None:
+        self.program = _native.Program(is_bfloat16("dtype", dtype), kv_heads, head_dim)
+        self.kept: list[Any] = []
+        self.rotations: list[RotarySource] = []
+        self._dtype = dtype
+        self._kv_heads = kv_heads
+        self._head_dim = head_dim
+
+    def embed(self, table: Embedding) -> Value:
+        if isinstance(table, Linear):
+            layer = own_linear(table)
+            shape = layer.out_features, layer.in_features
+            return Value(self.program.packed_embedding(layer.packed, *shape), shape[1])
+        rows, columns = table.shape
+        at = self._vector("table", table, (rows, columns))
+        return Value(self.program.embedding(at, rows, columns), columns)
+
+    def add_positions(self, x: Value, table: Tensor) -> None:
+        at = self._vector("table", table, (table.shape[0], x.columns))
+        self.program.add_positions(x.index, at, table.shape[0])
+
+    def scale(self, x: Value, factor: float) -> None:
+        self.program.scale(x.index, factor)
+
+    def linear(self, x: Value, layer: Linear) -> Value:
+        own = own_linear(layer)
+        float32 = own.out_dtype is torch.float32
+        sizes = own.in_features, own.out_features
+        return Value(self.program.linear(x.index, own.packed, *sizes, float32), own.out_features)
+
+    def rms_norm(self, x: Value, weight: Tensor, eps: float, weight_offset: float) -> Value:
+        return self._rms_norm(x, NO_VALUE, weight, eps, weight_offset)
+
+    def add_rms_norm(
+        self, x: Value, residual: Value, weight: Tensor, eps: float, weight_offset: float
+    ) -> Value:
+        return self._rms_norm(x, residual.index, weight, eps, weight_offset)
+
+    def _rms_norm(
+        self, x: Value, residual: int, weight: Tensor, eps: float, weight_offset: float
+    ) -> Value:
+        at = self._vector("weight", weight, (x.columns,))
+        index = self.program.rms_norm(x.index, residual, at, eps, weight_offset)
+        return Value(index, x.columns)
+
+    def layer_norm(self, x: Value, weight: Tensor, bias: Tensor | None, eps: float) -> Value:
+        return self._layer_norm(x, NO_VALUE, weight, bias, eps)
+
+    def add_layer_norm(
+        self, x: Value, residual: Value, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Value:
+        return self._layer_norm(x, residual.index, weight, bias, eps)
+
+    def _layer_norm(
+        self, x: Value, residual: int, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Value:
+        weight_at = self._vector("weight", weight, (x.columns,))
+        bias_at = 0 if bias is None else self._vector("bias", bias, (x.columns,))
+        index = self.program.layer_norm(x.index, residual, weight_at, bias_at, eps)
+        return Value(index, x.columns)
+
+    def rotary_kv_write(
+        self, qkv: Value, layer: int, rotary: RotarySource | None, norms: HeadNorms | None
+    ) -> None:
+        q_norm_at = k_norm_at = 0
+        eps = weight_offset = 0.0
+        if norms is not None:
+            check_head_norms(norms, self._head_dim, self._dtype, CPU)
+            self.kept.append(norms)
+            q_norm_at, k_norm_at = norms.query.data_ptr(), norms.key.data_ptr()
+            eps, weight_offset = norms.eps, norms.weight_offset
+        rotation = NO_ROTATION if rotary is None else self._rotation(rotary)
+        self.program.rotary_kv_write(
+            qkv.index, layer, rotation, q_norm_at, k_norm_at, eps, weight_offset
+        )
+
+    def _rotation(self, source: RotarySource) -> int:
+        for i, known in enumerate(self.rotations):
+            if known is source:
+                return i
+        _, half = check_rotation(source.rotation, self._head_dim, CPU)
+        self.rotations.append(source)
+        return self.program.add_rotation(half)
+
+    def paged_attention(
+        self,
+        qkv: Value,
+        layer: int,
+        *,
+        scale: float,
+        window: int,
+        soft_cap: float,
+        logit_rows_only: bool,
+    ) -> Value:
+        check_bounds(window, soft_cap)
+        index = self.program.attention(qkv.index, layer, scale, soft_cap, window, logit_rows_only)
+        return Value(index, qkv.columns - 2 * self._kv_heads * self._head_dim)
+
+    def silu_mul(self, gate_up: Value) -> Value:
+        return Value(self.program.gated(gate_up.index, False), gate_up.columns // 2)
+
+    def gelu_tanh_mul(self, gate_up: Value) -> Value:
+        return Value(self.program.gated(gate_up.index, True), gate_up.columns // 2)
+
+    def gelu_tanh(self, x: Value) -> Value:
+        return Value(self.program.gelu(x.index), x.columns)
+
+    def logit_rows(self, x: Value) -> Value:
+        return Value(self.program.logit_rows(x.index), x.columns)
+
+    def soft_cap(self, logits: Value, cap: float) -> None:
+        self.program.soft_cap(logits.index, cap)
+
+    def _vector(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> int:
+        """The address of a tensor that stays as long as the program."""
+        check_tensor(name, tensor, self._dtype, shape, CPU)
+        self.kept.append(tensor)
+        return tensor.data_ptr()

@@ -1,0 +1,139 @@
+"""What crosses between Python and `aioserve._native`: KV pages, a step's batch, packed weights.
+
+Knows how tensors become addresses; which op does what with them is the business of `native`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aioserve import _native
+from aioserve.ops.batch import Batch
+from aioserve.ops.kv_cache import KVCache
+from aioserve.ops.linear import Linear
+
+__all__ = [
+    "CPU",
+    "NativeBatch",
+    "NativeKVCache",
+    "NativeLinear",
+    "is_bfloat16",
+    "own_arrays",
+    "own_linear",
+    "own_pages",
+]
+
+MAX_HEAD_DIM = 256
+CPU = torch.device("cpu")
+
+_IS_BFLOAT16 = {torch.float32: False, torch.bfloat16: True}
+
+
+@dataclass(slots=True, frozen=True)
+class NativeKVCache(KVCache):
+    """KV pages of the process's own memory."""
+
+    pages: _native.KVPages = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        KVCache.__post_init__(self)
+        storage = self.storage
+        bfloat16 = is_bfloat16("storage", storage.dtype)
+        if not storage.is_cpu:
+            raise ValueError(f"storage must be on the CPU, got {storage.device}")
+        if self.head_dim > MAX_HEAD_DIM:
+            raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {self.head_dim}")
+        layers, _, num_pages, heads, page_size, head_dim = storage.shape
+        pages = _native.KVPages(
+            storage.data_ptr(), layers, num_pages, heads, page_size, head_dim, bfloat16
+        )
+        object.__setattr__(self, "pages", pages)
+
+
+@dataclass(slots=True, frozen=True)
+class NativeBatch(Batch):
+    """A batch whose arrays were checked once, for all layers."""
+
+    arrays: _native.Batch
+
+
+class NativeLinear(Linear):
+    """C++ on the ops' own thread pool and instruction set, one layout for decode and prefill alike.
+
+    The packed copy is all that is kept. A row's result depends on that row alone, to the last bit:
+    not on how many rows there are, its place among them, threads, or other rows' NaNs. Every output
+    is one chain of multiply-adds in the order of the inputs; float32 results are the sums as they
+    are. `benchmarks/linear.py` prints how it compares with torch.
+    """
+
+    __slots__ = ("_apply", "_float32", "_item_bytes", "packed")
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(weight, bias, out_dtype=out_dtype)
+        self._float32 = self.out_dtype is torch.float32
+        self._item_bytes = weight.element_size()
+        bias = None if bias is None else bias.detach().contiguous()
+        self.packed = _native.PackedWeight(
+            weight.data_ptr(),
+            self.out_features,
+            self.in_features,
+            weight.stride(0) * self._item_bytes,
+            weight.stride(1) * self._item_bytes,
+            0 if bias is None else bias.data_ptr(),
+            weight.dtype is torch.bfloat16,
+        )
+        self._apply = self.packed.apply
+        self.num_bytes: int = self.packed.num_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape if x.dim() == 2 else (0, -1)
+        if (
+            columns != self.in_features
+            or x.dtype is not self.dtype
+            or not x.is_cpu
+            or (x.stride(1) != 1 and columns != 1)
+        ):
+            self._refuse(x)
+        y = torch.empty((rows, self.out_features), dtype=self.out_dtype)
+        row_bytes = x.stride(0) * self._item_bytes
+        self._apply(x.data_ptr(), rows, row_bytes, y.data_ptr(), self._float32)
+        return y
+
+    def rows(self, ids: Tensor) -> Tensor:
+        self._check_ids(ids)
+        if not ids.is_cpu:
+            raise ValueError(f"ids must be on the CPU, got {ids.device}")
+        out = torch.empty((ids.shape[0], self.in_features), dtype=self.dtype)
+        self.packed.gather(ids.data_ptr(), ids.shape[0], out.data_ptr())
+        return out
+
+
+def own_pages(kv: KVCache) -> _native.KVPages:
+    if not isinstance(kv, NativeKVCache):
+        raise TypeError(f"kv must be one that this backend allocated, got {type(kv).__name__}")
+    return kv.pages
+
+
+def own_arrays(batch: Batch) -> _native.Batch:
+    if not isinstance(batch, NativeBatch):
+        raise TypeError(f"batch must be one that this backend prepared, got {type(batch).__name__}")
+    return batch.arrays
+
+
+def is_bfloat16(name: str, dtype: torch.dtype) -> bool:
+    """Raises TypeError for a dtype that kernels don't have: of the argument `name`."""
+    flag = _IS_BFLOAT16.get(dtype)
+    if flag is None:
+        raise TypeError(f"{name} must be float32 or bfloat16, got {dtype}")
+    return flag
+
+
+def own_linear(layer: Linear) -> NativeLinear:
+    if not isinstance(layer, NativeLinear):
+        raise TypeError(f"layer must be one that this backend made, got {type(layer).__name__}")
+    return layer
