@@ -77,6 +77,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     start. 0 starts requests as soon as their prompts fit and preempts more."""
     overlap: bool = True
     """Plan and launch a step while the one before still runs."""
+    step_program: bool = True
+    """Run the model's ops of a step by one call that holds no GIL, where the backend can record
+    them: the native one can. False: op by op. The tokens are the same either way."""
     special_tokens_in_messages: bool = False
     """Take the name of a special token in the text of a message for the token, as most engines do.
     False: the chat template alone writes special tokens, and their names in messages are text."""
@@ -159,6 +162,7 @@ _RULES: dict[str, Rule[Any]] = {
     "max_model_len": optional(integer(2, MAX_COUNT)),
     "output_reserve_tokens": integer(0, MAX_COUNT),
     "overlap": boolean,
+    "step_program": boolean,
     "special_tokens_in_messages": boolean,
     "seed": integer(0, MAX_SEED),
     "max_waiting": integer(1, MAX_COUNT),

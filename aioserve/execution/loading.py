@@ -78,6 +78,7 @@ class _Loader:
             description={
                 "architecture": decoder.config.architecture,
                 "backend": decoder.backend.name,
+                "step_program": decoder.program is not None,
                 "dtype": str(decoder.dtype).removeprefix("torch."),
                 "kv_cache_bytes": cache.storage.nbytes,
                 "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
@@ -101,6 +102,7 @@ class _Loader:
             progress=self.progress,
             max_model_len=self.config.max_model_len,
             memory_bytes=total_memory_bytes(),
+            use_program=self.config.step_program,
         )
         for setting in decoder.config.generation.unsupported:
             logger.warning(

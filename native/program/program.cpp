@@ -163,9 +163,8 @@ void Program::soft_cap(ValueId x, float cap) {
 
 void Program::finish(ValueId logits) {
     if (!check(logits).logit_rows_only) refuse("logits must be of the logit rows alone");
-    fuse();
-    place_of_.assign(values_.size(), -1);
     logits_ = logits;
+    fuse();
     place();
     addresses_.assign(values_.size(), nullptr);
 }
@@ -175,6 +174,7 @@ void Program::fuse() {
     std::vector<int> readers(values_.size());
     for (const auto& op : ops_)
         for (const ValueId id : op->reads) ++readers[id];
+    ++readers[logits_];
     std::vector<std::unique_ptr<Op>> fused;
     for (auto& op : ops_) {
         auto* layer = dynamic_cast<Linear*>(op.get());
@@ -199,6 +199,7 @@ void Program::place() {
         for (const ValueId id : ops_[i]->writes) last[id] = i;
     }
     last[logits_] = ops_.size();
+    place_of_.assign(values_.size(), -1);
     std::vector<int> free;
     const auto take = [&](const Value& value) {
         const auto bytes_of = [&](const Place& place) {

@@ -1,0 +1,303 @@
+"""A recorded program against the same ops, one by one: the same bits, whatever the ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from aioserve import _native
+from aioserve.ops import HostBatch, LayerOps, SampleRows, TensorOps
+from aioserve.ops.native import NativeBackend
+from aioserve.ops.native_program import NativeProgram
+
+HIDDEN, VOCAB, HEAD_DIM, KV_HEADS = 24, 40, 8, 1
+Forward = Callable[[LayerOps[Any]], Any]
+NATIVE = NativeBackend()
+
+
+def tensor(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 7 * sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+class Layers:
+    """Weights of one dtype, for every op."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.embedding = tensor(VOCAB, HIDDEN, dtype=dtype)
+        self.positions = tensor(64, HIDDEN, dtype=dtype)
+        self.weight, self.bias = tensor(HIDDEN, dtype=dtype), tensor(HIDDEN, dtype=dtype, seed=1)
+        self.square = NATIVE.linear(tensor(HIDDEN, HIDDEN, dtype=dtype) / 5)
+        self.double = NATIVE.linear(tensor(2 * HIDDEN, HIDDEN, dtype=dtype) / 5)
+        self.qkv = NATIVE.linear(tensor(5 * HEAD_DIM, HIDDEN, dtype=dtype) / 5)
+        self.head = NATIVE.linear(tensor(VOCAB, HIDDEN, dtype=dtype), out_dtype=torch.float32)
+        self.tied = NATIVE.linear(tensor(VOCAB, HIDDEN, dtype=dtype))
+
+
+LAYERS = {dtype: Layers(dtype) for dtype in (torch.float32, torch.bfloat16)}
+# Of two values: most ops take the first alone.
+OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
+    "linear": lambda ops, w, x, _: ops.linear(x, w.square),
+    "rms": lambda ops, w, x, _: ops.rms_norm(x, w.weight, 1e-5, 0.0),
+    "offset rms": lambda ops, w, x, _: ops.rms_norm(x, w.weight, 1e-5, 1.0),
+    "add rms": lambda ops, w, x, y: ops.add_rms_norm(x, y, w.weight, 1e-5, 0.0),
+    "layer norm": lambda ops, w, x, _: ops.layer_norm(x, w.weight, w.bias, 1e-5),
+    "add layer norm": lambda ops, w, x, y: ops.add_layer_norm(x, y, w.weight, None, 1e-5),
+    "silu": lambda ops, w, x, _: ops.silu_mul(ops.linear(x, w.double)),
+    "gelu gate": lambda ops, w, x, _: ops.gelu_tanh_mul(ops.linear(x, w.double)),
+    "gelu": lambda ops, w, x, _: ops.gelu_tanh(x),
+    "scale": lambda ops, w, x, _: ops.scale(x, 0.5),
+    "positions": lambda ops, w, x, _: ops.add_positions(x, w.positions),
+    "embed": lambda ops, w, x, _: ops.embed(w.embedding),
+    "packed embed": lambda ops, w, x, _: ops.embed(w.tied),
+    "attention": lambda ops, w, x, _: attention(ops, ops.linear(x, w.qkv), False),
+}
+
+
+def attention(ops: LayerOps[Any], qkv: Any, logit_rows_only: bool) -> Any:
+    ops.rotary_kv_write(qkv, 0, None, None)
+    options = {"scale": 0.3, "window": 0, "soft_cap": 0.0}
+    return ops.paged_attention(qkv, 0, **options, logit_rows_only=logit_rows_only)
+
+
+def forward(steps: list[tuple[str, int, int]], weights: Layers, cap: float) -> Forward:
+    """Each step is an op and the values that it takes, counted back from the latest."""
+
+    def compute(ops: LayerOps[Any]) -> Any:
+        values = [ops.embed(weights.embedding)]
+        for name, first, second in steps:
+            x, y = values[-1 - first % len(values)], values[-1 - second % len(values)]
+            if name.startswith("add ") and x is y:
+                y = ops.embed(weights.embedding)  # a residual is no input of its own sum
+                values.append(y)
+            result = OPS[name](ops, weights, x, y)
+            if result is not None:
+                values.append(result)
+        rows = [ops.logit_rows(value) for value in values[-3:]]
+        x = rows[-1]
+        for row in rows[:-1]:
+            x = ops.add_rms_norm(x, row, weights.weight, 1e-6, 0.0)
+        logits = ops.linear(x, weights.head)
+        if cap:
+            ops.soft_cap(logits, cap)
+        return logits
+
+    return compute
+
+
+def host_batch(counts: list[int], logit_rows: list[int]) -> HostBatch:
+    """Sequences of so many tokens, each from position 0 and on pages of its own."""
+    starts = np.cumsum([0, *counts])
+    positions = np.concatenate([np.arange(count) for count in counts])
+    pages = np.repeat(np.arange(len(counts)), counts)
+    return HostBatch(
+        token_ids=(np.arange(starts[-1]) * 7 % VOCAB).astype(np.int64),
+        query_start=starts.astype(np.int32),
+        context_lens=np.array(counts, np.int32),
+        page_table=np.arange(len(counts), dtype=np.int32)[:, None].copy(),
+        token_locations=(pages * 16 + positions).astype(np.int64),
+        positions=positions.astype(np.int32),
+        logit_rows=np.array(logit_rows, np.int64),
+        pending_rows=np.zeros(0, np.int64),
+        pending_slots=np.zeros(0, np.int64),
+    )
+
+
+def cache(dtype: torch.dtype, num_pages: int, layers: int = 1, heads: int = KV_HEADS) -> Any:
+    return NATIVE.allocate_kv(
+        num_layers=layers,
+        num_pages=num_pages,
+        page_size=16,
+        num_kv_heads=heads,
+        head_dim=HEAD_DIM,
+        dtype=dtype,
+    )
+
+
+def recorded(compute: Forward, dtype: torch.dtype) -> NativeProgram:
+    return NATIVE.record(compute, dtype, KV_HEADS, HEAD_DIM)
+
+
+def both_ways(compute: Forward, dtype: torch.dtype, host: HostBatch) -> tuple[Tensor, Tensor]:
+    """Logits op by op and of a program, on pages of their own."""
+    results = []
+    for program in (None, recorded(compute, dtype)):
+        kv = cache(dtype, len(host.context_lens))
+        batch = NATIVE.prepare(host, kv, NATIVE.allocate_slots(1))
+        if program is None:
+            results.append(compute(TensorOps(NATIVE, batch, kv)))
+        else:
+            program.logits(batch, kv)  # leaves its values in the arena
+            results.append(program.logits(batch, kv))
+    return results[0], results[1]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+steps_of_any_kind = st.lists(
+    st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 4), st.integers(0, 4)), max_size=12
+)
+
+
+@given(
+    steps=steps_of_any_kind,
+    dtype=st.sampled_from(list(LAYERS)),
+    counts=st.lists(st.integers(1, 16), min_size=1, max_size=4),
+    cap=st.sampled_from([0.0, 3.0]),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_program_computes_what_its_ops_do(steps, dtype, counts, cap, data):
+    rows = st.lists(st.integers(0, sum(counts) - 1), unique=True, max_size=4).map(sorted)
+    host = host_batch(counts, data.draw(rows))
+    plain, program = both_ways(forward(steps, LAYERS[dtype], cap), dtype, host)
+    assert same_bits(plain, program)
+
+
+@pytest.mark.parametrize("dtype", LAYERS)
+def test_every_instruction_set_and_number_of_threads(dtype, isa, threads):
+    steps = [(name, 0, 1) for name in OPS]
+    host = host_batch([16, 1, 9, 16], [0, 15, 16, 41])
+    compute = forward(steps, LAYERS[dtype], 0.0)
+    results = []
+    for count in (1, 2, 5):
+        _native.set_num_threads(count)
+        results += both_ways(compute, dtype, host)
+    assert all(same_bits(results[0], other) for other in results[1:])
+
+
+def test_what_only_the_next_layer_reads_is_fused_into_it():
+    weights = LAYERS[torch.float32]
+
+    def compute(ops: LayerOps[Any]) -> Any:
+        x = ops.embed(weights.embedding)
+        for _ in range(3):
+            normed = ops.rms_norm(x, weights.weight, 1e-5, 0.0)
+            x = ops.linear(ops.silu_mul(ops.linear(normed, weights.double)), weights.square)
+        return ops.linear(ops.logit_rows(x), weights.head)
+
+    program = recorded(compute, torch.float32)
+    assert program._program.num_ops == 1 + 3 * 2 + 2
+
+
+def test_a_value_that_is_read_again_is_not_fused_away():
+    weights = LAYERS[torch.float32]
+
+    def compute(ops: LayerOps[Any]) -> Any:
+        normed = ops.rms_norm(ops.embed(weights.embedding), weights.weight, 1e-5, 0.0)
+        x = ops.linear(normed, weights.square)
+        return ops.linear(ops.logit_rows(ops.add_rms_norm(x, normed, weights.bias, 1e-5, 0.0)),
+                          weights.head)  # fmt: skip
+
+    plain, program = both_ways(compute, torch.float32, host_batch([5], [0, 4]))
+    assert same_bits(plain, program)
+
+
+def sample_rows(count: int, temperature: float) -> SampleRows:
+    return SampleRows(
+        slots=np.arange(count, dtype=np.int64),
+        temperatures=np.full(count, temperature),
+        top_ks=np.zeros(count, np.int64),
+        top_ps=np.ones(count),
+        seeds=np.arange(count, dtype=np.uint64),
+        positions=np.full(count, 3, np.uint64),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_program_draws_what_the_backend_draws_from_its_logits(temperature):
+    compute = forward([("linear", 0, 0)], LAYERS[torch.float32], 0.0)
+    host = host_batch([3, 4], [2, 6])
+    kv = cache(torch.float32, 2)
+    slots, expected_slots = NATIVE.allocate_slots(2), NATIVE.allocate_slots(2)
+    batch = NATIVE.prepare(host, kv, slots)
+    program = recorded(compute, torch.float32)
+    rows = sample_rows(2, temperature)
+    drawn = program.draw(batch, kv, rows, slots)
+    expected = NATIVE.draw(program.logits(batch, kv), rows, expected_slots)
+    assert drawn.token_ids.tolist() == expected.token_ids.tolist()
+    assert slots.tolist() == expected_slots.tolist() == drawn.token_ids.tolist()
+    with pytest.raises(ValueError, match="rows must be 2"):
+        program.draw(batch, kv, sample_rows(3, temperature), NATIVE.allocate_slots(3))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_with_bad_logits_is_reported_and_disturbs_no_other(bad):
+    weights = Layers(torch.float32)
+    weights.embedding[7] = bad
+    compute = forward([], weights, 0.0)
+    kv, slots = cache(torch.float32, 1), NATIVE.allocate_slots(2)
+    batch = NATIVE.prepare(host_batch([2], [0, 1]), kv, slots)  # token ids 0 and 7
+    program = recorded(compute, torch.float32)
+    drawn = program.draw(batch, kv, sample_rows(2, 0.0), slots)
+    assert list(drawn.row_errors) == [1]
+    assert drawn.token_ids[0] == program.logits(batch, kv)[0].argmax()
+    assert drawn.token_ids[1] == 0
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written():
+    compute = forward([("attention", 0, 0)], LAYERS[torch.float32], 0.0)
+    program = recorded(compute, torch.float32)
+    kv = cache(torch.float32, 1)
+    kv.storage.zero_()
+    host = host_batch([3], [2])
+    for token_id in (-1, VOCAB):
+        host.token_ids[1] = token_id
+        batch = NATIVE.prepare(host, kv, NATIVE.allocate_slots(1))
+        with pytest.raises(IndexError, match=f"from 0 to {VOCAB - 1}, got {token_id}"):
+            program.logits(batch, kv)
+    host.token_ids[1] = 0
+    for other in (cache(torch.bfloat16, 1), cache(torch.float32, 1, heads=2)):
+        batch = NATIVE.prepare(host, other, NATIVE.allocate_slots(1))
+        with pytest.raises(ValueError, match="pages must have"):
+            program.logits(batch, other)
+    batch = NATIVE.prepare(host, kv, NATIVE.allocate_slots(1))
+    with pytest.raises(ValueError, match="was prepared for 1 pages"):
+        program.logits(batch, cache(torch.float32, 2))
+    assert not kv.storage.any()
+
+
+def test_what_does_not_fit_is_refused_when_it_is_recorded():
+    weights, half = LAYERS[torch.float32], LAYERS[torch.bfloat16]
+
+    def embedded(ops: LayerOps[Any]) -> Any:
+        return ops.embed(weights.embedding)
+
+    cases: list[tuple[str, Forward]] = [
+        ("weight must be", lambda ops: ops.rms_norm(embedded(ops), half.weight, 1e-5, 0.0)),
+        (
+            f"of {HIDDEN} inputs reads a value of {2 * HIDDEN}",
+            lambda ops: ops.linear(ops.linear(embedded(ops), weights.double), weights.square),
+        ),
+        ("must be of the logit rows", embedded),
+        (
+            r"must have \(Hq \+ 2 \* 1\) \* 8 columns, got 8",
+            lambda ops: attention(ops, ops.linear(embedded(ops), narrow), False),
+        ),
+    ]
+    narrow = NATIVE.linear(tensor(HEAD_DIM, HIDDEN, dtype=torch.float32))
+    for message, compute in cases:
+        with pytest.raises((TypeError, ValueError), match=message):
+            recorded(compute, torch.float32)
+
+
+def test_the_time_of_each_kind_of_op_is_counted_on_request():
+    program = recorded(forward([("attention", 0, 0)], LAYERS[torch.float32], 0.0), torch.float32)
+    kv = cache(torch.float32, 1)
+    batch = NATIVE.prepare(host_batch([9], [8]), kv, NATIVE.allocate_slots(1))
+    program.logits(batch, kv)
+    assert set(program.nanoseconds.values()) == {0}
+    program.measure(True)
+    program.logits(batch, kv)
+    assert all(spent > 0 for spent in program.nanoseconds.values())
+    assert set(program.nanoseconds) == {"linear", "attention", "rowwise"}
