@@ -58,7 +58,8 @@ class AlignedMemory {
 
 // A pass over the panels: consecutive rows of x, cut into blocks of nearly equal size.
 struct PackedWeight::Pass {
-    const char* x;  // packed blocks, one after the other; or one plain row
+    const char* x;  // packed blocks, one after the other; or, if `is_plain`, one row as it stands
+    bool is_plain;
     char* y;
     int64_t first_row;
     int64_t count;
@@ -149,30 +150,19 @@ void PackedWeight::gather(const int64_t* ids, int64_t count, char* out) const {
     });
 }
 
-void PackedWeight::pack_row(const char* row, char* block, int rows_in_block) const {
-    std::size_t left = static_cast<std::size_t>(in_features_ * element_bytes_);
-    for (; left >= kChunkBytes; left -= kChunkBytes) {
-        std::memcpy(block, row, kChunkBytes);
-        block += rows_in_block * kChunkBytes;
-        row += kChunkBytes;
-    }
-    if (!left) return;
-    std::memset(block, 0, kChunkBytes);
-    std::memcpy(block, row, left);
-}
-
-std::size_t PackedWeight::packed_row_bytes() const {
-    return round_up(static_cast<std::size_t>(steps_) * kStepBytes, kChunkBytes);
+std::size_t PackedWeight::packed_row_bytes(const TileSet& tiles) const {
+    return round_up(static_cast<std::size_t>(steps_ * tiles.packed_step_bytes), kChunkBytes);
 }
 
 int64_t PackedWeight::most_rows_of_a_pass(const TileSet& tiles) const {
-    const auto fitting = static_cast<int64_t>(kRowCacheBytes / packed_row_bytes());
+    const auto fitting = static_cast<int64_t>(kRowCacheBytes / packed_row_bytes(tiles));
     return std::max<int64_t>(1, fitting / tiles.max_rows) * tiles.max_rows;
 }
 
 std::size_t PackedWeight::packed_bytes(int64_t rows) const {
-    const int64_t most = most_rows_of_a_pass(tiles_in_use(element_bytes_ == 2));
-    return static_cast<std::size_t>(std::min(rows, most)) * packed_row_bytes();
+    const TileSet& tiles = tiles_in_use(element_bytes_ == 2);
+    const int64_t most = most_rows_of_a_pass(tiles);
+    return static_cast<std::size_t>(std::min(rows, most)) * packed_row_bytes(tiles);
 }
 
 void PackedWeight::apply(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, char* y,
@@ -192,11 +182,12 @@ void PackedWeight::append(Phases& phases, const RowSource& x, int64_t rows, char
     pass.x = packed;
     pass.y_row_bytes = out_features_ * (y_is_float32 ? 4 : 2);
     pass.y_is_float32 = y_is_float32;
-    pass.packed_row_bytes = packed_row_bytes();
+    pass.packed_row_bytes = packed_row_bytes(tiles);
 
     const bool whole_steps = in_features_ * element_bytes_ % kStepBytes == 0;
     if (rows == 1 && whole_steps && !x.row) {  // a row is a block of one as it stands
         pass.x = x.at(0, nullptr);
+        pass.is_plain = true;
         pass.y = y;
         pass.count = pass.num_blocks = 1;
         append_product(phases, tiles, pass);
@@ -209,7 +200,7 @@ void PackedWeight::append(Phases& phases, const RowSource& x, int64_t rows, char
         pass.count = rows * (i + 1) / passes - pass.first_row;
         pass.num_blocks = divide_up(pass.count, tiles.max_rows);
         pass.y = y + pass.first_row * pass.y_row_bytes;
-        append_packing(phases, x, pass, packed);
+        append_packing(phases, tiles, x, pass, packed);
         append_product(phases, tiles, pass);
     }
 }
@@ -222,23 +213,25 @@ bool PackedWeight::is_worth_sharing(int64_t rows) const {
 }
 
 // A piece is some rows, wherever blocks begin: few rows give work to many threads too.
-void PackedWeight::append_packing(Phases& phases, const RowSource& x, const Pass& pass,
-                                  char* packed) const {
+void PackedWeight::append_packing(Phases& phases, const TileSet& tiles, const RowSource& x,
+                                  const Pass& pass, char* packed) const {
     const std::size_t bytes = static_cast<std::size_t>(pass.count) * pass.packed_row_bytes;
     const double per_byte = x.row ? kNanosecondsPerMadeByte : kNanosecondsPerPlainByte;
     const bool alone = !is_worth_sharing(pass.count) ||
                        static_cast<double>(bytes) * per_byte < kPackingWorthSharing_ns;
     const int64_t pieces = std::min<int64_t>(pass.count, alone ? 1 : 2 * num_threads());
-    phases.add(pieces, [this, x, pass, packed, pieces](int64_t piece) {
+    phases.add(pieces, [this, &tiles, x, pass, packed, pieces](int64_t piece) {
         thread_local AlignedMemory made;
-        char* memory = x.row ? made.at_least(pass.packed_row_bytes) : nullptr;
+        const auto row_bytes = static_cast<std::size_t>(in_features_ * element_bytes_);
+        char* memory = x.row ? made.at_least(row_bytes) : nullptr;
         const int64_t end = pass.count * (piece + 1) / pieces;
         for (int64_t row = pass.count * piece / pieces; row < end; ++row) {
             const int64_t block = pass.block_of(row);
             const int64_t top = pass.first_of(block);
             const int size = static_cast<int>(pass.first_of(block + 1) - top);
             char* to = packed + static_cast<std::size_t>(top) * pass.packed_row_bytes;
-            pack_row(x.at(pass.first_row + row, memory), to + (row - top) * kChunkBytes, size);
+            tiles.pack_row(x.at(pass.first_row + row, memory), row_bytes,
+                           to + (row - top) * kChunkBytes, size);
         }
     });
 }
@@ -271,6 +264,7 @@ void PackedWeight::append_product(Phases& phases, const TileSet& tiles, const Pa
             tile.steps = steps_;
             tile.y_row_bytes = pass.y_row_bytes;
             tile.y_is_float32 = pass.y_is_float32;
+            const TileFunction multiply = pass.is_plain ? tiles.plain : tiles.functions[size - 1];
             for (int64_t panel = first_panel; panel < end_panel; ++panel) {
                 const int64_t column = panel * kPanelColumns;
                 tile.panel = panels_.get() + static_cast<std::size_t>(panel) * panel_bytes_;
@@ -278,7 +272,7 @@ void PackedWeight::append_product(Phases& phases, const TileSet& tiles, const Pa
                 tile.y = pass.y + top * pass.y_row_bytes + column * (pass.y_is_float32 ? 4 : 2);
                 tile.columns =
                     static_cast<int>(std::min<int64_t>(kPanelColumns, out_features_ - column));
-                tiles.functions[size - 1](tile);
+                multiply(tile);
             }
         }
     };

@@ -68,12 +68,12 @@ class PackedWeight {
     struct Pass;
 
     void pack_panel(const Matrix& weight, int64_t panel);
-    std::size_t packed_row_bytes() const;
+    std::size_t packed_row_bytes(const TileSet& tiles) const;
     int64_t most_rows_of_a_pass(const TileSet& tiles) const;
     bool is_worth_sharing(int64_t rows) const;
-    void append_packing(Phases& phases, const RowSource& x, const Pass& pass, char* packed) const;
+    void append_packing(Phases& phases, const TileSet& tiles, const RowSource& x, const Pass& pass,
+                        char* packed) const;
     void append_product(Phases& phases, const TileSet& tiles, const Pass& pass) const;
-    void pack_row(const char* row, char* block, int rows_in_block) const;
 
     int64_t out_features_;
     int64_t in_features_;

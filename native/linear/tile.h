@@ -1,12 +1,15 @@
 // What a register tile multiplies, and the table in which each instruction set publishes its tiles.
 //
 // A *step* is four bytes of an input row: one float32 or two bfloat16. Weights lie in panels of 32
-// output columns, `[steps][32][4 bytes]`; rows of x lie in blocks of up to `max_rows` rows,
-// `[steps / 16][rows][16][4 bytes]`, so that one pointer with constant offsets walks each of them.
+// output columns, `[steps][32][4 bytes]`; rows of x lie in blocks of up to `max_rows` rows, in
+// chunks of 64 bytes, `[chunks][rows][64 bytes]`, so that one pointer with constant offsets walks
+// each of them. A chunk is 16 steps, or 8 where bfloat16 are packed as the float32 they are
+// multiplied as, which saves every tile that reads the block their widening.
+//
 // A tile multiplies one block by one panel. Each output is one chain of multiply-adds in the order
 // of the steps, whatever the number of rows: that is why the result of a row depends neither on how
-// many there are nor on its place among them. One panel at a time, and no prefetching by hand: a
-// single stream of addresses gets the most out of the hardware's prefetcher.
+// many there are nor on its place among them. The panels of a task lie one after the other, a single
+// stream of addresses, and are fetched ahead past a panel's end.
 
 #pragma once
 
@@ -17,10 +20,9 @@ namespace aioserve::linear {
 
 constexpr int kPanelColumns = 32;
 constexpr int kStepBytes = 4;
-constexpr int kChunkSteps = 16;
-constexpr int kChunkBytes = kChunkSteps * kStepBytes;
+constexpr int kChunkBytes = 64;
 constexpr int kStepPanelBytes = kPanelColumns * kStepBytes;
-constexpr int kMaxRows = 12;  // of any instruction set
+constexpr int kMaxRows = 13;  // of any instruction set
 
 struct Tile {
     const char* x;  // block of rows
@@ -37,7 +39,11 @@ using TileFunction = void (*)(const Tile&);
 
 struct TileSet {
     int max_rows;
+    int packed_step_bytes;  // of a row in a block: 4, or 8 where it is widened
+    // Writes one row, `num_bytes` of it, into its place in a block; zeros to its last chunk's end.
+    void (*pack_row)(const char* row, std::size_t num_bytes, char* to, int rows_in_block);
     TileFunction functions[kMaxRows];  // [rows - 1], up to max_rows
+    TileFunction plain;                // one row as it stands, of whole steps
 };
 
 }  // namespace aioserve::linear

@@ -1,6 +1,6 @@
 // The register tile, for the `Vec` in scope. Each `tile_*.cpp` includes this with compiler flags of its
-// own; internal linkage keeps the copies apart. As in `ops/kernels.inl`, no inline function of the
-// standard library.
+// own and says in `vectors_at_once` how its registers are used; internal linkage keeps the copies
+// apart. As in `ops/kernels.inl`, no inline function of the standard library.
 
 #include "linear/tile.h"
 #include "simd/common.inl"
@@ -8,91 +8,99 @@
 namespace aioserve::linear {
 namespace {
 
-// How a vector of steps of x, all the same, is multiplied by one of the weights: in `parts`, one
-// after the other.
+// How the steps of a block of x are multiplied by those of the weights: in `parts`, one after the
+// other. `kPackedStepBytes` are a step's in the block, `kPartBytes` those of one part.
 struct Float32 {
-    static constexpr int parts = 1;
-    template <int>
-    static Vec part(Vec steps) {
-        return steps;
-    }
+    static constexpr int kParts = 1;
+    static constexpr int kPackedStepBytes = 4;
+    static constexpr int kPartBytes = 4;
+    static Vec input(const char* x, int) { return Vec::set_bits(x); }
+    static Vec weights(Vec steps, int) { return steps; }
     static Vec multiply_add(Vec x, Vec w, Vec sum) { return Vec::fma(x, w, sum); }
     static void store(Vec sum, bf16* y, int64_t columns) { store_some(sum, y, columns); }
 };
 
-// The first of each pair, then the second.
-struct Bfloat16 : Float32 {
-    static constexpr int parts = 2;
-    template <int PART>
-    static Vec part(Vec steps) {
-        return PART == 0 ? steps.first_halves() : steps.second_halves();
+// The first of each pair, then the second; x is float32 already.
+struct Widened : Float32 {
+    static constexpr int kParts = 2;
+    static constexpr int kPackedStepBytes = 8;
+    static Vec weights(Vec steps, int part) {
+        return part == 0 ? steps.first_halves() : steps.second_halves();
     }
 };
 
-template <class P, int PART>
-inline Vec weights(const char* p) {
-    return P::template part<PART>(Vec::load(reinterpret_cast<const float*>(p)));
-}
-
-template <class P, int PART>
-inline Vec input(const char* p) {
-    return P::template part<PART>(Vec::set_bits(p));
-}
+// The same of a row that is still bfloat16.
+struct Halves : Widened {
+    static constexpr int kPackedStepBytes = 4;
+    static constexpr int kPartBytes = 0;
+    static Vec input(const char* x, int part) { return weights(Vec::set_bits(x), part); }
+};
 
 constexpr int kVectors = kPanelColumns / Vec::kWidth;
 constexpr int kVectorBytes = Vec::kWidth * kStepBytes;
 
-template <class P, int PART, int ROWS>
-__attribute__((always_inline)) inline void multiply_step(Vec (&sums)[ROWS][kVectors], const char* x,
-                                                         const char* panel) {
-    if constexpr (kVectors <= 2) {
-        Vec w[kVectors];
+// The hardware's prefetcher alone leaves a fifth of the last cache's bandwidth unused.
+constexpr int kPrefetchBytes = 4096;
+
+template <class P, int ROWS, int VECTORS>
+__attribute__((always_inline)) inline void multiply_part(Vec (&sums)[ROWS][VECTORS], const char* x,
+                                                         const char* panel, int part) {
+    const auto weights = [&](int v) __attribute__((always_inline)) {
+        return P::weights(Vec::load(reinterpret_cast<const float*>(panel + v * kVectorBytes)), part);
+    };
+    if constexpr (VECTORS <= ROWS) {
+        Vec w[VECTORS];
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) w[v] = weights<P, PART>(panel + v * kVectorBytes);
+        for (int v = 0; v < VECTORS; ++v) w[v] = weights(v);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            const Vec row = input<P, PART>(x + r * kChunkBytes);
+            const Vec row = P::input(x + r * kChunkBytes, part);
 #pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v)
-                sums[r][v] = P::multiply_add(row, w[v], sums[r][v]);
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = P::multiply_add(row, w[v], sums[r][v]);
         }
-    } else {  // fewer registers: keep the few inputs in them and pass the weights by
+    } else {  // keep the few inputs in registers and pass the weights by
         Vec rows[ROWS];
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) rows[r] = input<P, PART>(x + r * kChunkBytes);
+        for (int r = 0; r < ROWS; ++r) rows[r] = P::input(x + r * kChunkBytes, part);
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-            const Vec w = weights<P, PART>(panel + v * kVectorBytes);
+        for (int v = 0; v < VECTORS; ++v) {
+            const Vec w = weights(v);
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r)
-                sums[r][v] = P::multiply_add(rows[r], w, sums[r][v]);
+            for (int r = 0; r < ROWS; ++r) sums[r][v] = P::multiply_add(rows[r], w, sums[r][v]);
         }
     }
 }
 
-template <class P, int ROWS>
-void run_tile(const Tile& t) {
-    Vec sums[ROWS][kVectors];
+// The panel's columns from `column` on, as many as VECTORS hold.
+template <class P, int ROWS, int VECTORS>
+__attribute__((always_inline)) inline void multiply_columns(const Tile& t, int column) {
+    Vec sums[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = Vec::zero();
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = Vec::zero();
 
+    constexpr int kChunkSteps = kChunkBytes / P::kPackedStepBytes;
     const char* x = t.x;
-    const char* panel = t.panel;
+    const char* panel = t.panel + column * kStepBytes;
     for (int left = t.steps; left > 0; left -= kChunkSteps, x += ROWS * kChunkBytes) {
         const int steps = left < kChunkSteps ? left : kChunkSteps;
         for (int s = 0; s < steps; ++s, panel += kStepPanelBytes) {
-            multiply_step<P, 0, ROWS>(sums, x + s * kStepBytes, panel);
-            if constexpr (P::parts == 2) multiply_step<P, 1, ROWS>(sums, x + s * kStepBytes, panel);
+            const char* at = x + s * P::kPackedStepBytes;
+#pragma GCC unroll 8
+            for (int line = 0; line < VECTORS * kVectorBytes; line += 64)
+                __builtin_prefetch(panel + kPrefetchBytes + line);
+#pragma GCC unroll 2
+            for (int part = 0; part < P::kParts; ++part)
+                multiply_part<P, ROWS, VECTORS>(sums, at + part * P::kPartBytes, panel, part);
         }
     }
 
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-            const int column = v * Vec::kWidth;
+        for (int v = 0; v < VECTORS; ++v, column += Vec::kWidth) {
+            if (v == 0 && r > 0) column -= VECTORS * Vec::kWidth;
             if (column >= t.columns) continue;
             Vec sum = sums[r][v];
             if (t.bias) sum = sum + Vec::load(t.bias + column);
@@ -106,14 +114,49 @@ void run_tile(const Tile& t) {
 }
 
 template <class P, int ROWS>
+void run_tile(const Tile& t) {
+    constexpr int kAtOnce = vectors_at_once(P::kParts, ROWS);
+    for (int v = 0; v < kVectors; v += kAtOnce)
+        multiply_columns<P, ROWS, kAtOnce>(t, v * Vec::kWidth);
+}
+
+inline void pack_steps(const char* row, std::size_t num_bytes, char* to, int rows_in_block) {
+    for (; num_bytes >= kChunkBytes; num_bytes -= kChunkBytes) {
+        __builtin_memcpy(to, row, kChunkBytes);
+        to += rows_in_block * kChunkBytes;
+        row += kChunkBytes;
+    }
+    if (!num_bytes) return;
+    __builtin_memset(to, 0, kChunkBytes);
+    __builtin_memcpy(to, row, num_bytes);
+}
+
+inline void pack_widened(const char* row, std::size_t num_bytes, char* to, int rows_in_block) {
+    constexpr int64_t kChunk = kChunkBytes / sizeof(float);
+    const bf16* from = reinterpret_cast<const bf16*>(row);
+    auto left = static_cast<int64_t>(num_bytes / sizeof(bf16));
+    for (; left > 0; left -= kChunk, from += kChunk, to += rows_in_block * kChunkBytes) {
+        float* chunk = reinterpret_cast<float*>(to);
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < kChunk; i += Vec::kWidth) {
+            const Vec part = left > i ? load_some(from + i, left - i) : Vec::zero();
+            part.store(chunk + i);
+        }
+    }
+}
+
+template <class P, int ROWS>
 constexpr void add_tiles(TileSet& set) {
     set.functions[ROWS - 1] = run_tile<P, ROWS>;
     if constexpr (ROWS > 1) add_tiles<P, ROWS - 1>(set);
 }
 
-template <class P, int MAX_ROWS>
+// P for packed blocks, PLAIN for a row as it stands.
+template <class P, int MAX_ROWS, class PLAIN = P>
 constexpr TileSet tiles() {
-    TileSet set{MAX_ROWS, {}};
+    const bool widened = P::kPackedStepBytes != kStepBytes;
+    TileSet set{MAX_ROWS, P::kPackedStepBytes, widened ? pack_widened : pack_steps, {},
+                run_tile<PLAIN, 1>};
     add_tiles<P, MAX_ROWS>(set);
     return set;
 }

@@ -3,7 +3,15 @@
 #if defined(__x86_64__)
 
 #include "simd/avx512_bf16.h"
-//
+
+namespace aioserve::linear {
+namespace {
+
+constexpr int vectors_at_once(int, int) { return 2; }
+
+}  // namespace
+}  // namespace aioserve::linear
+
 #include "linear/tile.inl"
 
 namespace aioserve::linear {
@@ -17,7 +25,7 @@ struct Pairs : Float32 {
 
 }  // namespace
 
-extern constexpr TileSet kAvx512Bf16Bfloat16 = tiles<Pairs, 12>();
+extern constexpr TileSet kAvx512Bf16Bfloat16 = tiles<Pairs, 13>();
 
 }  // namespace aioserve::linear
 
