@@ -7,15 +7,24 @@
 #include "linear/tile.h"
 #include "ops/types.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace aioserve {
 
 // Defined in `ops/kernels_*.cpp` and `linear/tile_*.cpp`.
 namespace ops {
-extern const Table kPortable, kAvx2, kAvx512, kAvx512Bf16;
+extern const Table kPortable, kAvx2, kAvx512, kAvx512Bf16, kAvx512Bf16Emulated;
 }
 namespace linear {
 extern const TileSet kPortableFloat32, kPortableBfloat16, kAvx2Float32, kAvx2Bfloat16,
-    kAvx512Float32, kAvx512Bfloat16, kAvx512Bf16Bfloat16;
+    kAvx512Float32, kAvx512Bfloat16, kAvx512Bf16Bfloat16, kAvx512Bf16EmulatedBfloat16,
+    kAmxBf16Bfloat16, kAmxBf16EmulatedBfloat16;
 }
 
 namespace {
@@ -23,15 +32,42 @@ namespace {
 struct Isa {
     const char* name;
     bool supported;
+    bool emulated;  // for tests: never chosen unless it is named
     const ops::Table* ops;
     const linear::TileSet* float32_tiles;
     const linear::TileSet* bfloat16_tiles;
 };
 
+#if defined(__x86_64__)
+
+// Whether this process may use AMX's tiles: the CPU has them, the system saves them, and grants this
+// process the memory for it, which a process has to ask for once.
+bool may_use_amx_bf16() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+    if (!(d & kAmxBf16) || !(d & kAmxTile)) return false;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
+    uint32_t saved, saved_high;
+    asm("xgetbv" : "=a"(saved), "=d"(saved_high) : "c"(0));
+    constexpr uint32_t kTileState = 3u << 17;
+    if ((saved & kTileState) != kTileState) return false;
+#if defined(__linux__)
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+
+#endif
+
 std::vector<Isa> isas_of_this_machine() {
     using namespace ops;
     using namespace linear;
-    std::vector<Isa> all{{"portable", true, &kPortable, &kPortableFloat32, &kPortableBfloat16}};
+    std::vector<Isa> all{
+        {"portable", true, false, &kPortable, &kPortableFloat32, &kPortableBfloat16}};
+    const Table* pairs_emulated = &kPortable;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -39,14 +75,23 @@ std::vector<Isa> isas_of_this_machine() {
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512dq");
     const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-    all.push_back({"avx2", avx2, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16});
-    all.push_back({"avx512", avx512, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16});
-    all.push_back({"avx512_bf16", avx512_bf16, &kAvx512Bf16, &kAvx512Float32, &kAvx512Bf16Bfloat16});
+    const bool amx_bf16 = avx512_bf16 && may_use_amx_bf16();
+    if (avx512) pairs_emulated = &kAvx512Bf16Emulated;
+    all.push_back({"avx2", avx2, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16});
+    all.push_back({"avx512", avx512, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16});
+    all.push_back({"avx512_bf16", avx512_bf16, false, &kAvx512Bf16, &kAvx512Float32,
+                   &kAvx512Bf16Bfloat16});
+    all.push_back({"amx_bf16", amx_bf16, false, &kAvx512Bf16, &kAvx512Float32, &kAmxBf16Bfloat16});
+    all.push_back({"avx512_bf16_emulated", avx512, true, &kAvx512Bf16Emulated, &kAvx512Float32,
+                   &kAvx512Bf16EmulatedBfloat16});
 #endif
+    // What has no tiles is emulated too where that needs no more than the machine has.
+    all.push_back({"amx_bf16_emulated", true, true, pairs_emulated, &kPortableFloat32,
+                   &kAmxBf16EmulatedBfloat16});
     return all;
 }
 
-// From the plainest to the best.
+// From the plainest to the best, then the emulated ones.
 const std::vector<Isa>& isas() {
     static const std::vector<Isa> all = isas_of_this_machine();
     return all;
@@ -72,7 +117,7 @@ const Isa& used() {
         chosen = &find("AIOSERVE_ISA", name);
     } else {
         for (const Isa& isa : isas())
-            if (isa.supported) chosen = &isa;
+            if (isa.supported && !isa.emulated) chosen = &isa;
     }
     g_used.store(chosen, std::memory_order_release);
     return *chosen;
@@ -92,7 +137,14 @@ const linear::TileSet& tiles_in_use(bool bfloat16) {
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names;
     for (const Isa& isa : isas())
-        if (isa.supported) names.push_back(isa.name);
+        if (isa.supported && !isa.emulated) names.push_back(isa.name);
+    return names;
+}
+
+std::vector<std::string> emulated_isas() {
+    std::vector<std::string> names;
+    for (const Isa& isa : isas())
+        if (isa.supported && isa.emulated) names.push_back(isa.name);
     return names;
 }
 

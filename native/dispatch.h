@@ -25,6 +25,10 @@ const linear::TileSet& tiles_in_use(bool bfloat16);
 std::vector<std::string> supported_isas();
 std::string used_isa();
 
+// Those that are another one's kernels over instructions emulated in software. Slow: for tests, and
+// in use only if they are named.
+std::vector<std::string> emulated_isas();
+
 // Use another one from now on: a hook for tests and benchmarks, not while kernels run.
 void set_isa(const std::string& name);
 

@@ -63,13 +63,19 @@ struct PackedWeight::Pass {
     char* y;
     int64_t first_row;
     int64_t count;
+    int64_t unit;  // of rows in a block
+    int64_t units;
     int64_t num_blocks;
     std::size_t packed_row_bytes;
     std::ptrdiff_t y_row_bytes;
     bool y_is_float32;
 
-    int64_t first_of(int64_t block) const { return count * block / num_blocks; }
-    int64_t block_of(int64_t row) const { return ((row + 1) * num_blocks - 1) / count; }
+    int64_t first_of(int64_t block) const { return units * block / num_blocks * unit; }
+    int64_t room_of(int64_t block) const { return first_of(block + 1) - first_of(block); }
+    int64_t size_of(int64_t block) const {
+        return std::min(room_of(block), count - first_of(block));
+    }
+    int64_t block_of(int64_t row) const { return ((row / unit + 1) * num_blocks - 1) / units; }
 };
 
 PackedWeight::PackedWeight(const Matrix& weight, const char* bias, bool bfloat16)
@@ -162,7 +168,9 @@ int64_t PackedWeight::most_rows_of_a_pass(const TileSet& tiles) const {
 std::size_t PackedWeight::packed_bytes(int64_t rows) const {
     const TileSet& tiles = tiles_in_use(element_bytes_ == 2);
     const int64_t most = most_rows_of_a_pass(tiles);
-    return static_cast<std::size_t>(std::min(rows, most)) * packed_row_bytes(tiles);
+    return round_up(static_cast<std::size_t>(std::min(rows, most)),
+                    static_cast<std::size_t>(tiles.row_unit)) *
+           packed_row_bytes(tiles);
 }
 
 void PackedWeight::apply(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, char* y,
@@ -184,12 +192,14 @@ void PackedWeight::append(Phases& phases, const RowSource& x, int64_t rows, char
     pass.y_is_float32 = y_is_float32;
     pass.packed_row_bytes = packed_row_bytes(tiles);
 
-    const bool whole_steps = in_features_ * element_bytes_ % kStepBytes == 0;
-    if (rows == 1 && whole_steps && !x.row) {  // a row is a block of one as it stands
+    pass.unit = tiles.row_unit;
+
+    const bool whole_units = in_features_ * element_bytes_ % tiles.plain_unit_bytes == 0;
+    if (rows == 1 && whole_units && !x.row) {  // a row is a block of one as it stands
         pass.x = x.at(0, nullptr);
         pass.is_plain = true;
         pass.y = y;
-        pass.count = pass.num_blocks = 1;
+        pass.count = pass.units = pass.num_blocks = 1;
         append_product(phases, tiles, pass);
         return;
     }
@@ -198,7 +208,8 @@ void PackedWeight::append(Phases& phases, const RowSource& x, int64_t rows, char
     for (int64_t i = 0; i < passes; ++i) {
         pass.first_row = rows * i / passes;
         pass.count = rows * (i + 1) / passes - pass.first_row;
-        pass.num_blocks = divide_up(pass.count, tiles.max_rows);
+        pass.units = divide_up(pass.count, pass.unit);
+        pass.num_blocks = divide_up(pass.units * pass.unit, tiles.max_rows);
         pass.y = y + pass.first_row * pass.y_row_bytes;
         append_packing(phases, tiles, x, pass, packed);
         append_product(phases, tiles, pass);
@@ -228,10 +239,10 @@ void PackedWeight::append_packing(Phases& phases, const TileSet& tiles, const Ro
         for (int64_t row = pass.count * piece / pieces; row < end; ++row) {
             const int64_t block = pass.block_of(row);
             const int64_t top = pass.first_of(block);
-            const int size = static_cast<int>(pass.first_of(block + 1) - top);
+            const int room = static_cast<int>(pass.room_of(block));
             char* to = packed + static_cast<std::size_t>(top) * pass.packed_row_bytes;
             tiles.pack_row(x.at(pass.first_row + row, memory), row_bytes,
-                           to + (row - top) * kChunkBytes, size);
+                           to + (row - top) * kChunkBytes, room);
         }
     });
 }
@@ -256,15 +267,17 @@ void PackedWeight::append_product(Phases& phases, const TileSet& tiles, const Pa
         const int64_t end_panel = std::min(first_panel + together, num_panels_);
         const int64_t slice = index % slices;
         const int64_t end_block = pass.num_blocks * (slice + 1) / slices;
+        if (tiles.begin) tiles.begin();
         for (int64_t block = pass.num_blocks * slice / slices; block < end_block; ++block) {
             const int64_t top = pass.first_of(block);
-            const int size = static_cast<int>(pass.first_of(block + 1) - top);
             Tile tile;
+            tile.rows = static_cast<int>(pass.size_of(block));
             tile.x = pass.x + static_cast<std::size_t>(top) * pass.packed_row_bytes;
             tile.steps = steps_;
             tile.y_row_bytes = pass.y_row_bytes;
             tile.y_is_float32 = pass.y_is_float32;
-            const TileFunction multiply = pass.is_plain ? tiles.plain : tiles.functions[size - 1];
+            const TileFunction multiply =
+                pass.is_plain ? tiles.plain : tiles.functions[tile.rows - 1];
             for (int64_t panel = first_panel; panel < end_panel; ++panel) {
                 const int64_t column = panel * kPanelColumns;
                 tile.panel = panels_.get() + static_cast<std::size_t>(panel) * panel_bytes_;
@@ -275,6 +288,7 @@ void PackedWeight::append_product(Phases& phases, const TileSet& tiles, const Pa
                 multiply(tile);
             }
         }
+        if (tiles.end) tiles.end();
     };
     const int64_t num_tasks = groups * slices;
     if (threads > 1) {

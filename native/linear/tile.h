@@ -22,10 +22,11 @@ constexpr int kPanelColumns = 32;
 constexpr int kStepBytes = 4;
 constexpr int kChunkBytes = 64;
 constexpr int kStepPanelBytes = kPanelColumns * kStepBytes;
-constexpr int kMaxRows = 13;  // of any instruction set
+constexpr int kMaxRows = 32;  // of any instruction set
 
 struct Tile {
     const char* x;  // block of rows
+    int rows;
     const char* panel;
     int steps;
     const float* bias;  // of the panel's 32 columns; null for none
@@ -39,11 +40,16 @@ using TileFunction = void (*)(const Tile&);
 
 struct TileSet {
     int max_rows;
+    int row_unit;           // blocks have room for a multiple of it; divides max_rows
     int packed_step_bytes;  // of a row in a block: 4, or 8 where it is widened
+    int plain_unit_bytes;   // a row as it stands is a block of one if its size is a multiple
     // Writes one row, `num_bytes` of it, into its place in a block; zeros to its last chunk's end.
     void (*pack_row)(const char* row, std::size_t num_bytes, char* to, int rows_in_block);
     TileFunction functions[kMaxRows];  // [rows - 1], up to max_rows
-    TileFunction plain;                // one row as it stands, of whole steps
+    TileFunction plain;                // one row as it stands
+    // What a thread calls before its first tile and after its last one; null for nothing.
+    void (*begin)();
+    void (*end)();
 };
 
 }  // namespace aioserve::linear

@@ -155,8 +155,15 @@ constexpr void add_tiles(TileSet& set) {
 template <class P, int MAX_ROWS, class PLAIN = P>
 constexpr TileSet tiles() {
     const bool widened = P::kPackedStepBytes != kStepBytes;
-    TileSet set{MAX_ROWS, P::kPackedStepBytes, widened ? pack_widened : pack_steps, {},
-                run_tile<PLAIN, 1>};
+    TileSet set{.max_rows = MAX_ROWS,
+                .row_unit = 1,
+                .packed_step_bytes = P::kPackedStepBytes,
+                .plain_unit_bytes = kStepBytes,
+                .pack_row = widened ? pack_widened : pack_steps,
+                .functions = {},
+                .plain = run_tile<PLAIN, 1>,
+                .begin = nullptr,
+                .end = nullptr};
     add_tiles<P, MAX_ROWS>(set);
     return set;
 }

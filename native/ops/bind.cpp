@@ -147,6 +147,7 @@ nb::dict cpu_info() {
     nb::dict info;
     info["isa"] = aioserve::used_isa();
     info["isas_supported"] = aioserve::supported_isas();
+    info["isas_emulated"] = aioserve::emulated_isas();
     info["threads"] = aioserve::num_threads();
     info["affinity_cpus"] = aioserve::affinity_cpus();
     const double quota = aioserve::cgroup_cpus();

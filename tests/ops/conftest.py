@@ -8,8 +8,10 @@ import pytest
 
 from aioserve import _native
 
+CPU_INFO = _native.cpu_info()
 
-@pytest.fixture(params=_native.cpu_info()["isas_supported"])
+
+@pytest.fixture(params=CPU_INFO["isas_supported"] + CPU_INFO["isas_emulated"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     before = _native.cpu_info()["isa"]
     _native.set_isa(request.param)
