@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float32]
 CPU_INFO = _native.cpu_info()
 ISAS = CPU_INFO["isas_supported"] + CPU_INFO["isas_emulated"]
 SMALLEST_NORMAL = np.float32(2**-126)
-ROWS, IN_FEATURES, OUT_FEATURES = 35, 71, 37
+ROWS, OUT_FEATURES = 35, 37
 
 
 def without_denormals(x: Floats) -> Floats:
@@ -57,11 +57,11 @@ def sums_by_tdpbf16ps(x: Floats, weight: Floats) -> Floats:
 MODELS = {"avx512_bf16": sums_by_vdpbf16ps, "amx_bf16": sums_by_tdpbf16ps}
 
 
-def operands() -> tuple[Tensor, Tensor]:
+def operands(in_features: int) -> tuple[Tensor, Tensor]:
     """Of all sizes: some products and sums are denormal, some factors too."""
     generator = torch.Generator().manual_seed(7)
-    x = torch.randn(ROWS, IN_FEATURES, generator=generator)
-    weight = torch.randn(OUT_FEATURES, IN_FEATURES, generator=generator)
+    x = torch.randn(ROWS, in_features, generator=generator)
+    weight = torch.randn(OUT_FEATURES, in_features, generator=generator)
     x *= torch.logspace(0, -38, ROWS)[:, None]
     x[1::5, ::3] *= 1e-3
     weight[::4] *= 1e-3
@@ -75,9 +75,10 @@ def even_width(x: Tensor) -> Floats:
     return np.pad(wide, ((0, 0), (0, wide.shape[1] % 2)))
 
 
+@pytest.mark.parametrize("in_features", [71, 96])  # a tile's last part, and whole tiles
 @pytest.mark.parametrize("isa", [name for name in ISAS if name.removesuffix("_emulated") in MODELS])
-def test_sums_are_those_of_the_documented_instruction(isa: str) -> None:
-    x, weight = operands()
+def test_sums_are_those_of_the_documented_instruction(isa: str, in_features: int) -> None:
+    x, weight = operands(in_features)
     before = CPU_INFO["isa"]
     layer = NativeLinear(weight, out_dtype=torch.float32)
     _native.set_isa(isa)
