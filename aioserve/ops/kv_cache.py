@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
 
 import torch
 
-__all__ = ["KVCache", "bytes_per_page", "lazy_memory", "storage_shape"]
+__all__ = ["KVCache", "PlainKVCache", "bytes_per_page", "lazy_memory", "plain_shape"]
 
 Layer = tuple[torch.Tensor, torch.Tensor]
 
@@ -21,14 +21,19 @@ Layer = tuple[torch.Tensor, torch.Tensor]
 def bytes_per_page(
     num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> int:
-    """Bytes that one page takes over all layers, keys and values together."""
-    return num_layers * 2 * num_kv_heads * page_size * head_dim * dtype.itemsize
+    """Bytes that one page takes over all layers, keys and values together.
+
+    In whole steps of 4 bytes, as kernels lay keys out: an odd `head_dim` counts as one more where
+    two dimensions share a step.
+    """
+    steps = -(-head_dim * dtype.itemsize // 4)
+    return num_layers * 2 * num_kv_heads * page_size * steps * 4
 
 
-def storage_shape(
+def plain_shape(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int
 ) -> tuple[int, ...]:
-    """The shape of `KVCache.storage`. Raises ValueError for a size below 1, naming it."""
+    """The shape of `KVCache.plain()`. Raises ValueError for a size below 1, naming it."""
     sizes = {
         "num_layers": num_layers,
         "num_pages": num_pages,
@@ -58,48 +63,67 @@ def lazy_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
-@dataclass(slots=True, frozen=True)
-class KVCache:
-    """Key and value pages of every layer, in one tensor.
+class KVCache(ABC):
+    """Key and value pages of every layer.
 
-    `storage` has shape `[num_layers, 2, num_pages, num_kv_heads, page_size, head_dim]`; index 0 of
-    the second axis holds keys, 1 values. A page that was never written holds arbitrary bits.
+    `storage` holds them as the kernels of a backend read them; its shape begins with
+    `[num_layers, 2, num_pages, num_kv_heads]`, where index 0 of the second axis holds keys, 1
+    values. A page that was never written holds arbitrary bits.
     """
 
-    storage: torch.Tensor
-    layers: tuple[Layer, ...] = field(init=False, repr=False, compare=False)
-    num_layers: int = field(init=False)
-    num_pages: int = field(init=False)
-    num_kv_heads: int = field(init=False)
-    page_size: int = field(init=False)
-    head_dim: int = field(init=False)
+    __slots__ = (
+        "bytes_per_page",
+        "dtype",
+        "head_dim",
+        "num_kv_heads",
+        "num_layers",
+        "num_pages",
+        "page_size",
+        "storage",
+    )
 
-    def __post_init__(self) -> None:
-        if self.storage.dim() != 6 or self.storage.shape[1] != 2:
+    def __init__(self, storage: torch.Tensor, *, page_size: int, head_dim: int) -> None:
+        # Read by every op of every layer: an attribute costs a tenth of a tensor's shape.
+        self.storage = storage
+        self.dtype: torch.dtype = storage.dtype
+        self.num_layers: int = storage.shape[0]
+        self.num_pages: int = storage.shape[2]
+        self.num_kv_heads: int = storage.shape[3]
+        self.page_size = page_size
+        self.head_dim = head_dim
+        self.bytes_per_page: int = storage.nbytes // self.num_pages
+
+    @abstractmethod
+    def plain(self) -> torch.Tensor:
+        """`[num_layers, 2, num_pages, num_kv_heads, page_size, head_dim]`, in memory of its own."""
+
+    @abstractmethod
+    def set_plain(self, values: torch.Tensor) -> None:
+        """Make every page hold what `plain` would then return."""
+
+
+class PlainKVCache(KVCache):
+    """`storage` has the shape of `plain`."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self, storage: torch.Tensor) -> None:
+        if storage.dim() != 6 or storage.shape[1] != 2:
             raise ValueError(
                 "storage must have shape [num_layers, 2, num_pages, num_kv_heads, page_size, "
-                f"head_dim], got {tuple(self.storage.shape)}"
+                f"head_dim], got {tuple(storage.shape)}"
             )
-        if not self.storage.is_contiguous():
-            raise ValueError(f"storage must be contiguous, got strides {self.storage.stride()}")
-        layers = tuple((layer[0], layer[1]) for layer in self.storage)
-        object.__setattr__(self, "layers", layers)
-        # Read by every op of every layer: an attribute costs a tenth of a tensor's shape.
-        names = ("num_layers", "_", "num_pages", "num_kv_heads", "page_size", "head_dim")
-        for name, size in zip(names, self.storage.shape, strict=True):
-            if name != "_":
-                object.__setattr__(self, name, size)
+        if not storage.is_contiguous():
+            raise ValueError(f"storage must be contiguous, got strides {storage.stride()}")
+        super().__init__(storage, page_size=storage.shape[4], head_dim=storage.shape[5])
+        self.layers: tuple[Layer, ...] = tuple((layer[0], layer[1]) for layer in storage)
 
     def layer(self, index: int) -> Layer:
         """`(k_pages, v_pages)`, each `[num_pages, num_kv_heads, page_size, head_dim]`."""
         return self.layers[index]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.storage.dtype
+    def plain(self) -> torch.Tensor:
+        return self.storage.clone()
 
-    @property
-    def bytes_per_page(self) -> int:
-        return bytes_per_page(
-            self.num_layers, self.page_size, self.num_kv_heads, self.head_dim, self.dtype
-        )
+    def set_plain(self, values: torch.Tensor) -> None:
+        self.storage.copy_(values)

@@ -30,18 +30,17 @@ from aioserve.ops.checks import (
     check_rows,
     check_tensor,
 )
-from aioserve.ops.kv_cache import KVCache, lazy_memory, storage_shape
+from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import LayerOps
+from aioserve.ops.native_kv_cache import NativeKVCache, own_pages
 from aioserve.ops.native_program import NativeProgram
 from aioserve.ops.native_sampler import LARGEST, NativeSampler
 from aioserve.ops.native_types import (
     CPU,
     NativeBatch,
-    NativeKVCache,
     NativeLinear,
     is_bfloat16,
     own_arrays,
-    own_pages,
 )
 
 __all__ = ["NativeBackend"]
@@ -63,7 +62,7 @@ class NativeBackend(Backend):
 
     def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> NativeKVCache:
         """Memory that is touched only when a page is first written."""
-        return NativeKVCache(lazy_memory(storage_shape(**sizes), dtype))
+        return NativeKVCache(dtype, sizes)
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> NativeBatch:
         arrays = _native.Batch(

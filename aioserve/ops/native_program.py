@@ -27,8 +27,9 @@ from aioserve.ops.checks import (
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, StepProgram
 from aioserve.ops.linear import Linear
+from aioserve.ops.native_kv_cache import own_pages
 from aioserve.ops.native_sampler import LARGEST, NativeSampler
-from aioserve.ops.native_types import CPU, is_bfloat16, own_arrays, own_linear, own_pages
+from aioserve.ops.native_types import CPU, is_bfloat16, own_arrays, own_linear
 
 __all__ = ["NativeProgram"]
 

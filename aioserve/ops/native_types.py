@@ -1,56 +1,31 @@
-"""What crosses between Python and `aioserve._native`: KV pages, a step's batch, packed weights.
+"""What crosses between Python and `aioserve._native`: dtypes, a step's batch, packed weights.
 
 Knows how tensors become addresses; which op does what with them is the business of `native`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops.batch import Batch
-from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.linear import Linear
 
 __all__ = [
     "CPU",
     "NativeBatch",
-    "NativeKVCache",
     "NativeLinear",
     "is_bfloat16",
     "own_arrays",
     "own_linear",
-    "own_pages",
 ]
 
-MAX_HEAD_DIM = 256
 CPU = torch.device("cpu")
 
 _IS_BFLOAT16 = {torch.float32: False, torch.bfloat16: True}
-
-
-@dataclass(slots=True, frozen=True)
-class NativeKVCache(KVCache):
-    """KV pages of the process's own memory."""
-
-    pages: _native.KVPages = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        KVCache.__post_init__(self)
-        storage = self.storage
-        bfloat16 = is_bfloat16("storage", storage.dtype)
-        if not storage.is_cpu:
-            raise ValueError(f"storage must be on the CPU, got {storage.device}")
-        if self.head_dim > MAX_HEAD_DIM:
-            raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {self.head_dim}")
-        layers, _, num_pages, heads, page_size, head_dim = storage.shape
-        pages = _native.KVPages(
-            storage.data_ptr(), layers, num_pages, heads, page_size, head_dim, bfloat16
-        )
-        object.__setattr__(self, "pages", pages)
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,12 +86,6 @@ class NativeLinear(Linear):
         out = torch.empty((ids.shape[0], self.in_features), dtype=self.dtype)
         self.packed.gather(ids.data_ptr(), ids.shape[0], out.data_ptr())
         return out
-
-
-def own_pages(kv: KVCache) -> _native.KVPages:
-    if not isinstance(kv, NativeKVCache):
-        raise TypeError(f"kv must be one that this backend allocated, got {type(kv).__name__}")
-    return kv.pages
 
 
 def own_arrays(batch: Batch) -> _native.Batch:

@@ -28,7 +28,7 @@ from aioserve.ops.checks import (
     check_tensor,
 )
 from aioserve.ops.draws import LINES, row_error
-from aioserve.ops.kv_cache import KVCache, storage_shape
+from aioserve.ops.kv_cache import KVCache, PlainKVCache, plain_shape
 from aioserve.ops.linear import Linear
 from aioserve.ops.philox import uniforms
 
@@ -101,8 +101,8 @@ class ReferenceBackend(Backend):
     ) -> TorchLinear:
         return TorchLinear(weight, bias, out_dtype=out_dtype, device=self.device)
 
-    def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> KVCache:
-        return KVCache(torch.empty(storage_shape(**sizes), dtype=dtype, device=self.device))
+    def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> PlainKVCache:
+        return PlainKVCache(torch.empty(plain_shape(**sizes), dtype=dtype, device=self.device))
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> ReferenceBatch:
         _check_batch(host, kv)
@@ -128,9 +128,10 @@ class ReferenceBackend(Backend):
 
     def copy_pages(self, caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
         _check_copies(caches, copies)
+        storages = [_own_pages(cache).storage for cache in caches]
         for source_cache, source, target_cache, target, tokens in copies.tolist():
-            pages = caches[source_cache].storage[:, :, source]
-            caches[target_cache].storage[:, :, target, :, :tokens] = pages[:, :, :, :tokens]
+            pages = storages[source_cache][:, :, source]
+            storages[target_cache][:, :, target, :, :tokens] = pages[:, :, :, :tokens]
 
     def draw(self, logits: Tensor, rows: SampleRows, last_tokens: Tensor) -> Drawn:
         rows.check_logits(logits)
@@ -178,7 +179,7 @@ class ReferenceBackend(Backend):
     ) -> None:
         q_heads, kv_heads = check_qkv(qkv, batch, kv, layer, self.device), kv.num_kv_heads
         at = _own(batch, kv)
-        k_pages, v_pages = kv.layer(layer)
+        k_pages, v_pages = _own_pages(kv).layer(layer)
         q, k, v = qkv.unflatten(1, (-1, kv.head_dim)).split([q_heads, kv_heads, kv_heads], dim=1)
         new_q, new_k = _wide(q), _wide(k)
         if norms is not None:
@@ -214,7 +215,7 @@ class ReferenceBackend(Backend):
         q_heads = check_qkv(qkv, batch, kv, layer, self.device)
         check_bounds(window, soft_cap)
         at = _own(batch, kv)
-        k_pages, v_pages = kv.layer(layer)
+        k_pages, v_pages = _own_pages(kv).layer(layer)
         q = qkv.unflatten(1, (-1, kv.head_dim))[:, :q_heads]
         group = q.shape[1] // kv.num_kv_heads
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -260,6 +261,12 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Te
     wide = _wide(x)
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * (_wide(weight) + weight_offset)).to(x.dtype)
+
+
+def _own_pages(kv: KVCache) -> PlainKVCache:
+    if not isinstance(kv, PlainKVCache):
+        raise TypeError(f"kv must be one that this backend allocated, got {type(kv).__name__}")
+    return kv
 
 
 def _own(batch: Batch, kv: KVCache) -> ReferenceBatch:

@@ -11,6 +11,8 @@ namespace aioserve::ops {
 namespace {
 
 #include "ops/rowwise.inl"
+#include "ops/attention_product.inl"
+#include "ops/attention_block.inl"
 #include "ops/attention.inl"
 
 template <class T>

@@ -7,7 +7,7 @@ namespace {
 
 // Rows and vectors of attention's sums that fit the registers.
 constexpr int kTileRows = 6;
-constexpr int tile_columns(int64_t) { return 4; }
+constexpr int tile_columns(int64_t rows) { return rows <= 2 ? 8 : 4; }
 constexpr bool kBfloat16Pairs = false;
 
 }  // namespace

@@ -36,13 +36,33 @@ void check_page(const Caches& caches, int64_t copy, const char* name, int32_t ca
                                     std::to_string(caches[cache]->num_pages));
 }
 
+// The first `tokens` keys of a head.
+void copy_keys(const KVPages& sizes, const char* source, char* target, int64_t tokens) {
+    const int64_t stride = 4 * sizes.page_size;
+    for (int64_t step = 0; step < sizes.steps(); ++step)
+        std::memcpy(target + step * stride, source + step * stride, 4 * tokens);
+}
+
+// The first `tokens` values of a head. Of a pair whose first token alone is copied, the second stays.
+void copy_values(const KVPages& sizes, const char* source, char* target, int64_t tokens) {
+    const bool bfloat16 = sizes.dtype == DType::bfloat16;
+    const int64_t row_bytes = sizes.head_dim * (bfloat16 ? 2 : 4);
+    const bool in_pairs = bfloat16 && sizes.page_size % 2 == 0;
+    const int64_t whole = in_pairs ? tokens / 2 * 2 : tokens;
+    std::memcpy(target, source, whole * row_bytes);
+    if (whole == tokens) return;
+    for (int64_t i = 0; i < sizes.head_dim; ++i) {
+        const int64_t at = whole * row_bytes + 4 * i;
+        std::memcpy(target + at, source + at, 2);
+    }
+}
+
 }  // namespace
 
 void copy_pages(const Caches& caches, const PageCopy* copies, int64_t num_copies) {
     check_alike(caches);
     const KVPages& first = *caches[0];
-    const int64_t row_bytes = first.row_bytes();
-    const int64_t head_bytes = first.page_size * row_bytes;
+    const int64_t head_bytes = first.head_bytes();
     const int64_t page_bytes = first.page_bytes();
     int64_t tokens = 0;
     for (int64_t i = 0; i < num_copies; ++i) {
@@ -57,7 +77,7 @@ void copy_pages(const Caches& caches, const PageCopy* copies, int64_t num_copies
         tokens += copy.num_tokens;
     }
     // Planes are independent of each other, so each keeps the order of the copies by itself.
-    const double bytes = static_cast<double>(tokens * first.planes() * first.heads * row_bytes);
+    const double bytes = static_cast<double>(tokens * first.planes() * page_bytes) / first.page_size;
     parallel_ranges(first.planes(), kCopy * bytes, [&](int64_t begin, int64_t end) {
         for (int64_t plane = begin; plane < end; ++plane) {
             for (int64_t i = 0; i < num_copies; ++i) {
@@ -71,9 +91,10 @@ void copy_pages(const Caches& caches, const PageCopy* copies, int64_t num_copies
                     std::memcpy(target, source, page_bytes);
                     continue;
                 }
+                const auto copy_some = plane % 2 == 0 ? copy_keys : copy_values;
                 for (int64_t head = 0; head < first.heads; ++head)
-                    std::memcpy(target + head * head_bytes, source + head * head_bytes,
-                                copy.num_tokens * row_bytes);
+                    copy_some(first, source + head * head_bytes, target + head * head_bytes,
+                              copy.num_tokens);
             }
         }
     });

@@ -133,9 +133,32 @@ static void rotate_head(const RotaryArgs& args, const T* from, T* to, const T* w
     for (int64_t i = 0; i < dim; i += Vec::kWidth) store_some(Vec::load(x + i), to + i, dim - i);
 }
 
+// A token's key, a step in every column of its page.
+template <class T>
+static inline void write_key(const T* key, int64_t steps, uint32_t* to, int64_t page_size) {
+    const char* from = reinterpret_cast<const char*>(key);
+    for (int64_t step = 0; step < steps; ++step)
+        __builtin_memcpy(to + step * page_size, from + 4 * step, 4);
+}
+
+// A token's value. Of a pair nothing but its own half is written: the other may be another thread's.
+static inline void write_value(const float* value, int64_t dim, int64_t offset, int64_t, float* to) {
+    __builtin_memcpy(to + offset * dim, value, dim * sizeof(float));
+}
+static inline void write_value(const bf16* value, int64_t dim, int64_t offset, int64_t page_size,
+                               bf16* to) {
+    if (page_size % 2 == 1) {
+        __builtin_memcpy(to + offset * dim, value, dim * sizeof(bf16));
+        return;
+    }
+    to += offset / 2 * 2 * dim + offset % 2;
+    for (int64_t i = 0; i < dim; ++i) to[2 * i] = value[i];
+}
+
 template <class T>
 static void rotary_kv_write(const RotaryArgs& args, int64_t begin, int64_t end) {
-    const int64_t dim = args.head_dim;
+    constexpr int64_t kPerStep = 4 / sizeof(T);
+    const int64_t dim = args.head_dim, steps = (dim + kPerStep - 1) / kPerStep;
     for (int64_t token = begin; token < end; ++token) {
         const float* cos = nullptr;
         const float* sin = nullptr;
@@ -155,11 +178,15 @@ static void rotary_kv_write(const RotaryArgs& args, int64_t begin, int64_t end) 
         const T* k = static_cast<const T*>(args.k) + token * args.k_token_stride;
         const T* v = static_cast<const T*>(args.v) + token * args.v_token_stride;
         for (int64_t head = 0; head < args.kv_heads; ++head) {
-            const int64_t at = ((page * args.kv_heads + head) * args.page_size + offset) * dim;
-            rotate_head<T>(args, k + head * args.k_head_stride, static_cast<T*>(args.k_pages) + at,
+            const int64_t at = (page * args.kv_heads + head) * steps * args.page_size;
+            T key[kMaxHeadDim + 1];
+            rotate_head<T>(args, k + head * args.k_head_stride, key,
                            static_cast<const T*>(args.k_norm), cos, sin);
-            __builtin_memcpy(static_cast<T*>(args.v_pages) + at, v + head * args.v_head_stride,
-                             dim * sizeof(T));
+            if (dim < steps * kPerStep) key[dim] = T{};
+            write_key(key, steps, static_cast<uint32_t*>(args.k_pages) + at + offset,
+                      args.page_size);
+            write_value(v + head * args.v_head_stride, dim, offset, args.page_size,
+                        reinterpret_cast<T*>(static_cast<uint32_t*>(args.v_pages) + at));
         }
     }
 }

@@ -20,15 +20,24 @@ constexpr int kSplitKeys = 512;
 constexpr int kRowBlock = 64;
 constexpr int kMaxHeadDim = 256;
 
-// KV pages of every layer: [layers, 2, num_pages, heads, page_size, head_dim] contiguous, keys before
-// values.
+// KV pages of every layer: [layers, 2, num_pages, heads] of a head's keys or values, keys before
+// values, laid out as attention reads them:
+//
+//   keys    [steps][page_size] of 4 bytes: a step is a float32 or a pair of bfloat16 dimensions, the
+//           last of an odd number with a zero. So a register holds one step of several keys.
+//   values  float32: [page_size][head_dim].
+//           bfloat16: [page_size / 2][head_dim][2], pairs of tokens along the sum that they go into;
+//           with an odd page size, whose pairs would lie across pages, [page_size][head_dim].
+//
+// Values take as many bytes as keys. The layout depends on nothing but these sizes and the dtype.
 struct KVPages {
     char* storage;
     int64_t layers, num_pages, heads, page_size, head_dim;
     DType dtype;
 
-    int64_t row_bytes() const { return head_dim * (dtype == DType::bfloat16 ? 2 : 4); }
-    int64_t page_bytes() const { return heads * page_size * row_bytes(); }
+    int64_t steps() const { return dtype == DType::bfloat16 ? (head_dim + 1) / 2 : head_dim; }
+    int64_t head_bytes() const { return 4 * steps() * page_size; }
+    int64_t page_bytes() const { return heads * head_bytes(); }
     int64_t planes() const { return 2 * layers; }
     // The keys (even) or values (odd) of a layer.
     char* plane(int64_t index) const { return storage + index * num_pages * page_bytes(); }
@@ -39,7 +48,7 @@ struct AttentionArgs {
     int64_t q_token_stride;
     int64_t q_head_stride;
     void* out;  // [T or S, Hq, D] contiguous
-    const void* k_pages;  // [num_pages, Hk, page_size, D] contiguous
+    const void* k_pages;  // of this layer, as in KVPages
     const void* v_pages;
     int64_t kv_heads;
     int64_t group;  // query heads per KV head
@@ -100,7 +109,7 @@ struct RotaryArgs {
     int64_t half;
     const int32_t* positions;
     const int64_t* slots;
-    void* k_pages;
+    void* k_pages;  // of this layer, as in KVPages
     void* v_pages;
     int64_t page_size;
     const void* q_norm;  // [D] or null

@@ -44,7 +44,7 @@ class LogitsByToken:
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         self.batches.append(batch)
-        self.storages.append(kv.storage.clone())
+        self.storages.append(kv.plain())
         token_ids = batch.token_ids[batch.logit_rows]
         logits = torch.zeros(len(token_ids), VOCAB_SIZE)
         logits[torch.arange(len(token_ids)), (token_ids + 1) % VOCAB_SIZE] = 3.0
@@ -54,8 +54,8 @@ class LogitsByToken:
 
 def cache(num_pages: int, start: int = 0, backend: Backend = NATIVE) -> KVCache:
     allocated = allocate(backend, 2, num_pages, 4, 1, 2, torch.float32)
-    numbers = torch.arange(start, start + allocated.storage.numel())
-    allocated.storage.copy_(numbers.view_as(allocated.storage))
+    plain = allocated.plain()
+    allocated.set_plain(torch.arange(start, start + plain.numel()).view_as(plain))
     return allocated
 
 
@@ -180,7 +180,7 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
     """A page goes to the host, its place is taken by another, whose old place gets it back."""
     device, host = cache(8, backend=backend), cache(3, 10_000, backend)
     model = LogitsByToken(backend)
-    before, on_host = device.storage.clone(), host.storage.clone()
+    before, on_host = device.plain(), host.plain()
     copies = (
         PageCopy(CopyKind.TO_HOST, 1, 2, 4),
         PageCopy(CopyKind.DEVICE, 6, 1, 4),
@@ -197,8 +197,8 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
     assert torch.equal(seen[:, :, 7, :, 3], before[:, :, 7, :, 3])
     assert torch.equal(seen[:, :, :1], before[:, :, :1])
     assert torch.equal(seen[:, :, 2:6], before[:, :, 2:6])
-    assert torch.equal(host.storage[:, :, 2], before[:, :, 1])
-    assert torch.equal(host.storage[:, :, :2], on_host[:, :, :2])
+    assert torch.equal(host.plain()[:, :, 2], before[:, :, 1])
+    assert torch.equal(host.plain()[:, :, :2], on_host[:, :, :2])
 
 
 @pytest.mark.asyncio
@@ -207,7 +207,7 @@ async def test_a_step_may_do_nothing_but_copies():
     plan = StepPlan(step=1, items=(), copies=(PageCopy(CopyKind.DEVICE, 3, 4, 4),))
     (outcome,) = await run(plan, model=model, device=device)
     assert outcome == StepOutcome(step=1, token_ids=())
-    assert torch.equal(device.storage[:, :, 4], device.storage[:, :, 3])
+    assert torch.equal(device.plain()[:, :, 4], device.plain()[:, :, 3])
     assert model.batches == []
 
 

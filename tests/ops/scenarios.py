@@ -46,7 +46,7 @@ class Step:
 @dataclass(slots=True, frozen=True)
 class Scenario:
     storage: Tensor
-    """What the KV pages hold, shaped as `KVCache.storage`."""
+    """What the KV pages hold, shaped as `KVCache.plain()`."""
     host: HostBatch
     q: Tensor
     """[T, Hq, D]"""
@@ -70,7 +70,8 @@ class Scenario:
             others = torch.full((tokens, 2 * self.storage.shape[3], dim), float("nan"))
             qkv = torch.cat([self.q, others.to(self.q.dtype)], dim=1)
         kv = allocate(backend, 1, self.num_pages, self.page_size, self.storage.shape[3], dim, dtype)
-        kv.storage.copy_(self.storage)
+        kv.storage.fill_(float("nan"))
+        kv.set_plain(self.storage)
         batch = backend.prepare(self.host, kv, backend.allocate_slots(1))
         fused = qkv.to(dtype, copy=True).flatten(1)
         return Step(fused, batch, kv, self.q.shape[1] * dim)

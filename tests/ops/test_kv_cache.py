@@ -17,12 +17,27 @@ Copies = list[tuple[int, int, int, int, int]]
 
 
 def numbered(
-    num_pages: int, page_size: int, *, start: int = 0, heads: int = 2, backend: Backend = NATIVE
+    num_pages: int,
+    page_size: int,
+    *,
+    start: int = 0,
+    heads: int = 2,
+    backend: Backend = NATIVE,
+    dtype: torch.dtype = torch.float32,
 ) -> KVCache:
-    """A cache of two layers in which no two numbers are equal; float32."""
-    cache = allocate(backend, 2, num_pages, page_size, heads, 3, torch.float32)
-    cache.storage.copy_(torch.arange(start, start + cache.storage.numel()).view_as(cache.storage))
+    """A cache of two layers in which no two numbers are equal, and no two patterns of bits."""
+    cache = allocate(backend, 2, num_pages, page_size, heads, 3, dtype)
+    plain = cache.plain()
+    numbers = torch.arange(start, start + plain.numel()).view_as(plain)
+    bits = numbers.short().view(dtype) if dtype is torch.bfloat16 else numbers.to(dtype)
+    cache.set_plain(bits)
     return cache
+
+
+def bits_of(cache: KVCache) -> torch.Tensor:
+    """What it holds, NaNs and all, in a form that compares."""
+    plain = cache.plain()
+    return plain.view(torch.int32 if plain.dtype is torch.float32 else torch.int16)
 
 
 def rows(copies: Copies) -> npt.NDArray[np.int32]:
@@ -32,7 +47,7 @@ def rows(copies: Copies) -> npt.NDArray[np.int32]:
 @st.composite
 def lists_of_copies(draw: st.DrawFn) -> tuple[int, list[int], Copies]:
     """Page size, pages of each cache, copies: few pages, so that copies meet each other's."""
-    page_size = draw(st.sampled_from([1, 2, 16]))
+    page_size = draw(st.sampled_from([1, 2, 3, 5, 16]))
     pages = [draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 2)))]
     one_end = st.integers(0, len(pages) - 1).flatmap(
         lambda cache: st.tuples(st.just(cache), st.integers(0, pages[cache] - 1))
@@ -48,7 +63,7 @@ def lists_of_copies(draw: st.DrawFn) -> tuple[int, list[int], Copies]:
 
 def copied_by_hand(caches: list[KVCache], copies: Copies) -> list[torch.Tensor]:
     """What the caches hold afterwards, a number at a time."""
-    after = [cache.storage.clone() for cache in caches]
+    after = [bits_of(cache) for cache in caches]
     for source_cache, source, target_cache, target, tokens in copies:
         for token in range(tokens):
             moved = after[source_cache][:, :, source, :, token].clone()
@@ -57,11 +72,12 @@ def copied_by_hand(caches: list[KVCache], copies: Copies) -> list[torch.Tensor]:
 
 
 @given(lists_of_copies())
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-def test_copies_are_done_one_after_the_other(backend, drawn):
+def test_copies_are_done_one_after_the_other(backend, dtype, drawn):
     page_size, pages, copies = drawn
     caches = [
-        numbered(count, page_size, start=10_000 * i, backend=backend)
+        numbered(count, page_size, start=10_000 * i, backend=backend, dtype=dtype)
         for i, count in enumerate(pages)
     ]
     expected = copied_by_hand(caches, copies)
@@ -69,7 +85,7 @@ def test_copies_are_done_one_after_the_other(backend, drawn):
     backend.copy_pages(caches, rows(copies))
 
     for cache, storage in zip(caches, expected, strict=True):
-        assert torch.equal(cache.storage, storage)
+        assert torch.equal(bits_of(cache), storage)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
@@ -78,13 +94,35 @@ def test_many_large_pages_are_copied_in_order_by_any_number_of_threads(threads, 
     """Each page moves on by one, from the last to the first, and every third loses its end."""
     _native.set_num_threads(num_threads)
     cache = allocate(NATIVE, 4, 100, 16, 2, 64, dtype)
-    cache.storage.copy_(torch.randn(cache.storage.shape))
+    cache.storage.normal_()
     copies = [(0, page, 0, page + 1, 16 if page % 3 else 5) for page in reversed(range(99))]
     expected = copied_by_hand([cache], copies)
 
     NATIVE.copy_pages([cache], rows(copies))
 
-    assert torch.equal(cache.storage, expected[0])
+    assert torch.equal(bits_of(cache), expected[0])
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 5, 16])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [1, 3, 8])
+def test_a_cache_gives_back_what_it_was_given_and_has_a_place_for_each_number(
+    dtype, page_size, dim
+):
+    cache = allocate(NATIVE, 2, 3, page_size, 2, dim, dtype)
+    shape = (2, 2, 3, 2, page_size, dim)
+    given = torch.arange(1, 1 + torch.Size(shape).numel()).view(shape)
+    given = given.short().view(dtype) if dtype is torch.bfloat16 else given.to(dtype)
+    cache.storage.fill_(float("nan"))
+    cache.set_plain(given)
+    got = cache.plain()
+    assert got.shape == shape
+    assert got.dtype is dtype
+    bits = torch.int16 if dtype is torch.bfloat16 else torch.int32
+    assert torch.equal(got.view(bits), given.view(bits))
+    assert set(given.view(bits).flatten().tolist()) <= set(
+        cache.storage.view(bits).flatten().tolist()
+    )
 
 
 def test_bits_that_are_no_numbers_survive():
@@ -111,10 +149,10 @@ def test_bits_that_are_no_numbers_survive():
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 def test_a_copy_that_is_impossible_is_refused_before_any_is_done(backend, copy, message):
     caches = [numbered(5, 4, backend=backend), numbered(3, 4, backend=backend)]
-    before = [cache.storage.clone() for cache in caches]
+    before = [bits_of(cache) for cache in caches]
     with pytest.raises(ValueError, match=message):
         backend.copy_pages(caches, rows([(0, 0, 1, 0, 4), copy]))
-    assert all(torch.equal(c.storage, b) for c, b in zip(caches, before, strict=True))
+    assert all(torch.equal(bits_of(c), b) for c, b in zip(caches, before, strict=True))
 
 
 def test_caches_and_tables_that_do_not_fit_are_refused_by_name():

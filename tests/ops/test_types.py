@@ -9,26 +9,54 @@ import pytest
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.ops import KVCache, backend_named, bytes_per_page
+from aioserve.ops import backend_named, bytes_per_page
+from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.scenarios import BACKENDS, NATIVE, Heads, allocate, lay_out
 
 
-def test_a_cache_is_laid_out_by_layer_and_page() -> None:
-    cache = allocate(NATIVE, 3, 7, 16, 2, 32, torch.bfloat16)
-    assert cache.storage.shape == (3, 2, 7, 2, 16, 32)
-    k_pages, v_pages = cache.layer(2)
-    assert k_pages.shape == v_pages.shape == (7, 2, 16, 32)
-    v_pages[6, 1, 15, 31] = 5
-    assert cache.storage[2, 1, 6, 1, 15, 31] == 5
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_lie_in_steps_of_four_bytes_by_token_within(dtype: torch.dtype) -> None:
+    cache = allocate(NATIVE, 3, 7, 16, 2, 32, dtype)
+    per_step = 4 // dtype.itemsize
+    assert cache.storage.shape == (3, 2, 7, 2, 16 * 32)
+    plain = torch.zeros(3, 2, 7, 2, 16, 32)
+    plain[2, 0, 6, 1, 15, 31] = 5
+    cache.set_plain(plain)
+    assert cache.storage[2, 0, 6, 1].nonzero().item() == 16 * 32 - 1
+    plain[2, 0, 6, 1, 15, 31] = 0
+    plain[2, 0, 6, 1, 3, per_step] = 5
+    cache.set_plain(plain)
+    assert cache.storage[2, 0, 6, 1].nonzero().item() == (16 + 3) * per_step
     sizes = (cache.num_layers, cache.num_pages, cache.page_size, cache.num_kv_heads, cache.head_dim)
     assert sizes == (3, 7, 16, 2, 32)
-    assert cache.dtype is torch.bfloat16
+    assert cache.dtype is dtype
 
 
-def test_bytes_per_page_add_up_to_the_storage() -> None:
-    cache = allocate(NATIVE, 3, 7, 16, 2, 32, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("dtype", "page_size", "at"),
+    [
+        (torch.float32, 16, 3 * 32 + 5),
+        (torch.bfloat16, 16, (1 * 32 + 5) * 2 + 1),
+        (torch.bfloat16, 5, 3 * 32 + 5),
+    ],
+)
+def test_values_lie_in_rows_or_in_pairs_of_tokens(
+    dtype: torch.dtype, page_size: int, at: int
+) -> None:
+    cache = allocate(NATIVE, 1, 2, page_size, 2, 32, dtype)
+    plain = torch.zeros(1, 2, 2, 2, page_size, 32)
+    plain[0, 1, 1, 1, 3, 5] = 5
+    cache.set_plain(plain)
+    assert cache.storage[0, 1, 1, 1].nonzero().item() == at
+    assert int(cache.storage.count_nonzero()) == 1
+
+
+@pytest.mark.parametrize("head_dim", [31, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bytes_per_page_add_up_to_the_storage(dtype: torch.dtype, head_dim: int) -> None:
+    cache = allocate(NATIVE, 3, 7, 16, 2, head_dim, dtype)
     assert 7 * cache.bytes_per_page == cache.storage.nbytes
-    assert bytes_per_page(3, 16, 2, 32, torch.bfloat16) == cache.bytes_per_page
+    assert bytes_per_page(3, 16, 2, head_dim, dtype) == cache.bytes_per_page
 
 
 def test_a_cache_of_no_pages_is_refused_by_name() -> None:
@@ -38,9 +66,9 @@ def test_a_cache_of_no_pages_is_refused_by_name() -> None:
 
 def test_storage_of_another_shape_is_no_cache() -> None:
     with pytest.raises(ValueError, match=r"storage must have shape \[num_layers, 2, num_pages"):
-        KVCache(torch.zeros(1, 3, 2, 2, 2, 2))
+        PlainKVCache(torch.zeros(1, 3, 2, 2, 2, 2))
     with pytest.raises(ValueError, match="storage must be contiguous"):
-        KVCache(torch.zeros(1, 2, 2, 2, 2, 2).mT)
+        PlainKVCache(torch.zeros(1, 2, 2, 2, 2, 2).mT)
 
 
 def test_a_batch_refuses_arrays_that_do_not_fit() -> None:
