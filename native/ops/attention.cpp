@@ -1,5 +1,6 @@
 #include "ops/attention.h"
 
+#include <stdexcept>
 #include <vector>
 
 #include "common/thread_pool.h"
@@ -43,6 +44,7 @@ int64_t partials_of(const Batch& batch, const KVPages& pages, const AttentionCal
 void append_paged_attention(Phases& phases, const Batch& batch, const KVPages& pages, int64_t layer,
                             const AttentionCall& call, float* partials) {
     batch.check_pages(pages);
+    if (!(call.scale > 0)) throw std::invalid_argument("scale must be above 0");
     const AttentionArgs args{.q = call.qkv,
                              .q_token_stride = call.row_stride,
                              .q_head_stride = pages.head_dim,

@@ -11,26 +11,6 @@
 // Scratch matrices hold 32-bit elements: a float, or with `kDot` a pair of bfloat16 along the
 // summed dimension.
 
-constexpr float kLog2e = 1.442695041f;
-
-// A partial result: per row the maximum score (in units of log2), the sum of the weights relative to
-// it, and the weighted sum of the values.
-struct Partial {
-    float* maximum;
-    float* sum;
-    float* out;
-    Partial(float* memory, int64_t rows)
-        : maximum(memory), sum(memory + rows), out(memory + round_up(2 * rows, 16)) {}
-};
-
-// The place in the batch of a unit's token, and its place in the sequence.
-static inline int64_t row_of(const AttentionUnit& unit, int64_t token) {
-    return unit.rows ? unit.rows[token] : unit.first_row + token;
-}
-static inline int64_t position_of(const AttentionUnit& unit, int64_t token) {
-    return unit.position + (unit.rows ? unit.rows[token] - unit.rows[0] : token);
-}
-
 // As floats, or with `kDot` as they are; padded with zeros to whole vectors.
 template <class T>
 static void pack_queries(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
@@ -41,104 +21,20 @@ static void pack_queries(const AttentionArgs& args, const AttentionUnit& unit, c
         const T* from = static_cast<const T*>(args.q) + token * args.q_token_stride +
                         head * args.q_head_stride;
         float* to = q + row * shape.q_stride;
+        if constexpr (kDot<T>) {
+            to[shape.steps - 1] = 0;
+            __builtin_memcpy(to, from, shape.dim * sizeof(T));
+            for (int64_t i = shape.steps; i < shape.q_stride; ++i) to[i] = 0;
+            continue;
+        }
         for (int64_t i = 0; i < shape.q_stride; i += Vec::kWidth) {
-            if constexpr (kDot<T>) {
-                load_pairs(from + 2 * i, shape.dim - 2 * i).store(to + i);
-            } else if (i < shape.dim) {
+            if (i < shape.dim) {
                 load_some(from + i, shape.dim - i).store(to + i);
             } else {
                 Vec::zero().store(to + i);
             }
         }
     }
-}
-
-// A row of scores in units of log2, in place: scale, soft cap, nothing but the keys [begin, end).
-// Returns the largest.
-static inline float scale_scores(const AttentionArgs& args, float* scores, int64_t column,
-                                 int64_t columns, int64_t begin, int64_t end) {
-    const Vec nothing = Vec::set(kMinusInfinity);
-    const Vec scale = Vec::set(args.scale * kLog2e);
-    const bool masked = begin > column * Vec::kWidth || end < columns * Vec::kWidth;
-    Vec top = nothing;
-    for (int64_t i = column; i < columns; ++i) {
-        Vec s = Vec::load(scores + i * Vec::kWidth);
-        if (args.soft_cap > 0) {
-            s = tanh(s * Vec::set(args.scale / args.soft_cap)) * Vec::set(args.soft_cap * kLog2e);
-        } else {
-            s = s * scale;
-        }
-        if (masked) {
-            const int64_t lane = i * Vec::kWidth;
-            s = Vec::keep(s, static_cast<int>(begin - lane), static_cast<int>(end - lane), nothing);
-        }
-        s.store(scores + i * Vec::kWidth);
-        top = Vec::max(top, s);
-    }
-    return top.largest();
-}
-
-// A row of scores to weights 2^(s - reference), in place; adds them up in `sums`, by lane, after
-// `factor` times what was there.
-template <class T>
-static inline void weigh(float* scores, int64_t column, int64_t columns, float reference,
-                         float factor, float* sums) {
-    const Vec subtract = Vec::set(reference);
-    Vec sum = Vec::zero();
-    for (int64_t i = column; i < columns; ++i) {
-        const Vec weight = exp2(Vec::load(scores + i * Vec::kWidth) - subtract);
-        if constexpr (kDot<T>) {
-            // The sum takes the weights as they are multiplied, so that they still add up to one.
-            sum = sum + store_rounded(weight, reinterpret_cast<T*>(scores) + i * Vec::kWidth);
-        } else {
-            weight.store(scores + i * Vec::kWidth);
-            sum = sum + weight;
-        }
-    }
-    Vec::fma(Vec::load(sums), Vec::set(factor), sum).store(sums);
-}
-
-// What rows need beside their queries and results.
-template <class T>
-struct Working {
-    float *q, *scores, *sums, *factors, *references, *copies, *widened;
-
-    Working(float* work, const Shape<T>& shape) {
-        const int64_t rows = shape.rows;
-        q = work;
-        scores = q + rows * shape.q_stride;
-        sums = scores + rows * kKeyBlock;
-        factors = sums + rows * Vec::kWidth;
-        references = factors + rows;
-        copies = work + shape.for_rows();
-        widened = copies + shape.copies();
-    }
-};
-
-// Scores of all rows to weights, in place. Updates the maxima, and leaves the factor for what came
-// before in `factors`.
-template <class T>
-static void weigh_rows(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
-                       const Block<T>& block, const Working<T>& at, const Partial& partial) {
-    const int64_t column = block.first_column(), columns = block.end_column();
-    for (int64_t row = 0; row < shape.rows; ++row) {
-        const int64_t position = position_of(unit, row / args.group) - block.base;
-        const int64_t oldest = args.window ? position - args.window + 1 : 0;
-        const float top = scale_scores(args, at.scores + row * kKeyBlock, column, columns,
-                                       oldest > 0 ? oldest : 0, position + 1);
-        const float before = partial.maximum[row], maximum = top > before ? top : before;
-        partial.maximum[row] = maximum;
-        // A row that has seen no key yet: any finite reference will do.
-        at.references[row] = maximum == kMinusInfinity ? 0.0f : maximum;
-        at.factors[row] = before - at.references[row];
-    }
-    for (int64_t row = 0; row < shape.rows; row += Vec::kWidth) {
-        const int64_t left = shape.rows - row;
-        store_some(exp2(load_some(at.factors + row, left)), at.factors + row, left);
-    }
-    for (int64_t row = 0; row < shape.rows; ++row)
-        weigh<T>(at.scores + row * kKeyBlock, column, columns, at.references[row], at.factors[row],
-                 at.sums + row * Vec::kWidth);
 }
 
 // Both products of a block. `ahead`: another block whose lines are fetched meanwhile, or `Nothing`.
@@ -178,54 +74,72 @@ static void attend_many(const AttentionArgs& args, const AttentionUnit& unit, co
     multiply<kSteps>(mix, block.values(), shape.rows, 0, shape.padded_dim / Vec::kWidth);
 }
 
-// The keys of one split (counted over the whole sequence) against all rows of the unit. A decode
-// does so little with each key that it waits for memory: each block asks for the one after, which
-// may be the first of the `next` unit.
+// A block against all rows of the unit. A decode does so little with each key that it waits for memory:
+// what it reads next, the block of `coming` with the position `after`, is fetched on the way.
+template <class T>
+static void attend_block(const AttentionArgs& args, const AttentionUnit& unit,
+                         const AttentionUnit* coming, int64_t after, const Shape<T>& shape,
+                         const Block<T>& block, Tiles& tiles, const Working<T>& at,
+                         const Partial& partial) {
+    constexpr Steps kSteps = kDot<T>         ? Steps::pairs
+                             : kIsPaired<T> ? Steps::widened
+                                            : Steps::floats;
+    const bool few = shape.rows <= kProductRows;
+    Block<T> ahead;
+    const bool fetches =
+        few && coming && keys_lie_together<T>(args) && values_lie_together<T>(args);
+    if (fetches) {
+        ahead.place(*coming, after);
+        point_at(args, *coming, shape, ahead);
+    }
+    if constexpr (kInTiles<T>) {
+        attend_in_tiles(args, unit, shape, block, fetches ? &ahead : nullptr, tiles, at, partial);
+    } else if (fetches) {
+        attend_few<kSteps>(args, unit, shape, block, ahead, at, partial);
+    } else if (few) {
+        attend_few<kSteps>(args, unit, shape, block, Nothing{}, at, partial);
+    } else if constexpr (kSteps == Steps::widened) {
+        Block<T> wide = block;
+        widen(shape, block, wide, at.widened);
+        attend_many<Steps::floats>(args, unit, shape, wide, at, partial);
+    } else {
+        attend_many<kSteps>(args, unit, shape, block, at, partial);
+    }
+}
+
+// The keys of one split (counted over the whole sequence) against all rows of the unit; what follows
+// may be the first block of the `next` unit.
 template <class T>
 static void attend(const AttentionArgs& args, const AttentionUnit& unit, const AttentionUnit* next,
                    int64_t split, const Shape<T>& shape, float* memory, float* work) {
-    constexpr Steps kSteps = kDot<T>           ? Steps::pairs
-                             : kIsPaired<T> ? Steps::widened
-                                            : Steps::floats;
     const int64_t rows = shape.rows;
     const Working<T> at(work, shape);
     const Partial partial(memory, rows);
     pack_queries(args, unit, shape, at.q);
     for (int64_t i = 0; i < rows; ++i) partial.maximum[i] = kMinusInfinity;
     for (int64_t i = 0; i < rows * Vec::kWidth; ++i) at.sums[i] = 0;
-    for (int64_t i = 0; i < rows * shape.padded_dim; ++i) partial.out[i] = 0;
+    for (int64_t i = 0; i < shape.padded_rows * shape.padded_dim; ++i) partial.out[i] = 0;
 
-    const bool keys_together = keys_lie_together<T>(args);
-    const bool fetches = rows <= kTileRows && keys_together && values_lie_together<T>(args);
+    Tiles tiles;
+    if constexpr (kInTiles<T>) configure_tiles();
     const int64_t first = split * kSplitKeys, last = first + kSplitKeys;
+    const int64_t end = unit.end_key < last ? unit.end_key : last;
     int64_t position = first > unit.first_key ? first : unit.first_key;
-    while (true) {
+    while (position < end) {
         Block<T> block;
         block.place(unit, position);
         position = block.base + kKeyBlock;
-        if (keys_together) {
+        if (keys_lie_together<T>(args)) {
             find_keys(args, unit, shape, block);
         } else {
             copy_keys(args, unit, shape, block, at.copies);
         }
-        find_values(args, unit, shape, block, at.copies + shape.steps * kKeyBlock);
-        const AttentionUnit* coming = position < unit.end_key ? &unit : next;
-        if (fetches && coming) {
-            Block<T> ahead;
-            ahead.place(*coming, coming == &unit ? position : next->first_key);
-            point_at(args, *coming, shape, ahead);
-            attend_few<kSteps>(args, unit, shape, block, ahead, at, partial);
-        } else if (rows <= kTileRows) {
-            attend_few<kSteps>(args, unit, shape, block, Nothing{}, at, partial);
-        } else if constexpr (kSteps == Steps::widened) {
-            Block<T> wide = block;
-            widen(shape, block, wide, at.widened);
-            attend_many<Steps::floats>(args, unit, shape, wide, at, partial);
-        } else {
-            attend_many<kSteps>(args, unit, shape, block, at, partial);
-        }
-        if (position >= last || position >= unit.end_key) break;
+        find_values(args, unit, shape, block, at.copies + shape.copied_keys());
+        const bool more = position < unit.end_key;
+        attend_block(args, unit, more ? &unit : next, more || !next ? position : next->first_key,
+                     shape, block, tiles, at, partial);
     }
+    if constexpr (kInTiles<T>) release_tiles();
     for (int64_t row = 0; row < rows; ++row)
         partial.sum[row] = Vec::load(at.sums + row * Vec::kWidth).sum();
 }

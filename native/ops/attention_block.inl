@@ -6,7 +6,12 @@
 template <class T>
 constexpr bool kIsPaired = sizeof(T) == sizeof(bf16);
 template <class T>
-constexpr bool kDot = kBfloat16Pairs && kIsPaired<T>;
+constexpr bool kInTiles = kTiles && kIsPaired<T>;
+template <class T>
+constexpr bool kDot = kBfloat16Pairs && kIsPaired<T>;  // whatever multiplies them
+// Keys, dimensions and rows of queries that are read together.
+template <class T>
+constexpr int64_t kTogether = kInTiles<T> ? 16 : Vec::kWidth;
 
 static inline int64_t round_up(int64_t n, int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
@@ -18,20 +23,26 @@ struct Shape {
     int64_t rows, dim;
     int64_t steps;       // of Q K^T
     int64_t q_stride;    // a packed query
-    int64_t padded_dim;  // columns of V and of the output, in whole vectors
-    bool widen;          // keys and values become floats once for all rows
+    int64_t padded_dim;  // columns of V and of the output, in whole vectors or tiles
+    int64_t padded_rows;
+    bool widen;  // keys and values become floats once for all rows
 
     Shape(int64_t rows_, int64_t dim_) : rows(rows_), dim(dim_) {
         steps = kIsPaired<T> ? (dim + 1) / 2 : dim;
-        q_stride = round_up(kIsPaired<T> && !kDot<T> ? 2 * steps : steps, Vec::kWidth);
-        padded_dim = round_up(dim, Vec::kWidth);
-        widen = kIsPaired<T> && !kDot<T> && rows > kTileRows;
+        q_stride = round_up(kIsPaired<T> && !kDot<T> ? 2 * steps : steps, kTogether<T>);
+        padded_dim = round_up(dim, kTogether<T>);
+        padded_rows = kInTiles<T> ? round_up(rows, 16) : rows;
+        widen = kIsPaired<T> && !kDot<T> && rows > kProductRows;
     }
     int64_t partial() const { return partial_floats(rows, dim); }
-    int64_t copies() const { return (steps + padded_dim) * kKeyBlock; }
-    int64_t widened() const { return widen ? (2 * steps + padded_dim) * kKeyBlock : 0; }
+    int64_t copied_keys() const { return round_up(steps, kTogether<T>) * kKeyBlock; }
+    int64_t copies() const { return copied_keys() + padded_dim * kKeyBlock; }
+    // Of tiles: the values again, since rows that lie together need not do so tile by tile.
+    int64_t widened() const {
+        return widen ? (2 * steps + padded_dim) * kKeyBlock : kInTiles<T> ? padded_dim * kKeyBlock : 0;
+    }
     int64_t for_rows() const {
-        return round_up(rows * (q_stride + kKeyBlock + Vec::kWidth + 3), 16);
+        return round_up(padded_rows * (q_stride + kKeyBlock + Vec::kWidth + 2), 16);
     }
     int64_t work() const { return for_rows() + copies() + widened(); }
 };
@@ -39,17 +50,17 @@ struct Shape {
 template <class T>
 struct Block {
     int64_t base, begin, end;
-    const float* k[kKeyBlock / Vec::kWidth];  // each vector of keys, at the first step
+    const float* k[kKeyBlock / kTogether<T>];  // each vector of keys, at the first step
     int64_t k_stride;                         // from step to step
     const float* v[kKeyBlock];                // each token's values, or each pair's
 
     // The vectors of keys, and the rows of values, that have a position in [begin, end).
-    int64_t first_column() const { return (begin - base) / Vec::kWidth; }
-    int64_t end_column() const { return (end - base + Vec::kWidth - 1) / Vec::kWidth; }
+    int64_t first_column() const { return (begin - base) / kTogether<T>; }
+    int64_t end_column() const { return (end - base + kTogether<T> - 1) / kTogether<T>; }
     int64_t first_row() const { return kIsPaired<T> ? (begin - base) / 2 : begin - base; }
     int64_t end_row() const { return kIsPaired<T> ? (end - base + 1) / 2 : end - base; }
 
-    Columns keys() const { return {k, k_stride}; }
+    Columns<kTogether<T>> keys() const { return {k, k_stride}; }
     Rows values() const { return {v}; }
 
     // The block with position `at`.
@@ -63,11 +74,12 @@ struct Block {
 // Whether whole vectors of keys, or rows of values in whole vectors, lie together in a page.
 template <class T>
 static inline bool keys_lie_together(const AttentionArgs& args) {
-    return args.page_size % Vec::kWidth == 0;
+    if (kInTiles<T> && args.head_dim % 32 != 0) return false;  // the last tile would go on past them
+    return args.page_size % kTogether<T> == 0;
 }
 template <class T>
 static inline bool values_lie_together(const AttentionArgs& args) {
-    return args.head_dim % Vec::kWidth == 0 && (!kIsPaired<T> || args.page_size % 2 == 0);
+    return args.head_dim % kTogether<T> == 0 && (!kIsPaired<T> || args.page_size % 2 == 0);
 }
 
 // `fn(position, count, offset, head)` for the positions of each page in [begin, end): `offset` is
@@ -89,13 +101,13 @@ template <class T>
 static void find_keys(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
                       Block<T>& block) {
     const float* pages = static_cast<const float*>(args.k_pages);
-    const int64_t begin = block.base + block.first_column() * Vec::kWidth;
-    const int64_t end = block.base + block.end_column() * Vec::kWidth;
+    constexpr int64_t kKeys = kTogether<T>;
+    const int64_t begin = block.base + block.first_column() * kKeys;
+    const int64_t end = block.base + block.end_column() * kKeys;
     block.k_stride = args.page_size;
     for_each_page(args, unit, begin, end, [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
         const float* k = pages + head * shape.steps * args.page_size + offset;
-        for (int64_t i = 0; i < count; i += Vec::kWidth)
-            block.k[(at - block.base + i) / Vec::kWidth] = k + i;
+        for (int64_t i = 0; i < count; i += kKeys) block.k[(at - block.base + i) / kKeys] = k + i;
     });
 }
 
@@ -106,7 +118,9 @@ static void copy_keys(const AttentionArgs& args, const AttentionUnit& unit, cons
     const float* pages = static_cast<const float*>(args.k_pages);
     const int64_t size = args.page_size, steps = shape.steps;
     block.k_stride = kKeyBlock;
-    for (int i = 0; i < kKeyBlock / Vec::kWidth; ++i) block.k[i] = packed + i * Vec::kWidth;
+    constexpr int64_t kKeys = kTogether<T>;
+    for (int i = 0; i < kKeyBlock / kKeys; ++i) block.k[i] = packed + i * kKeys;
+    for (int64_t i = steps * kKeyBlock; i < shape.copied_keys(); ++i) packed[i] = 0;
     if (size > 1) {
         for_each_page(args, unit, block.begin, block.end,
                       [&](int64_t at, int64_t count, int64_t offset, int64_t head) {
@@ -124,8 +138,8 @@ static void copy_keys(const AttentionArgs& args, const AttentionUnit& unit, cons
                   [&](int64_t at, int64_t, int64_t, int64_t head) {
                       rows[at - block.base] = pages + head * steps;
                   });
-    const int64_t end = block.end_column() * Vec::kWidth;
-    for (int64_t column = block.first_column() * Vec::kWidth; column < end; column += Vec::kWidth) {
+    const int64_t end = block.end_column() * kKeys;
+    for (int64_t column = block.first_column() * kKeys; column < end; column += Vec::kWidth) {
         for (int64_t i = 0; i < steps; i += Vec::kWidth) {
             Vec square[Vec::kWidth];
             for (int j = 0; j < Vec::kWidth; ++j)

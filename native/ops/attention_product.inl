@@ -10,12 +10,15 @@ template <Steps kSteps>
 constexpr int64_t kFloatsPerStep = kSteps == Steps::widened ? 2 : 1;
 
 // The matrix B: step p of the vector of columns c starts at `at(p, c)`.
+template <int64_t kWidth>
 struct Columns {
+    static constexpr int64_t kFloats = kWidth;
     const float* const* vectors;
     int64_t stride;
     const float* at(int64_t p, int64_t c) const { return vectors[c] + p * stride; }
 };
 struct Rows {
+    static constexpr int64_t kFloats = Vec::kWidth;
     const float* const* rows;
     const float* at(int64_t p, int64_t c) const { return rows[p] + c * Vec::kWidth; }
 };
@@ -95,7 +98,7 @@ static void tile_row(const Product& m, const B& b, const Ahead& ahead, int64_t r
     }
 }
 
-// The kTileRows rows or fewer from `row` on.
+// The kProductRows rows or fewer from `row` on.
 template <Steps kSteps, int R, class B, class Ahead>
 static void last_rows(const Product& m, const B& b, const Ahead& ahead, int64_t row, int64_t rows,
                       int64_t column, int64_t columns) {
@@ -106,17 +109,17 @@ static void last_rows(const Product& m, const B& b, const Ahead& ahead, int64_t 
     }
 }
 
-// At most kTileRows rows, and the vectors of columns [column, columns).
+// At most kProductRows rows, and the vectors of columns [column, columns).
 template <Steps kSteps, class B, class Ahead>
 static void multiply_few(const Product& m, const B& b, const Ahead& ahead, int64_t rows,
                          int64_t column, int64_t columns) {
-    last_rows<kSteps, kTileRows>(m, b, ahead, 0, rows, column, columns);
+    last_rows<kSteps, kProductRows>(m, b, ahead, 0, rows, column, columns);
 }
 
 template <Steps kSteps, class B>
 static void multiply(const Product& m, const B& b, int64_t rows, int64_t column, int64_t columns) {
     int64_t row = 0;
-    for (; row + kTileRows <= rows; row += kTileRows)
-        tile_row<kSteps, kTileRows, tile_columns(kTileRows)>(m, b, Nothing{}, row, column, columns);
-    last_rows<kSteps, kTileRows - 1>(m, b, Nothing{}, row, rows, column, columns);
+    for (; row + kProductRows <= rows; row += kProductRows)
+        tile_row<kSteps, kProductRows, tile_columns(kProductRows)>(m, b, Nothing{}, row, column, columns);
+    last_rows<kSteps, kProductRows - 1>(m, b, Nothing{}, row, rows, column, columns);
 }

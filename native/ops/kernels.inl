@@ -13,6 +13,8 @@ namespace {
 #include "ops/rowwise.inl"
 #include "ops/attention_product.inl"
 #include "ops/attention_block.inl"
+#include "ops/attention_weights.inl"
+#include "ops/attention_tiles.inl"
 #include "ops/attention.inl"
 
 template <class T>

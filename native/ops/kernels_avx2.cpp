@@ -1,12 +1,13 @@
 #if defined(__x86_64__)
 
+#include "ops/no_tiles.h"
 #include "simd/avx2.h"
 
 namespace aioserve::ops {
 namespace {
 
 // Rows and vectors of attention's sums that fit the registers.
-constexpr int kTileRows = 6;
+constexpr int kProductRows = 6;
 constexpr int tile_columns(int64_t rows) { return rows <= 2 ? 4 : 2; }
 constexpr bool kBfloat16Pairs = false;
 

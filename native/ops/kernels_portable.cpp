@@ -1,10 +1,11 @@
+#include "ops/no_tiles.h"
 #include "simd/portable.h"
 
 namespace aioserve::ops {
 namespace {
 
 // Rows and vectors of attention's sums that fit the registers.
-constexpr int kTileRows = 4;
+constexpr int kProductRows = 4;
 constexpr int tile_columns(int64_t) { return 2; }
 constexpr bool kBfloat16Pairs = false;
 

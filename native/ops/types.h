@@ -147,12 +147,13 @@ struct Largest {
 };
 
 // Floats that a partial result of an attention unit takes: of each row the maximum score, the sum of
-// the weights and the weighted values, in whole vectors of any instruction set.
+// the weights and the weighted values, in whole vectors or tiles of any instruction set.
 constexpr int64_t kPartialAlignment = 16;
 static constexpr int64_t partial_floats(int64_t rows, int64_t head_dim) {
     const int64_t padded = (head_dim + kPartialAlignment - 1) / kPartialAlignment;
     const int64_t sums = (2 * rows + kPartialAlignment - 1) / kPartialAlignment;
-    return (sums + rows * padded) * kPartialAlignment;
+    const int64_t padded_rows = (rows + kPartialAlignment - 1) / kPartialAlignment * kPartialAlignment;
+    return (sums + padded_rows * padded) * kPartialAlignment;
 }
 
 // The kernels of one dtype. All are free of side effects but for their outputs, and never throw.
