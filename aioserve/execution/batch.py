@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.execution.decode_reader import DecodeReader, check_pages
 from aioserve.execution.plan import (
     PENDING_TOKEN,
     CopyKind,
@@ -25,6 +26,7 @@ from aioserve.sampling.sampler import SlotTable
 
 __all__ = ["HostStep", "PlanReader"]
 
+NO_COPIES = np.empty((0, 5), np.int32)
 # Indices of the source's and the target's cache: 0 is the device's, 1 the host's.
 _CACHES = {CopyKind.DEVICE: (0, 0), CopyKind.TO_HOST: (0, 1), CopyKind.FROM_HOST: (1, 0)}
 
@@ -51,27 +53,43 @@ class HostStep:
 
 
 class PlanReader:
-    """Reads plans in the order of their steps, and remembers how started slots sample."""
+    """Reads plans in the order of their steps, and remembers how started slots sample.
+
+    What it gives is for reading alone: some arrays are those of the step before as well.
+    """
 
     def __init__(self, page_size: int, num_slots: int) -> None:
         self._page_size = page_size
         self._slots = SlotTable(num_slots)
+        self._decodes = DecodeReader(page_size)
 
     def read(self, plan: StepPlan) -> HostStep:
-        """Raises `InvariantError` for a row of a slot that hasn't started."""
+        """Raises `InvariantError` for a row of a slot that hasn't started, and for an item without
+        pages for its tokens. Slots have ended and started all the same."""
         for slot in plan.ended_slots:
             self._slots.end(slot)
         for start in plan.started_slots:
             self._slots.start(start.slot, start.params, start.seed)
-        rows = [(item.start + row.offset + 1, row.slot) for item in plan.items for row in item.rows]
-        return HostStep(
-            step=plan.step,
-            copies=_copies(plan.copies),
-            batch=_batch(plan.items, self._page_size) if plan.items else None,
-            samples=self._slots.rows(
-                [slot for _, slot in rows], [position for position, _ in rows]
-            ),
-        )
+        copies = _copies(plan.copies) if plan.copies else NO_COPIES
+        items = plan.items
+        if items and _only_decodes(items):
+            batch = self._decodes.read(items)
+            slots = [item.rows[0].slot for item in items]
+            samples = self._slots.rows(slots, batch.context_lens)
+            return HostStep(plan.step, copies, batch, samples)
+        rows = [(item.start + row.offset + 1, row.slot) for item in items for row in item.rows]
+        positions = np.array([position for position, _ in rows], np.int64)
+        samples = self._slots.rows([slot for _, slot in rows], positions)
+        batch = _batch(items, self._page_size) if items else None
+        return HostStep(plan.step, copies, batch, samples)
+
+
+def _only_decodes(items: Sequence[WorkItem]) -> bool:
+    """Whether each is one token and the sample behind it, as in most steps."""
+    for item in items:  # noqa: SIM110  (a generator takes thrice as long)
+        if item.count != 1 or len(item.rows) != 1:
+            return False
+    return True
 
 
 def _copies(copies: Sequence[PageCopy]) -> npt.NDArray[np.int32]:
@@ -117,6 +135,7 @@ def _page_table(
     table = np.zeros((len(items), width), np.int32)
     for row, item in enumerate(items):
         pages = pages_for(item.start + item.count, page_size)
+        check_pages(item, pages)
         table[row, :pages] = item.page_ids[:pages]
     return table
 

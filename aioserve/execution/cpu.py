@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Sequence
+from typing import NoReturn
 
 import torch
 
-from aioserve.execution.batch import PlanReader
+from aioserve.execution.batch import HostStep, PlanReader
 from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.step_thread import StepThread
 from aioserve.models.decoder import Decoder
@@ -44,19 +46,27 @@ class CpuRunner:
         return self._thread.wake_delays_seconds
 
     def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
-        return self._thread.submit(lambda: self._step(plan))
+        """Its arrays are made here, while the step before is computed."""
+        try:
+            step = self._reader.read(plan)
+        except Exception as error:
+            return self._thread.submit(functools.partial(_raise, error))
+        return self._thread.submit(functools.partial(self._step, step))
 
     async def aclose(self) -> None:
         await self._thread.aclose()
 
     @torch.inference_mode()
-    def _step(self, plan: StepPlan) -> StepOutcome:
+    def _step(self, step: HostStep) -> StepOutcome:
         backend = self._model.backend
-        step = self._reader.read(plan)
         if len(step.copies):
             backend.copy_pages(self._caches, step.copies)
         if step.batch is None:
-            return StepOutcome(step=plan.step, token_ids=())
+            return StepOutcome(step=step.step, token_ids=())
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
         drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens)
         return step.outcome(drawn)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

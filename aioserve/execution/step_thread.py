@@ -1,12 +1,11 @@
 """One thread per device that runs steps in order and wakes the event loop once for each.
 
-The loop never waits for a step and never polls: a step's end is one `call_soon_threadsafe`.
+The loop never waits for a step and never polls: a step's end wakes it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import queue
 import time
@@ -15,10 +14,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 from aioserve.execution.daemon import start_daemon
+from aioserve.execution.waker import Waker
 
 __all__ = ["StepThread"]
 
 Result = TypeVar("Result")
+
+Calls = queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None]
 
 KEPT_DELAYS = 256
 EXIT_SECONDS = 30.0
@@ -29,20 +31,25 @@ class StepThread(Generic[Result]):
     """Runs submitted calls one after the other, off the event loop.
 
     Bound to the event loop that it is made on. `submit` is for that loop's thread. The thread ends
-    with `aclose`, or with the last reference to this object.
+    with `aclose`, or with the last reference to this object. Where a call is queued already when
+    one ends, the thread goes on with it before the loop's thread gets its turn.
     """
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[
-            tuple[Callable[[], Result], asyncio.Future[Result]] | None
-        ] = queue.SimpleQueue()
+        self._calls: Calls = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
         """Between a step's end on the thread and its callback on the loop: loop lag as the engine
         feels it."""
-        run = functools.partial(_run, self._calls, self._loop, self.wake_delays_seconds)
+        done: deque[_Done] = deque()
+        self._waker = Waker(self._loop, functools.partial(_tell, done, self.wake_delays_seconds))
+        run = functools.partial(_run, self._calls, done, self._waker)
         end = functools.partial(self._calls.put, None)
-        self._thread = start_daemon(name, run, end, exit_seconds=EXIT_SECONDS)
+        try:
+            self._thread = start_daemon(name, run, end, exit_seconds=EXIT_SECONDS)
+        except RuntimeError:
+            self._waker.close()
+            raise
 
     def __del__(self) -> None:
         self._calls.put(None)
@@ -58,32 +65,36 @@ class StepThread(Generic[Result]):
         self._calls.put(None)
         while self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
+        self._waker.close()
 
 
-def _run(
-    calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None],
-    loop: asyncio.AbstractEventLoop,
-    wake_delays_seconds: deque[float],
-) -> None:
+_Done = tuple[asyncio.Future[Any], Any, float]
+"""Whose call has ended, what it returned or raised, and when."""
+
+
+def _run(calls: Calls, done: deque[_Done], waker: Waker) -> None:
     while (entry := calls.get()) is not None:
         call, future = entry
         try:
             result: Any = call()
         except BaseException as error:
             result = error
-        wake = functools.partial(_wake, future, result, time.monotonic(), wake_delays_seconds)
-        # The loop may be closed when a host exits without closing the engine.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(wake)
-        del entry, call, future, result, wake
+        done.append((future, result, time.monotonic()))
+        waker.wake()
+        del entry, call, future, result
+    waker.close_soon()
 
 
-def _wake(
-    future: asyncio.Future[Any], result: Any, ended: float, wake_delays_seconds: deque[float]
-) -> None:
-    wake_delays_seconds.append(time.monotonic() - ended)
-    if future.done():
-        return
+def _tell(done: deque[_Done], wake_delays_seconds: deque[float]) -> None:
+    """On the loop: the calls that have ended."""
+    while done:
+        future, result, ended = done.popleft()
+        wake_delays_seconds.append(time.monotonic() - ended)
+        if not future.done():
+            _set(future, result)
+
+
+def _set(future: asyncio.Future[Any], result: Any) -> None:
     if isinstance(result, StopIteration | asyncio.CancelledError):
         # Futures refuse the one, and awaiting the other would look like a cancellation.
         future.set_exception(RuntimeError(f"the call raised {result!r}"))

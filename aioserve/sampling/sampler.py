@@ -13,8 +13,11 @@ alone, picks a kept token by inverting the cumulative distribution.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from aioserve.errors import InvariantError
 from aioserve.ops import SampleRows
@@ -32,9 +35,13 @@ class SlotTable:
         self._top_ks = np.zeros(num_slots, np.int64)
         self._top_ps = np.ones(num_slots, np.float64)
         self._seeds = np.zeros(num_slots, np.uint64)
+        self._last: tuple[Sequence[int], SampleRows] | None = None
+        """The slots asked for last, and their rows, while no slot has started or ended since: from
+        one step to the next seldom more than the positions change."""
 
     def start(self, slot: int, params: SamplingParams, seed: int) -> None:
         """From now on the slot samples so, whatever was in it."""
+        self._last = None
         self._started[slot] = True
         self._temperatures[slot] = params.temperature
         self._top_ks[slot] = params.top_k
@@ -43,18 +50,24 @@ class SlotTable:
 
     def end(self, slot: int) -> None:
         """Forget the slot; no harm if it never started."""
+        self._last = None
         self._started[slot] = False
 
-    def rows(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
-        """A row for each of these slots, which samples the token at the position beside it.
+    def rows(
+        self, slots: Sequence[int], positions: Sequence[int] | npt.NDArray[np.integer[Any]]
+    ) -> SampleRows:
+        """A row for each of these slots, which samples the token at the position beside it. For
+        reading alone: the next rows may share arrays with these.
 
         Raises `InvariantError` for a slot that hasn't started.
         """
+        if self._last is not None and self._last[0] == slots:
+            return replace(self._last[1], positions=np.array(positions, np.uint64))
         at = np.array(slots, np.int64)
         if not self._started[at].all():
             unknown = at[~self._started[at]].tolist()
             raise InvariantError(f"slots {unknown} sample, but have not started")
-        return SampleRows(
+        rows = SampleRows(
             slots=at,
             temperatures=self._temperatures[at],
             top_ks=self._top_ks[at],
@@ -62,3 +75,5 @@ class SlotTable:
             seeds=self._seeds[at],
             positions=np.array(positions, np.uint64),
         )
+        self._last = (slots, rows)
+        return rows

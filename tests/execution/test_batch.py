@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import InvariantError
-from aioserve.execution.batch import PlanReader
+from aioserve.execution.batch import HostStep, PlanReader
 from aioserve.execution.plan import (
     PENDING_TOKEN,
     CopyKind,
@@ -121,6 +122,95 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
     assert batch.max_context == max(item.start + item.count for item in plan.items)
     assert list(zip(batch.pending_rows, batch.pending_slots, strict=True)) == pending
     assert len(batch.logit_rows) == len(samples) == len(sampled)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[list[StepPlan], int]:
+    """Steps in which a few sequences come, go, get a page, and now and then compute more than one
+    token."""
+    page_size = draw(st.sampled_from([1, 2, 16]))
+    lengths = {slot: draw(st.integers(1, 40)) for slot in range(draw(st.integers(1, 4)))}
+    pages: dict[int, np.ndarray] = {}
+    plans = []
+    for step in range(draw(st.integers(1, 12))):
+        chosen = draw(st.lists(st.sampled_from(sorted(lengths)), min_size=1, unique=True))
+        items = []
+        for slot in chosen:
+            count = draw(st.sampled_from([1, 1, 1, 1, 3]))
+            at, lengths[slot] = lengths[slot], lengths[slot] + count
+            needed = -(-lengths[slot] // page_size)
+            held = pages.get(slot, np.zeros(0, np.int32))
+            if len(held) < needed or draw(st.booleans()):  # or in their places: others, or copies
+                first = draw(st.integers(0, 500))
+                most = needed + draw(st.integers(0, 40))
+                pages[slot] = np.arange(first, first + most, dtype=np.int32)
+            ids = [draw(st.sampled_from([PENDING_TOKEN, 7, 8])) for _ in range(count)]
+            offsets = draw(st.sampled_from([(0,), (0,), (0,), (), (0, 0)]))
+            items.append(
+                WorkItem(
+                    sequence_id=slot,
+                    slot=slot,
+                    start=at,
+                    count=count,
+                    token_ids=ids,
+                    page_ids=pages[slot],
+                    rows=tuple(SampleRow(offset=offset, slot=slot) for offset in offsets),
+                )
+            )
+        plans.append(StepPlan(step=step, items=tuple(items)))
+    return plans, page_size
+
+
+def arrays_of(step: HostStep) -> dict[str, Any]:
+    batch, samples = step.batch, step.samples
+    assert batch is not None
+    found = {name: getattr(batch, name).tolist() for name in batch.__slots__}
+    found["page_table"] = batch.page_table.copy()
+    return found | {name: getattr(samples, name).tolist() for name in samples.__slots__}
+
+
+@given(runs())
+def test_a_step_reads_the_same_whatever_was_read_before(drawn: tuple[list[StepPlan], int]) -> None:
+    plans, page_size = drawn
+    started = tuple(start(slot, WARM, slot) for slot in range(4))
+    begin = StepPlan(step=99, started_slots=started, items=())
+    reader = PlanReader(page_size, NUM_SLOTS)
+    reader.read(begin)
+    steps, before = [], []
+
+    for plan in plans:
+        steps.append(reader.read(plan))
+        before.append(arrays_of(steps[-1]))
+        alone = PlanReader(page_size, NUM_SLOTS)
+        alone.read(begin)
+        expected = arrays_of(alone.read(plan))
+        table, expected_table = before[-1]["page_table"], expected.pop("page_table")
+        for row, item in enumerate(plan.items):
+            needed = -(-(item.start + item.count) // page_size)
+            assert table[row, :needed].tolist() == expected_table[row, :needed].tolist()
+        assert {name: before[-1][name] for name in expected} == expected
+
+    for step, arrays in zip(steps, before, strict=True):  # what steps in flight read stays
+        now = arrays_of(step)
+        assert now.pop("page_table").tolist() == arrays.pop("page_table").tolist()
+        assert now == arrays
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_tokens_without_a_page_are_refused(count: int) -> None:
+    reader = PlanReader(2, NUM_SLOTS)
+    reader.read(StepPlan(step=0, started_slots=(start(3), start(4)), items=()))
+    whole = item(4, 2, [7], [(0, 4)])
+    for at in (14, 15, 16):  # eight pages of two tokens
+        one = item(3, at, [7] * count, [(0, 3)])
+        plan = StepPlan(step=at, items=(whole, one))
+        if at + count <= 16:
+            reader.read(plan)
+            continue
+        with pytest.raises(
+            InvariantError, match=f"sequence 3 has 8 pages.*position {at + count - 1}"
+        ):
+            reader.read(plan)
 
 
 def test_copies_keep_their_order_and_name_their_caches() -> None:

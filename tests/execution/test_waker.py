@@ -1,0 +1,103 @@
+"""A loop is woken from another thread, which keeps its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+
+from aioserve.execution.waker import Waker
+from aioserve.testing import run_simulated
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.asyncio
+async def test_a_wake_from_another_thread_is_heard():
+    loop, woken = asyncio.get_running_loop(), asyncio.Event()
+    waker = Waker(loop, woken.set)
+    for _ in range(3):
+        thread = threading.Thread(target=waker.wake)
+        thread.start()
+        await asyncio.wait_for(woken.wait(), 5)
+        thread.join()
+        woken.clear()
+    await asyncio.sleep(0.01)
+    assert not woken.is_set(), "one wake is heard once"
+    waker.close()
+
+
+@pytest.mark.asyncio
+async def test_whoever_wakes_goes_on_before_the_loop_gets_its_turn():
+    """With `call_soon_threadsafe` in place of `wake`, the loop's thread comes in between nearly
+    every time: it waits, and the call lets go of the interpreter's lock."""
+    loop = asyncio.get_running_loop()
+    heard: list[float] = []
+    went_on: list[float] = []
+    waker = Waker(loop, lambda: heard.append(time.perf_counter()))
+
+    def wake_and_go_on() -> None:
+        for _ in range(50):
+            time.sleep(0.002)  # the loop goes to sleep meanwhile
+            waker.wake()
+            for _ in range(2000):  # less than an interpreter's turn
+                pass
+            went_on.append(time.perf_counter())
+
+    await asyncio.to_thread(wake_and_go_on)
+    await asyncio.sleep(0.01)
+    assert len(heard) == len(went_on) == 50
+    in_between = sum(told < done for told, done in zip(heard, went_on, strict=True))
+    assert in_between <= 10
+    waker.close()
+
+
+@pytest.mark.asyncio
+async def test_close_tells_what_was_not_told_yet_and_then_nothing():
+    told: list[None] = []
+    files = open_files()
+    waker = Waker(asyncio.get_running_loop(), lambda: told.append(None))
+    assert len(open_files()) == len(files) + 1
+    waker.wake()
+    waker.close()
+    assert len(told) == 1
+    assert open_files() == files
+    await asyncio.sleep(0.01)
+    assert len(told) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_thread_may_close_it():
+    files = open_files()
+    waker = Waker(asyncio.get_running_loop(), lambda: None)
+    await asyncio.to_thread(waker.close_soon)
+    await asyncio.sleep(0.01)
+    assert open_files() <= files
+
+
+def test_of_a_loop_that_is_gone_no_file_is_left():
+    files = open_files()
+
+    async def leave() -> Waker:
+        return Waker(asyncio.get_running_loop(), lambda: None)
+
+    waker = asyncio.run(leave())
+    waker.wake()
+    waker.close_soon()
+    assert open_files() == files
+
+
+def test_a_loop_that_watches_no_files_is_woken_too():
+    async def main() -> None:
+        woken = asyncio.Event()
+        waker = Waker(asyncio.get_running_loop(), woken.set)
+        await asyncio.to_thread(waker.wake)
+        await asyncio.wait_for(woken.wait(), 5)
+        waker.close()
+
+    run_simulated(main)
