@@ -22,11 +22,13 @@ from aioserve.errors import ConfigError
 from aioserve.request import SamplingParams, Timings, Usage
 
 if TYPE_CHECKING:
-    from aioserve import Engine
+    from aioserve import Engine, EngineStats
 
-__all__ = ["LoopLag", "figures", "measure", "random_prompts"]
+__all__ = ["LoopLag", "figures", "host_share", "measure", "random_prompts", "run_requests"]
 
 TICK_SECONDS = 0.001
+STARTED_AT_ONCE = 32
+"""Requests that are submitted before the event loop's other tasks get their turn."""
 
 Answer = tuple[Usage, Timings]
 
@@ -107,7 +109,7 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
         before = engine.stats()
         async with LoopLag() as lag:
             started = time.perf_counter()
-            answers = await _run(engine, prompts, options.output_len, concurrency)
+            answers = await run_requests(engine, prompts, options.output_len, concurrency)
             seconds = time.perf_counter() - started
         after = engine.stats()
         machine = compute_facts() | {"dtype": engine.dump()["model"]["dtype"]}
@@ -119,6 +121,7 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
         "seconds": seconds,
         **figures(answers, seconds),
         "loop_lag_milliseconds": _spread(lag.samples),
+        "host": host_share(before, after),
         "stats": {
             "steps": after.steps_total - before.steps_total,
             "preemptions": after.preemptions_total - before.preemptions_total,
@@ -130,9 +133,10 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
     }
 
 
-async def _run(
+async def run_requests(
     engine: Engine, prompts: Sequence[list[int]], output_len: int, concurrency: int
 ) -> list[Answer]:
+    """Answers of `output_len` tokens to all prompts, at most `concurrency` at once."""
     queue = iter(prompts)
     answers: list[Answer] = []
 
@@ -142,8 +146,10 @@ async def _run(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(prompts))):
+            for started in range(1, min(concurrency, len(prompts)) + 1):
                 group.create_task(worker())
+                if started % STARTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
     except BaseExceptionGroup as failures:
         # The first failure cancelled the other workers; it alone is worth telling.
         raise failures.exceptions[0] from failures
@@ -182,6 +188,23 @@ def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
             "tpot": _spread(between),
             "e2e": _spread([t.total_seconds for t in timings]),
         },
+    }
+
+
+def host_share(before: EngineStats, after: EngineStats) -> dict[str, float]:
+    """What the engine's own work on the event loop took of the steps in between, one at least."""
+    spent = {
+        part: getattr(after, f"{part}_seconds_total") - getattr(before, f"{part}_seconds_total")
+        for part in ("planning", "commit", "delivery", "step")
+    }
+    steps, step_seconds = after.steps_total - before.steps_total, spent.pop("step")
+    return {
+        **{
+            f"{part}_microseconds_per_step": seconds / steps * 1e6
+            for part, seconds in spent.items()
+        },
+        "step_milliseconds": step_seconds / steps * 1e3,
+        "share_of_step": sum(spent.values()) / step_seconds,
     }
 
 

@@ -9,11 +9,14 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
 from aioserve.cli._bench_options import BenchOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["app"]
 
@@ -86,11 +89,25 @@ def _print_table(result: dict[str, Any]) -> None:
     if lag := result["loop_lag_milliseconds"]:
         lags = f"p99 {lag['p99']:.2f} ms, max {lag['max']:.2f} ms"
         console.print(f"loop lag of a 1 ms ticker: {lags}")
+    _print_host(console, result["host"])
     answers = result["answers"]
     console.print(
         f"{answers['output_tokens']:,} tokens generated in {result['seconds']:.2f} s, "
         f"{stats['steps']} steps, {stats['preemptions']} preemptions, "
         f"prompt tokens: {stats['tokens_prefilled']} computed, {stats['tokens_cached']} cached"
+    )
+
+
+def _print_host(console: Console, host: dict[str, float]) -> None:
+    parts = ", ".join(
+        f"{part} {host[f'{part}_microseconds_per_step']:.0f} µs"
+        for part in ("planning", "commit", "delivery")
+    )
+    console.print(
+        f"the host's share of a step: {host['share_of_step']:.1%} of "
+        f"{host['step_milliseconds']:.2f} ms ({parts})",
+        highlight=False,
+        soft_wrap=True,
     )
 
 

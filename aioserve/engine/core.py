@@ -22,6 +22,7 @@ from collections.abc import Awaitable
 
 from aioserve.engine.delivery import Delivery
 from aioserve.engine.event_loop import running_loop
+from aioserve.engine.host_times import HostTimes
 from aioserve.engine.notices import Notices
 from aioserve.engine.requests import (
     MAX_HANDLED_AT_ONCE,
@@ -76,6 +77,7 @@ class CoreLoop:
         self.pipeline: StepPipeline[Awaitable[StepOutcome]] = StepPipeline(
             scheduler, self._launch, depth=2 if overlap else 1
         )
+        self.times: HostTimes = HostTimes()
         self.failure: BaseException | None = None
         """What ended the loop before `stop` was called: a bug, or a cancelled task."""
         self._runner = runner
@@ -86,6 +88,8 @@ class CoreLoop:
         self._stopping = False
         self._ended = False
         self._progress_seconds = self._loop.time()
+        self._launched_seconds = 0.0
+        """When the step that is due next began: at its launch, or at the end of the one before."""
         self._asleep = False
         """Nothing can be computed until a request comes or a reader catches up."""
 
@@ -176,7 +180,7 @@ class CoreLoop:
         pipeline = self.pipeline
         while True:
             await self._drain()
-            plan = pipeline.drain() if self._stopping else pipeline.advance(self._loop.time())
+            plan = pipeline.drain() if self._stopping else self._advance()
             self.delivery.deliver(self.scheduler.take_ended_unplanned())
             if (handle := pipeline.due) is not None:
                 await self._finish_step(handle)
@@ -185,6 +189,16 @@ class CoreLoop:
                     return
                 await self._sleep()
             self._wake.clear()
+
+    def _advance(self) -> StepPlan | None:
+        began = self._loop.time()
+        was_idle = not self.pipeline.num_in_flight
+        plan = self.pipeline.advance(began)
+        now = self._loop.time()
+        self.times.planning_seconds += now - began
+        if was_idle:
+            self._launched_seconds = now
+        return plan
 
     async def _drain(self) -> None:
         """Take requests out of the scheduler whose readers have left, and new ones in. Where there
@@ -237,7 +251,10 @@ class CoreLoop:
     async def _finish_step(self, handle: Awaitable[StepOutcome]) -> None:
         plan, failure = self.pipeline.in_flight[0], None
         try:
-            outcome = await handle
+            try:
+                outcome = await handle
+            finally:
+                self._note_end()
             check_outcome(plan, outcome)  # here, where one that isn't fails its step alone
         except Exception as error:
             failure = error
@@ -245,7 +262,7 @@ class CoreLoop:
             failed = StepError(f"the step of this request failed: {error!r}", step=plan.step)
             self.delivery.deliver(self.pipeline.fail(repr(error)), failed.with_cause(error))
         else:
-            self.delivery.deliver(self.pipeline.finish(outcome, self._loop.time()))
+            self._commit(outcome)
         self._progress_seconds = self._loop.time()
         self.notices.tell_of_step(
             plan,
@@ -253,3 +270,18 @@ class CoreLoop:
             now_seconds=self._progress_seconds,
             num_waiting=self.num_waiting,
         )
+
+    def _note_end(self) -> None:
+        """A step in flight has ended; the next one, if there is one, goes on from here."""
+        now = self._loop.time()
+        self.times.step_seconds += now - self._launched_seconds
+        self._launched_seconds = now
+
+    def _commit(self, outcome: StepOutcome) -> None:
+        times, clock = self.times, self._loop.time
+        began = clock()
+        updates = self.pipeline.finish(outcome, began)
+        committed = clock()
+        self.delivery.deliver(updates)
+        times.commit_seconds += committed - began
+        times.delivery_seconds += clock() - committed

@@ -14,7 +14,7 @@ __all__ = ["dump_of", "stats_of"]
 
 
 def stats_of(live: LiveEngine) -> EngineStats:
-    scheduler, counters = live.scheduler, live.scheduler.counters
+    scheduler, counters, times = live.scheduler, live.scheduler.counters, live.core.times
     return EngineStats(
         **msgspec.structs.asdict(scheduler.memory.usage()),
         num_running=scheduler.num_running,
@@ -24,6 +24,10 @@ def stats_of(live: LiveEngine) -> EngineStats:
         tokens_generated_total=counters.tokens_generated,
         preemptions_total=counters.preemptions,
         steps_total=counters.steps,
+        step_seconds_total=times.step_seconds,
+        planning_seconds_total=times.planning_seconds,
+        commit_seconds_total=times.commit_seconds,
+        delivery_seconds_total=times.delivery_seconds,
         policy_faults_total=scheduler.guard.faults_total,
         step_age_seconds=live.core.step_age_seconds,
         loop_lag_seconds=max(live.model.runner.wake_delays_seconds, default=0.0),

@@ -25,6 +25,15 @@ class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     tokens_generated_total: int
     preemptions_total: int
     steps_total: int
+    step_seconds_total: float
+    """Time in which a step was in flight."""
+    planning_seconds_total: float
+    """Of the event loop's time, what went into planning steps and handing them to the runner."""
+    commit_seconds_total: float
+    """Likewise, into taking in what steps brought."""
+    delivery_seconds_total: float
+    """Likewise, into making text of it and handing that to the streams. What their readers then do
+    with it isn't counted."""
     policy_faults_total: int
     """Steps in which the scheduling policy raised or gave an answer that isn't one."""
     step_age_seconds: float

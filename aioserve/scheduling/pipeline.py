@@ -46,6 +46,10 @@ class StepPipeline(Generic[Handle]):
         """Steps launched and not finished, oldest first."""
         return tuple([plan for plan, _ in self._in_flight])
 
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
     def advance(self, now_seconds: float) -> StepPlan | None:
         """Plan a step and launch it; None where there is nothing to compute now, or no room.
 

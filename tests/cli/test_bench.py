@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from aioserve import Timings, Usage
-from aioserve.cli._load import LoopLag, figures, random_prompts
+from aioserve import Engine, EngineStats, SamplingParams, Timings, Usage
+from aioserve.cli._load import LoopLag, figures, host_share, random_prompts, run_requests
 from tests.cli.command import Run
 
 SMALL = ("--num-prompts", 6, "--input-len", 20, "--output-len", 5, "--shared-prefix-len", 8)
@@ -32,6 +35,9 @@ def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> N
     assert (stats["tokens_prefilled"], stats["tokens_cached"]) == (80, 40)
     assert result["loop_lag_milliseconds"]["max"] >= result["loop_lag_milliseconds"]["p99"] >= 0
     assert {"isa", "threads", "dtype"} <= result["machine"].keys()
+    host = result["host"]
+    assert host["share_of_step"] > 0
+    assert host["step_milliseconds"] * stats["steps"] < seconds * 1000
 
 
 def test_latency_prints_a_table_and_writes_json(
@@ -44,7 +50,13 @@ def test_latency_prints_a_table_and_writes_json(
         "bench", "latency", "--model", tiny_model, *SMALL, *options, *memory, "--json", file
     )
     assert done.returncode == 0, done.stderr
-    for shown in ("time to first token", "time per output token", "whole answer", "loop lag"):
+    for shown in (
+        "time to first token",
+        "time per output token",
+        "whole answer",
+        "loop lag",
+        "host's share",
+    ):
         assert shown in done.stdout
     result = json.loads(file.read_text())
     assert result["concurrency"] == 1
@@ -124,6 +136,61 @@ def test_prompts_share_exactly_the_prefix_that_was_asked_for() -> None:
     assert first[40:] != second[40:] != third[40:]
     assert {len(prompt) for prompt in (first, second, third)} == {64}
     assert all(0 <= token < 1000 for token in first)
+
+
+def test_the_host_has_its_share_of_the_steps_in_between() -> None:
+    totals = {"steps": 10, "step_seconds": 1.0, "planning_seconds": 0.5, "commit_seconds": 0.25}
+    before = SimpleNamespace(
+        **{f"{name}_total": value for name, value in totals.items()}, delivery_seconds_total=0.0
+    )
+    after = SimpleNamespace(
+        steps_total=14,
+        step_seconds_total=1.25,
+        planning_seconds_total=0.5625,
+        commit_seconds_total=0.28125,
+        delivery_seconds_total=0.015625,
+    )
+    assert host_share(cast(EngineStats, before), cast(EngineStats, after)) == {
+        "planning_microseconds_per_step": 15625,
+        "commit_microseconds_per_step": 7812.5,
+        "delivery_microseconds_per_step": 3906.25,
+        "step_milliseconds": 62.5,
+        "share_of_step": 0.4375,
+    }
+
+
+@pytest.mark.asyncio
+async def test_thousands_of_requests_are_submitted_in_turns_with_other_tasks() -> None:
+    turns = 0
+    submitted_in: Counter[int] = Counter()
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    class Stream:
+        usage, timings = Usage(1, 1), Timings(0.0, 0.0, 1)
+
+        def __aiter__(self) -> Stream:
+            return self
+
+        async def __anext__(self) -> None:
+            if submitted_in.total() == 1000:
+                raise StopAsyncIteration
+            await asyncio.sleep(0)
+
+    class Submits:
+        def stream(self, prompt: list[int], params: SamplingParams) -> Stream:
+            submitted_in[turns] += 1
+            return Stream()
+
+    others = asyncio.create_task(take_turns())
+    answers = await run_requests(cast(Engine, Submits()), [[1]] * 1000, 1, 1000)
+    others.cancel()
+    assert len(answers) == submitted_in.total() == 1000
+    assert max(submitted_in.values()) <= 100
 
 
 @pytest.mark.asyncio

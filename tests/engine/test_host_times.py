@@ -1,0 +1,88 @@
+"""What the engine says that it took of a step is what it took."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from aioserve import Engine, EngineStats, SamplingParams, SchedulingPolicy, StepError
+from aioserve.testing import FakeModel, Faults, run_simulated
+from aioserve.testing.faults import Fault
+from aioserve.text.assembler import TextAssembler
+
+STALL_SECONDS = 0.02
+NUM_TOKENS = 5
+PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_step_seconds_are_those_in_which_a_step_was_in_flight(overlap: bool) -> None:
+    async def main() -> EngineStats:
+        model = FakeModel(step_seconds=lambda plan: 0.25)
+        async with Engine(model, overlap=overlap) as engine:
+            await asyncio.sleep(3)
+            await engine.generate([1, 2, 3], PARAMS)
+            await asyncio.sleep(3)
+            await asyncio.gather(*(engine.generate([n, 2], PARAMS) for n in range(4)))
+            return engine.stats()
+
+    stats = run_simulated(main)
+    assert stats.steps_total >= 2 * NUM_TOKENS
+    assert stats.step_seconds_total == pytest.approx(0.25 * stats.steps_total)
+    # No time goes by on a simulated clock while the engine works.
+    host = stats.planning_seconds_total + stats.commit_seconds_total + stats.delivery_seconds_total
+    assert host == 0
+
+
+def test_a_step_that_fails_was_in_flight_too() -> None:
+    async def main() -> EngineStats:
+        model = FakeModel(step_seconds=lambda plan: 0.25, faults=Faults(at={0: Fault.STEP_RAISES}))
+        async with Engine(model, overlap=False) as engine:
+            with pytest.raises(StepError):
+                await engine.generate([1, 2, 3], PARAMS)
+            return engine.stats()
+
+    assert run_simulated(main).step_seconds_total == pytest.approx(0.25)
+
+
+class Stalling(SchedulingPolicy):
+    def __init__(self, *methods: str) -> None:
+        self.methods = methods
+
+    def order(self, waiting, view):
+        self.stall("order")
+        return waiting
+
+    def step_finished(self, step, tokens):
+        self.stall("step_finished")
+
+    def stall(self, method: str) -> None:
+        if method in self.methods:
+            time.sleep(STALL_SECONDS)
+
+
+PARTS = {"order": "planning", "step_finished": "commit", "push": "delivery"}
+
+
+@pytest.mark.parametrize("stalls", PARTS)
+@pytest.mark.asyncio
+async def test_time_is_counted_where_it_goes(stalls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    push = TextAssembler.push
+
+    def slow_push(self: TextAssembler, token_id: int) -> tuple[str, bool]:
+        time.sleep(STALL_SECONDS)
+        return push(self, token_id)
+
+    if stalls == "push":
+        monkeypatch.setattr(TextAssembler, "push", slow_push)
+    # Each answer is alone when it begins, and so the policy is asked for an order each time.
+    async with Engine(FakeModel(), policy=Stalling(stalls)) as engine:
+        for _ in range(NUM_TOKENS):
+            await engine.generate([1, 2, 3], SamplingParams(max_tokens=1, temperature=0.0))
+        stats = engine.stats()
+    assert stats.steps_total == NUM_TOKENS
+    seconds = {name: getattr(stats, f"{name}_seconds_total") for name in PARTS.values()}
+    assert seconds.pop(PARTS[stalls]) >= NUM_TOKENS * STALL_SECONDS
+    assert all(0 < other < NUM_TOKENS * STALL_SECONDS / 2 for other in seconds.values())
