@@ -145,28 +145,31 @@ class Mailbox:
         if self.finish(FinishReason.ABORT) and owner is not None:
             owner.reader_left()
 
-    async def wait(self) -> None:
-        """Until a token or the end is there; raises the request's error, each time a copy.
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether neither a token is there nor the end."""
+        return not self._tokens and self.finish_reason is None
+
+    def arrival(self) -> asyncio.Future[None]:
+        """Done when a token or the end comes.
 
         Raises `StreamBusyError` if another task is already waiting: a stream has one reader.
         """
-        while not self._tokens and self.finish_reason is None:
-            if self._reader is not None:
-                raise StreamBusyError(
-                    f"another task is already reading request {self.request_id!r}"
-                )
-            self._reader = self.loop.create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+        if self._reader is not None and not self._reader.done():
+            raise StreamBusyError(f"another task is already reading request {self.request_id!r}")
+        self._reader = self.loop.create_future()
+        return self._reader
+
+    def raise_error(self) -> None:
+        """Raise what ended the request, if that was an error, once all tokens are taken; each time
+        a copy."""
         if not self._tokens and self.error is not None:
             raise self.error.copy()
 
-    async def take(self) -> Token | None:
-        """The next token, or None at the end; otherwise as `wait`."""
-        await self.wait()
+    def take(self) -> Token | None:
+        """The next token, or None at the end; otherwise as `raise_error`."""
         if not self._tokens:
+            self.raise_error()
             return None
         token = self._tokens.popleft()
         if self.paused and 2 * len(self._tokens) <= self.capacity:

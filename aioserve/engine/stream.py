@@ -70,26 +70,32 @@ class TokenStream:
         was an error, as the next read will: for those who must know before they begin to answer,
         such as a web handler that can still say 400."""
         self._check_loop()
-        try:
-            await self._mailbox.wait()
-        except asyncio.CancelledError:
-            self._mailbox.abort()
-            raise
+        await self._arrived()
+        self._mailbox.raise_error()
 
     async def __anext__(self) -> Token:
         """The next token. Raises what ended the request, if that was an error."""
+        mailbox = self._mailbox
         self._check_loop()
-        try:
-            token = await self._mailbox.take()
-        except asyncio.CancelledError:
-            self._mailbox.abort()
-            raise
+        if mailbox.is_waited_for:
+            await self._arrived()
+        token = mailbox.take()
         if token is None:
             raise StopAsyncIteration
         return token
 
+    async def _arrived(self) -> None:
+        mailbox = self._mailbox
+        try:
+            while mailbox.is_waited_for:
+                await mailbox.arrival()
+        except asyncio.CancelledError:
+            mailbox.abort()
+            raise
+
     def _check_loop(self) -> None:
-        check_on(self._mailbox.loop, f"request {self.request_id!r}")
+        if running_loop() is not self._mailbox.loop:
+            check_on(self._mailbox.loop, f"request {self.request_id!r}")
 
     def close(self) -> None:
         """End the request if it hasn't ended. Awaits nothing; call it as often as you like, from

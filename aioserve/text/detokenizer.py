@@ -6,7 +6,6 @@ Knows a tokenizer's piece table; must not know stop strings, requests or streams
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
 
 from aioserve.text.pieces import Piece, PieceTable
 from aioserve.text.tokenizer import Tokenizer
@@ -26,35 +25,37 @@ class IncrementalDetokenizer:
     thread-safe: one stream, one thread at a time.
     """
 
-    __slots__ = ("_decode", "_first", "_pieces", "_plain", "_run", "_strip_left")
+    __slots__ = ("_decoder", "_first", "_pieces", "_plain", "_run", "_strip_left", "_texts")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = tokenizer.pieces
         self._pieces: PieceTable = pieces
-        self._decode: Callable[..., str] | None = (
-            _new_utf8_decoder("replace").decode if pieces.byte_level else None
+        self._texts: dict[int, str] = pieces.texts
+        self._decoder: codecs.IncrementalDecoder | None = (
+            _new_utf8_decoder("replace") if pieces.byte_level else None
         )
         self._run = bytearray()
         self._first = pieces.first_differs
         self._strip_left = pieces.strip_left
-        self._plain = self._decode is None and not self._first and not self._strip_left
+        self._plain = not self._first and not self._strip_left
+        """Nothing is held, and nothing to be left out: a piece that is whole is its own text."""
 
     def push(self, token_id: int) -> str:
         """Text that became final with this id; often empty. O(1) amortised.
 
         Raises `InvariantError` for a negative id.
         """
+        if self._plain:
+            text = self._texts.get(token_id)
+            if text is not None:
+                return text
         piece = self._pieces[token_id]
-        if piece is None:
-            return ""
-        if self._plain and isinstance(piece, str):
-            return piece
-        return self._push_slow(token_id, piece)
+        return "" if piece is None else self._push_slow(token_id, piece)
 
     def flush(self) -> str:
         """The held tail, when no further id follows; incomplete characters become U+FFFD."""
-        if self._decode is not None:
-            return self._strip(self._decode(b"", True))
+        if self._decoder is not None:
+            return self._strip(self._decoder.decode(b"", True))
         return self._strip(self._end_run())
 
     def _push_slow(self, token_id: int, piece: Piece) -> str:
@@ -62,9 +63,10 @@ class IncrementalDetokenizer:
             self._first = False
             piece = self._pieces.first(token_id)
         if isinstance(piece, bytes):
-            if self._decode is not None:
-                text = self._decode(piece)
-                return self._strip(text) if self._strip_left else text
+            if self._decoder is not None:
+                text = self._strip(self._decoder.decode(piece))
+                self._plain = not self._strip_left and not self._decoder.getstate()[0]
+                return text
             self._run += piece
             self._plain = False
             return ""

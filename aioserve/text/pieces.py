@@ -10,6 +10,7 @@ decodes. A decoder outside this set is refused at load. Must not know about requ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -43,12 +44,16 @@ class PieceTable(dict[int, Piece]):
     - the first piece is `first(token_id)` instead, where the decoder treats it differently;
     - up to `strip_left` leading `strip_char` are removed from the result.
 
+    `texts` has the text of each piece used so far that is the same beside any others: all but
+    bytes that are part of a character, or of a run.
+
     Raises `UnsupportedModelError` for a decoder that doesn't fit these rules. Safe to use from
     several threads: a lost race computes the same piece twice.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, source: str) -> None:
         super().__init__()
+        self.texts: dict[int, str] = {}
         self._id_to_token = backend.id_to_token
         self._special = frozenset(
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
@@ -65,6 +70,11 @@ class PieceTable(dict[int, Piece]):
     def __missing__(self, token_id: int) -> Piece:
         piece = self._piece(token_id, self._later)
         self[token_id] = piece
+        if piece is None or isinstance(piece, str):
+            self.texts[token_id] = piece or ""
+        elif self.byte_level:
+            with contextlib.suppress(UnicodeDecodeError):
+                self.texts[token_id] = piece.decode()
         return piece
 
     def first(self, token_id: int) -> Piece:
