@@ -19,7 +19,8 @@ namespace aioserve {
 
 // Defined in `ops/kernels_*.cpp` and `linear/tile_*.cpp`.
 namespace ops {
-extern const Table kPortable, kAvx2, kAvx512, kAvx512Bf16, kAvx512Bf16Emulated;
+extern const Table kPortable, kAvx2, kAvx512, kAvx512Bf16, kAvx512Bf16Emulated, kAmxBf16,
+    kAmxBf16Emulated;
 }
 namespace linear {
 extern const TileSet kPortableFloat32, kPortableBfloat16, kAvx2Float32, kAvx2Bfloat16,
@@ -67,7 +68,6 @@ std::vector<Isa> isas_of_this_machine() {
     using namespace linear;
     std::vector<Isa> all{
         {"portable", true, false, &kPortable, &kPortableFloat32, &kPortableBfloat16}};
-    const Table* pairs_emulated = &kPortable;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -76,17 +76,15 @@ std::vector<Isa> isas_of_this_machine() {
                         __builtin_cpu_supports("avx512dq");
     const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
     const bool amx_bf16 = avx512_bf16 && may_use_amx_bf16();
-    if (avx512) pairs_emulated = &kAvx512Bf16Emulated;
     all.push_back({"avx2", avx2, false, &kAvx2, &kAvx2Float32, &kAvx2Bfloat16});
     all.push_back({"avx512", avx512, false, &kAvx512, &kAvx512Float32, &kAvx512Bfloat16});
     all.push_back({"avx512_bf16", avx512_bf16, false, &kAvx512Bf16, &kAvx512Float32,
                    &kAvx512Bf16Bfloat16});
-    all.push_back({"amx_bf16", amx_bf16, false, &kAvx512Bf16, &kAvx512Float32, &kAmxBf16Bfloat16});
+    all.push_back({"amx_bf16", amx_bf16, false, &kAmxBf16, &kAvx512Float32, &kAmxBf16Bfloat16});
     all.push_back({"avx512_bf16_emulated", avx512, true, &kAvx512Bf16Emulated, &kAvx512Float32,
                    &kAvx512Bf16EmulatedBfloat16});
 #endif
-    // What has no tiles is emulated too where that needs no more than the machine has.
-    all.push_back({"amx_bf16_emulated", true, true, pairs_emulated, &kPortableFloat32,
+    all.push_back({"amx_bf16_emulated", true, true, &kAmxBf16Emulated, &kPortableFloat32,
                    &kAmxBf16EmulatedBfloat16});
     return all;
 }

@@ -2,14 +2,15 @@
 
 #if defined(__x86_64__)
 
+#include "ops/no_tiles.h"
 #include "simd/avx512_bf16_emulated.h"
 
 namespace aioserve::ops {
 namespace {
 
 // Rows and vectors of attention's sums that fit the registers.
-constexpr int kTileRows = 6;
-constexpr int tile_columns(int64_t) { return 4; }
+constexpr int kProductRows = 6;
+constexpr int tile_columns(int64_t rows) { return rows <= 2 ? 8 : 4; }
 constexpr bool kBfloat16Pairs = true;
 
 }  // namespace
