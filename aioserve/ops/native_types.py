@@ -40,8 +40,9 @@ class NativeLinear(Linear):
 
     The packed copy is all that is kept. A row's result depends on that row alone, to the last bit:
     not on how many rows there are, its place among them, threads, or other rows' NaNs. Every output
-    is one chain of multiply-adds in the order of the inputs; float32 results are the sums as they
-    are. `benchmarks/linear.py` prints how it compares with torch.
+    is one chain of additions in the order of the inputs: of their products, or with AMX of the sums
+    of 32 products each. float32 results are the sums as they are. `benchmarks/linear.py` prints how
+    it compares with torch.
     """
 
     __slots__ = ("_apply", "_float32", "_item_bytes", "packed")

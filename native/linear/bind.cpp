@@ -30,6 +30,12 @@ void apply(const PackedWeight& self, Address x, int64_t rows, int64_t x_row_byte
                y_is_float32);
 }
 
+void argmax(const PackedWeight& self, Address x, int64_t rows, int64_t x_row_bytes, Address largest,
+            Address columns) {
+    self.argmax(reinterpret_cast<const char*>(x), rows, x_row_bytes,
+                reinterpret_cast<float*>(largest), reinterpret_cast<int64_t*>(columns));
+}
+
 void gather(const PackedWeight& self, Address ids, int64_t count, Address out) {
     self.gather(reinterpret_cast<const int64_t*>(ids), count, reinterpret_cast<char*>(out));
 }
@@ -41,6 +47,7 @@ void bind_linear(nb::module_& m) {
         .def("__init__", &pack, "weight"_a, "out_features"_a, "in_features"_a, "row_bytes"_a,
              "column_bytes"_a, "bias"_a, "bfloat16"_a, ReleaseGil())
         .def("apply", &apply, ReleaseGil())
+        .def("argmax", &argmax, ReleaseGil())
         .def("gather", &gather, ReleaseGil())
         .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
 }

@@ -58,6 +58,17 @@ class PackedWeight {
                 bool y_is_float32) const;
     std::size_t packed_bytes(int64_t rows) const;
 
+    // The same without the results: of each row, the largest as float32, and the first column that
+    // has it; NaN and its first column where there is one. `partial`: `argmax_bytes(rows)` of memory,
+    // aligned to 8 bytes, that stays too.
+    void append_argmax(Phases& phases, const RowSource& x, int64_t rows, char* packed,
+                       char* partial, float* largest, int64_t* columns) const;
+    std::size_t argmax_bytes(int64_t rows) const;
+
+    // Runs them.
+    void argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, float* largest,
+                int64_t* columns) const;
+
     // out [count, in] = weight[ids], in the weight's dtype. Throws std::out_of_range for an id that
     // is no row, before it writes anything.
     void gather(const int64_t* ids, int64_t count, char* out) const;
@@ -65,7 +76,9 @@ class PackedWeight {
     std::size_t num_bytes() const { return panel_bytes_ * static_cast<std::size_t>(num_panels_); }
 
   private:
+    struct Best;
     struct Pass;
+    struct Split;
 
     void pack_panel(const Matrix& weight, int64_t panel);
     std::size_t packed_row_bytes(const TileSet& tiles) const;
@@ -73,7 +86,12 @@ class PackedWeight {
     bool is_worth_sharing(int64_t rows) const;
     void append_packing(Phases& phases, const TileSet& tiles, const RowSource& x, const Pass& pass,
                         char* packed) const;
+    template <class Fn>
+    void for_each_pass(int64_t rows, const RowSource& x, char* packed, const Fn& fn) const;
+    Split split(const Pass& pass) const;
     void append_product(Phases& phases, const TileSet& tiles, const Pass& pass) const;
+    void multiply_block(const TileSet& tiles, const Pass& pass, int64_t block, int64_t group,
+                        const Split& split) const;
 
     int64_t out_features_;
     int64_t in_features_;

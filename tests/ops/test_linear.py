@@ -162,6 +162,55 @@ def test_bfloat16_results_are_the_float32_sums_rounded_once(isa: str) -> None:
     assert bool((narrow.float() != wide).any()), "float32 results carry no more than bfloat16"
 
 
+def argmax(layer: NativeLinear, x: Tensor) -> tuple[Tensor, Tensor]:
+    largest = torch.full((x.shape[0],), 123.0)
+    columns = torch.full((x.shape[0],), -1)
+    row_bytes = x.stride(0) * x.element_size()
+    layer.packed.argmax(x.data_ptr(), x.shape[0], row_bytes, largest.data_ptr(), columns.data_ptr())
+    return largest, columns
+
+
+def assert_argmax_is_that_of_the_outputs(layer: NativeLinear, x: Tensor) -> None:
+    outputs = layer(x)
+    largest, columns = argmax(layer, x)
+    expected = torch.from_numpy(outputs.numpy().argmax(axis=1))
+    assert torch.equal(columns, expected)
+    values = outputs.gather(1, expected[:, None])[:, 0]
+    assert torch.equal(largest.view(torch.int32), values.view(torch.int32))
+
+
+@dtypes
+def test_argmax_is_the_first_of_the_largest_or_the_first_nan(isa: str, dtype: torch.dtype) -> None:
+    weight, x = random(420, 64, dtype=dtype), random(45, 64, dtype=dtype)
+    weight[70:350:35] = weight[3:11]  # equal outputs in other panels
+    weight[201] = weight[200]
+    x[7] = 0  # all are equal
+    x[8, 0] = float("inf")
+    x[9, 5] = float("nan")
+    bias = torch.zeros(420, dtype=dtype)
+    for case in ("plain", "nan", "low"):
+        if case == "nan":
+            bias[[33, 170, 419]] = float("nan")
+        if case == "low":
+            bias = torch.full((420,), -float("inf"), dtype=dtype)
+        layer = NativeLinear(weight, bias, out_dtype=torch.float32)
+        for rows in (1, 2, 14, 33, 45):
+            assert_argmax_is_that_of_the_outputs(layer, x[-rows:])
+            assert_argmax_is_that_of_the_outputs(layer, x[:rows])
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "out_features"), [(1, 3000), (50, 40), (300, 1500), (700, 30)])
+def test_argmax_is_the_same_with_any_number_of_threads(
+    threads: None, dtype: torch.dtype, rows: int, out_features: int
+) -> None:
+    layer = NativeLinear(random(out_features, 768, dtype=dtype), out_dtype=torch.float32)
+    x = random(rows, 768, dtype=dtype)
+    for count in (1, 2, 5):
+        _native.set_num_threads(count)
+        assert_argmax_is_that_of_the_outputs(layer, x)
+
+
 @dtypes
 def test_weights_and_rows_may_be_strided(dtype: torch.dtype) -> None:
     weight, wide = random(24, 50, dtype=dtype), random(6, 100, dtype=dtype)

@@ -1,0 +1,314 @@
+// The product with a packed weight, as phases: rows are packed, then tiles multiply.
+
+#include <algorithm>
+#include <new>
+
+#include "common/thread_pool.h"
+#include "dispatch.h"
+#include "linear/packed_weight.h"
+
+namespace aioserve::linear {
+namespace {
+
+// What one pass over the panels keeps at hand in the L2 cache: packed rows of x, and panels.
+constexpr std::size_t kRowCacheBytes = 512 * 1024;
+constexpr std::size_t kPanelCacheBytes = 256 * 1024;
+constexpr int64_t kMaxPanelsPerTask = 4;
+
+// One thread's estimate, to see whether waking another pays.
+constexpr double kBytesPerNanosecond = 40;
+constexpr double kMultipliesPerNanosecond = 60;
+constexpr double kWorthSharing_ns = 6'000;
+constexpr double kNanosecondsPerPlainByte = 1.0 / 16;
+constexpr double kNanosecondsPerMadeByte = 1.0 / 4;  // norms, activations
+constexpr double kPackingWorthSharing_ns = 2'000;    // the threads are awake for the product
+
+std::size_t round_up(std::size_t value, std::size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+
+// A thread's own, kept between calls.
+class AlignedMemory {
+  public:
+    char* at_least(std::size_t bytes) {
+        if (size_ < bytes) {
+            memory_.reset();
+            size_ = 0;
+            memory_.reset(static_cast<char*>(::operator new[](bytes, kAlignment)));
+            size_ = bytes;
+        }
+        return memory_.get();
+    }
+
+  private:
+    static constexpr std::align_val_t kAlignment{64};
+    struct Free {
+        void operator()(char* p) const { ::operator delete[](p, kAlignment); }
+    };
+    std::unique_ptr<char[], Free> memory_;
+    std::size_t size_ = 0;
+};
+
+}  // namespace
+
+// The first of the largest of a row's outputs so far; the first NaN, once there is one.
+struct PackedWeight::Best {
+    float value;
+    int32_t column;
+
+    bool yields_to(float other) const { return !(other <= value) && value == value; }
+
+    // One that comes after all so far.
+    void take(const Best& next) {
+        if (yields_to(next.value)) *this = next;
+    }
+
+    // The same for outputs in a row. Most hold none that is larger.
+    void take(const float* outputs, int count, int32_t first_column) {
+        bool any = false;
+        for (int i = 0; i < count; ++i) any |= !(outputs[i] <= value);
+        if (!any) return;
+        for (int i = 0; i < count; ++i)
+            if (yields_to(outputs[i])) *this = {outputs[i], first_column + i};
+    }
+};
+
+// How the tasks of a pass share its work.
+struct PackedWeight::Split {
+    int64_t threads;
+    int64_t panels;  // of a task
+    int64_t groups;  // of so many panels
+    int64_t slices;  // of the blocks, for each group
+};
+
+// A pass over the panels: consecutive rows of x, cut into blocks of nearly equal size.
+struct PackedWeight::Pass {
+    const char* x;  // packed blocks, one after the other; or, if `is_plain`, one row as it stands
+    bool is_plain;
+    char* y;     // of its first row; or null, where the largest of each row are kept in `best`
+    Best* best;  // [rows][groups of panels]
+    int64_t first_row;
+    int64_t count;
+    int64_t unit;  // of rows in a block
+    int64_t units;
+    int64_t num_blocks;
+    std::size_t packed_row_bytes;
+    std::ptrdiff_t y_row_bytes;
+    bool y_is_float32;
+
+    int64_t first_of(int64_t block) const { return units * block / num_blocks * unit; }
+    int64_t room_of(int64_t block) const { return first_of(block + 1) - first_of(block); }
+    int64_t size_of(int64_t block) const {
+        return std::min(room_of(block), count - first_of(block));
+    }
+    int64_t block_of(int64_t row) const { return ((row / unit + 1) * num_blocks - 1) / units; }
+};
+
+std::size_t PackedWeight::packed_row_bytes(const TileSet& tiles) const {
+    return round_up(static_cast<std::size_t>(steps_ * tiles.packed_step_bytes), kChunkBytes);
+}
+
+int64_t PackedWeight::most_rows_of_a_pass(const TileSet& tiles) const {
+    const auto fitting = static_cast<int64_t>(kRowCacheBytes / packed_row_bytes(tiles));
+    return std::max<int64_t>(1, fitting / tiles.max_rows) * tiles.max_rows;
+}
+
+std::size_t PackedWeight::packed_bytes(int64_t rows) const {
+    const TileSet& tiles = tiles_in_use(element_bytes_ == 2);
+    const int64_t most = most_rows_of_a_pass(tiles);
+    return round_up(static_cast<std::size_t>(std::min(rows, most)),
+                    static_cast<std::size_t>(tiles.row_unit)) *
+           packed_row_bytes(tiles);
+}
+
+// `fn(tiles, pass)` for passes that have no results yet. A row as it stands needs no packing if it is
+// a block of one.
+template <class Fn>
+void PackedWeight::for_each_pass(int64_t rows, const RowSource& x, char* packed,
+                                 const Fn& fn) const {
+    const TileSet& tiles = tiles_in_use(element_bytes_ == 2);
+    const int64_t passes = divide_up(rows, most_rows_of_a_pass(tiles));
+    const bool whole_units = in_features_ * element_bytes_ % tiles.plain_unit_bytes == 0;
+    for (int64_t i = 0; i < passes; ++i) {
+        Pass pass{};
+        pass.is_plain = rows == 1 && whole_units && !x.row;
+        pass.x = pass.is_plain ? x.at(0, nullptr) : packed;
+        pass.unit = tiles.row_unit;
+        pass.packed_row_bytes = packed_row_bytes(tiles);
+        pass.first_row = rows * i / passes;
+        pass.count = rows * (i + 1) / passes - pass.first_row;
+        pass.units = divide_up(pass.count, pass.unit);
+        pass.num_blocks = divide_up(pass.units * pass.unit, tiles.max_rows);
+        fn(tiles, pass);
+    }
+}
+
+void PackedWeight::apply(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, char* y,
+                         bool y_is_float32) const {
+    thread_local Phases phases;
+    thread_local AlignedMemory packed;
+    phases.clear();
+    append(phases, RowSource::plain(x, x_row_bytes), rows, packed.at_least(packed_bytes(rows)), y,
+           y_is_float32);
+    phases.run();
+}
+
+void PackedWeight::argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, float* largest,
+                          int64_t* columns) const {
+    thread_local Phases phases;
+    thread_local AlignedMemory packed, partial;
+    phases.clear();
+    append_argmax(phases, RowSource::plain(x, x_row_bytes), rows,
+                  packed.at_least(packed_bytes(rows)), partial.at_least(argmax_bytes(rows)),
+                  largest, columns);
+    phases.run();
+}
+
+void PackedWeight::append(Phases& phases, const RowSource& x, int64_t rows, char* packed, char* y,
+                          bool y_is_float32) const {
+    const std::ptrdiff_t y_row_bytes = out_features_ * (y_is_float32 ? 4 : 2);
+    for_each_pass(rows, x, packed, [&](const TileSet& tiles, Pass& pass) {
+        pass.y = y + pass.first_row * y_row_bytes;
+        pass.y_row_bytes = y_row_bytes;
+        pass.y_is_float32 = y_is_float32;
+        if (!pass.is_plain) append_packing(phases, tiles, x, pass, packed);
+        append_product(phases, tiles, pass);
+    });
+}
+
+void PackedWeight::append_argmax(Phases& phases, const RowSource& x, int64_t rows, char* packed,
+                                 char* partial, float* largest, int64_t* columns) const {
+    for_each_pass(rows, x, packed, [&](const TileSet& tiles, Pass& pass) {
+        pass.best = reinterpret_cast<Best*>(partial);
+        pass.y_row_bytes = kPanelColumns * sizeof(float);
+        pass.y_is_float32 = true;
+        if (!pass.is_plain) append_packing(phases, tiles, x, pass, packed);
+        append_product(phases, tiles, pass);
+        const int64_t groups = split(pass).groups;
+        const double nanoseconds = static_cast<double>(pass.count * groups);
+        const int64_t pieces =
+            nanoseconds < kPackingWorthSharing_ns ? 1 : std::min<int64_t>(pass.count, num_threads());
+        phases.add(pieces, [pass, groups, pieces, largest, columns](int64_t piece) {
+            const int64_t end = pass.count * (piece + 1) / pieces;
+            for (int64_t row = pass.count * piece / pieces; row < end; ++row) {
+                Best best = pass.best[row * groups];
+                for (int64_t group = 1; group < groups; ++group)
+                    best.take(pass.best[row * groups + group]);
+                largest[pass.first_row + row] = best.value;
+                columns[pass.first_row + row] = best.column;
+            }
+        });
+    });
+}
+
+std::size_t PackedWeight::argmax_bytes(int64_t rows) const {
+    int64_t most = 0;
+    for_each_pass(rows, RowSource{}, nullptr, [&](const TileSet&, Pass& pass) {
+        most = std::max(most, pass.count * split(pass).groups);
+    });
+    return static_cast<std::size_t>(most) * sizeof(Best);
+}
+
+bool PackedWeight::is_worth_sharing(int64_t rows) const {
+    const double bytes = static_cast<double>(num_bytes());
+    const double multiplies = bytes / element_bytes_ * static_cast<double>(rows);
+    return std::max(bytes / kBytesPerNanosecond, multiplies / kMultipliesPerNanosecond) >=
+           kWorthSharing_ns;
+}
+
+// A piece is some rows, wherever blocks begin: few rows give work to many threads too.
+void PackedWeight::append_packing(Phases& phases, const TileSet& tiles, const RowSource& x,
+                                  const Pass& pass, char* packed) const {
+    const std::size_t bytes = static_cast<std::size_t>(pass.count) * pass.packed_row_bytes;
+    const double per_byte = x.row ? kNanosecondsPerMadeByte : kNanosecondsPerPlainByte;
+    const bool alone = !is_worth_sharing(pass.count) ||
+                       static_cast<double>(bytes) * per_byte < kPackingWorthSharing_ns;
+    const int64_t pieces = std::min<int64_t>(pass.count, alone ? 1 : 2 * num_threads());
+    phases.add(pieces, [this, &tiles, x, pass, packed, pieces](int64_t piece) {
+        thread_local AlignedMemory made;
+        const auto row_bytes = static_cast<std::size_t>(in_features_ * element_bytes_);
+        char* memory = x.row ? made.at_least(row_bytes) : nullptr;
+        const int64_t end = pass.count * (piece + 1) / pieces;
+        for (int64_t row = pass.count * piece / pieces; row < end; ++row) {
+            const int64_t block = pass.block_of(row);
+            const int64_t top = pass.first_of(block);
+            const int room = static_cast<int>(pass.room_of(block));
+            char* to = packed + static_cast<std::size_t>(top) * pass.packed_row_bytes;
+            tiles.pack_row(x.at(pass.first_row + row, memory), row_bytes,
+                           to + (row - top) * kChunkBytes, room);
+        }
+    });
+}
+
+// A task is a few neighbouring panels, which stay in the cache while blocks of rows pass, and all
+// blocks; or, where there are many threads for few panels, some of the blocks. One thread alone takes
+// them all.
+PackedWeight::Split PackedWeight::split(const Pass& pass) const {
+    Split split{};
+    split.threads = is_worth_sharing(pass.count) ? num_threads() : 1;
+    split.panels = kMaxPanelsPerTask;
+    if (pass.num_blocks > 1) {
+        const auto fitting = static_cast<int64_t>(kPanelCacheBytes / panel_bytes_);
+        split.panels = std::clamp<int64_t>(fitting, 1, kMaxPanelsPerTask);
+    }
+    while (split.panels > 1 && num_panels_ < 2 * split.threads * split.panels) split.panels /= 2;
+    split.groups = divide_up(num_panels_, split.panels);
+    split.slices = std::min(pass.num_blocks, divide_up(2 * split.threads, split.groups));
+    return split;
+}
+
+void PackedWeight::append_product(Phases& phases, const TileSet& tiles, const Pass& pass) const {
+    const Split split = this->split(pass);
+    const auto task = [this, &tiles, pass, split](int64_t index) {
+        const int64_t slice = index % split.slices;
+        const int64_t end = pass.num_blocks * (slice + 1) / split.slices;
+        if (tiles.begin) tiles.begin();
+        for (int64_t block = pass.num_blocks * slice / split.slices; block < end; ++block)
+            multiply_block(tiles, pass, block, index / split.slices, split);
+        if (tiles.end) tiles.end();
+    };
+    const int64_t num_tasks = split.groups * split.slices;
+    if (split.threads > 1) {
+        phases.add(num_tasks, task);
+    } else {
+        phases.add(1, [task, num_tasks](int64_t) {
+            for (int64_t index = 0; index < num_tasks; ++index) task(index);
+        });
+    }
+}
+
+void PackedWeight::multiply_block(const TileSet& tiles, const Pass& pass, int64_t block,
+                                  int64_t group, const Split& split) const {
+    alignas(64) float outputs[kMaxRows][kPanelColumns];
+    Best best[kMaxRows];
+    const int64_t top = pass.first_of(block);
+    Tile tile;
+    tile.rows = static_cast<int>(pass.size_of(block));
+    tile.x = pass.x + static_cast<std::size_t>(top) * pass.packed_row_bytes;
+    tile.steps = steps_;
+    tile.y_row_bytes = pass.y_row_bytes;
+    tile.y_is_float32 = pass.y_is_float32;
+    const TileFunction multiply = pass.is_plain ? tiles.plain : tiles.functions[tile.rows - 1];
+    const int64_t first_panel = group * split.panels;
+    const int64_t end_panel = std::min(first_panel + split.panels, num_panels_);
+    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+        const int64_t column = panel * kPanelColumns;
+        tile.panel = panels_.get() + static_cast<std::size_t>(panel) * panel_bytes_;
+        tile.bias = bias_.empty() ? nullptr : bias_.data() + column;
+        tile.columns = static_cast<int>(std::min<int64_t>(kPanelColumns, out_features_ - column));
+        tile.y = pass.best ? reinterpret_cast<char*>(outputs)
+                           : pass.y + top * pass.y_row_bytes + column * (pass.y_is_float32 ? 4 : 2);
+        multiply(tile);
+        if (!pass.best) continue;
+        for (int row = 0; row < tile.rows; ++row) {
+            if (panel == first_panel) best[row] = {outputs[row][0], static_cast<int32_t>(column)};
+            best[row].take(outputs[row], tile.columns, static_cast<int32_t>(column));
+        }
+    }
+    if (!pass.best) return;
+    for (int row = 0; row < tile.rows; ++row) pass.best[(top + row) * split.groups + group] = best[row];
+}
+
+}  // namespace aioserve::linear
