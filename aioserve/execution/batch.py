@@ -75,11 +75,10 @@ class PlanReader:
         if items and _only_decodes(items):
             batch = self._decodes.read(items)
             slots = [item.rows[0].slot for item in items]
-            samples = self._slots.rows(slots, batch.context_lens)
+            samples = self._slots.rows(slots, [item.start + 1 for item in items])
             return HostStep(plan.step, copies, batch, samples)
         rows = [(item.start + row.offset + 1, row.slot) for item in items for row in item.rows]
-        positions = np.array([position for position, _ in rows], np.int64)
-        samples = self._slots.rows([slot for _, slot in rows], positions)
+        samples = self._slots.rows([slot for _, slot in rows], [position for position, _ in rows])
         batch = _batch(items, self._page_size) if items else None
         return HostStep(plan.step, copies, batch, samples)
 

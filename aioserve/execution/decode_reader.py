@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, WorkItem
-from aioserve.kv.pages import capacity_tokens, pages_for, token_locations
+from aioserve.kv.pages import pages_for, token_location
 from aioserve.ops import HostBatch
 
 __all__ = ["DecodeReader", "check_pages"]
@@ -35,35 +35,37 @@ class DecodeReader:
         self._table = np.zeros((0, 0), np.int32)
         self._rows = np.arange(0)
         self._query_start = np.arange(1, dtype=np.int32)
-        self._most_tokens = np.zeros(0, np.int64)
-        """For which each row has pages."""
 
     def read(self, items: Sequence[WorkItem]) -> HostBatch:
         """Items with a count of 1 and one row each.
 
         Raises `InvariantError` for one without a page for its token.
         """
-        size = len(items)
+        # Lists, and one function that makes arrays of them: what comes between two steps finds
+        # cold caches, and half a dozen of numpy's functions then take longer than a short loop.
+        size, page_size = len(items), self._page_size
         if size != len(self._rows):
             self._rows = np.arange(size)
             self._query_start = np.arange(size + 1, dtype=np.int32)
-        rows = self._rows
         self._update([item.page_ids for item in items])
-        positions = np.array([item.start for item in items], np.int32)
-        if (positions >= self._most_tokens).any():
+        starts = [item.start for item in items]
+        try:
+            locations = [token_location(item.page_ids, item.start, page_size) for item in items]
+        except IndexError:
             for item in items:
-                check_pages(item, pages_for(item.start + 1, self._page_size))
+                check_pages(item, pages_for(item.start + 1, page_size))
+            raise
         ids = [item.token_ids[0] for item in items]
         pending = [row for row, token_id in enumerate(ids) if token_id == PENDING_TOKEN]
         return HostBatch(
             token_ids=np.array(ids, np.int64),
             query_start=self._query_start,
-            context_lens=positions + 1,
+            context_lens=np.array([start + 1 for start in starts], np.int32),
             page_table=self._table,
-            token_locations=token_locations(self._table, rows, positions, self._page_size),
-            positions=positions,
-            logit_rows=rows,
-            pending_rows=rows if len(pending) == size else np.array(pending, np.int64),
+            token_locations=np.array(locations, np.int64),
+            positions=np.array(starts, np.int32),
+            logit_rows=self._rows,
+            pending_rows=self._rows if len(pending) == size else np.array(pending, np.int64),
             pending_slots=np.array([items[row].slot for row in pending], np.int64),
         )
 
@@ -80,14 +82,13 @@ class DecodeReader:
         if len(known) != len(page_ids) or needed > width:
             changed = range(len(page_ids))
             width = max([len(ids) for ids in page_ids]) + SPARE_PAGES
-            table, most = np.zeros((len(page_ids), width), np.int32), np.zeros(len(page_ids), int)
+            table = np.zeros((len(page_ids), width), np.int32)
         else:
-            table, most = self._table.copy(), self._most_tokens.copy()
+            table = self._table.copy()
         for row in changed:
             ids = page_ids[row]
             table[row, : len(ids)] = ids
-            most[row] = capacity_tokens(len(ids), self._page_size)
-        self._page_ids, self._table, self._most_tokens = page_ids, table, most
+        self._page_ids, self._table = page_ids, table
 
 
 def check_pages(item: WorkItem, num_pages: int) -> None:

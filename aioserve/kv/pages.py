@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["capacity_tokens", "pages_for", "token_locations"]
+__all__ = ["capacity_tokens", "pages_for", "token_location", "token_locations"]
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -31,6 +31,12 @@ def pages_for(num_tokens: int, page_size: int) -> int:
 def capacity_tokens(num_pages: int, page_size: int) -> int:
     """Tokens that `num_pages` pages hold."""
     return num_pages * page_size
+
+
+def token_location(page_ids: npt.NDArray[np.int32], position: int, page_size: int) -> int:
+    """Where the KV of one token lies, as `token_locations` counts it. Raises `IndexError` for a
+    position past the last of `page_ids`, int32 `[n]` in order of position."""
+    return page_ids.item(position // page_size) * page_size + position % page_size
 
 
 def token_locations(

@@ -13,11 +13,8 @@ alone, picks a kept token by inverting the cumulative distribution.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aioserve.errors import InvariantError
 from aioserve.ops import SampleRows
@@ -53,16 +50,18 @@ class SlotTable:
         self._last = None
         self._started[slot] = False
 
-    def rows(
-        self, slots: Sequence[int], positions: Sequence[int] | npt.NDArray[np.integer[Any]]
-    ) -> SampleRows:
+    def rows(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
         """A row for each of these slots, which samples the token at the position beside it. For
         reading alone: the next rows may share arrays with these.
 
         Raises `InvariantError` for a slot that hasn't started.
         """
+        positions_array = np.array(positions, np.uint64)
         if self._last is not None and self._last[0] == slots:
-            return replace(self._last[1], positions=np.array(positions, np.uint64))
+            last = self._last[1]
+            return SampleRows(
+                last.slots, last.temperatures, last.top_ks, last.top_ps, last.seeds, positions_array
+            )
         at = np.array(slots, np.int64)
         if not self._started[at].all():
             unknown = at[~self._started[at]].tolist()
@@ -73,7 +72,7 @@ class SlotTable:
             top_ks=self._top_ks[at],
             top_ps=self._top_ps[at],
             seeds=self._seeds[at],
-            positions=np.array(positions, np.uint64),
+            positions=positions_array,
         )
         self._last = (slots, rows)
         return rows
