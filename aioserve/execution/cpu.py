@@ -60,10 +60,12 @@ class CpuRunner:
     def _step(self, step: HostStep) -> StepOutcome:
         backend = self._model.backend
         if len(step.copies):
+            self._thread.tell_loop()
             backend.copy_pages(self._caches, step.copies)
         if step.batch is None:
             return StepOutcome(step=step.step, token_ids=())
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
+        self._thread.tell_loop()
         drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens)
         return step.outcome(drawn)
 

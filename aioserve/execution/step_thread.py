@@ -31,8 +31,11 @@ class StepThread(Generic[Result]):
     """Runs submitted calls one after the other, off the event loop.
 
     Bound to the event loop that it is made on. `submit` is for that loop's thread. The thread ends
-    with `aclose`, or with the last reference to this object. Where a call is queued already when
-    one ends, the thread goes on with it before the loop's thread gets its turn.
+    with `aclose`, or with the last reference to this object.
+
+    Where the next call is queued already when one ends, it begins before the loop hears of that
+    end: else the loop's thread would take its turn, and keep the interpreter's lock, just when the
+    next call needs it to get the device going. A call says by `tell_loop` that it needs it no more.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,9 +44,11 @@ class StepThread(Generic[Result]):
         self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
         """Between a step's end on the thread and its callback on the loop: loop lag as the engine
         feels it."""
-        done: deque[_Done] = deque()
-        self._waker = Waker(self._loop, functools.partial(_tell, done, self.wake_delays_seconds))
-        run = functools.partial(_run, self._calls, done, self._waker)
+        self._done: deque[_Done] = deque()
+        self._waker = Waker(
+            self._loop, functools.partial(_tell, self._done, self.wake_delays_seconds)
+        )
+        run = functools.partial(_run, self._calls, self._done, self._waker)
         end = functools.partial(self._calls.put, None)
         try:
             self._thread = start_daemon(name, run, end, exit_seconds=EXIT_SECONDS)
@@ -59,6 +64,12 @@ class StepThread(Generic[Result]):
         future: asyncio.Future[Result] = self._loop.create_future()
         self._calls.put((call, future))
         return future
+
+    def tell_loop(self) -> None:
+        """For a call that has done its part in Python, and goes on in compiled code: the loop may
+        hear of the call before it, and does so at the end of this one at the latest."""
+        if self._done:
+            self._waker.wake()
 
     async def aclose(self) -> None:
         """Run what is queued, then end the thread."""
@@ -80,7 +91,8 @@ def _run(calls: Calls, done: deque[_Done], waker: Waker) -> None:
         except BaseException as error:
             result = error
         done.append((future, result, time.monotonic()))
-        waker.wake()
+        if calls.empty() or len(done) > 1:
+            waker.wake()
         del entry, call, future, result
     waker.close_soon()
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -59,6 +60,44 @@ async def test_an_awaiter_that_was_cancelled_is_not_missed():
     await asyncio.sleep(0)
     assert waiting.cancelled()
     assert reported == []
+
+
+@pytest.mark.asyncio
+async def test_the_next_call_begins_before_the_loop_hears_of_the_end_of_one():
+    thread: StepThread[bool] = StepThread("test")
+    heard: list[int] = []
+    goes_on = threading.Event()
+
+    def hears(number: int) -> Callable[[object], None]:
+        return lambda _: heard.append(number)
+
+    def begin() -> bool:
+        goes_on.wait(5)
+        return True
+
+    def tell_late() -> bool:
+        time.sleep(0.05)  # the loop has all the time that it needs
+        before = list(heard)
+        thread.tell_loop()
+        ends = time.monotonic() + 5
+        while not heard and time.monotonic() < ends:
+            time.sleep(0.001)
+        return not before and heard == [0]
+
+    def tell_never() -> bool:
+        time.sleep(0.05)
+        return heard == [0]
+
+    handles = [asyncio.ensure_future(thread.submit(call)) for call in (begin, tell_late)]
+    handles += [asyncio.ensure_future(thread.submit(tell_never)) for _ in range(3)]
+    for number, handle in enumerate(handles):
+        handle.add_done_callback(hears(number))
+    goes_on.set()
+    results = await asyncio.gather(*handles)
+    await thread.aclose()
+    # The end of the second is told at the end of the third, which is the first that says nothing.
+    assert results == [True, True, True, False, False]
+    assert heard == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("error", [StopIteration(3), asyncio.CancelledError()])
