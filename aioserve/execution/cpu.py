@@ -39,7 +39,7 @@ class CpuRunner:
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them. One writer and one reader, both on the step thread.
         self._last_tokens = model.backend.allocate_slots(num_slots)
-        self._thread: StepThread[StepOutcome] = StepThread(f"aioserve-{name}")
+        self._thread: StepThread[StepOutcome] = StepThread(f"aioserve-{name}", torch.inference_mode)
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:
@@ -56,7 +56,6 @@ class CpuRunner:
     async def aclose(self) -> None:
         await self._thread.aclose()
 
-    @torch.inference_mode()
     def _step(self, step: HostStep) -> StepOutcome:
         backend = self._model.backend
         if len(step.copies):

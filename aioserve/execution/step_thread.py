@@ -11,6 +11,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 from aioserve.execution.daemon import start_daemon
@@ -38,7 +39,10 @@ class StepThread(Generic[Result]):
     next call needs it to get the device going. A call says by `tell_loop` that it needs it no more.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, within: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        """All calls are made inside one `within()`, which is entered on the thread."""
         self._calls: Calls = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
@@ -48,7 +52,7 @@ class StepThread(Generic[Result]):
         self._waker = Waker(
             self._loop, functools.partial(_tell, self._done, self.wake_delays_seconds)
         )
-        run = functools.partial(_run, self._calls, self._done, self._waker)
+        run = functools.partial(_run, self._calls, self._done, self._waker, within)
         end = functools.partial(self._calls.put, None)
         try:
             self._thread = start_daemon(name, run, end, exit_seconds=EXIT_SECONDS)
@@ -83,17 +87,23 @@ _Done = tuple[asyncio.Future[Any], Any, float]
 """Whose call has ended, what it returned or raised, and when."""
 
 
-def _run(calls: Calls, done: deque[_Done], waker: Waker) -> None:
-    while (entry := calls.get()) is not None:
-        call, future = entry
-        try:
-            result: Any = call()
-        except BaseException as error:
-            result = error
-        done.append((future, result, time.monotonic()))
-        if calls.empty() or len(done) > 1:
-            waker.wake()
-        del entry, call, future, result
+def _run(
+    calls: Calls,
+    done: deque[_Done],
+    waker: Waker,
+    within: Callable[[], AbstractContextManager[object]],
+) -> None:
+    with within():
+        while (entry := calls.get()) is not None:
+            call, future = entry
+            try:
+                result: Any = call()
+            except BaseException as error:
+                result = error
+            done.append((future, result, time.monotonic()))
+            if calls.empty() or len(done) > 1:
+                waker.wake()
+            del entry, call, future, result
     waker.close_soon()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from aioserve.errors import InvariantError
 from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.plan import (
     PENDING_TOKEN,
@@ -41,8 +42,10 @@ class LogitsByToken:
         self.backend = backend
         self.batches: list[Batch] = []
         self.storages: list[torch.Tensor] = []
+        self.inference: list[bool] = []
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        self.inference.append(torch.is_inference_mode_enabled())
         self.batches.append(batch)
         self.storages.append(kv.plain())
         token_ids = batch.token_ids[batch.logit_rows]
@@ -124,6 +127,29 @@ async def test_samples_of_one_row_are_computed_once():
     assert batch.positions.tolist() == [3, 7]
     assert batch.token_ids.tolist() == [20, 5]
     assert batch.logit_rows.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.asyncio
+async def test_torch_keeps_nothing_for_gradients():
+    model = LogitsByToken()
+    plans = [StepPlan(step=1, started_slots=starts(0), items=(item(0, 3, [20], 0),))]
+    await run(*plans, StepPlan(step=2, items=(item(0, 4, [PENDING_TOKEN], 0),)), model=model)
+    assert model.inference == [True, True]
+
+
+@pytest.mark.asyncio
+async def test_a_plan_that_cannot_be_read_fails_its_step_alone():
+    """Slots that it starts have started all the same, as the scheduler believes."""
+    bad = StepPlan(step=2, started_slots=starts(1), items=(item(5, 3, [20], 5),))
+    good = StepPlan(step=3, items=(item(0, 4, [PENDING_TOKEN], 0), item(1, 3, [30], 1)))
+    first = StepPlan(step=1, started_slots=starts(0), items=(item(0, 3, [20], 0),))
+    runner = CpuRunner(cast(Any, LogitsByToken()), cache(8), num_slots=16, name="test")
+    handles = [runner.launch(plan) for plan in (first, bad, good)]
+    assert (await handles[0]).token_ids == (21,)
+    with pytest.raises(InvariantError, match=r"slots \[5\] sample"):
+        await handles[1]
+    assert (await handles[2]).token_ids == (22, 31)
+    await runner.aclose()
 
 
 @pytest.mark.asyncio

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -60,6 +61,27 @@ async def test_an_awaiter_that_was_cancelled_is_not_missed():
     await asyncio.sleep(0)
     assert waiting.cancelled()
     assert reported == []
+
+
+@pytest.mark.asyncio
+async def test_all_calls_are_made_within_one_context_on_the_thread():
+    happened: list[tuple[str, int]] = []
+
+    def note(what: str) -> None:
+        happened.append((what, threading.get_ident()))
+
+    @contextmanager
+    def within() -> Iterator[None]:
+        note("enter")
+        yield
+        note("exit")
+
+    thread: StepThread[None] = StepThread("test", within)
+    for _ in range(2):
+        await thread.submit(lambda: note("call"))
+    await thread.aclose()
+    assert [what for what, _ in happened] == ["enter", "call", "call", "exit"]
+    assert len({ident for _, ident in happened} | {threading.get_ident()}) == 2
 
 
 @pytest.mark.asyncio
