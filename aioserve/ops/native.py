@@ -34,7 +34,7 @@ from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import LayerOps
 from aioserve.ops.native_kv_cache import NativeKVCache, own_pages
 from aioserve.ops.native_program import NativeProgram
-from aioserve.ops.native_sampler import LARGEST, NativeSampler
+from aioserve.ops.native_sampler import Largest, NativeSampler
 from aioserve.ops.native_types import (
     CPU,
     NativeBatch,
@@ -97,8 +97,8 @@ class NativeBackend(Backend):
         rows.check_logits(logits)
         num_rows, vocab = logits.shape
         logits = logits.contiguous()
-        largest = np.empty(num_rows, LARGEST)
-        _native.largest(logits.data_ptr(), num_rows, vocab, largest.ctypes.data)
+        largest = Largest(num_rows)
+        _native.largest(logits.data_ptr(), num_rows, vocab, *largest.addresses)
         return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:

@@ -28,7 +28,7 @@ from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, StepProgram
 from aioserve.ops.linear import Linear
 from aioserve.ops.native_kv_cache import own_pages
-from aioserve.ops.native_sampler import LARGEST, NativeSampler
+from aioserve.ops.native_sampler import Largest, NativeSampler
 from aioserve.ops.native_types import CPU, is_bfloat16, own_arrays, own_linear
 
 __all__ = ["NativeProgram"]
@@ -70,17 +70,17 @@ class NativeProgram(StepProgram):
 
     def logits(self, batch: Batch, kv: KVCache) -> Tensor:
         logits = torch.empty((len(batch.logit_rows), self._vocab), dtype=torch.float32)
-        self._run(batch, kv, logits.data_ptr(), 0)
+        self._run(batch, kv, logits.data_ptr(), 0, 0)
         return logits
 
     def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: Tensor) -> Drawn:
         count = len(batch.logit_rows)
         rows.check_count(count)
-        largest = np.empty(count, LARGEST)
+        largest = Largest(count)
         logits = None
         if rows.temperatures.any():
             logits = np.empty((count, self._vocab), np.float32)
-        self._run(batch, kv, 0 if logits is None else logits.ctypes.data, largest.ctypes.data)
+        self._run(batch, kv, 0 if logits is None else logits.ctypes.data, *largest.addresses)
         return self._sampler.draw(largest, logits, rows, last_tokens)
 
     def measure(self, on: bool) -> None:
@@ -92,13 +92,14 @@ class NativeProgram(StepProgram):
         """Of all runs since measuring began, by kind of op: linear, attention, rowwise."""
         return self._program.nanoseconds
 
-    def _run(self, batch: Batch, kv: KVCache, logits_at: int, largest_at: int) -> None:
+    def _run(self, batch: Batch, kv: KVCache, *outputs: int) -> None:
+        """`outputs`: addresses as in `aioserve::program::Outputs`."""
         for i, (source, known) in enumerate(self._rotations):
             if source.rotation is not known:
                 self._set_rotation(i, source)
         arrays, pages = own_arrays(batch), own_pages(kv)
         token_ids = batch.token_ids.data_ptr()
-        self._program.run(arrays, pages, token_ids, logits_at, largest_at)
+        self._program.run(arrays, pages, token_ids, *outputs)
 
     def _set_rotation(self, index: int, source: RotarySource) -> None:
         rotation = source.rotation

@@ -15,11 +15,21 @@ from aioserve.ops.batch import Drawn, SampleRows
 from aioserve.ops.draws import RowSampler, row_error
 from aioserve.ops.philox import uniforms
 
-__all__ = ["LARGEST", "NativeSampler"]
+__all__ = ["Largest", "NativeSampler"]
 
-LARGEST = np.dtype([("value", np.float32), ("index", np.int64)], align=True)
-"""`aioserve::ops::Largest`: the first of a row's largest values and where it is, or its first
-NaN."""
+
+class Largest:
+    """Of each of `rows` rows of logits the first of the largest, or the first NaN."""
+
+    __slots__ = ("columns", "values")
+
+    def __init__(self, rows: int) -> None:
+        self.values: npt.NDArray[np.float32] = np.empty(rows, np.float32)
+        self.columns: npt.NDArray[np.int64] = np.empty(rows, np.int64)
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        return self.values.ctypes.data, self.columns.ctypes.data
 
 
 class NativeSampler:
@@ -30,16 +40,16 @@ class NativeSampler:
 
     def draw(
         self,
-        largest: npt.NDArray[np.void],
+        largest: Largest,
         logits: npt.NDArray[np.float32] | None,
         rows: SampleRows,
         last_tokens: Tensor,
     ) -> Drawn:
-        """As `Backend.draw`; `largest` is of dtype `LARGEST`, `[S]`.
+        """As `Backend.draw`. The columns of `largest` become the tokens.
 
         `logits`, float32 `[S, V]`, may be None where all rows are greedy.
         """
-        values, token_ids = largest["value"], largest["index"].copy()
+        values, token_ids = largest.values, largest.columns
         errors = {}
         for row in np.flatnonzero(~np.isfinite(values)).tolist():
             errors[row] = row_error(float(values[row])) or ""

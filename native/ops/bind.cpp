@@ -92,9 +92,9 @@ void bind_soft_cap(Address x, float cap, int64_t size) {
         [&](aioserve::Phases& phases) { append_soft_cap(phases, at<float>(x), cap, size); });
 }
 
-void bind_largest(Address x, int64_t rows, int64_t size, Address found) {
+void bind_largest(Address x, int64_t rows, int64_t size, Address largest, Address columns) {
     aioserve::run_now([&](aioserve::Phases& phases) {
-        append_largest(phases, at<float>(x), rows, size, at<Largest>(found));
+        append_largest(phases, at<float>(x), rows, size, at<float>(largest), at<int64_t>(columns));
     });
 }
 

@@ -53,12 +53,16 @@ void append_gelu(Phases& phases, const GeluArgs& args, DType dtype, int64_t rows
                       [=](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
-void append_largest(Phases& phases, const float* x, int64_t rows, int64_t size, Largest* found) {
+void append_largest(Phases& phases, const float* x, int64_t rows, int64_t size, float* largest,
+                    int64_t* columns) {
     const auto kernel = kernels(DType::float32).largest;
     phases.add_ranges(rows, kSearch * static_cast<double>(rows * size),
                       [=](int64_t begin, int64_t end) {
-                          for (int64_t row = begin; row < end; ++row)
-                              found[row] = kernel(x + row * size, size);
+                          for (int64_t row = begin; row < end; ++row) {
+                              const Largest found = kernel(x + row * size, size);
+                              largest[row] = found.value;
+                              columns[row] = found.index;
+                          }
                       });
 }
 

@@ -13,7 +13,6 @@ using aioserve::linear::PackedWeight;
 using aioserve::ops::DType;
 using aioserve::ops::HeldBatch;
 using aioserve::ops::KVPages;
-using aioserve::ops::Largest;
 
 namespace {
 
@@ -57,8 +56,9 @@ void rotary_kv_write(Program& self, ValueId qkv, int64_t layer, int rotation, Ad
 }
 
 void run(Program& self, const HeldBatch& held, const KVPages& pages, Address token_ids,
-         Address logits, Address largest) {
-    self.run({held.batch, pages, at<int64_t>(token_ids)}, at<float>(logits), at<Largest>(largest));
+         Address logits, Address largest, Address columns) {
+    self.run({held.batch, pages, at<int64_t>(token_ids)},
+             {at<float>(logits), at<float>(largest), at<int64_t>(columns)});
 }
 
 nb::dict nanoseconds(const Program& self) {

@@ -11,6 +11,8 @@ std::vector<ValueId> present(ValueId a, ValueId b) {
     return b == kNoValue ? std::vector<ValueId>{a} : std::vector<ValueId>{a, b};
 }
 
+std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
 int64_t elements(const Frame& frame, ValueId id) {
     return frame.rows(id) * frame.values[id].columns;
 }
@@ -182,19 +184,28 @@ linear::RowSource Gelu::row_source(const Frame& frame) const {
     return one_row(frame, args(frame), kernels(frame.dtype).gelu_tanh, MoveGelu());
 }
 
+// The packed rows, and for the arg-max what is left of it between its phases.
 std::size_t Linear::scratch_bytes(const Frame& frame) const {
-    return weight.packed_bytes(frame.rows(writes[0]));
+    const int64_t count = frame.rows(writes[0]);
+    return round_up(weight.packed_bytes(count)) + (float32 ? weight.argmax_bytes(count) : 0);
+}
+
+linear::RowSource Linear::rows(const Frame& frame) const {
+    if (source) return source->row_source(frame);
+    return linear::RowSource::plain(frame.at<char>(reads[0]), frame.values[reads[0]].row_bytes);
 }
 
 void Linear::append(const Frame& frame) const {
     const ValueId y = writes[0];
-    linear::RowSource rows{};
-    if (source) {
-        rows = source->row_source(frame);
-    } else {
-        rows = linear::RowSource::plain(frame.at<char>(reads[0]), frame.values[reads[0]].row_bytes);
-    }
-    weight.append(frame.phases, rows, frame.rows(y), frame.scratch, frame.at<char>(y), float32);
+    weight.append(frame.phases, rows(frame), frame.rows(y), frame.scratch, frame.at<char>(y),
+                  float32);
+}
+
+void Linear::append_argmax(const Frame& frame, float* largest, int64_t* columns) const {
+    const int64_t count = frame.rows(writes[0]);
+    char* partial = frame.scratch + round_up(weight.packed_bytes(count));
+    weight.append_argmax(frame.phases, rows(frame), count, frame.scratch, partial, largest,
+                         columns);
 }
 
 void Linear::fuse(std::unique_ptr<Op> before) {

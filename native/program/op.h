@@ -41,6 +41,13 @@ struct Inputs {
     const int64_t* token_ids;  // [T]
 };
 
+// Where the results of one step go.
+struct Outputs {
+    float* logits;     // [S, vocab], or null
+    float* largest;    // [S]: of each row of logits, or null ...
+    int64_t* columns;  // [S]: ... and where it is
+};
+
 struct Frame {
     const Inputs& inputs;
     const std::vector<Value>& values;

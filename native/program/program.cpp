@@ -162,7 +162,9 @@ void Program::soft_cap(ValueId x, float cap) {
 }
 
 void Program::finish(ValueId logits) {
-    if (!check(logits).logit_rows_only) refuse("logits must be of the logit rows alone");
+    const Value& value = check(logits);
+    if (!value.logit_rows_only || value.row_bytes != 4 * value.columns)
+        refuse("logits must be float32, of the logit rows alone");
     logits_ = logits;
     fuse();
     place();
@@ -284,31 +286,43 @@ void Program::lay_out(const Inputs& inputs, float* logits) {
     if (logits) addresses_[logits_] = reinterpret_cast<char*>(logits);
 }
 
-void Program::run(const Inputs& inputs, float* logits, ops::Largest* largest) {
+void Program::run(const Inputs& inputs, const Outputs& outputs) {
     check_inputs(inputs);
-    lay_out(inputs, logits);
+    lay_out(inputs, outputs.logits);
     phases_.clear();
-    std::vector<int> kinds;
-    const Frame frame{inputs, values_, addresses_, rotations_, dtype_, arena_.get(), phases_};
-    for (const auto& op : ops_) {
-        op->append(frame);
-        kinds.resize(phases_.count(), static_cast<int>(op->kind));
-    }
-    if (largest) {
-        append_largest(phases_, frame.at<float>(logits_), frame.rows(logits_),
-                       values_[logits_].columns, largest);
-        kinds.resize(phases_.count(), static_cast<int>(Kind::rowwise));
-    }
+    kinds_.clear();
+    append_ops({inputs, values_, addresses_, rotations_, dtype_, arena_.get(), phases_}, outputs);
     if (!measured_) return phases_.run();
-    ended_.resize(phases_.count());
+    ended_.resize(kinds_.size());
     const int64_t began = now_ns();
     phases_.run(ended_.data());
-    time_phases(kinds, began);
+    time_phases(began);
 }
 
-void Program::time_phases(const std::vector<int>& kinds, int64_t began) {
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-        nanoseconds_[kinds[i]] += ended_[i] - began;
+void Program::append_ops(const Frame& frame, const Outputs& outputs) {
+    const auto counts_as = [&](Kind kind) {
+        kinds_.resize(static_cast<std::size_t>(phases_.count()), kind);
+    };
+    const auto* head = dynamic_cast<const Linear*>(ops_.back().get());
+    const bool largest_alone =
+        !outputs.logits && outputs.largest && head && head->writes[0] == logits_;
+    for (const auto& op : ops_) {
+        if (largest_alone && op == ops_.back()) {
+            head->append_argmax(frame, outputs.largest, outputs.columns);
+        } else {
+            op->append(frame);
+        }
+        counts_as(op->kind);
+    }
+    if (!outputs.largest || largest_alone) return;
+    ops::append_largest(phases_, frame.at<float>(logits_), frame.rows(logits_),
+                   values_[logits_].columns, outputs.largest, outputs.columns);
+    counts_as(Kind::rowwise);
+}
+
+void Program::time_phases(int64_t began) {
+    for (std::size_t i = 0; i < kinds_.size(); ++i) {
+        nanoseconds_[static_cast<int>(kinds_[i])] += ended_[i] - began;
         began = ended_[i];
     }
 }

@@ -55,10 +55,10 @@ class Program {
     // Ends the recording: `logits` is what a run leaves. Fuses and places.
     void finish(ValueId logits);
 
-    // One step. Writes logits [S, vocab] float32, unless null, and for each of these rows its largest
-    // logit and where it is, unless null. Throws, before anything is written, std::out_of_range for a
+    // One step. Where only the largest of each row is asked for, and the logits are a linear layer's
+    // as they are, they are never written. Throws, before anything is written, std::out_of_range for a
     // token that the embedding doesn't have and std::invalid_argument for what else doesn't fit.
-    void run(const Inputs& inputs, float* logits, ops::Largest* largest);
+    void run(const Inputs& inputs, const Outputs& outputs);
 
     int64_t num_ops() const { return static_cast<int64_t>(ops_.size()); }
     std::size_t arena_bytes() const { return arena_size_; }
@@ -75,7 +75,8 @@ class Program {
     void fuse();
     void place();
     void lay_out(const Inputs& inputs, float* logits);
-    void time_phases(const std::vector<int>& kinds, int64_t began);
+    void append_ops(const Frame& frame, const Outputs& outputs);
+    void time_phases(int64_t began);
 
     struct FreeMemory {
         std::size_t size;
@@ -105,6 +106,7 @@ class Program {
     std::size_t arena_size_ = 0;
     Phases phases_;
     bool measured_ = false;
+    std::vector<Kind> kinds_;  // of phases
     std::vector<int64_t> ended_;
     std::array<int64_t, kNumKinds> nanoseconds_{};
 };

@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_refused_when_it_is_recorded():
             f"of {HIDDEN} inputs reads a value of {2 * HIDDEN}",
             lambda ops: ops.linear(ops.linear(embedded(ops), weights.double), weights.square),
         ),
-        ("must be of the logit rows", embedded),
+        ("must be float32, of the logit rows", embedded),
         (
             r"must have \(Hq \+ 2 \* 1\) \* 8 columns, got 8",
             lambda ops: attention(ops, ops.linear(embedded(ops), narrow), False),
