@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal, get_args
 
 import msgspec
 
-from aioserve.arguments import Rule, boolean, check, choice, integer, name, number, optional
+from aioserve.arguments import (
+    Rule,
+    boolean,
+    check,
+    choice,
+    integer,
+    name,
+    number,
+    optional,
+    shown,
+)
 from aioserve.errors import ConfigError
 from aioserve.request import MAX_SEED
 
-__all__ = ["Backend", "DType", "Device", "EngineConfig", "Preemption"]
+__all__ = ["Backend", "DType", "Device", "EngineConfig", "Preemption", "used_backend"]
 
 Backend = Literal["auto", "native", "reference"]
 Device = Literal["auto", "cpu"]
@@ -22,6 +33,23 @@ MAX_BATCHED_TOKENS = 1 << 20
 MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 7 * 24 * 3600.0
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def used_backend(name: str = "auto") -> Literal["native", "reference"]:
+    """The backend that `name` stands for.
+
+    "auto" is what the environment variable AIOSERVE_OPS names, which nothing else looks at, and
+    "native" where that is "auto" too, empty or unset. Raises `ConfigError` for a name of none.
+    """
+    source = "backend"
+    if name == "auto":
+        source, name = "AIOSERVE_OPS", os.environ.get("AIOSERVE_OPS") or "auto"
+    if name in ("auto", "native"):
+        return "native"
+    if name == "reference":
+        return "reference"
+    names = ", ".join(get_args(Backend))
+    raise ConfigError(f"{source} must be one of {names}; got {shown(name)}")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ void bind_pool(nb::module_& m);
 void bind_tree(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_linear(nb::module_& m);
+void bind_weights(nb::module_& m);
+void bind_measure(nb::module_& m);
 void bind_program(nb::module_& m);
 
 NB_MODULE(_native, m) {
@@ -15,10 +17,12 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);
     m.doc() =
         "Native parts of aioserve: page pool, prefix tree, CPU operations, packed linear layers, "
-        "step programs.";
+        "step programs, reading weights, measuring.";
     bind_pool(m);
     bind_tree(m);
     bind_ops(m);
     bind_linear(m);
+    bind_weights(m);
+    bind_measure(m);
     bind_program(m);
 }

@@ -9,7 +9,6 @@ delivering, and what of these the runner doesn't hide.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import itertools
 import math
 import time
@@ -105,8 +104,8 @@ class Recorder:
         self._progress = progress
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
-        # Off the loop: this imports torch.
-        loading = await asyncio.to_thread(importlib.import_module, "aioserve.execution.loading")
+        from aioserve.execution import loading
+
         loaded = await loading.load(
             self._model, config, num_slots=num_slots, progress=self._progress
         )

@@ -34,7 +34,7 @@ from aioserve.errors import (
     ModelError,
     WrongLoopError,
 )
-from aioserve.execution.imports import import_loading
+from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.isolation import blamed, shown
 from aioserve.plugins import PluginRegistry, check_policy_object
@@ -253,8 +253,6 @@ class Engine:
     async def _load(self) -> LoadedModel:
         num_slots = SLOTS_PER_SEQUENCE * self.config.max_num_seqs
         if isinstance(self._source, str | Path):
-            # Off the loop, and not above: this imports torch, which takes a second or more.
-            loading = await asyncio.to_thread(import_loading)
             return await loading.load(
                 str(self._source), self.config, num_slots=num_slots, progress=self._progress
             )

@@ -6,6 +6,7 @@ Must not import torch at its top: it is there for those that haven't yet.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import importlib.util
 import os
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["import_loading"]
+__all__ = ["import_assembling", "map_torch"]
 
 _SHARED_LIBRARIES = (
     ("libtorch_global_deps.so", ctypes.RTLD_GLOBAL | os.RTLD_LAZY),
@@ -22,20 +23,18 @@ _SHARED_LIBRARIES = (
 """What `import torch` maps into the process, in its order and as it does."""
 
 
-def import_loading() -> ModuleType:
-    """`aioserve.execution.loading`; call it in a thread, since it imports torch.
+def map_torch() -> None:
+    """Map torch's shared libraries into the process; call it in a thread, before the import.
 
-    Most of that is Python code, during which other threads run. But the interpreter maps shared
-    libraries with its lock held, and the initializers of torch's take a tenth of a second and more.
-    So they are mapped before, in a call that lets go of the lock.
+    The interpreter does that with its lock held, and the initializers of these libraries take a
+    tenth of a second and more. This call lets go of the lock. But the linker has one too, which
+    everybody needs for a library's first thread-local variable: whoever holds the interpreter's
+    meanwhile, and calls into tokenizers say, keeps it until this call is over.
+
+    A library that isn't there, or can't be mapped, is for the import itself to complain of.
     """
-    if "torch" not in sys.modules:
-        _map_torch()
-    return importlib.import_module("aioserve.execution.loading")
-
-
-def _map_torch() -> None:
-    """A library that isn't there, or can't be mapped, is for the import itself to complain of."""
+    if "torch" in sys.modules:
+        return
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return
@@ -43,3 +42,19 @@ def _map_torch() -> None:
     dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
     for name, flags in _SHARED_LIBRARIES:
         dlopen(os.fsencode(Path(spec.origin).parent / "lib" / name), flags)
+
+
+def import_assembling() -> ModuleType:
+    """`aioserve.execution.assembling`; call it in a thread, since it imports torch.
+
+    Most of that is Python code, during which other threads run. The collector of garbage doesn't:
+    it would take a fifth of the import, hold the lock for longer at a time than anything else
+    there, and find nothing.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module("aioserve.execution.assembling")
+    finally:
+        if collects:
+            gc.enable()

@@ -13,7 +13,7 @@ from aioserve.request import SamplingParams
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["LoadedModel", "ModelLimits", "ModelSource", "Runner"]
+__all__ = ["LoadedModel", "ModelLimits", "ModelSource", "Runner", "Text"]
 
 
 class Runner(Protocol):
@@ -44,6 +44,14 @@ class ModelLimits(msgspec.Struct, frozen=True):
     """Prompt and answer together, in tokens; fits the KV cache."""
     num_pages: int
     eos_token_ids: frozenset[int]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """How a model's tokens become text, if they do."""
+
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    why_no_tokenizer: str
 
 
 class LoadedModel(msgspec.Struct, frozen=True):

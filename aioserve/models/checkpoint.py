@@ -1,8 +1,8 @@
-"""The weights of a model directory: finds the safetensors files, checks them, reads tensors.
+"""The weights of a model directory: finds the safetensors files, checks them, places tensors.
 
-Files are memory-mapped, and a tensor is read when it is asked for. Everything that can be checked
-from the headers (missing shards and tensors, shapes, dtypes, leftovers) is checked on opening,
-before anything is read. Errors are `WeightsError` naming file and tensor.
+Everything that can be checked from the headers (missing shards and tensors, shapes, dtypes,
+leftovers) is checked on opening, before anything is read. Errors are `WeightsError` naming file and
+tensor. No torch here.
 """
 
 from __future__ import annotations
@@ -14,31 +14,26 @@ import re
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-
+from aioserve import _native
 from aioserve.errors import WeightsError
 from aioserve.isolation import shown
 from aioserve.json_file import read_json_object
 from aioserve.models.architecture import Architecture, Tensor
+from aioserve.models.safetensors_file import SafetensorsFile, StoredTensor
 
 __all__ = ["Checkpoint"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _NAMED = 4  # tensors that a message spells out
 _MOST_NAME_CHARS = 200
 _FILE_NAME = re.compile(rf"[^/\\\0\ud800-\udfff]{{1,{_MOST_NAME_CHARS}}}\.safetensors")
 
 MAX_INDEX_BYTES = 16 << 20
 """The largest in use have 9 MB."""
-MAX_HEADER_BYTES = 1 << 20
-"""Of a safetensors file: ten thousand tensors. The library parses it in one go, 16 ms at worst."""
 
 
 class Checkpoint:
@@ -52,7 +47,7 @@ class Checkpoint:
         self._directory = directory
         self._architecture = architecture
         self._stack = ExitStack()
-        self._found: dict[str, _Stored] = {}
+        self._found: dict[str, StoredTensor] = {}
         try:
             for path, names in _weight_files(directory).items():
                 self._open(path, names)
@@ -82,20 +77,30 @@ class Checkpoint:
         return tensor.name in self._found
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the embedding as stored."""
+    def dtype(self) -> str:
+        """Of the embedding as stored: float32, bfloat16 or float16."""
         return _DTYPES[self._found[self._architecture.embedding.name].dtype]
 
     def stored_bytes(self, tensor: Tensor) -> int:
         return self._found[tensor.name].num_bytes
 
-    def read(self, tensor: Tensor) -> torch.Tensor:
-        """The tensor in its stored dtype, a view of the mapped file: copy it to keep it."""
+    def source(self, tensor: Tensor) -> _native.WeightSource:
+        """Where a `_native.WeightReader` reads the tensor, while this is open."""
         stored = self._found[tensor.name]
+        rows = stored.shape[0]
+        return _native.WeightSource(
+            stored.file, stored.offset, rows, _DTYPES[stored.dtype], stored.label
+        )
+
+    def same(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two tensors of one shape hold the same bits. Reads both."""
+        a, b = self._found[one.name], self._found[other.name]
+        if a.dtype != b.dtype:
+            return False
         try:
-            return stored.file.get_tensor(stored.name)
-        except (SafetensorError, OSError) as error:
-            raise WeightsError(f"{stored.path}: {stored.name} can't be read: {error}") from error
+            return _native.same_bytes(self.source(one), self.source(other), a.num_bytes)
+        except RuntimeError as error:
+            raise WeightsError(str(error)) from error
 
     def _open(self, path: Path, expected: set[str] | None) -> None:
         if not os.path.isfile(path):
@@ -103,15 +108,9 @@ class Checkpoint:
                 f"{path}: no such file, but {INDEX_FILE} places {len(expected or ())} tensors "
                 f"in it, such as {_short(min(expected or {'none'}))}"
             )
-        try:
-            _check_start(path)
-            file = self._stack.enter_context(safe_open(path, framework="pt"))
-            names = set(file.keys())
-        except (SafetensorError, OSError) as error:
-            why = _short(str(error))
-            raise WeightsError(f"{path}: not a complete safetensors file: {why}") from error
-        except RuntimeError as error:  # torch maps it
-            raise WeightsError(f"{path}: can't be mapped: {_short(str(error))}") from error
+        file = SafetensorsFile(path)
+        self._stack.callback(file.close)
+        names = file.tensors.keys()
         if expected is not None and (absent := expected - names):
             raise WeightsError(
                 f"{path}: lacks {_some(absent)}, which {INDEX_FILE} places in this file"
@@ -119,8 +118,7 @@ class Checkpoint:
         for name in names if expected is None else expected:
             if self._architecture.ignored.search(name):
                 continue
-            view = file.get_slice(name)
-            stored = _Stored(file, path, name, tuple(view.get_shape()), view.get_dtype())
+            stored = file.tensors[name]
             if (
                 other := self._found.get(canonical := self._architecture.canonical(name))
             ) is not None:
@@ -157,25 +155,6 @@ class Checkpoint:
                 f"{self._directory}: the architecture of config.json has no place for "
                 f"{_some(stored_names)} in {', '.join(sorted(files)[:_NAMED])}"
             )
-
-
-class _Stored:
-    """Where one tensor lies."""
-
-    __slots__ = ("dtype", "file", "name", "path", "shape")
-
-    def __init__(
-        self, file: Any, path: Path, name: str, shape: tuple[int, ...], dtype: str
-    ) -> None:
-        self.file = file
-        self.path = path
-        self.name = name
-        self.shape = shape
-        self.dtype = dtype
-
-    @property
-    def num_bytes(self) -> int:
-        return _ITEM_BYTES.get(self.dtype, 1) * math.prod(self.shape)
 
 
 def _weight_files(directory: Path) -> dict[Path, set[str] | None]:
@@ -215,19 +194,6 @@ def _no_weights(directory: Path) -> str:
             f"save_pretrained"
         )
     return message
-
-
-def _check_start(path: Path) -> None:
-    """Refuses what the library should not parse: the first 8 bytes are its header's length."""
-    with path.open("rb") as file:
-        start = file.read(20)
-    if start.startswith(b"version https://git"):
-        raise WeightsError(f"{path}: is a Git LFS pointer, not weights: run `git lfs pull`")
-    if len(start) >= 8 and (size := int.from_bytes(start[:8], "little")) > MAX_HEADER_BYTES:
-        raise WeightsError(
-            f"{path}: not a safetensors file, or not one for a model: its header claims {size} "
-            f"bytes, at most {MAX_HEADER_BYTES} are read"
-        )
 
 
 def _some(names: set[str]) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from aioserve import _native
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import HeadNorms, Rotation, check_rows, check_tensor
 from aioserve.ops.kv_cache import KVCache
@@ -47,6 +48,15 @@ class Backend(ABC):
 
         Neither is needed afterwards. `out_dtype` is that of the results: the weight's, or float32.
         """
+
+    packs_weights: bool = False
+    """Whether `packed_linear` takes what a `_native.WeightReader` has packed."""
+
+    def packed_linear(
+        self, packed: _native.PackedWeight, *, out_dtype: torch.dtype | None = None
+    ) -> Linear:
+        """The layer of a weight and bias that are packed already; otherwise as `linear`."""
+        raise TypeError(f"the backend {self.name} has no use for a packed weight")
 
     @abstractmethod
     def allocate_kv(

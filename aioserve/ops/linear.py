@@ -42,12 +42,7 @@ class Linear(ABC):
             raise ValueError(f"weight must be of shape [N, K], got {list(weight.shape)}")
         if not weight.is_cpu:
             raise ValueError(f"weight must be on the CPU, got {weight.device}")
-        if out_dtype not in (None, weight.dtype, torch.float32):
-            raise TypeError(f"out_dtype must be {weight.dtype} or torch.float32, got {out_dtype}")
-        self.out_features: int = weight.shape[0]
-        self.in_features: int = weight.shape[1]
-        self.dtype: torch.dtype = weight.dtype
-        self.out_dtype: torch.dtype = out_dtype or weight.dtype
+        self._describe(weight.shape[0], weight.shape[1], weight.dtype, out_dtype)
         if bias is None:
             return
         if bias.dtype is not weight.dtype:
@@ -57,6 +52,20 @@ class Linear(ABC):
                 f"bias must be a CPU tensor of shape [{weight.shape[0]}], "
                 f"got {list(bias.shape)} on {bias.device}"
             )
+
+    def _describe(
+        self,
+        out_features: int,
+        in_features: int,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype | None,
+    ) -> None:
+        if out_dtype not in (None, dtype, torch.float32):
+            raise TypeError(f"out_dtype must be {dtype} or torch.float32, got {out_dtype}")
+        self.out_features: int = out_features
+        self.in_features: int = in_features
+        self.dtype: torch.dtype = dtype
+        self.out_dtype: torch.dtype = out_dtype or dtype
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:

@@ -50,6 +50,7 @@ class NativeBackend(Backend):
     """The CPUs of this process."""
 
     name = "native"
+    packs_weights = True
 
     def __init__(self) -> None:
         self.device: torch.device = CPU
@@ -59,6 +60,11 @@ class NativeBackend(Backend):
         self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> NativeLinear:
         return NativeLinear(weight, bias, out_dtype=out_dtype)
+
+    def packed_linear(
+        self, packed: _native.PackedWeight, *, out_dtype: torch.dtype | None = None
+    ) -> NativeLinear:
+        return NativeLinear.of_packed(packed, out_dtype)
 
     def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> NativeKVCache:
         """Memory that is touched only when a page is first written."""

@@ -6,6 +6,7 @@ Knows how tensors become addresses; which op does what with them is the business
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -51,20 +52,34 @@ class NativeLinear(Linear):
         self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(weight, bias, out_dtype=out_dtype)
-        self._float32 = self.out_dtype is torch.float32
-        self._item_bytes = weight.element_size()
         bias = None if bias is None else bias.detach().contiguous()
-        self.packed = _native.PackedWeight(
+        item_bytes = weight.element_size()
+        packed = _native.PackedWeight(
             weight.data_ptr(),
             self.out_features,
             self.in_features,
-            weight.stride(0) * self._item_bytes,
-            weight.stride(1) * self._item_bytes,
+            weight.stride(0) * item_bytes,
+            weight.stride(1) * item_bytes,
             0 if bias is None else bias.data_ptr(),
             weight.dtype is torch.bfloat16,
         )
-        self._apply = self.packed.apply
-        self.num_bytes: int = self.packed.num_bytes
+        self._take(packed)
+
+    @classmethod
+    def of_packed(cls, packed: _native.PackedWeight, out_dtype: torch.dtype | None = None) -> Self:
+        """The layer of a weight that was packed while it was read."""
+        layer = cls.__new__(cls)
+        dtype = torch.bfloat16 if packed.bfloat16 else torch.float32
+        layer._describe(packed.out_features, packed.in_features, dtype, out_dtype)
+        layer._take(packed)
+        return layer
+
+    def _take(self, packed: _native.PackedWeight) -> None:
+        self._float32 = self.out_dtype is torch.float32
+        self._item_bytes = self.dtype.itemsize
+        self.packed: _native.PackedWeight = packed
+        self._apply = packed.apply
+        self.num_bytes: int = packed.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, columns = x.shape if x.dim() == 2 else (0, -1)

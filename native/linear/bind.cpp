@@ -49,5 +49,8 @@ void bind_linear(nb::module_& m) {
         .def("apply", &apply, ReleaseGil())
         .def("argmax", &argmax, ReleaseGil())
         .def("gather", &gather, ReleaseGil())
+        .def_prop_ro("out_features", &PackedWeight::out_features)
+        .def_prop_ro("in_features", &PackedWeight::in_features)
+        .def_prop_ro("bfloat16", &PackedWeight::bfloat16)
         .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
 }

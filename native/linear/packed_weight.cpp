@@ -15,20 +15,45 @@ int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / uni
 
 }  // namespace
 
-PackedWeight::PackedWeight(const Matrix& weight, const char* bias, bool bfloat16)
-    : out_features_(weight.rows),
-      in_features_(weight.columns),
+PackedWeight::PackedWeight(int64_t out_features, int64_t in_features, bool bfloat16)
+    : out_features_(out_features),
+      in_features_(in_features),
       element_bytes_(bfloat16 ? 2 : 4),
-      steps_(static_cast<int>(divide_up(weight.columns * element_bytes_, kStepBytes))),
-      num_panels_(divide_up(weight.rows, kPanelColumns)),
+      steps_(static_cast<int>(divide_up(in_features * element_bytes_, kStepBytes))),
+      num_panels_(divide_up(out_features, kPanelColumns)),
       panel_bytes_(static_cast<std::size_t>(steps_) * kStepPanelBytes),
-      panels_(allocate_weights(num_bytes())) {
-    parallel_for(num_panels_, [&](int64_t panel) { pack_panel(weight, panel); });
-    if (!bias) return;
+      panels_(allocate_weights(num_bytes())) {}
+
+PackedWeight::PackedWeight(const Matrix& weight, const char* bias, bool bfloat16)
+    : PackedWeight(weight.rows, weight.columns, bfloat16) {
+    parallel_for(num_panels_, [&](int64_t panel) {
+        Matrix rows = weight;
+        rows.data += panel * kPanelColumns * weight.row_bytes;
+        rows.rows = std::min<int64_t>(kPanelColumns, weight.rows - panel * kPanelColumns);
+        pack_panel(rows, element_bytes_, panel_at(panel));
+    });
+    if (bias) set_bias(bias);
+}
+
+// Fresh memory is zero: columns past the last and the odd half of a last pair stay so.
+char* PackedWeight::panel_at(int64_t panel) const {
+    return panels_.get() + static_cast<std::size_t>(panel) * panel_bytes_;
+}
+
+void PackedWeight::set_rows(int64_t panel, const char* rows) {
+    pack_panel({.data = rows,
+                .rows = std::min<int64_t>(kPanelColumns, out_features_ - panel * kPanelColumns),
+                .columns = in_features_,
+                .row_bytes = in_features_ * element_bytes_,
+                .column_bytes = element_bytes_},
+               element_bytes_, panel_at(panel));
+}
+
+void PackedWeight::set_bias(const char* bias) {
     bias_.resize(static_cast<std::size_t>(num_panels_ * kPanelColumns));
     for (int64_t i = 0; i < out_features_; ++i) {
         std::uint32_t bits = 0;
-        if (bfloat16) {
+        if (element_bytes_ == 2) {
             std::uint16_t half;
             std::memcpy(&half, bias + 2 * i, 2);
             bits = static_cast<std::uint32_t>(half) << 16;
@@ -36,38 +61,6 @@ PackedWeight::PackedWeight(const Matrix& weight, const char* bias, bool bfloat16
             std::memcpy(&bits, bias + 4 * i, 4);
         }
         std::memcpy(&bias_[static_cast<std::size_t>(i)], &bits, 4);
-    }
-}
-
-// Fresh memory is zero: columns past the last and the odd half of a last pair stay so.
-void PackedWeight::pack_panel(const Matrix& weight, int64_t panel) {
-    char* out = panels_.get() + static_cast<std::size_t>(panel) * panel_bytes_;
-    const int64_t first = panel * kPanelColumns;
-    const int64_t columns = std::min<int64_t>(kPanelColumns, out_features_ - first);
-    const int per_step = kStepBytes / element_bytes_;
-    if (weight.column_bytes == element_bytes_ && in_features_ % per_step == 0) {
-        for (int64_t begin = 0; begin < steps_; begin += 32) {  // few lines of `out` at a time
-            const int64_t end = std::min<int64_t>(begin + 32, steps_);
-            for (int64_t column = 0; column < columns; ++column) {
-                const char* from = weight.data + (first + column) * weight.row_bytes;
-                char* to = out + column * kStepBytes;
-                for (int64_t step = begin; step < end; ++step)
-                    std::memcpy(to + step * kStepPanelBytes, from + step * kStepBytes, kStepBytes);
-            }
-        }
-        return;
-    }
-    for (int64_t begin = 0; begin < in_features_; begin += 64) {  // few lines of `out` at a time
-        const int64_t end = std::min<int64_t>(begin + 64, in_features_);
-        for (int64_t column = 0; column < columns; ++column) {
-            const char* row = weight.data + (first + column) * weight.row_bytes;
-            for (int64_t k = begin; k < end; ++k) {
-                char* to = out + (k / per_step) * kStepPanelBytes + column * kStepBytes +
-                           (k % per_step) * element_bytes_;
-                std::memcpy(to, row + k * weight.column_bytes,
-                            static_cast<std::size_t>(element_bytes_));
-            }
-        }
     }
 }
 

@@ -8,18 +8,10 @@
 #include <vector>
 
 #include "common/phases.h"
+#include "linear/packing.h"
 #include "linear/tile.h"
 
 namespace aioserve::linear {
-
-// `[rows, columns]` of float32 or bfloat16 in somebody else's memory; strides in bytes.
-struct Matrix {
-    const char* data;
-    int64_t rows;
-    int64_t columns;
-    std::ptrdiff_t row_bytes;
-    std::ptrdiff_t column_bytes;
-};
 
 // Where the rows of a product come from: from `row`, which returns row `row` of `context`, contiguous
 // values of the weight's dtype, either where it lies or written to `memory` (the calling thread's,
@@ -42,8 +34,16 @@ class PackedWeight {
   public:
     // Copies `weight` [out, in] and `bias` [out] (of the weight's dtype, contiguous; or null).
     PackedWeight(const Matrix& weight, const char* bias, bool bfloat16);
+    // Zeros without a bias, for `set_rows` and `set_bias` to fill.
+    PackedWeight(int64_t out_features, int64_t in_features, bool bfloat16);
     PackedWeight(const PackedWeight&) = delete;
     PackedWeight& operator=(const PackedWeight&) = delete;
+
+    int64_t num_panels() const { return num_panels_; }
+    // Copies the rows from 32 * panel on, dense in the weight's dtype: 32, or as many as are left.
+    void set_rows(int64_t panel, const char* rows);
+    // Copies `bias` [out], dense in the weight's dtype.
+    void set_bias(const char* bias);
 
     // y [rows, out] = x [rows, in] @ weight.T + bias, on the thread pool. x has the weight's dtype
     // and contiguous rows `x_row_bytes` apart; y is contiguous, float32 or bfloat16. Sums are
@@ -73,6 +73,9 @@ class PackedWeight {
     // is no row, before it writes anything.
     void gather(const int64_t* ids, int64_t count, char* out) const;
 
+    int64_t out_features() const { return out_features_; }
+    int64_t in_features() const { return in_features_; }
+    bool bfloat16() const { return element_bytes_ == 2; }
     std::size_t num_bytes() const { return panel_bytes_ * static_cast<std::size_t>(num_panels_); }
 
   private:
@@ -80,7 +83,7 @@ class PackedWeight {
     struct Pass;
     struct Split;
 
-    void pack_panel(const Matrix& weight, int64_t panel);
+    char* panel_at(int64_t panel) const;
     std::size_t packed_row_bytes(const TileSet& tiles) const;
     int64_t most_rows_of_a_pass(const TileSet& tiles) const;
     bool is_worth_sharing(int64_t rows) const;

@@ -33,9 +33,10 @@ from aioserve import (
     WeightsError,
 )
 from aioserve.execution import loading
-from aioserve.models.checkpoint import MAX_HEADER_BYTES, MAX_INDEX_BYTES
+from aioserve.models.checkpoint import MAX_INDEX_BYTES
 from aioserve.models.config import MAX_CONFIG_BYTES, DecoderConfig
 from aioserve.models.loader import load_model
+from aioserve.models.safetensors_file import MAX_HEADER_BYTES
 from aioserve.testing import check_invariants
 from tests.attacks.held_loop import MAX_HELD_SECONDS, HeldLoop, assert_loop_is_free
 from tests.attacks.hostile import HUGE_INTS, hostile_json, hostile_values, named_errors
@@ -414,7 +415,7 @@ def test_weights_beyond_the_machines_memory_are_refused_unread(
     with with_file(models["llama3"], CONFIG, (models["llama3"] / CONFIG).read_bytes()) as directory:
         values = sum(tensor.numel() for tensor in load_file(directory / WEIGHTS).values())
         assert attack(directory) == (
-            f"{directory}: the weights take {4 * values} bytes in torch.float32, and there are "
+            f"{directory}: the weights take {4 * values} bytes in float32, and there are "
             "1000 bytes of memory"
         )
 

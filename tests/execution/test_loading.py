@@ -9,7 +9,7 @@ import pytest
 from aioserve import Engine
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
-from aioserve.execution import loading
+from aioserve.execution import assembling, loading
 
 TOO_MANY = 2**31 - 1
 
@@ -34,7 +34,7 @@ async def test_host_pages_are_taken_from_the_memory_that_the_device_pages_may_ha
     loaded = await loading.load("pyhelp", EngineConfig(num_pages=100), num_slots=4)
     await loaded.runner.aclose()
     page_bytes = loaded.description["kv_cache_bytes"] // 100
-    monkeypatch.setattr(loading, "available_memory_bytes", lambda: 200 * page_bytes)
+    monkeypatch.setattr(assembling, "available_memory_bytes", lambda: 200 * page_bytes)
 
     assert await num_pages() == 100
     assert await num_pages(num_host_pages=70) == 30

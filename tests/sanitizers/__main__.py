@@ -2,10 +2,11 @@
 
     python -m tests.sanitizers [address] [thread] [--tests ...]
 
-`address` is AddressSanitizer and UndefinedBehaviorSanitizer over the tests of pages, prefix tree
-and operations; `thread` is ThreadSanitizer over the tests that use the thread pool or call from
-several threads. Each module is compiled in a folder of its own in `build/sanitize/`; the installed
-one stays as it is. The first finding ends the process that has it, and so fails its test.
+`address` is AddressSanitizer and UndefinedBehaviorSanitizer over the tests of pages, prefix tree,
+operations and reading weights; `thread` is ThreadSanitizer over the tests that use the thread pool
+or call from several threads. Each module is compiled in a folder of its own in `build/sanitize/`;
+the installed one stays as it is. The first finding ends the process that has it, and so fails its
+test.
 
 Before the tests, mistakes are made on purpose, which must be reported: a module without the
 sanitizer, or one that isn't loaded, ends the run.
@@ -83,6 +84,7 @@ SANITIZERS = {
         },
         tests=(
             "tests/kv",
+            "tests/models/test_reading.py",
             "tests/ops",
             "tests/properties/test_page_pool.py",
             "tests/properties/test_prefix_tree.py",
@@ -94,7 +96,10 @@ SANITIZERS = {
         environment={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1 halt_on_error=1"},
         controls={"ThreadSanitizer: data race": TWO_WRITERS},
         # ThreadSanitizer refuses threads in the child of a process that had some.
-        tests=("tests/ops", "-k", "(thread or not_mix or at_once) and not forked"),
+        tests=(
+            *("tests/ops", "tests/models/test_reading.py"),
+            *("-k", "(thread or not_mix or at_once) and not forked"),
+        ),
     ),
 }
 

@@ -1,0 +1,119 @@
+"""What was read becomes a `LoadedModel`: the decoder, KV storage and the thread of its steps.
+
+Imports torch: `imports` does that off the event loop.
+"""
+
+from __future__ import annotations
+
+from aioserve.config import EngineConfig
+from aioserve.errors import ConfigError
+from aioserve.execution.cpu import CpuRunner
+from aioserve.execution.process_memory import available_memory_bytes
+from aioserve.execution.runner import LoadedModel, ModelLimits, Text
+from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.models.decoder import Decoder
+from aioserve.models.loader import make_decoder
+from aioserve.models.reading import ReadWeights
+from aioserve.ops import KVCache, backend_named, bytes_per_page
+
+__all__ = ["decoder_of", "loaded_model"]
+
+
+def decoder_of(weights: ReadWeights, config: EngineConfig) -> Decoder:
+    """The decoder on the backend that is asked for. Uses up the weights."""
+    backend = backend_named(config.backend)
+    return make_decoder(weights, backend, use_program=config.step_program)
+
+
+def loaded_model(
+    name: str,
+    decoder: Decoder,
+    text: Text,
+    config: EngineConfig,
+    *,
+    num_slots: int,
+    seconds: dict[str, float],
+) -> LoadedModel:
+    """Ready to serve; made on the event loop that will. `seconds`: what each part of loading took.
+
+    Raises `ConfigError` for options that the model, or this machine, can't meet.
+    """
+    max_model_len, num_pages = _size(decoder, config)
+    cache = _reserve(decoder, "num_pages", num_pages, config.page_size)
+    host_cache = None
+    if config.num_host_pages:
+        host_cache = _reserve(decoder, "num_host_pages", config.num_host_pages, config.page_size)
+    runner = CpuRunner(
+        decoder,
+        cache,
+        host_cache=host_cache,
+        num_slots=num_slots,
+        name=name.rsplit("/", 1)[-1],
+    )
+    return LoadedModel(
+        name=name,
+        runner=runner,
+        limits=ModelLimits(
+            vocab_size=decoder.config.vocab_size,
+            max_model_len=max_model_len,
+            num_pages=num_pages,
+            eos_token_ids=frozenset(decoder.config.eos_token_ids),
+        ),
+        defaults=decoder.config.generation.sampling_params(),
+        tokenizer=text.tokenizer,
+        chat_template=text.chat_template,
+        description={
+            "architecture": decoder.config.architecture,
+            "backend": decoder.backend.name,
+            "step_program": decoder.program is not None,
+            "dtype": str(decoder.dtype).removeprefix("torch."),
+            "kv_cache_bytes": cache.storage.nbytes,
+            "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
+            "loading_seconds": dict(seconds),
+        },
+        why_no_tokenizer=text.why_no_tokenizer,
+    )
+
+
+def _reserve(decoder: Decoder, option: str, num_pages: int, page_size: int) -> KVCache:
+    try:
+        return decoder.new_cache(num_pages, page_size)
+    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
+        raise ConfigError(
+            f"{option}={num_pages} pages of KV cache can't be reserved: {error}"
+        ) from error
+
+
+def _size(decoder: Decoder, config: EngineConfig) -> tuple[int, int]:
+    """`max_model_len` and the number of pages that go together."""
+    model = decoder.config
+    page_size = config.page_size
+    wanted_len = config.max_model_len or model.max_position_embeddings
+    if wanted_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len must be at most the model's {model.max_position_embeddings}, "
+            f"got {wanted_len}"
+        )
+    num_pages = config.num_pages
+    if num_pages is None:
+        page_bytes = bytes_per_page(
+            model.num_layers, page_size, model.num_kv_heads, model.head_dim, decoder.dtype
+        )
+        # Host pages are memory of this machine as well.
+        budget = int(available_memory_bytes() * config.memory_utilization)
+        budget -= config.num_host_pages * page_bytes
+        usable = config.max_num_seqs * pages_for(wanted_len, page_size)
+        num_pages = min(usable, budget // page_bytes)
+        if num_pages < 1:
+            raise ConfigError(
+                f"memory_utilization={config.memory_utilization} and "
+                f"num_host_pages={config.num_host_pages} leave {max(budget, 0)} bytes for "
+                f"the KV cache, and one page takes {page_bytes}"
+            )
+    holds = capacity_tokens(num_pages, page_size)
+    if config.max_model_len is not None and holds < wanted_len:
+        raise ConfigError(
+            f"max_model_len={wanted_len} doesn't fit the KV cache: {num_pages} pages of "
+            f"{page_size} tokens hold {holds}"
+        )
+    return min(wanted_len, holds), num_pages

@@ -1,0 +1,142 @@
+"""One safetensors file: opens it, and says where in it each tensor lies.
+
+The format: eight bytes with the size of the header, the header in JSON, then the tensors one after
+the other without gaps (https://huggingface.co/docs/safetensors). Files are opened, not mapped: one
+that is cut off while it is read is an error then, where a map of it would kill the process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from aioserve.errors import WeightsError
+
+__all__ = ["MAX_HEADER_BYTES", "SafetensorsFile", "StoredTensor"]
+
+MAX_HEADER_BYTES = 1 << 20
+"""Of a safetensors file: ten thousand tensors. It is split in one go, which takes milliseconds."""
+_MOST_AXES = 16
+_ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""Others are somebody else's business: they can't be loaded, but may lie beside what can."""
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=_MOST_AXES)]
+    data_offsets: tuple[_Size, _Size]
+
+
+_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRY = msgspec.json.Decoder(_Entry)
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """A tensor in an open file."""
+
+    path: Path
+    name: str
+    file: int
+    """Descriptor."""
+    offset: int
+    """Of its first byte in the file."""
+    num_bytes: int
+    dtype: str
+    """As the file spells it: F32, BF16, I64."""
+    shape: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.path}: {self.name}"
+
+
+class SafetensorsFile:
+    """Open until `close`. `tensors` are its tensors by name.
+
+    Raises `WeightsError` naming the file: one that can't be opened, isn't complete or is no such
+    file, or whose header has more than `MAX_HEADER_BYTES`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._incomplete(error.strerror or str(error)) from error
+        try:
+            self.tensors: dict[str, StoredTensor] = self._read()
+        except OSError as error:
+            self.close()
+            raise self._incomplete(error.strerror or str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _read(self) -> dict[str, StoredTensor]:
+        start = os.pread(self._file, 20, 0)
+        if start.startswith(b"version https://git"):
+            raise WeightsError(
+                f"{self._path}: is a Git LFS pointer, not weights: run `git lfs pull`"
+            )
+        file_bytes = os.fstat(self._file).st_size
+        if len(start) < 8:
+            raise self._incomplete(f"it has {file_bytes} bytes")
+        size = int.from_bytes(start[:8], "little")
+        if size > MAX_HEADER_BYTES:
+            raise WeightsError(
+                f"{self._path}: not a safetensors file, or not one for a model: its header claims "
+                f"{size} bytes, at most {MAX_HEADER_BYTES} are read"
+            )
+        header = os.pread(self._file, size, 8)
+        if len(header) < size:
+            raise self._incomplete(f"its header has {size} bytes, and {len(header)} are there")
+        return self._placed(self._parsed(header), 8 + size, file_bytes)
+
+    def _parsed(self, header: bytes) -> dict[str, _Entry]:
+        try:
+            raw = _HEADER.decode(header)
+            raw.pop("__metadata__", None)
+            return {name: _ENTRY.decode(value) for name, value in raw.items()}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise self._incomplete(f"its header: {error}") from error
+
+    def _placed(
+        self, entries: dict[str, _Entry], start: int, file_bytes: int
+    ) -> dict[str, StoredTensor]:
+        found: dict[str, StoredTensor] = {}
+        end = 0
+        for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+            first, last = entry.data_offsets
+            wanted = _ITEM_BYTES.get(entry.dtype, 0) * math.prod(entry.shape)
+            if first != end or last < first or (wanted and wanted != last - first):
+                raise self._incomplete(
+                    f"{name[:200]} has shape {entry.shape} of {entry.dtype[:20]} and lies at "
+                    f"{first} to {last}"
+                )
+            end = last
+            found[name] = StoredTensor(
+                path=self._path,
+                name=name,
+                file=self._file,
+                offset=start + first,
+                num_bytes=last - first,
+                dtype=entry.dtype,
+                shape=tuple(entry.shape),
+            )
+        if start + end != file_bytes:
+            raise self._incomplete(
+                f"its header tells of {start + end} bytes, and {file_bytes} are there"
+            )
+        return found
+
+    def _incomplete(self, why: str) -> WeightsError:
+        return WeightsError(f"{self._path}: not a complete safetensors file: {why}")
