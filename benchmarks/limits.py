@@ -1,0 +1,432 @@
+"""What this machine allows, and how much of it an engine reaches.
+
+Two limits are measured: how fast all threads together read memory that no cache holds, and how
+many multiplications and additions a second the best large matrix product makes, of this package's
+kernels and torch's. A step can't take less time than its bytes and its operations do; `limit` is
+the sum of that over the steps that the engine ran (`aioserve.simulation.cost.RooflineCost` has the
+equation), and `share` is limit / seconds. `prompts` lasts until the last step that has a prompt in
+it, `answers` from there on.
+
+Then each workload runs once more without the step program, op by op with a clock around each, which
+shows where the time goes, in percent:
+
+    linear      the linear layers         norms     norms and activations
+    attention   with rotary and KV write  sampling  choosing the tokens
+    step        the rest of the steps     host      between the steps: planning, delivering
+
+    python benchmarks/limits.py                       the machine's limits alone
+    python benchmarks/limits.py --model DIR --dtype bfloat16
+    python benchmarks/limits.py --model DIR --workloads "one stream" prompt --json limits.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from aioserve import Engine, SamplingParams, _native
+from aioserve.capacity.hardware import Hardware
+from aioserve.capacity.models import ModelShape
+from aioserve.config import EngineConfig
+from aioserve.execution.assembling import loaded_model
+from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.execution.process_memory import total_memory_bytes
+from aioserve.execution.runner import LoadedModel, Runner, Text
+from aioserve.models.config import DecoderConfig
+from aioserve.models.loader import load_model
+from aioserve.ops import backend_named
+from aioserve.ops.native import NativeBackend
+from aioserve.ops.native_types import NativeLinear
+from aioserve.simulation.cost import RooflineCost
+
+READ_MIB = 1024
+"""Many times the caches of a processor."""
+READ_PASSES = 15
+PRODUCTS = ((512, 2048, 2048), (2048, 2048, 2048), (1024, 4096, 4096))
+"""Rows, inputs and outputs."""
+PRODUCT_SECONDS = 1.0
+OP_GROUPS = {
+    "rms_norm": "norms",
+    "add_rms_norm": "norms",
+    "layer_norm": "norms",
+    "silu_mul": "norms",
+    "gelu_tanh_mul": "norms",
+    "gelu_tanh": "norms",
+    "rotary_kv_write": "attention",
+    "paged_attention": "attention",
+    "draw": "sampling",
+}
+SHARES = ("linear", "attention", "norms", "sampling", "step", "host")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one dtype on this machine."""
+
+    bytes_per_second: float
+    flops_per_second: float
+    fastest_product: str
+    """Whose it is."""
+
+    def hardware(self) -> Hardware:
+        """As a roofline wants it: what was measured, and nothing else."""
+        return Hardware(
+            "this machine",
+            self.flops_per_second,
+            self.bytes_per_second,
+            total_memory_bytes(),
+            step_seconds=0.0,
+            compute_efficiency=1.0,
+            bandwidth_efficiency=1.0,
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that come at once, of random tokens."""
+
+    name: str
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+    def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
+        source = random.Random(f"{self.name} {seed}")
+        return [
+            [source.randrange(vocab_size) for _ in range(self.prompt_tokens)]
+            for _ in range(self.requests)
+        ]
+
+
+@dataclass
+class Step:
+    plan: StepPlan
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Part of a run: what it took, and what its steps can't take less than."""
+
+    name: str
+    seconds: float
+    limit_seconds: float
+    tokens: int
+
+    @property
+    def share(self) -> float:
+        return self.limit_seconds / self.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+# -- the machine
+
+
+def measure_limits(
+    dtype: torch.dtype, seconds: float = PRODUCT_SECONDS, read_mib: int = READ_MIB
+) -> Limits:
+    """What the threads of the pool reach together. `seconds` are spent on each product."""
+    passes = _native.read_seconds(read_mib << 20, READ_PASSES)
+    rates = {
+        f"{name}, {rows} x {inputs} x {outputs}": rate
+        for rows, inputs, outputs in PRODUCTS
+        for name, rate in product_rates(dtype, rows, inputs, outputs, seconds).items()
+    }
+    fastest = max(rates, key=lambda name: rates[name])
+    return Limits((read_mib << 20) / min(passes), rates[fastest], fastest)
+
+
+def product_rates(
+    dtype: torch.dtype, rows: int, inputs: int, outputs: int, seconds: float
+) -> dict[str, float]:
+    """Operations a second of [rows, inputs] times [inputs, outputs], by whose kernel it is. They
+    take turns, and the best turn counts."""
+    weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(rows, inputs).to(dtype)
+    layers = {
+        "native": backend_named("native").linear(weight),
+        "torch": backend_named("reference").linear(weight),
+    }
+    best = dict.fromkeys(layers, float("inf"))
+    end = time.perf_counter() + seconds
+    with torch.inference_mode():
+        while time.perf_counter() < end or float("inf") in best.values():
+            for name, layer in layers.items():
+                began = time.perf_counter()
+                layer(x)
+                best[name] = min(best[name], time.perf_counter() - began)
+    return {name: 2 * rows * inputs * outputs / took for name, took in best.items()}
+
+
+# -- an engine whose steps are noted
+
+
+class NotedModel:
+    """Loads a model for an engine on the backend that it is given, and notes every step."""
+
+    def __init__(self, model: str, dtype: str, backend: NativeBackend) -> None:
+        self.steps: list[Step] = []
+        self._model, self._dtype, self._backend = model, dtype, backend
+
+    async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        decoder = await asyncio.to_thread(
+            load_model,
+            self._model,
+            dtype=self._dtype,
+            backend=self._backend,
+            use_program=not isinstance(self._backend, TimedBackend),
+        )
+        text = Text(None, None, "token ids are all it takes")
+        loaded = loaded_model(self._model, decoder, text, config, num_slots=num_slots, seconds={})
+        return msgspec.structs.replace(loaded, runner=NotingRunner(loaded.runner, self.steps))
+
+
+class NotingRunner:
+    def __init__(self, runner: Runner, steps: list[Step]) -> None:
+        self._runner, self._steps = runner, steps
+
+    @property
+    def wake_delays_seconds(self) -> Sequence[float]:
+        return self._runner.wake_delays_seconds
+
+    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        return self._noted(plan, time.perf_counter(), self._runner.launch(plan))
+
+    async def _noted(
+        self, plan: StepPlan, launched: float, handle: Awaitable[StepOutcome]
+    ) -> StepOutcome:
+        outcome = await handle
+        # Steps run one after the other, so one that waited began when the last one ended.
+        began = max(launched, self._steps[-1].ended) if self._steps else launched
+        self._steps.append(Step(plan, began, time.perf_counter()))
+        return outcome
+
+    async def aclose(self) -> None:
+        await self._runner.aclose()
+
+
+class TimedBackend(NativeBackend):
+    """The native ops, one by one, with a clock around each. `seconds`: by group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        for name, group in OP_GROUPS.items():
+            setattr(self, name, timed(getattr(self, name), group, self.seconds))
+
+    def packed_linear(
+        self, packed: _native.PackedWeight, *, out_dtype: torch.dtype | None = None
+    ) -> NativeLinear:
+        layer = TimedLinear.of_packed(packed, out_dtype)
+        layer.seconds = self.seconds
+        return layer
+
+
+class TimedLinear(NativeLinear):
+    seconds: dict[str, float]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        began = time.perf_counter()
+        y = super().__call__(x)
+        self.seconds["linear"] += time.perf_counter() - began
+        return y
+
+
+def timed(op: Callable[..., Any], group: str, seconds: dict[str, float]) -> Callable[..., Any]:
+    def run(*args: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        result = op(*args, **options)
+        seconds[group] += time.perf_counter() - began
+        return result
+
+    return run
+
+
+# -- the workloads
+
+
+async def run(engine: Engine, workload: Workload, seed: int) -> tuple[float, float]:
+    """When it began, and when all answers had ended."""
+    params = SamplingParams(max_tokens=workload.output_tokens, temperature=0.0, ignore_eos=True)
+
+    async def answer(prompt: list[int]) -> None:
+        count = 0
+        async for _ in engine.stream(prompt, params):
+            count += 1
+        if count != workload.output_tokens:
+            raise RuntimeError(f"{count} tokens instead of {workload.output_tokens}")
+
+    prompts = workload.prompts(engine.limits.vocab_size, seed)
+    began = time.perf_counter()
+    await asyncio.gather(*map(answer, prompts))
+    return began, time.perf_counter()
+
+
+def phases_of(
+    workload: Workload, steps: list[Step], began: float, ended: float, cost: RooflineCost
+) -> list[Phase]:
+    with_prompts = [
+        index
+        for index, step in enumerate(steps)
+        if any(item.start < workload.prompt_tokens for item in step.plan.items)
+    ]
+    split = with_prompts[-1] + 1
+    between = steps[split - 1].ended
+    limits = [cost.step_seconds(step.plan) for step in steps]
+    prompt_tokens = workload.requests * workload.prompt_tokens
+    found = [Phase("prompts", between - began, sum(limits[:split]), prompt_tokens)]
+    if steps[split:]:
+        tokens = sum(len(item.rows) for step in steps[split:] for item in step.plan.items)
+        found.append(Phase("answers", ended - between, sum(limits[split:]), tokens))
+    return found
+
+
+async def measure_phases(
+    model: str, dtype: str, workload: Workload, cost: RooflineCost, repeats: int
+) -> list[Phase]:
+    """Of the quickest of `repeats` runs."""
+    source = NotedModel(model, dtype, NativeBackend())
+    best: list[Phase] = []
+    async with Engine(source) as engine:
+        await warm(engine, workload)
+        for seed in range(repeats):
+            source.steps.clear()
+            began, ended = await run(engine, workload, seed)
+            phases = phases_of(workload, source.steps, began, ended, cost)
+            if not best or sum(p.seconds for p in phases) < sum(p.seconds for p in best):
+                best = phases
+    return best
+
+
+async def measure_ops(model: str, dtype: str, workload: Workload) -> dict[str, float]:
+    """Seconds of one run by what they are spent on: the keys are `SHARES`."""
+    backend = TimedBackend()
+    source = NotedModel(model, dtype, backend)
+    async with Engine(source) as engine:
+        await warm(engine, workload)
+        source.steps.clear()
+        backend.seconds.clear()
+        began, ended = await run(engine, workload, 0)
+        ops = dict(backend.seconds)
+    in_steps = sum(step.ended - step.began for step in source.steps)
+    ops["step"] = in_steps - sum(ops.values())
+    ops["host"] = ended - began - in_steps
+    return {name: ops.get(name, 0.0) for name in SHARES}
+
+
+async def warm(engine: Engine, workload: Workload) -> None:
+    """Pay for what is built once: the thread pool, the kernels' choice, pages of memory."""
+    await run(engine, Workload("warm", workload.requests, workload.prompt_tokens, 2), 0)
+
+
+def cost_of(model: str, dtype: torch.dtype, limits: Limits) -> RooflineCost:
+    shape = ModelShape.of(DecoderConfig.from_directory(model))
+    shape = msgspec.structs.replace(shape, bytes_per_value=dtype.itemsize)
+    return RooflineCost(shape, limits.hardware())
+
+
+def main() -> None:
+    options = parse_arguments()
+    if options.threads is not None:
+        _native.set_num_threads(options.threads)
+    cpu = _native.cpu_info()
+    torch.set_num_threads(cpu["threads"])
+    dtype = getattr(torch, options.dtype)
+    limits = measure_limits(dtype, options.product_seconds, options.read_mib)
+    print(
+        f"{options.dtype}, {cpu['threads']} threads, {cpu['isa']}: reads "
+        f"{limits.bytes_per_second / 1e9:.1f} GB/s, multiplies "
+        f"{limits.flops_per_second / 1e9:.0f} GFLOP/s ({limits.fastest_product})"
+    )
+    results: list[dict[str, Any]] = []
+    if options.model is not None:
+        cost = cost_of(options.model, dtype, limits)
+        print_head(options.model)
+        for workload in chosen(options):
+            measured = measure_phases(options.model, options.dtype, workload, cost, options.repeats)
+            phases = asyncio.run(measured)
+            ops = asyncio.run(measure_ops(options.model, options.dtype, workload))
+            print_rows(workload, phases, ops)
+            results.append(
+                {
+                    "workload": asdict(workload),
+                    "phases": [{**asdict(phase), "share": phase.share} for phase in phases],
+                    "op_seconds": ops,
+                }
+            )
+    if options.json is not None:
+        written = {"dtype": options.dtype, "limits": asdict(limits), "results": results}
+        Path(options.json).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+
+def print_head(model: str) -> None:
+    print(
+        f"\n{Path(model).name:<12} {'':<8} {'seconds':>8} {'limit':>8} {'share':>6} {'tokens/s':>9}"
+        f"  {' '.join(f'{name:>9}' for name in SHARES)}"
+    )
+
+
+def print_rows(workload: Workload, phases: list[Phase], ops: dict[str, float]) -> None:
+    whole = sum(ops.values())
+    shares = " ".join(f"{100 * ops[name] / whole:9.1f}" for name in SHARES)
+    for index, phase in enumerate(phases):
+        print(
+            f"{'' if index else workload.name:<12} {phase.name:<8} {phase.seconds:8.3f} "
+            f"{phase.limit_seconds:8.3f} {phase.share:6.2f} {phase.tokens_per_second:9.1f}"
+            f"  {'' if index else shares}".rstrip(),
+            flush=True,
+        )
+
+
+def chosen(options: argparse.Namespace) -> list[Workload]:
+    prompt, output = options.prompt_tokens, options.output_tokens
+    every = {
+        workload.name: workload
+        for workload in (
+            Workload("one stream", 1, prompt, output),
+            Workload("many", options.streams, prompt, output),
+            Workload("prompt", 1, options.long_prompt_tokens, 1),
+        )
+    }
+    return [every[name] for name in options.workloads]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", metavar="DIR", help="its weights may be random")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--threads", type=int, help="of the pool; as many as there are by default")
+    names = ("one stream", "many", "prompt")
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names)
+    parser.add_argument("--streams", type=int, default=32, help="requests of `many`")
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--long-prompt-tokens", type=int, default=2048, help="of `prompt`")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--product-seconds", type=float, default=PRODUCT_SECONDS, help="for each product"
+    )
+    parser.add_argument("--read-mib", type=int, default=READ_MIB, help="memory that is read")
+    parser.add_argument("--json", metavar="FILE")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
