@@ -10,8 +10,9 @@
 namespace aioserve::linear {
 namespace {
 
-// What one pass over the panels keeps at hand in the L2 cache: packed rows of x, and panels.
-constexpr std::size_t kRowCacheBytes = 512 * 1024;
+// What one pass over the panels keeps at hand in the L2 cache: packed rows of x, half as much where
+// they are widened, and panels.
+constexpr std::size_t kRowCacheBytes = 1024 * 1024;
 constexpr std::size_t kPanelCacheBytes = 256 * 1024;
 constexpr int64_t kMaxPanelsPerTask = 4;
 
@@ -111,7 +112,8 @@ std::size_t PackedWeight::packed_row_bytes(const TileSet& tiles) const {
 }
 
 int64_t PackedWeight::most_rows_of_a_pass(const TileSet& tiles) const {
-    const auto fitting = static_cast<int64_t>(kRowCacheBytes / packed_row_bytes(tiles));
+    const std::size_t bytes = kRowCacheBytes * kStepBytes / tiles.packed_step_bytes;
+    const auto fitting = static_cast<int64_t>(bytes / packed_row_bytes(tiles));
     return std::max<int64_t>(1, fitting / tiles.max_rows) * tiles.max_rows;
 }
 
@@ -123,8 +125,8 @@ std::size_t PackedWeight::packed_bytes(int64_t rows) const {
            packed_row_bytes(tiles);
 }
 
-// `fn(tiles, pass)` for passes that have no results yet. A row as it stands needs no packing if it is
-// a block of one.
+// `fn(tiles, pass)` for passes whose results have no place yet. One row that needs no padding is a
+// block as it stands.
 template <class Fn>
 void PackedWeight::for_each_pass(int64_t rows, const RowSource& x, char* packed,
                                  const Fn& fn) const {
@@ -188,8 +190,8 @@ void PackedWeight::append_argmax(Phases& phases, const RowSource& x, int64_t row
         append_product(phases, tiles, pass);
         const int64_t groups = split(pass).groups;
         const double nanoseconds = static_cast<double>(pass.count * groups);
-        const int64_t pieces =
-            nanoseconds < kPackingWorthSharing_ns ? 1 : std::min<int64_t>(pass.count, num_threads());
+        const bool alone = nanoseconds < kPackingWorthSharing_ns;
+        const int64_t pieces = alone ? 1 : std::min<int64_t>(pass.count, num_threads());
         phases.add(pieces, [pass, groups, pieces, largest, columns](int64_t piece) {
             const int64_t end = pass.count * (piece + 1) / pieces;
             for (int64_t row = pass.count * piece / pieces; row < end; ++row) {
@@ -243,8 +245,8 @@ void PackedWeight::append_packing(Phases& phases, const TileSet& tiles, const Ro
 }
 
 // A task is a few neighbouring panels, which stay in the cache while blocks of rows pass, and all
-// blocks; or, where there are many threads for few panels, some of the blocks. One thread alone takes
-// them all.
+// blocks; or, where there are many threads for few panels, some of the blocks. One thread alone
+// takes them all.
 PackedWeight::Split PackedWeight::split(const Pass& pass) const {
     Split split{};
     split.threads = is_worth_sharing(pass.count) ? num_threads() : 1;
@@ -298,8 +300,8 @@ void PackedWeight::multiply_block(const TileSet& tiles, const Pass& pass, int64_
         tile.panel = panels_.get() + static_cast<std::size_t>(panel) * panel_bytes_;
         tile.bias = bias_.empty() ? nullptr : bias_.data() + column;
         tile.columns = static_cast<int>(std::min<int64_t>(kPanelColumns, out_features_ - column));
-        tile.y = pass.best ? reinterpret_cast<char*>(outputs)
-                           : pass.y + top * pass.y_row_bytes + column * (pass.y_is_float32 ? 4 : 2);
+        const std::ptrdiff_t from_y = top * pass.y_row_bytes + column * (pass.y_is_float32 ? 4 : 2);
+        tile.y = pass.best ? reinterpret_cast<char*>(outputs) : pass.y + from_y;
         multiply(tile);
         if (!pass.best) continue;
         for (int row = 0; row < tile.rows; ++row) {
@@ -308,7 +310,8 @@ void PackedWeight::multiply_block(const TileSet& tiles, const Pass& pass, int64_
         }
     }
     if (!pass.best) return;
-    for (int row = 0; row < tile.rows; ++row) pass.best[(top + row) * split.groups + group] = best[row];
+    for (int row = 0; row < tile.rows; ++row)
+        pass.best[(top + row) * split.groups + group] = best[row];
 }
 
 }  // namespace aioserve::linear
