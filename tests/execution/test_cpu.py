@@ -21,7 +21,7 @@ from aioserve.execution.plan import (
     StepPlan,
     WorkItem,
 )
-from aioserve.ops import Backend, Batch, KVCache
+from aioserve.ops import Backend, Batch, Drawn, KVCache, SampleRows
 from aioserve.request import SamplingParams
 from tests.ops.scenarios import BACKENDS, NATIVE, allocate
 
@@ -53,6 +53,9 @@ class LogitsByToken:
         logits[torch.arange(len(token_ids)), (token_ids + 1) % VOCAB_SIZE] = 3.0
         logits[token_ids == VOCAB_SIZE - 1] = float("nan")
         return logits
+
+    def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: torch.Tensor) -> Drawn:
+        return self.backend.draw(self.forward(batch, kv), rows, last_tokens)
 
 
 def cache(num_pages: int, start: int = 0, backend: Backend = NATIVE) -> KVCache:
