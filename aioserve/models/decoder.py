@@ -99,14 +99,12 @@ class Decoder:
             return self.program.logits(batch, kv)
         return self.compute(TensorOps(self.backend, batch, kv))
 
-    @torch.inference_mode()
     def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: Tensor) -> Drawn:
         """`forward`, then `Backend.draw` from its logits."""
+        if self.program is None:
+            return self.backend.draw(self.forward(batch, kv), rows, last_tokens)
         self._cover(batch)
-        if self.program is not None:
-            return self.program.draw(batch, kv, rows, last_tokens)
-        logits = self.compute(TensorOps(self.backend, batch, kv))
-        return self.backend.draw(logits, rows, last_tokens)
+        return self.program.draw(batch, kv, rows, last_tokens)
 
     def _cover(self, batch: Batch) -> None:
         if batch.max_context > self.max_model_len:

@@ -10,8 +10,9 @@ from aioserve.ops.backend import Backend
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.choice import backend_named
 from aioserve.ops.kv_cache import KVCache, bytes_per_page
-from aioserve.ops.layer_ops import Embedding, LayerOps, StepProgram, TensorOps
+from aioserve.ops.layer_ops import Embedding, LayerOps, StepProgram
 from aioserve.ops.linear import Linear
+from aioserve.ops.tensor_ops import TensorOps
 
 __all__ = [
     "Backend",

@@ -1,13 +1,13 @@
 """What a decoder computes one batch with.
 
 `LayerOps` is what layers call. `TensorOps` runs each op at once on a backend. A backend that can
-record has another, whose values stand for results to come: it makes a `StepProgram`.
+record has one of its own, whose values stand for results to come: it makes a `StepProgram`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -16,10 +16,7 @@ from aioserve.ops.checks import HeadNorms, Rotation
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.linear import Linear
 
-if TYPE_CHECKING:
-    from aioserve.ops.backend import Backend
-
-__all__ = ["Embedding", "LayerOps", "RotarySource", "StepProgram", "TensorOps"]
+__all__ = ["Embedding", "LayerOps", "RotarySource", "StepProgram"]
 
 X = TypeVar("X")
 """A matrix with a row for each token of the batch, or for each whose logits are wanted."""
@@ -112,86 +109,3 @@ class StepProgram(ABC):
     @abstractmethod
     def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: Tensor) -> Drawn:
         """The same, and draw from them as `Backend.draw` does."""
-
-
-class TensorOps(LayerOps[Tensor]):
-    """Each op at once, on tensors."""
-
-    __slots__ = ("_backend", "_batch", "_kv")
-
-    def __init__(self, backend: Backend, batch: Batch, kv: KVCache) -> None:
-        self._backend = backend
-        self._batch = batch
-        self._kv = kv
-
-    def embed(self, table: Embedding) -> Tensor:
-        if isinstance(table, Linear):
-            return table.rows(self._batch.token_ids)
-        return self._backend.embedding(self._batch.token_ids, table)
-
-    def add_positions(self, x: Tensor, table: Tensor) -> None:
-        self._backend.add_rows(x, table, self._batch.positions)
-
-    def scale(self, x: Tensor, factor: float) -> None:
-        self._backend.scale(x, factor)
-
-    def linear(self, x: Tensor, layer: Linear) -> Tensor:
-        return layer(x)
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
-        return self._backend.rms_norm(x, weight, eps, weight_offset)
-
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float
-    ) -> Tensor:
-        return self._backend.add_rms_norm(x, residual, weight, eps, weight_offset)
-
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        return self._backend.layer_norm(x, weight, bias, eps)
-
-    def add_layer_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> Tensor:
-        return self._backend.add_layer_norm(x, residual, weight, bias, eps)
-
-    def rotary_kv_write(
-        self, qkv: Tensor, layer: int, rotary: RotarySource | None, norms: HeadNorms | None
-    ) -> None:
-        rotation = None if rotary is None else rotary.rotation
-        self._backend.rotary_kv_write(qkv, self._batch, self._kv, layer, rotation, norms)
-
-    def paged_attention(
-        self,
-        qkv: Tensor,
-        layer: int,
-        *,
-        scale: float,
-        window: int,
-        soft_cap: float,
-        logit_rows_only: bool,
-    ) -> Tensor:
-        return self._backend.paged_attention(
-            qkv,
-            self._batch,
-            self._kv,
-            layer,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            logit_rows_only=logit_rows_only,
-        )
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return self._backend.silu_mul(gate_up)
-
-    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
-        return self._backend.gelu_tanh_mul(gate_up)
-
-    def gelu_tanh(self, x: Tensor) -> Tensor:
-        return self._backend.gelu_tanh(x)
-
-    def logit_rows(self, x: Tensor) -> Tensor:
-        return x[self._batch.logit_rows]
-
-    def soft_cap(self, logits: Tensor, cap: float) -> None:
-        self._backend.soft_cap(logits, cap)

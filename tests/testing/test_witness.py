@@ -71,16 +71,16 @@ def test_a_token_after_the_end_is_noted(monkeypatch):
 
 
 def test_another_end_after_an_error_is_noted(monkeypatch):
-    wait = Mailbox.wait
+    raise_error = Mailbox.raise_error
 
-    async def raising_once(it: Mailbox) -> None:
+    def raising_once(it: Mailbox) -> None:
         try:
-            await wait(it)
+            raise_error(it)
         except StepError:
             it.error = None
             raise
 
-    monkeypatch.setattr(Mailbox, "wait", raising_once)
+    monkeypatch.setattr(Mailbox, "raise_error", raising_once)
     with pytest.raises(AssertionError, match=r"'StepError' and then came \['end'"):
         witness_of(faults=Faults(at={2: Fault.STEP_RAISES})).check()
 
