@@ -13,6 +13,8 @@ Weights are float32 like the logits, sums of them float64.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,9 +35,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 def row_error(largest: float) -> str | None:
     """Why nothing can be drawn from a row whose largest logit is this (NaN if there is one)."""
-    if np.isfinite(largest):
+    if math.isfinite(largest):
         return None
-    if np.isnan(largest):
+    if math.isnan(largest):
         return "the logits have a NaN"
     return "the logits have an infinity" if largest > 0 else "all logits are -inf"
 

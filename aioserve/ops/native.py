@@ -34,7 +34,7 @@ from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import LayerOps
 from aioserve.ops.native_kv_cache import NativeKVCache, own_pages
 from aioserve.ops.native_program import NativeProgram
-from aioserve.ops.native_sampler import Largest, NativeSampler
+from aioserve.ops.native_sampler import NativeSampler
 from aioserve.ops.native_types import (
     CPU,
     NativeBatch,
@@ -103,7 +103,7 @@ class NativeBackend(Backend):
         rows.check_logits(logits)
         num_rows, vocab = logits.shape
         logits = logits.contiguous()
-        largest = Largest(num_rows)
+        largest = self._sampler.room(num_rows)
         _native.largest(logits.data_ptr(), num_rows, vocab, *largest.addresses)
         return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
 

@@ -28,7 +28,7 @@ from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, StepProgram
 from aioserve.ops.linear import Linear
 from aioserve.ops.native_kv_cache import own_pages
-from aioserve.ops.native_sampler import Largest, NativeSampler
+from aioserve.ops.native_sampler import NativeSampler
 from aioserve.ops.native_types import CPU, is_bfloat16, own_arrays, own_linear
 
 __all__ = ["NativeProgram"]
@@ -76,7 +76,7 @@ class NativeProgram(StepProgram):
     def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: Tensor) -> Drawn:
         count = len(batch.logit_rows)
         rows.check_count(count)
-        largest = Largest(count)
+        largest = self._sampler.room(count)
         logits = None
         if rows.temperatures.any():
             logits = np.empty((count, self._vocab), np.float32)

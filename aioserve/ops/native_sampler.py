@@ -19,24 +19,29 @@ __all__ = ["Largest", "NativeSampler"]
 
 
 class Largest:
-    """Of each of `rows` rows of logits the first of the largest, or the first NaN."""
+    """Room for `rows` rows: of each the first of the largest logits, or the first NaN."""
 
-    __slots__ = ("columns", "values")
+    __slots__ = ("addresses", "columns", "values")
 
     def __init__(self, rows: int) -> None:
         self.values: npt.NDArray[np.float32] = np.empty(rows, np.float32)
         self.columns: npt.NDArray[np.int64] = np.empty(rows, np.int64)
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        return self.values.ctypes.data, self.columns.ctypes.data
+        self.addresses: tuple[int, int] = self.values.ctypes.data, self.columns.ctypes.data
+        """Asked for once: numpy makes an object for each question."""
 
 
 class NativeSampler:
     """Keeps the buffers of its draws. Not thread-safe."""
 
     def __init__(self) -> None:
+        self._largest = Largest(64)
         self._sampler: RowSampler | None = None
+
+    def room(self, rows: int) -> Largest:
+        """For this many rows or more; the next call gives the same again."""
+        if len(self._largest.values) < rows:
+            self._largest = Largest(2 * rows)
+        return self._largest
 
     def draw(
         self,
@@ -45,15 +50,17 @@ class NativeSampler:
         rows: SampleRows,
         last_tokens: Tensor,
     ) -> Drawn:
-        """As `Backend.draw`. The columns of `largest` become the tokens.
+        """As `Backend.draw`, of which `largest` has the first S rows.
 
         `logits`, float32 `[S, V]`, may be None where all rows are greedy.
         """
-        values, token_ids = largest.values, largest.columns
+        values, token_ids = largest.values[: len(rows)], largest.columns[: len(rows)].copy()
         errors = {}
-        for row in np.flatnonzero(~np.isfinite(values)).tolist():
-            errors[row] = row_error(float(values[row])) or ""
-            token_ids[row] = 0
+        # A loop, since a step comes with cold caches and few rows.
+        for row, value in enumerate(values.tolist()):
+            if (error := row_error(value)) is not None:
+                errors[row] = error
+                token_ids[row] = 0
         if logits is not None:
             self._draw_others(values, logits, rows, token_ids, errors)
         tokens = torch.from_numpy(token_ids)
