@@ -7,12 +7,13 @@ the sum of that over the steps that the engine ran (`aioserve.simulation.cost.Ro
 equation), and `share` is limit / seconds. `prompts` lasts until the last step that has a prompt in
 it, `answers` from there on.
 
-Then each workload runs once more without the step program, op by op with a clock around each, which
-shows where the time goes, in percent:
+The step program counts what each kind of op takes, which shows where the time goes, in percent:
 
-    linear      the linear layers         norms     norms and activations
-    attention   with rotary and KV write  sampling  choosing the tokens
-    step        the rest of the steps     host      between the steps: planning, delivering
+    linear      the linear layers, with norms and activations that are fused into them
+    attention   with rotary and KV write
+    rowwise     what else is done row by row
+    step        the rest of the steps: what of it is Python on the step thread
+    host        between the steps: planning, delivering
 
     python benchmarks/limits.py                       the machine's limits alone
     python benchmarks/limits.py --model DIR --dtype bfloat16
@@ -26,15 +27,13 @@ import asyncio
 import json
 import random
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
 from aioserve import Engine, SamplingParams, _native
 from aioserve.capacity.hardware import Hardware
@@ -47,8 +46,7 @@ from aioserve.execution.runner import LoadedModel, Runner, Text
 from aioserve.models.config import DecoderConfig
 from aioserve.models.loader import load_model
 from aioserve.ops import backend_named
-from aioserve.ops.native import NativeBackend
-from aioserve.ops.native_types import NativeLinear
+from aioserve.ops.native_program import NativeProgram
 from aioserve.simulation.cost import RooflineCost
 
 READ_MIB = 1024
@@ -57,18 +55,7 @@ READ_PASSES = 15
 PRODUCTS = ((512, 2048, 2048), (2048, 2048, 2048), (1024, 4096, 4096))
 """Rows, inputs and outputs."""
 PRODUCT_SECONDS = 1.0
-OP_GROUPS = {
-    "rms_norm": "norms",
-    "add_rms_norm": "norms",
-    "layer_norm": "norms",
-    "silu_mul": "norms",
-    "gelu_tanh_mul": "norms",
-    "gelu_tanh": "norms",
-    "rotary_kv_write": "attention",
-    "paged_attention": "attention",
-    "draw": "sampling",
-}
-SHARES = ("linear", "attention", "norms", "sampling", "step", "host")
+SHARES = ("linear", "attention", "rowwise", "step", "host")
 
 
 @dataclass(frozen=True)
@@ -177,23 +164,43 @@ def product_rates(
 
 
 class NotedModel:
-    """Loads a model for an engine on the backend that it is given, and notes every step."""
+    """Loads a model for an engine, and notes every step and the time of its ops."""
 
-    def __init__(self, model: str, dtype: str, backend: NativeBackend) -> None:
+    def __init__(self, model: str, dtype: str) -> None:
         self.steps: list[Step] = []
-        self._model, self._dtype, self._backend = model, dtype, backend
+        self._model, self._dtype = model, dtype
+        self._program: NativeProgram | None = None
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        backend = backend_named("native")
         decoder = await asyncio.to_thread(
-            load_model,
-            self._model,
-            dtype=self._dtype,
-            backend=self._backend,
-            use_program=not isinstance(self._backend, TimedBackend),
+            load_model, self._model, dtype=self._dtype, backend=backend
         )
+        if not isinstance(decoder.program, NativeProgram):
+            raise TypeError(f"the program must be the native backend's, got {decoder.program}")
+        self._program = decoder.program
         text = Text(None, None, "token ids are all it takes")
         loaded = loaded_model(self._model, decoder, text, config, num_slots=num_slots, seconds={})
         return msgspec.structs.replace(loaded, runner=NotingRunner(loaded.runner, self.steps))
+
+    @property
+    def program(self) -> NativeProgram:
+        if self._program is None:
+            raise RuntimeError("the model is not loaded")
+        return self._program
+
+    def begin(self) -> None:
+        """Note and count from here on."""
+        self.steps.clear()
+        self.program.measure(True)
+
+    def op_seconds(self, began: float, ended: float) -> dict[str, float]:
+        """What went on between these times since `begin`: the keys are `SHARES`."""
+        ops = {name: spent / 1e9 for name, spent in self.program.nanoseconds.items()}
+        in_steps = sum(step.ended - step.began for step in self.steps)
+        ops["step"] = in_steps - sum(ops.values())
+        ops["host"] = ended - began - in_steps
+        return ops
 
 
 class NotingRunner:
@@ -218,43 +225,6 @@ class NotingRunner:
 
     async def aclose(self) -> None:
         await self._runner.aclose()
-
-
-class TimedBackend(NativeBackend):
-    """The native ops, one by one, with a clock around each. `seconds`: by group."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        for name, group in OP_GROUPS.items():
-            setattr(self, name, timed(getattr(self, name), group, self.seconds))
-
-    def packed_linear(
-        self, packed: _native.PackedWeight, *, out_dtype: torch.dtype | None = None
-    ) -> NativeLinear:
-        layer = TimedLinear.of_packed(packed, out_dtype)
-        layer.seconds = self.seconds
-        return layer
-
-
-class TimedLinear(NativeLinear):
-    seconds: dict[str, float]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        began = time.perf_counter()
-        y = super().__call__(x)
-        self.seconds["linear"] += time.perf_counter() - began
-        return y
-
-
-def timed(op: Callable[..., Any], group: str, seconds: dict[str, float]) -> Callable[..., Any]:
-    def run(*args: Any, **options: Any) -> Any:
-        began = time.perf_counter()
-        result = op(*args, **options)
-        seconds[group] += time.perf_counter() - began
-        return result
-
-    return run
 
 
 # -- the workloads
@@ -296,37 +266,23 @@ def phases_of(
     return found
 
 
-async def measure_phases(
+async def measure(
     model: str, dtype: str, workload: Workload, cost: RooflineCost, repeats: int
-) -> list[Phase]:
-    """Of the quickest of `repeats` runs."""
-    source = NotedModel(model, dtype, NativeBackend())
-    best: list[Phase] = []
+) -> tuple[list[Phase], dict[str, float]]:
+    """The phases of the quickest of `repeats` runs, and what its seconds were spent on."""
+    source = NotedModel(model, dtype)
+    best: tuple[list[Phase], dict[str, float]] = [], {}
+    quickest = float("inf")
     async with Engine(source) as engine:
         await warm(engine, workload)
         for seed in range(repeats):
-            source.steps.clear()
+            source.begin()
             began, ended = await run(engine, workload, seed)
-            phases = phases_of(workload, source.steps, began, ended, cost)
-            if not best or sum(p.seconds for p in phases) < sum(p.seconds for p in best):
-                best = phases
+            if ended - began < quickest:
+                quickest = ended - began
+                phases = phases_of(workload, source.steps, began, ended, cost)
+                best = phases, source.op_seconds(began, ended)
     return best
-
-
-async def measure_ops(model: str, dtype: str, workload: Workload) -> dict[str, float]:
-    """Seconds of one run by what they are spent on: the keys are `SHARES`."""
-    backend = TimedBackend()
-    source = NotedModel(model, dtype, backend)
-    async with Engine(source) as engine:
-        await warm(engine, workload)
-        source.steps.clear()
-        backend.seconds.clear()
-        began, ended = await run(engine, workload, 0)
-        ops = dict(backend.seconds)
-    in_steps = sum(step.ended - step.began for step in source.steps)
-    ops["step"] = in_steps - sum(ops.values())
-    ops["host"] = ended - began - in_steps
-    return {name: ops.get(name, 0.0) for name in SHARES}
 
 
 async def warm(engine: Engine, workload: Workload) -> None:
@@ -358,9 +314,9 @@ def main() -> None:
         cost = cost_of(options.model, dtype, limits)
         print_head(options.model)
         for workload in chosen(options):
-            measured = measure_phases(options.model, options.dtype, workload, cost, options.repeats)
-            phases = asyncio.run(measured)
-            ops = asyncio.run(measure_ops(options.model, options.dtype, workload))
+            phases, ops = asyncio.run(
+                measure(options.model, options.dtype, workload, cost, options.repeats)
+            )
             print_rows(workload, phases, ops)
             results.append(
                 {
