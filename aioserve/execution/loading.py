@@ -50,15 +50,36 @@ class _Loader:
         self.progress = progress
         self.seconds: dict[str, float] = {}
         """What each part took, by the clock; parts run at the same time."""
+        self._reading: WeightReading | None = None
+        self._left = False
 
     async def load(self, num_slots: int) -> LoadedModel:
         path = await asyncio.to_thread(self._find)
         weights = self._begin("weights", lambda: self._read_weights(path))
+        try:
+            return await self._load(path, weights, num_slots)
+        finally:
+            await self._leave(weights)
+
+    async def _leave(self, weights: asyncio.Future[ReadWeights]) -> None:
+        """Nobody waits for the weights any more: their reading ends."""
+        self._left = True
+        if self._reading is not None:
+            self._reading.stop()
+        if not weights.done():
+            await asyncio.wait([weights])
+        if not weights.cancelled():
+            weights.exception()  # is told to whoever awaited it, or to nobody
+
+    async def _load(
+        self, path: Path, weights: asyncio.Future[ReadWeights], num_slots: int
+    ) -> LoadedModel:
         await self._begin("imports", map_torch)
         text = self._begin("tokenizer", lambda: self._read_text(path))
         importing = self._begin("imports", import_assembling)
         # All end before an error is raised: nothing of a loading that failed runs on.
-        await asyncio.gather(text, weights, importing, return_exceptions=True)
+        parts = (text, asyncio.shield(weights), importing)
+        await asyncio.gather(*parts, return_exceptions=True)
         described, read, assembling = text.result(), weights.result(), importing.result()
         decoder = await self._begin("decoder", lambda: assembling.decoder_of(read, self.config))
         return assembling.loaded_model(
@@ -92,6 +113,9 @@ class _Loader:
             max_model_len=self.config.max_model_len,
             memory_bytes=total_memory_bytes(),
         )
+        self._reading = reading
+        if self._left:
+            reading.stop()
         with reading:
             weights = reading.read(self.progress)
         for setting in weights.config.generation.unsupported:

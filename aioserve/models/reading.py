@@ -115,6 +115,10 @@ class WeightReading:
     ) -> None:
         self._checkpoint.close()
 
+    def stop(self) -> None:
+        """Let `read` end with WeightsError, soon, from any thread; before it begins as well."""
+        self._reader.stop()
+
     def read(self, progress: ReportBytes | None = None) -> ReadWeights:
         """All weights; once. `progress` is called in this thread."""
         packed = self._plan()
