@@ -14,7 +14,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-__all__ = ["MAX_HELD_SECONDS", "HeldLoop", "assert_loop_is_free", "watched_loop"]
+__all__ = ["MAX_HELD_SECONDS", "HeldLoop", "assert_loop_is_free", "slowness", "watched_loop"]
 
 MAX_HELD_SECONDS = 0.05
 WAITS_SECONDS = 1.0
@@ -59,6 +59,16 @@ async def watched_loop() -> AsyncIterator[HeldLoop]:
             await watching
 
 
+def slowness() -> float:
+    """1 where a million additions in Python take 20 ms or less at this moment, and more in
+    proportion: machines differ, and neighbours slow them down."""
+    began = time.process_time()
+    total = 0
+    for number in range(1_000_000):
+        total += number
+    return max(1.0, (time.process_time() - began) / 0.02)
+
+
 async def assert_loop_is_free(
     attack: Callable[[], Awaitable[object]], *, most_seconds: float = MAX_HELD_SECONDS
 ) -> None:
@@ -69,7 +79,7 @@ async def assert_loop_is_free(
     for _ in range(TRIES):
         async with watched_loop() as held:
             await attack()
-        if held.seconds <= most_seconds:
+        if held.seconds <= most_seconds or held.seconds <= most_seconds * slowness():
             return
         holds.append(held.seconds)
     shown = ", ".join(f"{seconds * 1e3:.0f}" for seconds in holds)
