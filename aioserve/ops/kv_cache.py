@@ -84,13 +84,13 @@ class KVCache(ABC):
 
     def __init__(self, storage: torch.Tensor, *, page_size: int, head_dim: int) -> None:
         # Read by every op of every layer: an attribute costs a tenth of a tensor's shape.
-        self.storage = storage
+        self.storage: torch.Tensor = storage
         self.dtype: torch.dtype = storage.dtype
         self.num_layers: int = storage.shape[0]
         self.num_pages: int = storage.shape[2]
         self.num_kv_heads: int = storage.shape[3]
-        self.page_size = page_size
-        self.head_dim = head_dim
+        self.page_size: int = page_size
+        self.head_dim: int = head_dim
         self.bytes_per_page: int = storage.nbytes // self.num_pages
 
     @abstractmethod

@@ -34,7 +34,7 @@ class NativeKVCache(KVCache):
         padded_dim = head_dim + head_dim % 2 if bfloat16 else head_dim
         shape = (layers, two, num_pages, heads, page_size * padded_dim)
         super().__init__(lazy_memory(shape, dtype), page_size=page_size, head_dim=head_dim)
-        self.pages = _native.KVPages(
+        self.pages: _native.KVPages = _native.KVPages(
             self.storage.data_ptr(), layers, num_pages, heads, page_size, head_dim, bfloat16
         )
 

@@ -11,7 +11,7 @@ import torch
 from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.plan import PageCopy, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.models.decoder import Decoder
-from aioserve.ops import Batch, KVCache
+from aioserve.ops import Batch, Drawn, KVCache, SampleRows
 from aioserve.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -86,9 +86,11 @@ class _Recorder:
         self.backend = decoder.backend
         self.logits = torch.empty(0)
 
-    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+    def draw(
+        self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: torch.Tensor
+    ) -> Drawn:
         self.logits = self._decoder.forward(batch, kv)
-        return self.logits
+        return self.backend.draw(self.logits, rows, last_tokens)
 
 
 def _poisoned(decoder: Decoder, num_pages: int, page_size: int) -> KVCache:
