@@ -86,9 +86,7 @@ class _Recorder:
         self.backend = decoder.backend
         self.logits = torch.empty(0)
 
-    def draw(
-        self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: torch.Tensor
-    ) -> Drawn:
+    def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: torch.Tensor) -> Drawn:
         self.logits = self._decoder.forward(batch, kv)
         return self.backend.draw(self.logits, rows, last_tokens)
 
