@@ -71,6 +71,7 @@ class StreamMachine(RuleBasedStateMachine):
         seed=st.integers(0, 2**16),
     )
     def start(self, capacity, samples, lifetime, seed):
+        gc.freeze()  # what the whole suite has allocated: `drop` would look through it each time
         self.loop = SimLoop(seed)
         self.told: list[str] = []
         self.mailbox = Mailbox("r", self.loop, Owner(self.told), capacity, samples)
@@ -268,6 +269,7 @@ class StreamMachine(RuleBasedStateMachine):
             last = [self.loop.run_until_complete(read(self.stream)) for _ in range(3)]
             assert last == [ERROR if self.has_error else END] * 3
         self.loop.close()
+        gc.unfreeze()
 
 
 async def leave(stream: TokenStream, way: str) -> None:
