@@ -180,7 +180,9 @@ class NotedModel:
             raise TypeError(f"the program must be the native backend's, got {decoder.program}")
         self._program = decoder.program
         text = Text(None, None, "token ids are all it takes")
-        loaded = loaded_model(self._model, decoder, text, config, num_slots=num_slots, seconds={})
+        loaded = await loaded_model(
+            self._model, decoder, text, config, num_slots=num_slots, seconds={}
+        )
         return msgspec.structs.replace(loaded, runner=NotingRunner(loaded.runner, self.steps))
 
     @property
