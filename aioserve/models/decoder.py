@@ -94,7 +94,7 @@ class Decoder:
 
         Raises ValueError for a context beyond `max_model_len`.
         """
-        self._cover(batch)
+        self.cover(batch.max_context)
         if self.program is not None:
             return self.program.logits(batch, kv)
         return self.compute(TensorOps(self.backend, batch, kv))
@@ -103,16 +103,18 @@ class Decoder:
         """`forward`, then `Backend.draw` from its logits."""
         if self.program is None:
             return self.backend.draw(self.forward(batch, kv), rows, last_tokens)
-        self._cover(batch)
+        self.cover(batch.max_context)
         return self.program.draw(batch, kv, rows, last_tokens)
 
-    def _cover(self, batch: Batch) -> None:
-        if batch.max_context > self.max_model_len:
-            raise ValueError(
-                f"max_context must be at most {self.max_model_len}, got {batch.max_context}"
-            )
+    def cover(self, max_context: int) -> None:
+        """Make the tables that contexts of so many tokens need, which steps do by themselves.
+
+        Raises ValueError for a context beyond `max_model_len`.
+        """
+        if max_context > self.max_model_len:
+            raise ValueError(f"max_context must be at most {self.max_model_len}, got {max_context}")
         for table in self._weights.rotary_tables:
-            table.cover(batch.max_context)
+            table.cover(max_context)
 
     def compute(self, ops: LayerOps[X]) -> X:
         """Logits, from the ops of one batch or of a recording."""

@@ -18,7 +18,11 @@ from aioserve.ops import Backend, Linear, backend_named
 
 __all__ = ["load_model", "make_decoder"]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def load_model(
@@ -33,8 +37,9 @@ def load_model(
 ) -> Decoder:
     """Load the Hugging Face model in the directory `path`.
 
-    dtype: float32 or bfloat16, of weights, activations and KV pages. "auto" is the checkpoint's;
-        a float16 checkpoint becomes float32, which holds its values exactly.
+    dtype: float32, bfloat16 or float16, of weights, activations and KV pages. "auto" is the
+        checkpoint's. The native backend knows no float16: such a checkpoint becomes float32 there,
+        which holds its values exactly.
     backend: computes the model; None: `aioserve.ops.backend_named("auto")`.
     max_model_len: longest context in tokens to be served; None: all the model has. With longrope it
         also chooses between the factors for short and for long contexts.

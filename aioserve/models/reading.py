@@ -33,15 +33,21 @@ TWO_COPIES_BYTES = 64 << 20
 """An embedding that is the output layer too is kept once, packed, if it is larger than this. Rows
 of packed weights are slower to read, which shows in small models."""
 
-_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.int16)}
+_DTYPES = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.int16),
+    "float16": np.dtype(np.float16),
+}
 """What holds the numbers of each: numpy has no bfloat16."""
+
+_PACKED_DTYPES = ("float32", "bfloat16")
 
 
 class ReadWeights:
     """The weights of one model in memory, each to be taken once.
 
-    `dtype` is float32 or bfloat16. Where `packed`, a linear layer's weight and bias are one
-    `_native.PackedWeight`; else they are arrays. bfloat16 arrays have dtype int16.
+    `dtype` is float32, bfloat16 or float16. Where `packed`, a linear layer's weight and bias are
+    one `_native.PackedWeight`; else they are arrays. bfloat16 arrays have dtype int16.
     """
 
     def __init__(self, config: DecoderConfig, dtype: str, packed: bool, max_model_len: int) -> None:
@@ -61,9 +67,9 @@ class WeightReading:
     """Checks the model in `directory`, and reads its weights when told to. A context manager, which
     keeps the files open.
 
-    dtype: float32, bfloat16 or "auto", which is the checkpoint's; a float16 checkpoint becomes
-        float32, which holds its values exactly.
-    packed: whether linear layers are wanted as the native ops compute them.
+    dtype: float32, bfloat16, float16 or "auto", which is the checkpoint's.
+    packed: whether linear layers are wanted as the native ops compute them. These know no float16:
+        a float16 checkpoint becomes float32, which holds its values exactly.
     max_model_len: longest context in tokens to be served; None: all the model has.
     memory_bytes: what the weights may take at most; None: anything.
 
@@ -88,8 +94,8 @@ class WeightReading:
             raise ConfigError(f"max_model_len must be in [1, {limit}] for this model, got {length}")
         self._checkpoint = Checkpoint(directory, config)
         try:
-            chosen = _choose_dtype(dtype, config, self._checkpoint)
-            needed = self._checkpoint.total_values * (2 if chosen == "bfloat16" else 4)
+            chosen = _choose_dtype(dtype, config, self._checkpoint, packed)
+            needed = self._checkpoint.total_values * _DTYPES[chosen].itemsize
             if memory_bytes is not None and needed > memory_bytes:
                 raise ModelError(
                     f"{directory}: the weights take {needed} bytes in {chosen}, and there are "
@@ -99,7 +105,7 @@ class WeightReading:
             self._checkpoint.close()
             raise
         self._weights = ReadWeights(config, chosen, packed, length)
-        self._reader = _native.WeightReader(chosen == "bfloat16")
+        self._reader = _native.WeightReader(chosen)
         self._stored_bytes: list[int] = []
         """Of the tensors that each entry of the reader reads for the first time."""
         self._counted: set[Tensor] = set()
@@ -154,7 +160,7 @@ class WeightReading:
         config, weights = self._weights.config, self._weights
         if config.head not in self._checkpoint or self._head_is_stored_twice():
             weights.head = architecture.Linear((config.embedding,))
-            size = math.prod(config.embedding.shape) * (2 if weights.dtype == "bfloat16" else 4)
+            size = math.prod(config.embedding.shape) * _DTYPES[weights.dtype].itemsize
             weights.has_table = size <= TWO_COPIES_BYTES
         linears = [weights.head]
         vectors = [config.embedding] if weights.has_table else []
@@ -204,10 +210,18 @@ class WeightReading:
         self._counted.update(new)
 
 
-def _choose_dtype(dtype: str, config: DecoderConfig, checkpoint: Checkpoint) -> str:
-    if dtype != "auto":
-        if dtype not in _DTYPES:
-            raise ConfigError(f"dtype must be auto, {' or '.join(_DTYPES)}, got {dtype}")
-        return dtype
-    stored = checkpoint.dtype if config.dtype is None else config.dtype
-    return stored if stored in _DTYPES else "float32"
+def _choose_dtype(dtype: str, config: DecoderConfig, checkpoint: Checkpoint, packed: bool) -> str:
+    computed = _PACKED_DTYPES if packed else tuple(_DTYPES)
+    if dtype == "auto":
+        stored = checkpoint.dtype if config.dtype is None else config.dtype
+        return stored if stored in computed else "float32"
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype must be auto, {', '.join(_DTYPES)}, got {dtype}")
+    if dtype not in computed:
+        raise ConfigError(
+            f"dtype={dtype} isn't computed by the native ops for CPUs: use "
+            f"{' or '.join(computed)}, or another backend",
+            argument="dtype",
+            value=dtype,
+        )
+    return dtype

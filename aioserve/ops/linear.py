@@ -6,20 +6,18 @@ Knows weights, rows and dtypes; knows nothing about models or batches of request
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 __all__ = ["Linear"]
 
-_DTYPES = (torch.float32, torch.bfloat16)
-
 
 class Linear(ABC):
     """`y = x @ weight.T + bias` without gradients; sums are float32.
 
-    weight: [N, K] float32 or bfloat16 on the CPU, of any strides. bias: [N] of the same dtype, or
+    weight: [N, K] of one of `dtypes`, on the CPU, of any strides. bias: [N] of the same dtype, or
     None. Both may be dropped afterwards. `out_dtype` is the dtype of y: the weight's by default, or
     float32 (for logits).
 
@@ -30,14 +28,17 @@ class Linear(ABC):
 
     __slots__ = ("dtype", "in_features", "num_bytes", "out_dtype", "out_features")
 
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16)
+    """What a weight may be made of."""
     num_bytes: int
     """What the weight takes in the backend's form."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> None:
-        if weight.dtype not in _DTYPES:
-            raise TypeError(f"weight must be float32 or bfloat16, got {weight.dtype}")
+        if weight.dtype not in self.dtypes:
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+            raise TypeError(f"weight must be {names}, got {weight.dtype}")
         if weight.dim() != 2 or 0 in weight.shape:
             raise ValueError(f"weight must be of shape [N, K], got {list(weight.shape)}")
         if not weight.is_cpu:

@@ -12,6 +12,13 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace aioserve::weights;
 
+static Stored stored(const std::string& dtype) {
+    if (dtype == "float32") return Stored::float32;
+    if (dtype == "bfloat16") return Stored::bfloat16;
+    if (dtype == "float16") return Stored::float16;
+    throw nb::value_error("dtype is not of a weight file");
+}
+
 void bind_weights(nb::module_& m) {
     using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
 
@@ -19,17 +26,16 @@ void bind_weights(nb::module_& m) {
         .def("__init__",
              [](Source* self, int file, int64_t offset, int64_t rows, const std::string& dtype,
                 const std::string& label) {
-                 const Stored type = dtype == "float32"    ? Stored::float32
-                                     : dtype == "bfloat16" ? Stored::bfloat16
-                                     : dtype == "float16"
-                                         ? Stored::float16
-                                         : throw nb::value_error("dtype is not of a weight file");
-                 new (self) Source{file, offset, rows, type, label};
+                 new (self) Source{file, offset, rows, stored(dtype), label};
              },
              "file"_a, "offset"_a, "rows"_a, "dtype"_a, "label"_a);
 
     nb::class_<WeightReader>(m, "WeightReader", "Reads and packs tensors, one after the other.")
-        .def(nb::init<bool>(), "bfloat16"_a)
+        .def("__init__",
+             [](WeightReader* self, const std::string& dtype) {
+                 new (self) WeightReader(stored(dtype));
+             },
+             "dtype"_a)
         .def("add_packed", &WeightReader::add_packed, "sources"_a, "columns"_a, "biases"_a)
         .def("add_transposed", &WeightReader::add_transposed, "source"_a, "columns"_a, "biases"_a)
         .def("add_plain",

@@ -39,9 +39,9 @@ void read_bytes(const Source& source, int64_t at, int64_t count, char* to) {
 }
 
 // Numbers [first, first + count) of the tensor, converted.
-void read_numbers(const Source& source, int64_t first, int64_t count, bool to_bfloat16, char* to) {
+void read_numbers(const Source& source, int64_t first, int64_t count, Stored dtype, char* to) {
     const int64_t item = item_bytes(source.type);
-    if (source.type == (to_bfloat16 ? Stored::bfloat16 : Stored::float32)) {
+    if (source.type == dtype) {
         read_bytes(source, first * item, count * item, to);
         return;
     }
@@ -50,7 +50,7 @@ void read_numbers(const Source& source, int64_t first, int64_t count, bool to_bf
     for (int64_t done = 0; done < count; done += most) {
         const int64_t now = std::min(most, count - done);
         read_bytes(source, (first + done) * item, now * item, piece);
-        convert(piece, source.type, now, to_bfloat16, to + done * (to_bfloat16 ? 2 : 4));
+        convert(piece, source.type, now, dtype, to + done * item_bytes(dtype));
     }
 }
 
@@ -98,27 +98,33 @@ struct WeightReader::Job {
     std::unique_ptr<PackedWeight> packed;
 };
 
-WeightReader::WeightReader(bool bfloat16) : bfloat16_(bfloat16) {}
+WeightReader::WeightReader(Stored dtype) : dtype_(dtype) {}
 
 WeightReader::~WeightReader() = default;
 
+bool WeightReader::packs_bfloat16() const {
+    if (dtype_ == Stored::float16) throw std::invalid_argument("no weight is packed in float16");
+    return dtype_ == Stored::bfloat16;
+}
+
+int64_t WeightReader::add(Job job) {
+    jobs_.push_back(std::make_unique<Job>(std::move(job)));
+    return static_cast<int64_t>(jobs_.size()) - 1;
+}
+
 int64_t WeightReader::add_packed(std::vector<Source> sources, int64_t columns,
                                  std::vector<Source> biases) {
-    jobs_.push_back(std::make_unique<Job>(
-        Job{std::move(sources), std::move(biases), columns, false, nullptr, nullptr}));
-    return static_cast<int64_t>(jobs_.size()) - 1;
+    packs_bfloat16();
+    return add({std::move(sources), std::move(biases), columns, false, nullptr, nullptr});
 }
 
 int64_t WeightReader::add_transposed(Source source, int64_t columns, std::vector<Source> biases) {
-    jobs_.push_back(std::make_unique<Job>(
-        Job{{std::move(source)}, std::move(biases), columns, true, nullptr, nullptr}));
-    return static_cast<int64_t>(jobs_.size()) - 1;
+    packs_bfloat16();
+    return add({{std::move(source)}, std::move(biases), columns, true, nullptr, nullptr});
 }
 
 int64_t WeightReader::add_plain(std::vector<Source> sources, int64_t columns, char* to) {
-    jobs_.push_back(
-        std::make_unique<Job>(Job{std::move(sources), {}, columns, false, to, nullptr}));
-    return static_cast<int64_t>(jobs_.size()) - 1;
+    return add({std::move(sources), {}, columns, false, to, nullptr});
 }
 
 void WeightReader::run() {
@@ -164,8 +170,8 @@ void WeightReader::read(Job& job) const {
 
 void WeightReader::read_packed(Job& job) const {
     const int64_t rows = rows_of(job.sources);
-    const int64_t row_bytes = job.columns * (bfloat16_ ? 2 : 4);
-    auto packed = std::make_unique<PackedWeight>(rows, job.columns, bfloat16_);
+    const int64_t row_bytes = job.columns * item_bytes(dtype_);
+    auto packed = std::make_unique<PackedWeight>(rows, job.columns, packs_bfloat16());
     parallel_for_throwing(packed->num_panels(), [&](int64_t panel) {
         const int64_t first = panel * linear::kPanelColumns;
         const int64_t end = std::min(first + linear::kPanelColumns, rows);
@@ -177,7 +183,7 @@ void WeightReader::read_packed(Job& job) const {
             const int64_t to = std::min(end, top + source.rows);
             if (from < to)
                 read_numbers(source, (from - top) * job.columns, (to - from) * job.columns,
-                             bfloat16_, gathered.data() + (from - first) * row_bytes);
+                             dtype_, gathered.data() + (from - first) * row_bytes);
             top += source.rows;
         }
         packed->set_rows(panel, gathered.data());
@@ -188,7 +194,7 @@ void WeightReader::read_packed(Job& job) const {
 
 // Its rows are short pieces all over the tensor, so it is read in whole.
 void WeightReader::read_transposed(Job& job) const {
-    const int64_t item = bfloat16_ ? 2 : 4;
+    const int64_t item = item_bytes(dtype_);
     const int64_t inputs = job.sources.front().rows;
     std::vector<char> whole(static_cast<std::size_t>(inputs * job.columns * item));
     read_plain(job.sources, job.columns, whole.data());
@@ -198,19 +204,19 @@ void WeightReader::read_transposed(Job& job) const {
                        .columns = inputs,
                        .row_bytes = item,
                        .column_bytes = job.columns * item},
-        nullptr, bfloat16_);
+        nullptr, packs_bfloat16());
     set_bias(job);
 }
 
 void WeightReader::read_plain(const std::vector<Source>& sources, int64_t columns,
                               char* to) const {
-    const int64_t item = bfloat16_ ? 2 : 4;
+    const int64_t item = item_bytes(dtype_);
     for (const Source& source : sources) {
         const int64_t count = source.rows * columns;
         const int64_t piece = kPieceBytes / 4;
         parallel_for_throwing((count + piece - 1) / piece, [&](int64_t task) {
             const int64_t first = task * piece;
-            read_numbers(source, first, std::min(piece, count - first), bfloat16_,
+            read_numbers(source, first, std::min(piece, count - first), dtype_,
                          to + first * item);
         });
         to += count * item;
@@ -221,7 +227,7 @@ void WeightReader::read_plain(const std::vector<Source>& sources, int64_t column
 void WeightReader::set_bias(Job& job) const {
     if (job.biases.empty()) return;
     const int64_t count = rows_of(job.biases);
-    std::vector<char> bias(static_cast<std::size_t>(count * (bfloat16_ ? 2 : 4)));
+    std::vector<char> bias(static_cast<std::size_t>(count * item_bytes(dtype_)));
     read_plain(job.biases, 1, bias.data());
     job.packed->set_bias(bias.data());
 }

@@ -30,10 +30,10 @@ struct Source {
 };
 
 // Tensors are added, then `run` reads them in that order, while other threads wait for them. All
-// results have one dtype: float32, or bfloat16.
+// results have one dtype. Nothing is packed in float16.
 class WeightReader {
   public:
-    explicit WeightReader(bool bfloat16);
+    explicit WeightReader(Stored dtype);
     ~WeightReader();
     WeightReader(const WeightReader&) = delete;
     WeightReader& operator=(const WeightReader&) = delete;
@@ -41,7 +41,8 @@ class WeightReader {
     // Each returns the tensor's number, from 0 on. `sources` are stacked along their rows; `columns` are
     // the numbers in a row. The files stay open until `run` has returned.
     //
-    // A packed weight [rows, columns] with the bias that `biases` hold, or none.
+    // A packed weight [rows, columns] with the bias that `biases` hold, or none. Throws
+    // std::invalid_argument in float16.
     int64_t add_packed(std::vector<Source> sources, int64_t columns, std::vector<Source> biases);
     // The same of one source, whose rows are the weight's columns.
     int64_t add_transposed(Source source, int64_t columns, std::vector<Source> biases);
@@ -62,12 +63,14 @@ class WeightReader {
     struct Job;
 
     void read(Job& job) const;
+    int64_t add(Job job);
+    bool packs_bfloat16() const;
     void read_packed(Job& job) const;
     void read_transposed(Job& job) const;
     void read_plain(const std::vector<Source>& sources, int64_t columns, char* to) const;
     void set_bias(Job& job) const;
 
-    bool bfloat16_;
+    Stored dtype_;
     std::vector<std::unique_ptr<Job>> jobs_;
     std::atomic<bool> stopping_{false};
     std::mutex mutex_;

@@ -30,31 +30,57 @@ uint16_t bfloat16_of_float32(uint32_t bits) {
     return static_cast<uint16_t>(is_nan ? 0x7fc0u : rounded >> 16);
 }
 
-template <class From, class To, class Function>
-void each(const char* from, int64_t count, char* to, Function function) {
+uint16_t float16_of_float32(uint32_t bits) {
+    constexpr uint32_t kBiases = 112u << 23;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    // From 0.5 to 1 a float32's last bit is a subnormal float16's last bit: the sum is rounded there.
+    const float sum = std::bit_cast<float>(magnitude) + 0.5f;
+    const uint32_t subnormal = std::bit_cast<uint32_t>(sum) - std::bit_cast<uint32_t>(0.5f);
+    const uint32_t normal = (magnitude - kBiases + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
+    const uint32_t value = magnitude > 0x7f800000u    ? 0x7e00u
+                           : magnitude >= 0x477ff000u ? 0x7c00u   // 65520 and more
+                           : magnitude < 0x38800000u  ? subnormal  // below 2^-14
+                                                      : normal;
+    return static_cast<uint16_t>(value | ((bits >> 16) & 0x8000u));
+}
+
+uint32_t same(uint32_t bits) { return bits; }
+
+// Functions are template arguments, so that the loops become vectors.
+template <class From, class To, auto widen, auto narrow>
+void each(const char* from, int64_t count, char* to) {
     for (int64_t i = 0; i < count; ++i) {
         From value;
         std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
-        const To result = function(value);
+        const To result = narrow(widen(value));
         std::memcpy(to + i * static_cast<int64_t>(sizeof(To)), &result, sizeof(To));
+    }
+}
+
+template <class From, auto widen>
+void each_to(const char* from, int64_t count, Stored to_type, char* to) {
+    switch (to_type) {
+        case Stored::float32: return each<From, uint32_t, widen, same>(from, count, to);
+        case Stored::bfloat16:
+            return each<From, uint16_t, widen, bfloat16_of_float32>(from, count, to);
+        case Stored::float16:
+            return each<From, uint16_t, widen, float16_of_float32>(from, count, to);
     }
 }
 
 }  // namespace
 
-void convert(const char* from, Stored type, int64_t count, bool to_bfloat16, char* to) {
-    if (type == (to_bfloat16 ? Stored::bfloat16 : Stored::float32)) {
+void convert(const char* from, Stored type, int64_t count, Stored to_type, char* to) {
+    if (type == to_type) {
         std::memcpy(to, from, static_cast<std::size_t>(count * item_bytes(type)));
-    } else if (type == Stored::float32) {
-        each<uint32_t, uint16_t>(from, count, to, bfloat16_of_float32);
-    } else if (type == Stored::bfloat16) {
-        each<uint16_t, uint32_t>(from, count, to, float32_of_bfloat16);
-    } else if (to_bfloat16) {
-        each<uint16_t, uint16_t>(from, count, to, [](uint16_t half) {
-            return bfloat16_of_float32(float32_of_float16(half));
-        });
-    } else {
-        each<uint16_t, uint32_t>(from, count, to, float32_of_float16);
+        return;
+    }
+    switch (type) {
+        case Stored::float32: return each_to<uint32_t, same>(from, count, to_type, to);
+        case Stored::bfloat16:
+            return each_to<uint16_t, float32_of_bfloat16>(from, count, to_type, to);
+        case Stored::float16:
+            return each_to<uint16_t, float32_of_float16>(from, count, to_type, to);
     }
 }
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from aioserve.errors import ConfigError, ModelNotFoundError, WeightsError
 from aioserve.models import reading
 from aioserve.models.loader import load_model
+from aioserve.ops.reference import ReferenceBackend
 from tests.parity.paged import PagedRun
 from tests.parity.tiny_models import CONFIGS, VOCAB_SIZE, write
 
@@ -91,12 +92,28 @@ def test_the_dtype_is_the_checkpoints_and_float16_becomes_float32(tmp_path, stor
     assert load_model(tmp_path).dtype is chosen
 
 
+def test_a_backend_that_computes_in_float16_keeps_it(tmp_path):
+    write("qwen3", tmp_path, dtype="float16")
+    decoder = load_model(tmp_path, backend=ReferenceBackend())
+    assert decoder.dtype is torch.float16
+    logits = PagedRun(decoder).step({"a": list(range(5))})["a"]
+    widened = load_model(tmp_path, dtype="float32", backend=ReferenceBackend())
+    expected = PagedRun(widened).step({"a": list(range(5))})["a"]
+    torch.testing.assert_close(logits, expected, rtol=0.02, atol=0.02)
+    assert not torch.equal(logits, expected)
+
+
 def test_a_dtype_can_be_chosen_by_name_or_value(qwen3):
     assert load_model(qwen3, dtype="bfloat16").dtype is torch.bfloat16
     assert load_model(qwen3, dtype=torch.bfloat16).new_cache(1, 4).dtype is torch.bfloat16
-    for dtype in ("float16", torch.float16, "int8"):
-        with pytest.raises(ConfigError, match=r"dtype must be auto, float32 or bfloat16, got"):
-            load_model(qwen3, dtype=dtype)
+    with pytest.raises(ConfigError, match=r"dtype must be auto, .*float16, got int8"):
+        load_model(qwen3, dtype="int8")
+
+
+@pytest.mark.parametrize("dtype", ["float16", torch.float16], ids=str)
+def test_float16_is_refused_where_it_is_not_computed(qwen3, dtype):
+    with pytest.raises(ConfigError, match=r"dtype=float16 isn't computed by the native ops"):
+        load_model(qwen3, dtype=dtype)
 
 
 def test_the_context_is_limited_to_the_models(qwen3):

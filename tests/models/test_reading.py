@@ -73,19 +73,23 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def read_plain(source: _native.WeightSource, shape: tuple[int, ...], wanted: torch.dtype) -> Tensor:
-    reader = _native.WeightReader(wanted is torch.bfloat16)
-    array = np.full(shape, 77, np.int16 if wanted is torch.bfloat16 else np.float32)
+    reader = _native.WeightReader(name_of(wanted))
+    array = np.full(shape, 77, np.float32 if wanted is torch.float32 else np.int16)
     reader.add_plain([source], int(np.prod(shape[1:])), array.ctypes.data)
     reader.run()
     assert reader.wait(0) == 1
     return torch.from_numpy(array).view(wanted)
 
 
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def bits(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.int16 if tensor.dtype is torch.bfloat16 else torch.int32)
+    return tensor.view(torch.int32 if tensor.dtype is torch.float32 else torch.int16)
 
 
-@dtypes
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
 def test_every_number_of_two_bytes_becomes_what_torch_makes_of_it(
     files: Files, stored: torch.dtype, wanted: torch.dtype
@@ -97,15 +101,28 @@ def test_every_number_of_two_bytes_becomes_what_torch_makes_of_it(
     assert torch.equal(bits(read)[~every.isnan()], bits(expected)[~every.isnan()])
 
 
-def test_float32_is_rounded_to_bfloat16_as_torch_does(files: Files) -> None:
-    # Each upper half with lower halves at, below and above the middle.
+@pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16], ids=str)
+def test_float32_is_rounded_as_torch_does(files: Files, wanted: torch.dtype) -> None:
+    # Each upper half with lower halves at, below and above the middle, for either format.
     upper = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
-    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+    ends = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0x8001, 0xFFFF]
+    lower = torch.tensor(ends, dtype=torch.int32)
     values = (upper[:, None] | lower).view(-1).view(torch.float32)
-    read = read_plain(files.source(values), tuple(values.shape), torch.bfloat16)
+    read = read_plain(files.source(values), tuple(values.shape), wanted)
     assert torch.equal(read.isnan(), values.isnan())
     is_number = ~values.isnan()
-    assert torch.equal(bits(read)[is_number], bits(values.to(torch.bfloat16))[is_number])
+    assert torch.equal(bits(read)[is_number], bits(values.to(wanted))[is_number])
+
+
+def test_nothing_is_packed_in_float16(files: Files) -> None:
+    source = files.source(random(4, 4, dtype=torch.float16))
+    reader = _native.WeightReader("float16")
+    with pytest.raises(ValueError, match="no weight is packed in float16"):
+        reader.add_packed([source], 4, [])
+    with pytest.raises(ValueError, match="no weight is packed in float16"):
+        reader.add_transposed(source, 4, [])
+    with pytest.raises(ValueError, match="dtype is not of a weight file"):
+        _native.WeightReader("int8")
 
 
 @stored_dtypes
@@ -117,7 +134,7 @@ def test_a_weight_packed_while_it_is_read_is_the_one_packed_from_a_tensor(
 ) -> None:
     parts = [random(count, columns, dtype=stored, seed=i) for i, count in enumerate(rows)]
     biases = [random(count, dtype=stored, seed=i) for i, count in enumerate(rows)]
-    reader = _native.WeightReader(wanted is torch.bfloat16)
+    reader = _native.WeightReader(name_of(wanted))
     reader.add_packed(
         [files.source(part, before=3) for part in parts], columns, list(map(files.source, biases))
     )
@@ -141,7 +158,7 @@ def test_a_transposed_weight_is_packed_the_right_way_round(
     files: Files, stored: torch.dtype, wanted: torch.dtype
 ) -> None:
     weight, bias = random(45, 70, dtype=stored), random(70, dtype=stored)
-    reader = _native.WeightReader(wanted is torch.bfloat16)
+    reader = _native.WeightReader(name_of(wanted))
     reader.add_transposed(files.source(weight), 70, [files.source(bias)])
     reader.run()
     layer = NativeLinear.of_packed(reader.take(0), torch.float32)
@@ -158,7 +175,7 @@ def test_any_number_of_threads_reads_the_same(
     source = files.source(weight)
     for count in (1, 2, 5):
         _native.set_num_threads(count)
-        reader = _native.WeightReader(wanted is torch.bfloat16)
+        reader = _native.WeightReader(name_of(wanted))
         reader.add_packed([source], 700, [])
         reader.run()
         every = torch.arange(1000)
@@ -171,7 +188,7 @@ def test_any_number_of_threads_reads_the_same(
 def test_a_file_that_ends_early_is_named_and_ends_the_reading(files: Files, kind: str) -> None:
     whole, cut = random(100, 64, dtype=torch.float32), random(100, 64, dtype=torch.float32)
     sources = [files.source(whole), files.source(cut)]
-    reader = _native.WeightReader(False)
+    reader = _native.WeightReader("float32")
     array = np.zeros((100, 64), np.float32)
     reader.add_packed([sources[0]], 64, [])
     if kind == "packed":
@@ -204,7 +221,7 @@ def test_a_file_that_ends_early_is_named_and_ends_the_reading(files: Files, kind
 def test_a_descriptor_that_cannot_be_read_says_why(files: Files, tmp_path: Path) -> None:
     files.descriptors.append(os.open(tmp_path, os.O_RDONLY))
     source = _native.WeightSource(files.descriptors[-1], 0, 4, "float32", "folder")
-    reader = _native.WeightReader(False)
+    reader = _native.WeightReader("float32")
     reader.add_packed([source], 4, [])
     reader.run()
     with pytest.raises(RuntimeError, match=r"^folder can't be read: Is a directory$"):
@@ -212,7 +229,7 @@ def test_a_descriptor_that_cannot_be_read_says_why(files: Files, tmp_path: Path)
 
 
 def test_a_reading_that_was_stopped_tells_who_waits(files: Files) -> None:
-    reader = _native.WeightReader(False)
+    reader = _native.WeightReader("float32")
     reader.add_packed([files.source(random(4, 4, dtype=torch.float32))], 4, [])
     reader.stop()
     thread = threading.Thread(target=reader.run)
