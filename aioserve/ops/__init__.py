@@ -1,7 +1,8 @@
 """The few operations that models are made of, as one object per device.
 
-`Backend` says what there is, `reference` is plain torch, `native` is C++ for CPUs. Knows tensors;
-knows nothing about models, requests or who owns a page.
+`Backend` says what there is, `reference` is plain torch, `native` is C++ for CPUs, `gpu` is Triton
+for NVIDIA GPUs, which nothing imports until one was chosen. Knows tensors; knows nothing about
+models, requests or who owns a page.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Backend(ABC):
     def linear(
         self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> Linear:
-        """`x @ weight.T + bias`: weight [N, K], bias [N], float32 or bfloat16 on the CPU.
+        """`x @ weight.T + bias`: weight [N, K], bias [N] on the CPU, of one of `Linear.dtypes`.
 
         Neither is needed afterwards. `out_dtype` is that of the results: the weight's, or float32.
         """

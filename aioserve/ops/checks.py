@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aioserve.ops.batch import Batch
+from aioserve.ops.batch import Batch, HostBatch
 from aioserve.ops.kv_cache import KVCache
 
 __all__ = [
     "HeadNorms",
     "Rotation",
+    "check_batch",
     "check_bounds",
+    "check_copies",
     "check_gate_up",
     "check_head_norms",
     "check_qkv",
@@ -116,6 +120,56 @@ def check_head_norms(
 def check_bounds(window: int, soft_cap: float) -> None:
     if not (window >= 0 and soft_cap >= 0):
         raise ValueError(f"window and soft_cap must be at least 0, got {window} and {soft_cap}")
+
+
+def check_batch(host: HostBatch, kv: KVCache) -> None:
+    """That its arrays agree with each other and with the pages."""
+    tokens = len(host.positions)
+    if host.query_start[0] != 0 or host.query_start[-1] != tokens:
+        raise ValueError(f"batch: query_start must run from 0 to the number of tokens, {tokens}")
+    ends = host.page_table.shape[1] * kv.page_size
+    for i, (count, context) in enumerate(
+        zip(np.diff(host.query_start).tolist(), host.context_lens.tolist(), strict=True)
+    ):
+        if count < 0:
+            raise ValueError(f"batch: sequence {i} has a negative number of query tokens")
+        if count > context:
+            raise ValueError(
+                f"batch: sequence {i} has {count} query tokens in a context of {context}"
+            )
+        if context > ends:
+            raise ValueError(
+                f"batch: sequence {i} has a context of {context}, but its page table ends at {ends}"
+            )
+        for page in host.page_table[i, : -(-context // kv.page_size)].tolist():
+            if not 0 <= page < kv.num_pages:
+                raise ValueError(f"batch: sequence {i} names page {page} of {kv.num_pages}")
+    num_locations = kv.num_pages * kv.page_size
+    for i, location in enumerate(host.token_locations.tolist()):
+        if not 0 <= location < num_locations:
+            raise ValueError(
+                f"batch: token_locations[{i}] is {location}, outside the {num_locations} "
+                "locations of the pages"
+            )
+    for i in np.flatnonzero(host.positions < 0):
+        raise ValueError(f"batch: positions[{i}] is {host.positions[i]}")
+    for i in np.flatnonzero((host.logit_rows < 0) | (host.logit_rows >= tokens)):
+        raise ValueError(f"batch: logit_rows[{i}] is {host.logit_rows[i]} of {tokens} tokens")
+
+
+def check_copies(caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
+    """That caches, pages and tokens exist."""
+    for i, copy in enumerate(copies.tolist()):
+        for name, cache, page in (("source", *copy[:2]), ("target", *copy[2:4])):
+            if not 0 <= cache < len(caches):
+                raise ValueError(f"copies[{i}] has {name} cache {cache} of {len(caches)}")
+            if not 0 <= page < caches[cache].num_pages:
+                limit = caches[cache].num_pages
+                raise ValueError(f"copies[{i}] has {name} page {page} of {limit}")
+        if not 1 <= copy[4] <= caches[0].page_size:
+            raise ValueError(
+                f"copies[{i}] has {copy[4]} tokens; a page holds 1 to {caches[0].page_size}"
+            )
 
 
 def _refuse_rows(name: str, x: Tensor, shape: str, device: torch.device) -> None:

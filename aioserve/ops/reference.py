@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,9 @@ from torch.nn import functional
 from aioserve.ops.backend import Backend, HeadNorms, Rotation
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
+    check_batch,
     check_bounds,
+    check_copies,
     check_gate_up,
     check_head_norms,
     check_qkv,
@@ -56,6 +59,8 @@ class TorchLinear(Linear):
     """
 
     __slots__ = ("_bias", "_weight")
+
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16)
 
     def __init__(
         self,
@@ -105,7 +110,7 @@ class ReferenceBackend(Backend):
         return PlainKVCache(torch.empty(plain_shape(**sizes), dtype=dtype, device=self.device))
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> ReferenceBatch:
-        _check_batch(host, kv)
+        check_batch(host, kv)
         token_ids = self._upload(host.token_ids).clone()
         pending = self._upload(host.pending_rows)
         token_ids[pending] = last_tokens[self._upload(host.pending_slots)]
@@ -127,7 +132,7 @@ class ReferenceBackend(Backend):
         return torch.from_numpy(array).to(self.device)
 
     def copy_pages(self, caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
-        _check_copies(caches, copies)
+        check_copies(caches, copies)
         storages = [_own_pages(cache).storage for cache in caches]
         for source_cache, source, target_cache, target, tokens in copies.tolist():
             pages = storages[source_cache][:, :, source]
@@ -307,51 +312,3 @@ def _invert(scores: Tensor, top_k: int, top_p: float, uniform: float) -> int:
     index = int((ends <= uniform * ends[-1]).sum())
     # Where rounding left the target at the end: the last entry with a weight.
     return int(order[min(index, int(weights.nonzero().max()))])
-
-
-def _check_batch(host: HostBatch, kv: KVCache) -> None:
-    tokens = len(host.positions)
-    if host.query_start[0] != 0 or host.query_start[-1] != tokens:
-        raise ValueError(f"batch: query_start must run from 0 to the number of tokens, {tokens}")
-    ends = host.page_table.shape[1] * kv.page_size
-    for i, (count, context) in enumerate(
-        zip(np.diff(host.query_start).tolist(), host.context_lens.tolist(), strict=True)
-    ):
-        if count < 0:
-            raise ValueError(f"batch: sequence {i} has a negative number of query tokens")
-        if count > context:
-            raise ValueError(
-                f"batch: sequence {i} has {count} query tokens in a context of {context}"
-            )
-        if context > ends:
-            raise ValueError(
-                f"batch: sequence {i} has a context of {context}, but its page table ends at {ends}"
-            )
-        for page in host.page_table[i, : -(-context // kv.page_size)].tolist():
-            if not 0 <= page < kv.num_pages:
-                raise ValueError(f"batch: sequence {i} names page {page} of {kv.num_pages}")
-    num_locations = kv.num_pages * kv.page_size
-    for i, location in enumerate(host.token_locations.tolist()):
-        if not 0 <= location < num_locations:
-            raise ValueError(
-                f"batch: token_locations[{i}] is {location}, outside the {num_locations} "
-                "locations of the pages"
-            )
-    for i in np.flatnonzero(host.positions < 0):
-        raise ValueError(f"batch: positions[{i}] is {host.positions[i]}")
-    for i in np.flatnonzero((host.logit_rows < 0) | (host.logit_rows >= tokens)):
-        raise ValueError(f"batch: logit_rows[{i}] is {host.logit_rows[i]} of {tokens} tokens")
-
-
-def _check_copies(caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
-    for i, copy in enumerate(copies.tolist()):
-        for name, cache, page in (("source", *copy[:2]), ("target", *copy[2:4])):
-            if not 0 <= cache < len(caches):
-                raise ValueError(f"copies[{i}] has {name} cache {cache} of {len(caches)}")
-            if not 0 <= page < caches[cache].num_pages:
-                limit = caches[cache].num_pages
-                raise ValueError(f"copies[{i}] has {name} page {page} of {limit}")
-        if not 1 <= copy[4] <= caches[0].page_size:
-            raise ValueError(
-                f"copies[{i}] has {copy[4]} tokens; a page holds 1 to {caches[0].page_size}"
-            )
