@@ -11,13 +11,15 @@ void bind_linear(nb::module_& m);
 void bind_weights(nb::module_& m);
 void bind_measure(nb::module_& m);
 void bind_program(nb::module_& m);
+void bind_wake(nb::module_& m);
+void bind_cuda(nb::module_& m);
 
 NB_MODULE(_native, m) {
     // An engine that is alive at interpreter exit is no leak worth a report on the terminal.
     nb::set_leak_warnings(false);
     m.doc() =
         "Native parts of aioserve: page pool, prefix tree, CPU operations, packed linear layers, "
-        "step programs, reading weights, measuring.";
+        "step programs, reading weights, measuring, waking an event loop, texts of CUDA kernels.";
     bind_pool(m);
     bind_tree(m);
     bind_ops(m);
@@ -25,4 +27,6 @@ NB_MODULE(_native, m) {
     bind_weights(m);
     bind_measure(m);
     bind_program(m);
+    bind_wake(m);
+    bind_cuda(m);
 }

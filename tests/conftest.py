@@ -3,6 +3,9 @@ without explanations of failures, which trace every line and run into the test's
 
 Whether planted bugs are found (`make mutants`) is asked with these examples too. The smallest one
 that fails is of no interest there.
+
+And Triton's interpreter, where there is no GPU: Triton must know before the first package, here
+transformers, imports it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import Phase, settings
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # `python -O` drops what pytest hasn't rewritten, and by itself it rewrites files named `test_*`.
 FOLDERS = [path.name for path in Path(__file__).parent.iterdir() if path.is_dir()]

@@ -1,0 +1,98 @@
+"""What prefill and decode have in common: where keys lie, and softmax in one pass.
+
+Scores are in units of log2, so that weights are powers of two. A row keeps the largest score that
+it has seen (`top`), the sum of its weights relative to it (`total`) and their weighted values
+(`acc`), all float32: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+
+Two compilations of these functions must round alike, so sums of products are explicit `fma`s
+wherever a compiler could choose.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["capped", "finish", "fold", "key_offsets", "load_keys", "merge"]
+
+
+@triton.jit
+def key_offsets(
+    pages,
+    head,
+    start,
+    end,
+    PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Where keys `start` to `start + KEYS` of a KV head begin in a layer's pages, int64 [KEYS].
+
+    `pages` is the sequence's row of the page table. Keys from `end` on get an offset that must not
+    be read. `start` is a multiple of KEYS.
+    """
+    at = start + tl.arange(0, KEYS)
+    if PAGE_SIZE % KEYS == 0:
+        page = tl.load(pages + start // PAGE_SIZE)
+    else:
+        page = tl.load(pages + at // PAGE_SIZE, mask=at < end, other=0)
+    row = (page.to(tl.int64) * KV_HEADS + head) * PAGE_SIZE + at % PAGE_SIZE
+    return row * HEAD_DIM
+
+
+@triton.jit
+def load_keys(
+    base, offsets, held, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, MASKED: tl.constexpr
+):
+    """Keys or values [KEYS, DIMS]. Zero where not `held`, which counts with MASKED alone."""
+    dims = tl.arange(0, DIMS)
+    at = base + offsets[:, None] + dims[None, :]
+    if MASKED:
+        if DIMS == HEAD_DIM:
+            rows = tl.load(at, mask=held[:, None], other=0.0)
+        else:
+            rows = tl.load(at, mask=held[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
+    else:
+        if DIMS == HEAD_DIM:
+            rows = tl.load(at)
+        else:
+            rows = tl.load(at, mask=dims[None, :] < HEAD_DIM, other=0.0)
+    return rows
+
+
+@triton.jit
+def capped(products, factor, cap):
+    """`cap * tanh(products * factor / 2)`, where `factor` is in units of log2."""
+    return cap - 2.0 * cap / (1.0 + tl.exp2(products * factor))
+
+
+@triton.jit
+def fold(scores, factor, values, top, total, acc, PRECISION: tl.constexpr):
+    """Take in keys with `scores * factor`, -inf for those that a row doesn't see."""
+    higher = tl.maximum(top, tl.max(scores, 1) * factor)
+    # A row that has seen no key yet: -inf minus -inf would be NaN.
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    keep = tl.exp2(top - base)
+    weights = tl.exp2(tl.fma(scores, factor, -base[:, None]))
+    total = tl.fma(total, keep, tl.sum(weights, 1))
+    acc = tl.dot(weights.to(values.dtype), values, acc * keep[:, None], input_precision=PRECISION)
+    return higher, total, acc
+
+
+@triton.jit
+def merge(top, total, acc, part_top, part_total, part_acc):
+    """Take in what another part of the context came to."""
+    higher = tl.maximum(top, part_top)
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    keep = tl.exp2(top - base)
+    weight = tl.exp2(part_top - base)
+    total = tl.fma(total, keep, part_total * weight)
+    acc = tl.fma(acc, keep[:, None], part_acc * weight[:, None])
+    return higher, total, acc
+
+
+@triton.jit
+def finish(total, acc):
+    """Attention's result: 0 in a row that saw no key."""
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]

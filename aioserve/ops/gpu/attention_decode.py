@@ -1,0 +1,271 @@
+# Triton compiles these functions: to it an int is a constexpr, and a launch has options of its own.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+"""Attention of one token per sequence, with its context in parts.
+
+The query heads that share a KV head are the rows of a tile: one read of keys and values serves
+them. What a part is depends on the context alone. Each is attended to by itself, and their results
+are merged in order: within one program (`num_splits` 1), or by a second kernel, after several
+programs have left their parts' results in memory. Both do the same arithmetic, so a row has the
+same bits whoever shared the work. Flash decoding, after Dao and others, 2023.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aioserve.ops.gpu.attention_core import capped, finish, fold, key_offsets, load_keys, merge
+from aioserve.ops.gpu.attention_tiles import AttentionTiles, max_parts, padded_dims
+from aioserve.ops.gpu.batch import GpuBatch
+from aioserve.ops.kv_cache import PlainKVCache
+
+__all__ = ["decode", "decode_kernel", "merge_kernel"]
+
+
+@triton.jit
+def _parts(
+    context,
+    window,
+    HAS_WINDOW: tl.constexpr,
+    KEYS: tl.constexpr,
+    PART_BLOCKS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+):
+    """(first key seen, blocks of KEYS keys from that key's on, blocks in a part, parts)"""
+    oldest_key = tl.maximum(context - window, 0) if HAS_WINDOW else 0
+    blocks = tl.cdiv(context, KEYS) - oldest_key // KEYS
+    part_blocks = tl.maximum(tl.cdiv(blocks, MAX_PARTS), PART_BLOCKS)
+    return oldest_key, blocks, part_blocks, tl.cdiv(blocks, part_blocks)
+
+
+@triton.jit(do_not_specialize=["window", "capacity"])
+def decode_kernel(
+    qkv,
+    out,
+    partials,
+    sums,
+    k_pages,
+    v_pages,
+    page_table,
+    context_lens,
+    row_stride,
+    table_stride,
+    capacity,
+    window,
+    factor,
+    cap,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    PART_BLOCKS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    DIMS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (sequence, KV head and ROWS of its query heads, split).
+
+    With SPLIT a part's values go to `partials` [B, Hq, capacity, D], relative to the largest score,
+    and that and the sum of the weights to `sums` [B, Hq, capacity, 2]. Otherwise there is one
+    split, and the result goes to `out`.
+    """
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) % KV_HEADS
+    member = tl.program_id(1) // KV_HEADS * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, DIMS)
+    query_head = head * GROUP + member
+    here = (member < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    row = sequence * (KV_HEADS * GROUP) + query_head
+
+    context = tl.load(context_lens + sequence)
+    oldest_key, blocks, part_blocks, parts = _parts(
+        context, window, HAS_WINDOW, KEYS, PART_BLOCKS, MAX_PARTS
+    )
+    if SPLIT:
+        own_parts = tl.cdiv(parts, tl.num_programs(2))
+        part = tl.program_id(2) * own_parts
+        start = part * part_blocks
+        stop = tl.minimum(start + own_parts * part_blocks, blocks)
+        if start >= stop:
+            return
+    else:
+        part = 0
+        start = 0
+        stop = blocks
+    part_stop = tl.minimum(start + part_blocks, stop)
+
+    # A decode's only token is the row of the batch with its sequence's number.
+    q_at = sequence * row_stride + query_head * HEAD_DIM
+    q = tl.load(qkv + q_at[:, None] + dims[None, :], mask=here, other=0.0)
+    pages = page_table + sequence * table_stride
+    first_block = oldest_key // KEYS
+    unit = 1.0 if HAS_CAP else factor
+
+    all_top = tl.full([ROWS], float("-inf"), tl.float32)
+    all_total = tl.zeros([ROWS], tl.float32)
+    all_acc = tl.zeros([ROWS, DIMS], tl.float32)
+    top, total, acc = all_top, all_total, all_acc
+    # One loop over blocks, not one in another: loads run ahead across the ends of parts.
+    for block in tl.range(start, stop):
+        first = (first_block + block) * KEYS
+        keys = first + tl.arange(0, KEYS)
+        held = (keys >= oldest_key) & (keys < context)
+        offsets = key_offsets(pages, head, first, context, PAGE_SIZE, KV_HEADS, HEAD_DIM, KEYS)
+        k = load_keys(k_pages, offsets, held, HEAD_DIM, DIMS, True)
+        v = load_keys(v_pages, offsets, held, HEAD_DIM, DIMS, True)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if HAS_CAP:
+            scores = capped(scores, factor, cap)
+        scores = tl.where(held[None, :], scores, float("-inf"))
+        top, total, acc = fold(scores, unit, v, top, total, acc, PRECISION)
+        if block + 1 == part_stop:
+            if SPLIT:
+                place = row * capacity + part
+                tl.store(sums + 2 * place, top, mask=member < GROUP)
+                tl.store(sums + 2 * place + 1, total, mask=member < GROUP)
+                at = place[:, None] * HEAD_DIM + dims[None, :]
+                tl.store(partials + at, acc, mask=here)
+                part += 1
+            else:
+                all_top, all_total, all_acc = merge(all_top, all_total, all_acc, top, total, acc)
+            top = tl.full([ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            acc = tl.zeros([ROWS, DIMS], tl.float32)
+            part_stop = tl.minimum(part_stop + part_blocks, stop)
+    if not SPLIT:
+        at = row[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(out + at, finish(all_total, all_acc).to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit(do_not_specialize=["window", "capacity"])
+def merge_kernel(
+    out,
+    partials,
+    sums,
+    context_lens,
+    capacity,
+    window,
+    QUERY_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    KEYS: tl.constexpr,
+    PART_BLOCKS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    DIMS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Program (sequence, query head): merges its parts, with AT_ONCE of them on their way."""
+    sequence = tl.program_id(0).to(tl.int64)
+    row = sequence * QUERY_HEADS + tl.program_id(1)
+    dims = tl.arange(0, DIMS)[None, :]
+    context = tl.load(context_lens + sequence)
+    _, _, _, parts = _parts(context, window, HAS_WINDOW, KEYS, PART_BLOCKS, MAX_PARTS)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([1, DIMS], tl.float32)
+    for first in tl.range(0, parts, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            part = first + i
+            place = row * capacity + part + tl.arange(0, 1)
+            # What is beyond the last part changes nothing.
+            held = part + tl.arange(0, 1) < parts
+            part_top = tl.load(sums + 2 * place, mask=held, other=float("-inf"))
+            part_total = tl.load(sums + 2 * place + 1, mask=held, other=0.0)
+            at = place[:, None] * HEAD_DIM + dims
+            mask = held[:, None] & (dims < HEAD_DIM)
+            part_acc = tl.load(partials + at, mask=mask, other=0.0)
+            top, total, acc = merge(top, total, acc, part_top, part_total, part_acc)
+    result = finish(total, acc).to(out.dtype.element_ty)
+    tl.store(out + row * HEAD_DIM + dims, result, mask=dims < HEAD_DIM)
+
+
+def decode(
+    out: Tensor,
+    qkv: Tensor,
+    batch: GpuBatch,
+    kv: PlainKVCache,
+    layer: int,
+    *,
+    group: int,
+    window: int,
+    factor: float,
+    cap: float,
+    tiles: AttentionTiles,
+) -> None:
+    """Fill the first `batch.num_decodes` rows of `out`.
+
+    `factor` and `cap` are those of scores: see `aioserve.ops.gpu.attention`.
+    """
+    decodes = batch.num_decodes
+    if not decodes:
+        return
+    tile = tiles.decode
+    part_blocks = triton.cdiv(tiles.part_keys, tile.keys)
+    most_parts = max_parts(kv.num_kv_heads)
+    # Parts of the longest context that the page table has room for.
+    table_keys = batch.page_table.shape[1] * kv.page_size
+    capacity = min(most_parts, triton.cdiv(table_keys, part_blocks * tile.keys))
+    split = batch.num_splits > 1 and capacity > 1
+    heads = group * kv.num_kv_heads
+    partials, sums = out, out
+    if split:
+        shape = (decodes, heads, capacity)
+        partials = torch.empty((*shape, kv.head_dim), dtype=torch.float32, device=qkv.device)
+        sums = torch.empty((*shape, 2), dtype=torch.float32, device=qkv.device)
+    k_pages, v_pages = kv.layer(layer)
+    parts = {
+        "HAS_WINDOW": window > 0,
+        "KEYS": tile.keys,
+        "PART_BLOCKS": part_blocks,
+        "MAX_PARTS": most_parts,
+        "DIMS": padded_dims(kv.head_dim),
+        "num_warps": tile.warps,
+        "enable_fp_fusion": True,
+    }
+    slabs = triton.cdiv(group, tile.rows)
+    decode_kernel[decodes, kv.num_kv_heads * slabs, batch.num_splits if split else 1](
+        qkv,
+        out,
+        partials,
+        sums,
+        k_pages,
+        v_pages,
+        batch.page_table,
+        batch.context_lens,
+        qkv.stride(0),
+        batch.page_table.stride(0),
+        capacity,
+        window,
+        factor,
+        cap,
+        GROUP=group,
+        KV_HEADS=kv.num_kv_heads,
+        HEAD_DIM=kv.head_dim,
+        PAGE_SIZE=kv.page_size,
+        HAS_CAP=cap > 0,
+        SPLIT=split,
+        ROWS=tile.rows,
+        PRECISION="ieee" if kv.dtype is torch.float32 else "tf32",
+        num_stages=tile.stages,
+        **parts,
+    )
+    if split:
+        merge_kernel[decodes, heads](
+            out,
+            partials,
+            sums,
+            batch.context_lens,
+            capacity,
+            window,
+            QUERY_HEADS=heads,
+            HEAD_DIM=kv.head_dim,
+            AT_ONCE=8,
+            **parts,
+        )

@@ -1,0 +1,211 @@
+"""Every op on one NVIDIA GPU: Triton's kernels, and torch for the rest.
+
+Kernels are launched on torch's current stream, and the thread has made `device` the current one.
+No op but `draw`, `prepare` and `copy_pages` waits for the device; a runner has `inputs`,
+`sampling.draw` and `page_copies` instead, which don't either.
+
+Attention, norms, rotation and draws of a row depend on that row alone. Linear layers are cuBLAS:
+for another number of rows it may take sums in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+from torch import Tensor
+
+from aioserve.errors import ConfigError
+from aioserve.ops.backend import Backend, HeadNorms, Rotation
+from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.checks import (
+    check_batch,
+    check_bounds,
+    check_gate_up,
+    check_head_norms,
+    check_qkv,
+    check_rotation,
+    check_rows,
+    check_tensor,
+)
+from aioserve.ops.draws import row_error
+from aioserve.ops.gpu import rotary, rowwise, sampling
+from aioserve.ops.gpu.attention import MAX_HEAD_DIM, paged_attention
+from aioserve.ops.gpu.attention_tiles import decode_splits
+from aioserve.ops.gpu.batch import GpuBatch
+from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
+from aioserve.ops.gpu.linear import GpuLinear
+from aioserve.ops.gpu.page_copies import PageCopies
+from aioserve.ops.kv_cache import KVCache, PlainKVCache, plain_shape
+
+__all__ = ["CudaBackend"]
+
+
+class CudaBackend(Backend):
+    """One CUDA device, or the CPU where Triton interprets its kernels.
+
+    Raises `ConfigError` for a device that is neither.
+    """
+
+    name = "cuda"
+
+    def __init__(self, device: torch.device | str = "cuda") -> None:
+        chosen = torch.device(device)
+        if chosen.type == "cpu":
+            if isinstance(rowwise.rms_norm_kernel, triton.JITFunction):
+                raise ConfigError(
+                    "the backend cuda takes a CPU device only where Triton interprets its kernels: "
+                    "set TRITON_INTERPRET=1 before anything imports Triton"
+                )
+        elif chosen.type != "cuda":
+            raise ConfigError(f"the backend cuda needs a CUDA device, got {chosen}")
+        elif not torch.cuda.is_available():
+            raise ConfigError(
+                f"the backend cuda needs a CUDA device: torch finds none for {chosen}"
+            )
+        elif chosen.index is None:
+            chosen = torch.device("cuda", torch.cuda.current_device())
+        elif chosen.index >= torch.cuda.device_count():
+            raise ConfigError(f"{chosen}: torch finds {torch.cuda.device_count()} CUDA devices")
+        self.device: torch.device = chosen
+
+    def linear(
+        self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> GpuLinear:
+        return GpuLinear(weight, bias, out_dtype=out_dtype, device=self.device)
+
+    def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> PlainKVCache:
+        shape = self._kv_shape(dtype, sizes)
+        return PlainKVCache(torch.empty(shape, dtype=dtype, device=self.device))
+
+    def allocate_host_kv(self, *, dtype: torch.dtype, **sizes: int) -> PlainKVCache:
+        """Pages of the host that the device copies from and to: pinned, where it is a GPU."""
+        shape = self._kv_shape(dtype, sizes)
+        return PlainKVCache(torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda"))
+
+    def _kv_shape(self, dtype: torch.dtype, sizes: dict[str, int]) -> tuple[int, ...]:
+        _check_dtype("dtype", dtype)
+        shape = plain_shape(**sizes)
+        if shape[-1] > MAX_HEAD_DIM:
+            raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {shape[-1]}")
+        return shape
+
+    def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> GpuBatch:
+        check_batch(host, kv)
+        layout = InputLayout.of(host, kv.page_size)
+        packed = np.zeros(layout.num_bytes, np.uint8)
+        shape = layout.pack(host, None, packed)
+        splits = decode_splits(shape.num_decodes, kv.num_kv_heads, shape.max_context)
+        inputs = layout.views(torch.from_numpy(packed).to(self.device), shape, splits)
+        if shape.pending:
+            fill_pending(inputs, last_tokens)
+        return inputs.batch
+
+    def copy_pages(self, caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
+        PageCopies(caches)(copies)
+
+    def draw(self, logits: Tensor, rows: SampleRows, last_tokens: Tensor) -> Drawn:
+        rows.check_logits(logits)
+        token_ids = torch.empty(len(rows), dtype=torch.int64, device=self.device)
+        statuses = torch.empty(len(rows), dtype=torch.int32, device=self.device)
+        on_device = upload_samples(rows, self.device)
+        sampling.draw(logits, on_device, last_tokens, token_ids, statuses)
+        errors = {}
+        for row, status in enumerate(statuses.tolist()):
+            error = row_error(sampling.STATUS_LARGEST[status])
+            if error is not None:
+                errors[row] = error
+        return Drawn(token_ids, errors)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
+        self._check_norm(x, weight)
+        return rowwise.rms_norm(x, weight, eps, weight_offset)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+    ) -> Tensor:
+        self._check_norm(x, weight)
+        check_tensor("residual", residual, x.dtype, x.shape, self.device)
+        return rowwise.add_rms_norm(x, residual, weight, eps, weight_offset)
+
+    def _check_norm(self, x: Tensor, weight: Tensor) -> None:
+        check_rows("x", x, self.device)
+        _check_dtype("x", x.dtype)
+        check_tensor("weight", weight, x.dtype, x.shape[1:], self.device)
+
+    def rotary_kv_write(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: KVCache,
+        layer: int,
+        rotation: Rotation | None = None,
+        norms: HeadNorms | None = None,
+    ) -> None:
+        q_heads = check_qkv(qkv, batch, kv, layer, self.device)
+        at, pages = _own(batch), _own_pages(kv)
+        if norms is not None:
+            check_head_norms(norms, kv.head_dim, qkv.dtype, self.device)
+        if rotation is not None:
+            rows, _ = check_rotation(rotation, kv.head_dim, self.device)
+            if at.max_context > rows:
+                raise ValueError(
+                    f"batch: positions go to {at.max_context - 1}, but cos has {rows} rows"
+                )
+        rotary.rotary_kv_write(qkv, at, pages, layer, q_heads, rotation, norms)
+
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: KVCache,
+        layer: int,
+        *,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        logit_rows_only: bool = False,
+    ) -> Tensor:
+        check_qkv(qkv, batch, kv, layer, self.device)
+        check_bounds(window, soft_cap)
+        return paged_attention(
+            qkv,
+            _own(batch),
+            _own_pages(kv),
+            layer,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+            logit_rows_only=logit_rows_only,
+        )
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, False)
+
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, True)
+
+    def _gated(self, gate_up: Tensor, gelu: bool) -> Tensor:
+        check_gate_up(gate_up, self.device)
+        _check_dtype("gate_up", gate_up.dtype)
+        return rowwise.gated(gate_up, gelu)
+
+
+def _own(batch: Batch) -> GpuBatch:
+    if not isinstance(batch, GpuBatch):
+        raise TypeError(f"batch must be one that this backend prepared, got {type(batch).__name__}")
+    return batch
+
+
+def _own_pages(kv: KVCache) -> PlainKVCache:
+    if not isinstance(kv, PlainKVCache):
+        raise TypeError(f"kv must be one that this backend allocated, got {type(kv).__name__}")
+    return kv
+
+
+def _check_dtype(name: str, dtype: torch.dtype) -> None:
+    if dtype not in GpuLinear.dtypes:
+        raise TypeError(f"{name} must be float32, bfloat16 or float16, got {dtype}")

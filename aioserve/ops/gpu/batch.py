@@ -1,0 +1,49 @@
+"""A step as the GPU's kernels read it.
+
+Knows shapes. Whatever a launch is sized by is an integer of the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from aioserve.ops.batch import Batch
+
+__all__ = ["QUERY_BLOCK", "GpuBatch"]
+
+QUERY_BLOCK = 128
+"""Tokens of a sequence in one of `GpuBatch.query_blocks`.
+
+A block's rows are its tokens times the query heads that share a KV head, and tiles of rows divide
+it, whatever the number of heads: so blocks are the same for all models.
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class GpuBatch(Batch):
+    """B sequences, of which the first `num_decodes` have one query token each.
+
+        query_start      int32 [B + 1]  prefix sums of the query tokens per sequence
+        context_lens     int32 [B]      tokens in the KV pages after this step's writes
+        page_table       int32 [B, P]   dense rows; they may lie apart, and be longer than needed
+        token_locations  int64 [T]      page * page_size + offset, where a token's K and V go
+        query_blocks     int32 [N, 2]   of the sequences behind the decodes: (sequence, first query
+                                        token within it) of each block of QUERY_BLOCK tokens
+
+    A padded decode is a sequence of its own: its row of the page table names a page that nobody
+    owns. With a context of 0 it attends to nothing and its row is 0.
+
+    `num_splits` programs share the context of a decode. It is a matter of speed: rows are the same
+    with any number, to the last bit.
+    """
+
+    query_start: torch.Tensor
+    context_lens: torch.Tensor
+    page_table: torch.Tensor
+    token_locations: torch.Tensor
+    num_sequences: int
+    num_decodes: int
+    query_blocks: torch.Tensor
+    num_splits: int

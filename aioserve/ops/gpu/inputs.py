@@ -1,0 +1,343 @@
+# Triton's own types don't know what its compiler does with arguments and constants.
+# pyright: reportCallIssue=false
+"""All arrays of a step in one block of bytes, and what kernels see of it on the device.
+
+    token ids | slots of pending tokens | ... | page table
+    └────────── at fixed offsets for given maxima ───────┘
+
+One copy takes a step to the device, and a captured graph finds the next step where it found the
+last one. The page table is the last and by far the largest: of it only the rows in use are copied.
+
+A step of decodes can be padded to a captured size. Padding sequences have no context: they attend
+to nothing, write their keys and values to a page of their own, and leave their token in a slot of
+their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aioserve.kv.pages import pages_for
+from aioserve.ops.batch import HostBatch, SampleRows
+from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch
+from aioserve.ops.gpu.sampling import DeviceSampleRows
+
+__all__ = [
+    "DeviceInputs",
+    "InputLayout",
+    "InputShape",
+    "Padding",
+    "fill_kernel",
+    "fill_pending",
+    "upload_samples",
+]
+
+_ALIGNMENT = 64
+_TILE = 256
+
+Bytes = npt.NDArray[np.uint8]
+Array = npt.NDArray[np.generic]
+
+
+class Padding(NamedTuple):
+    """To how many sequences a step of decodes is padded, and what these write to."""
+
+    num_sequences: int
+    page: int
+    slot: int
+
+
+@dataclass(slots=True, frozen=True)
+class InputShape:
+    """What the host knows of a packed step. Padding is counted."""
+
+    num_tokens: int
+    num_sequences: int
+    num_rows: int
+    """Of logits."""
+    num_samples: int
+    """As many as rows, or none if they were not packed."""
+    num_decodes: int
+    num_query_blocks: int
+    table_width: int
+    """Pages of a row of the page table: as many as the batch's, or with padding the most."""
+    max_context: int
+    pending: bool
+    """Whether tokens may have to be filled in on the device."""
+    drawn: bool
+    """Whether a row may have a temperature."""
+    num_bytes: int
+    """From the start of the block on: what the device needs."""
+
+
+class DeviceInputs(NamedTuple):
+    """Views of one block on the device."""
+
+    batch: GpuBatch
+    samples: DeviceSampleRows
+    token_slots: Tensor
+    """int64 `[T]`: the slot that a pending token is in, -1 for a token that is known."""
+
+
+class _Section(NamedTuple):
+    offset: int
+    dtype: np.dtype
+    tensor_dtype: torch.dtype
+    size: int
+
+
+_DTYPES = {
+    "int64": (np.dtype(np.int64), torch.int64),
+    "int32": (np.dtype(np.int32), torch.int32),
+    "float64": (np.dtype(np.float64), torch.float64),
+}
+
+
+class InputLayout:
+    """Where each array lies, for steps of up to these many tokens, sequences, sampled rows, and
+    pages of a sequence."""
+
+    def __init__(
+        self, *, max_tokens: int, max_sequences: int, max_rows: int, max_pages: int, page_size: int
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.max_sequences = max_sequences
+        self.max_rows = max_rows
+        self.max_pages = max_pages
+        self.page_size = page_size
+        max_blocks = max_tokens // QUERY_BLOCK + max_sequences
+        self._sections: dict[str, _Section] = {}
+        offset = 0
+        for name, dtype_name, size in (
+            ("token_ids", "int64", max_tokens),
+            ("token_slots", "int64", max_tokens),
+            ("token_locations", "int64", max_tokens),
+            ("positions", "int32", max_tokens),
+            ("query_start", "int32", max_sequences + 1),
+            ("context_lens", "int32", max_sequences),
+            ("query_blocks", "int32", 2 * max_blocks),
+            ("logit_rows", "int64", max_rows),
+            ("slots", "int64", max_rows),
+            ("temperatures", "float64", max_rows),
+            ("top_ks", "int64", max_rows),
+            ("top_ps", "float64", max_rows),
+            ("seeds", "int64", max_rows),
+            ("sample_positions", "int64", max_rows),
+            ("page_table", "int32", max_sequences * max_pages),
+        ):
+            dtype, tensor_dtype = _DTYPES[dtype_name]
+            self._sections[name] = _Section(offset, dtype, tensor_dtype, size)
+            offset += -(-size * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        self.num_bytes: int = offset
+
+    @classmethod
+    def of(cls, host: HostBatch, page_size: int) -> InputLayout:
+        """Just large enough for this batch."""
+        return cls(
+            max_tokens=len(host.token_ids),
+            max_sequences=len(host.context_lens),
+            max_rows=len(host.logit_rows),
+            max_pages=pages_for(host.max_context, page_size),
+            page_size=page_size,
+        )
+
+    def pack(
+        self,
+        host: HostBatch,
+        samples: SampleRows | None,
+        target: Bytes,
+        *,
+        padding: Padding | None = None,
+    ) -> InputShape:
+        """Write a step to `target`, `num_bytes` long. What it doesn't write it leaves as it was.
+
+        With `padding` each sequence must have one token and one row of logits; there may be none.
+        Raises ValueError for a step that is larger than the layout, and naming what doesn't fit.
+        """
+        tokens, sequences, rows = len(host.token_ids), len(host.context_lens), len(host.logit_rows)
+        if samples is not None:
+            samples.check_count(rows)
+        size = sequences
+        if padding is not None:
+            size = padding.num_sequences
+            if not tokens == sequences == rows or sequences > size:
+                raise ValueError(
+                    f"a step of {tokens} tokens of {sequences} sequences with {rows} rows of "
+                    f"logits can't be padded to {size} decodes"
+                )
+        added = size - sequences
+        needed_pages = pages_for(host.max_context, self.page_size)
+        self._check_sizes(tokens + added, size, rows + added, needed_pages)
+
+        def put(name: str, array: Array, fill: float = 0, *, pad: bool = True) -> None:
+            section = self._view(name, target)
+            section[: len(array)] = array
+            if pad and added:
+                section[len(array) : len(array) + added] = fill
+
+        counts = np.diff(host.query_start)
+        put("token_ids", host.token_ids)
+        slots = np.full(tokens, -1, np.int64)
+        slots[host.pending_rows] = host.pending_slots
+        put("token_slots", slots, -1)
+        put("positions", host.positions)
+        put("query_start", host.query_start, pad=False)
+        put("context_lens", host.context_lens)
+        put("logit_rows", host.logit_rows, pad=False)
+        put(
+            "token_locations",
+            host.token_locations,
+            0 if padding is None else padding.page * self.page_size,
+        )
+        if added:
+            ends = np.arange(sequences, size)
+            self._view("query_start", target)[sequences + 1 : size + 1] = ends + 1
+            self._view("logit_rows", target)[sequences:size] = ends
+        if samples is not None:
+            put("slots", samples.slots, 0 if padding is None else padding.slot)
+            put("temperatures", samples.temperatures)
+            put("top_ks", samples.top_ks)
+            put("top_ps", samples.top_ps, 1.0)
+            put("seeds", samples.seeds.view(np.int64))
+            put("sample_positions", samples.positions.view(np.int64))
+        decodes = _leading_ones(counts)
+        blocks = _query_blocks(counts, decodes)
+        put("query_blocks", blocks.ravel(), pad=False)
+        width = min(host.page_table.shape[1], self.max_pages)
+        table = self._table(target)
+        table[:sequences, :width] = host.page_table[:, :width]
+        if padding is not None:
+            table[sequences:size] = padding.page
+            # Of the same shape whatever the contexts: graphs are captured with it.
+            width = self.max_pages
+        return InputShape(
+            num_tokens=tokens + added,
+            num_sequences=size,
+            num_rows=rows + added,
+            num_samples=0 if samples is None else rows + added,
+            num_decodes=decodes + added,
+            num_query_blocks=len(blocks),
+            table_width=width,
+            max_context=host.max_context,
+            pending=padding is not None or len(host.pending_rows) > 0,
+            drawn=samples is not None and bool((samples.temperatures > 0).any()),
+            num_bytes=self._sections["page_table"].offset + 4 * size * self.max_pages,
+        )
+
+    def views(self, block: Tensor, shape: InputShape, num_splits: int) -> DeviceInputs:
+        """What was packed, on the device: `block` is uint8 and holds the first `shape.num_bytes`.
+
+        Always the same addresses for the same block.
+        """
+
+        def get(name: str, size: int) -> Tensor:
+            section = self._sections[name]
+            end = section.offset + size * section.dtype.itemsize
+            return block[section.offset : end].view(section.tensor_dtype)
+
+        tokens, sequences, rows = shape.num_tokens, shape.num_sequences, shape.num_samples
+        table = get("page_table", sequences * self.max_pages).view(sequences, self.max_pages)
+        batch = GpuBatch(
+            token_ids=get("token_ids", tokens),
+            positions=get("positions", tokens),
+            logit_rows=get("logit_rows", shape.num_rows),
+            max_context=shape.max_context,
+            query_start=get("query_start", sequences + 1),
+            context_lens=get("context_lens", sequences),
+            page_table=table[:, : shape.table_width],
+            token_locations=get("token_locations", tokens),
+            num_sequences=sequences,
+            num_decodes=shape.num_decodes,
+            query_blocks=get("query_blocks", 2 * shape.num_query_blocks).view(-1, 2),
+            num_splits=num_splits,
+        )
+        samples = DeviceSampleRows(
+            slots=get("slots", rows),
+            temperatures=get("temperatures", rows),
+            top_ks=get("top_ks", rows),
+            top_ps=get("top_ps", rows),
+            seeds=get("seeds", rows),
+            positions=get("sample_positions", rows),
+            drawn=shape.drawn,
+        )
+        return DeviceInputs(batch, samples, get("token_slots", tokens))
+
+    def _view(self, name: str, target: Bytes) -> npt.NDArray[np.generic]:
+        section = self._sections[name]
+        end = section.offset + section.size * section.dtype.itemsize
+        return target[section.offset : end].view(section.dtype)
+
+    def _table(self, target: Bytes) -> npt.NDArray[np.generic]:
+        return self._view("page_table", target).reshape(self.max_sequences, self.max_pages)
+
+    def _check_sizes(self, tokens: int, sequences: int, rows: int, pages: int) -> None:
+        for name, given, limit in (
+            ("tokens", tokens, self.max_tokens),
+            ("sequences", sequences, self.max_sequences),
+            ("rows of logits", rows, self.max_rows),
+            ("pages of a sequence", pages, self.max_pages),
+        ):
+            if given > limit:
+                raise ValueError(f"a step may have at most {limit} {name}, got {given}")
+
+
+def _leading_ones(counts: npt.NDArray[np.int32]) -> int:
+    others = np.flatnonzero(counts != 1)
+    return int(others[0]) if len(others) else len(counts)
+
+
+def _query_blocks(counts: npt.NDArray[np.int32], decodes: int) -> npt.NDArray[np.int32]:
+    """int32 `[N, 2]`: see `GpuBatch.query_blocks`."""
+    rows = [
+        (sequence, first)
+        for sequence, count in enumerate(counts[decodes:].tolist(), decodes)
+        for first in range(0, count, QUERY_BLOCK)
+    ]
+    return np.array(rows, np.int32).reshape(-1, 2)
+
+
+def upload_samples(rows: SampleRows, device: torch.device) -> DeviceSampleRows:
+    """In memory of their own."""
+
+    def upload(array: Array) -> Tensor:
+        return torch.from_numpy(array.copy()).to(device)
+
+    return DeviceSampleRows(
+        slots=upload(rows.slots),
+        temperatures=upload(rows.temperatures),
+        top_ks=upload(rows.top_ks),
+        top_ps=upload(rows.top_ps),
+        seeds=upload(rows.seeds.view(np.int64)),
+        positions=upload(rows.positions.view(np.int64)),
+        drawn=bool((rows.temperatures > 0).any()),
+    )
+
+
+@triton.jit
+def fill_kernel(token_ids, token_slots, last_tokens, count, TILE: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    slot = tl.load(token_slots + at, mask=at < count, other=-1)
+    pending = slot >= 0
+    tl.store(token_ids + at, tl.load(last_tokens + slot, mask=pending, other=0), mask=pending)
+
+
+def fill_pending(inputs: DeviceInputs, last_tokens: Tensor) -> None:
+    """Take the tokens that a step before has left in their slots."""
+    count = inputs.token_slots.shape[0]
+    if count:
+        fill_kernel[(triton.cdiv(count, _TILE),)](
+            inputs.batch.token_ids,
+            inputs.token_slots,
+            last_tokens,
+            count,
+            TILE=_TILE,
+            num_warps=4,
+        )

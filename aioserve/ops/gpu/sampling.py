@@ -1,0 +1,212 @@
+# Triton's own types don't know what its compiler does with arguments and constants.
+# pyright: reportCallIssue=false
+"""A token for each row of logits, on the device alone: nothing is read back.
+
+Which token it is follows `aioserve.sampling.sampler`, in the order of `ReferenceBackend.draw`:
+ranked tokens where `top_k` or `top_p` leaves some out, else the columns of a matrix of 32 lines.
+Given the weights, which are whole numbers (`selection`), all of this is exact. Weights come from
+float32 powers: where a uniform number or `top_p` falls within their rounding of a border between
+two tokens, another device may take the other one.
+
+Each row is worked out by itself. A greedy row costs two launches' worth: the largest of each block
+of columns, and of these. The others weigh their blocks; what `top_k` or `top_p` may keep is
+gathered in a list of seldom more than some hundreds, and searched there. Where more than LISTED
+are left the whole row is searched: right as well, but slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from aioserve.ops.draws import LINES
+from aioserve.ops.gpu.sampling_kernels import (
+    draw_open_kernel,
+    draw_ranked_kernel,
+    first_kernel,
+    gather_kernel,
+    reduce_kernel,
+    weigh_kernel,
+)
+from aioserve.ops.gpu.selection import MAX_VOCAB
+
+__all__ = ["STATUS_LARGEST", "DeviceSampleRows", "draw"]
+
+STATUS_LARGEST = (0.0, float("nan"), float("inf"), float("-inf"))
+"""Status of a row -> what stands for its largest logit in `aioserve.ops.draws.row_error`."""
+
+COLUMNS = 128
+"""Of LINES entries each, in a block."""
+GROUPS = 32
+"""Parts of a block of which the largest is known."""
+LEVELS = 8
+"""Weights are summed from the smallest on, and from 2**-2, 2**-4 ... of the largest on."""
+LISTED = 8192
+SEARCHED = 512
+"""Entries that a search looks at together."""
+
+
+@dataclass(slots=True, frozen=True)
+class DeviceSampleRows:
+    """`SampleRows` on the device. `seeds` and `positions` are int64 with the same bits.
+
+    `drawn`: whether any row has a temperature, which a launch must know beforehand.
+    """
+
+    slots: Tensor
+    temperatures: Tensor
+    top_ks: Tensor
+    top_ps: Tensor
+    seeds: Tensor
+    positions: Tensor
+    drawn: bool
+
+
+def draw(
+    logits: Tensor,
+    rows: DeviceSampleRows,
+    last_tokens: Tensor,
+    token_ids_out: Tensor,
+    statuses_out: Tensor,
+) -> None:
+    """Draw a token from each row of `logits`, float32 `[S, V]`, and leave it in its slot as well.
+
+    `token_ids_out` int64 `[S]` has 0 in rows that failed, and `statuses_out` int32 `[S]` why: an
+    index of STATUS_LARGEST, 0 in all others.
+    """
+    count, vocab = logits.shape
+    if not count:
+        return
+    if vocab > MAX_VOCAB:
+        raise ValueError(f"logits must have at most {MAX_VOCAB} columns, got {vocab}")
+    if logits.stride(1) != 1 and vocab > 1:
+        logits = logits.contiguous()
+    width = -(-vocab // LINES)
+    blocks = triton.cdiv(width, COLUMNS)
+    device = logits.device
+    block_largest = torch.empty((count, blocks), dtype=torch.float32, device=device)
+    block_ids = torch.empty((count, blocks), dtype=torch.int32, device=device)
+    group_largest = torch.empty((count, blocks * GROUPS), dtype=torch.float32, device=device)
+    # Each begins at an aligned address: kernels are compiled anew for one that doesn't.
+    largests = torch.empty(count, dtype=torch.float32, device=device)
+    floors = torch.empty(count, dtype=torch.float32, device=device)
+    kinds = torch.empty(count, dtype=torch.int32, device=device)
+    counts = torch.empty(count, dtype=torch.int32, device=device)
+    tile = {"VOCAB": vocab, "LINES": LINES, "COLS": COLUMNS}
+    parts = {"BLOCKS": blocks, "BLOCKS_TILE": triton.next_power_of_2(blocks)}
+    stride = logits.stride(0)
+
+    reduce_kernel[(count, blocks)](
+        logits,
+        block_largest,
+        block_ids,
+        group_largest,
+        stride,
+        **tile,
+        GROUPS=GROUPS,
+        num_warps=4,
+    )
+    first_kernel[(count,)](
+        block_largest,
+        block_ids,
+        group_largest,
+        rows.temperatures,
+        rows.top_ks,
+        rows.top_ps,
+        rows.slots,
+        last_tokens,
+        token_ids_out,
+        statuses_out,
+        largests,
+        floors,
+        kinds,
+        counts,
+        VOCAB=vocab,
+        **parts,
+        GROUPS=GROUPS,
+        SEARCHED=SEARCHED,
+        num_warps=4,
+    )
+    if not rows.drawn:
+        return
+    masses = torch.empty((count, blocks, LEVELS), dtype=torch.int64, device=device)
+    totals = torch.empty(count, dtype=torch.int64, device=device)
+    listed = torch.empty((count, LISTED), dtype=torch.float32, device=device)
+    listed_ids = torch.empty((count, LISTED), dtype=torch.int32, device=device)
+    weigh_kernel[(count, blocks)](
+        logits,
+        rows.temperatures,
+        rows.top_ks,
+        largests,
+        kinds,
+        masses,
+        stride,
+        **tile,
+        LEVELS=LEVELS,
+        num_warps=4,
+    )
+    gather_kernel[(count, blocks)](
+        logits,
+        rows.temperatures,
+        rows.top_ks,
+        rows.top_ps,
+        largests,
+        floors,
+        kinds,
+        masses,
+        totals,
+        counts,
+        listed,
+        listed_ids,
+        stride,
+        **tile,
+        LEVELS=LEVELS,
+        **parts,
+        LISTED=LISTED,
+        num_warps=4,
+    )
+    draw_open_kernel[(count,)](
+        logits,
+        rows.temperatures,
+        rows.seeds,
+        rows.positions,
+        rows.slots,
+        largests,
+        kinds,
+        masses,
+        last_tokens,
+        token_ids_out,
+        statuses_out,
+        stride,
+        **tile,
+        LEVELS=LEVELS,
+        **parts,
+        num_warps=4,
+    )
+    draw_ranked_kernel[(count,)](
+        logits,
+        rows.temperatures,
+        rows.top_ks,
+        rows.top_ps,
+        rows.seeds,
+        rows.positions,
+        rows.slots,
+        largests,
+        floors,
+        kinds,
+        totals,
+        counts,
+        listed,
+        listed_ids,
+        last_tokens,
+        token_ids_out,
+        statuses_out,
+        stride,
+        VOCAB=vocab,
+        LISTED=LISTED,
+        SEARCHED=SEARCHED,
+        num_warps=8,
+    )

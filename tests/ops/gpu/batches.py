@@ -1,0 +1,60 @@
+"""Scenarios of tests/ops as the GPU's kernels read them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aioserve.ops import HostBatch
+from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch
+from aioserve.ops.kv_cache import PlainKVCache
+from tests.ops.scenarios import Scenario
+
+
+class GpuStep(NamedTuple):
+    qkv: Tensor
+    batch: GpuBatch
+    kv: PlainKVCache
+
+
+def gpu_batch(host: HostBatch, device: torch.device, *, num_splits: int = 1) -> GpuBatch:
+    """Sequences at the front with one query token are decodes."""
+    counts = np.diff(host.query_start).tolist()
+    decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
+    blocks = [
+        (sequence, first)
+        for sequence in range(decodes, len(counts))
+        for first in range(0, counts[sequence], QUERY_BLOCK)
+    ]
+
+    def upload(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.copy()).to(device)
+
+    return GpuBatch(
+        token_ids=upload(host.token_ids),
+        positions=upload(host.positions),
+        logit_rows=upload(host.logit_rows),
+        max_context=host.max_context,
+        query_start=upload(host.query_start),
+        context_lens=upload(host.context_lens),
+        page_table=upload(host.page_table),
+        token_locations=upload(host.token_locations),
+        num_sequences=len(counts),
+        num_decodes=decodes,
+        query_blocks=upload(np.array(blocks, np.int32).reshape(-1, 2)),
+        num_splits=num_splits,
+    )
+
+
+def on_gpu(scenario: Scenario, device: torch.device, *, num_splits: int = 1) -> GpuStep:
+    """In memory of its own. Keys and values beside the queries are NaN: they are in the pages."""
+    tokens, _, dim = scenario.q.shape
+    kv_heads = scenario.storage.shape[3]
+    others = torch.full((tokens, 2 * kv_heads, dim), float("nan"), dtype=scenario.q.dtype)
+    qkv = torch.cat([scenario.q, others], dim=1).flatten(1)
+    storage = scenario.storage.to(device, copy=True)
+    batch = gpu_batch(scenario.host, device, num_splits=num_splits)
+    return GpuStep(qkv.to(device), batch, PlainKVCache(storage))

@@ -1,0 +1,31 @@
+"""What Triton's interpreter does unlike a GPU, put right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["round_bfloat16_to_nearest"]
+
+
+def round_bfloat16_to_nearest() -> None:
+    """The interpreter cuts the lower half of a float32 off; a GPU rounds to the nearest, to even
+    between two. Nothing is done where there is a GPU."""
+    if torch.cuda.is_available():
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    interpreted = interpreter.InterpreterBuilder.create_fp_trunc
+
+    def create_fp_trunc(self: Any, source: Any, dtype: Any) -> Any:
+        if (source.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
+            return interpreted(self, source, dtype)
+        bits = np.ascontiguousarray(source.data).view(np.uint32).astype(np.uint64)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = np.where(np.isnan(source.data), 0x7FC0, rounded).astype(np.uint16)
+        return interpreter.TensorHandle(rounded, tl.bfloat16)
+
+    interpreter.InterpreterBuilder.create_fp_trunc = create_fp_trunc  # pyright: ignore[reportAttributeAccessIssue]

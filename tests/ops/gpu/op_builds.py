@@ -1,0 +1,145 @@
+"""Compilations of the ops beside attention, as `compile_kernels` compiles them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+
+from aioserve.ops.draws import LINES
+from aioserve.ops.gpu import rotary, rowwise, sampling, sampling_kernels
+from aioserve.ops.gpu.inputs import fill_kernel
+
+__all__ = ["op_builds"]
+
+OpBuild = tuple[Any, Mapping[str, str], Mapping[str, Any], int, str]
+"""Kernel, types of its arguments, constants, warps, label."""
+
+POINTERS = {torch.float32: "*fp32:16", torch.float16: "*fp16:16", torch.bfloat16: "*bf16:16"}
+I32, I64, F32, F64 = "*i32:16", "*i64:16", "*fp32:16", "*fp64:16"
+
+
+def op_builds() -> Iterator[OpBuild]:
+    for dtype, size in ((torch.bfloat16, 1024), (torch.float32, 8192)):
+        yield from _row_builds(dtype, size)
+    for dtype, half, norms, dim, page in (
+        (torch.bfloat16, 64, True, 128, 16),
+        (torch.float16, 16, False, 80, 1),
+        (torch.float32, 0, False, 64, 128),
+        (torch.bfloat16, 128, True, 256, 16),
+    ):
+        yield _rotary_build(dtype, half, norms, dim, page)
+    yield from _sampling_builds(151_936)
+    types = {"token_ids": I64, "token_slots": I64, "last_tokens": I64, "count": "i32"}
+    yield fill_kernel, types, {"TILE": 256}, 4, ""
+
+
+def _row_builds(dtype: torch.dtype, size: int) -> Iterator[OpBuild]:
+    data, name = POINTERS[dtype], str(dtype).removeprefix("torch.")
+    tile = triton.next_power_of_2(size)
+    for add in (False, True):
+        yield (
+            rowwise.rms_norm_kernel,
+            {
+                **dict.fromkeys(("x", "residual", "weight", "out"), data),
+                "x_stride": "i32:16",
+                "eps": "fp32",
+                "weight_offset": "fp32",
+            },
+            {"SIZE": size, "ADD": add, "TILE": tile},
+            rowwise.norm_warps(tile),
+            f"{name} {size}{' add' if add else ''}",
+        )
+    for gelu in (False, True):
+        yield (
+            rowwise.gated_kernel,
+            {"gate_up": data, "out": data, "stride": "i32:16"},
+            {"SIZE": 3 * size, "GELU": gelu, "TILE": 1024},
+            4,
+            f"{name} {3 * size}{' gelu' if gelu else ''}",
+        )
+
+
+def _rotary_build(dtype: torch.dtype, half: int, norms: bool, dim: int, page: int) -> OpBuild:
+    data, rest = POINTERS[dtype], dim - 2 * half
+    heads = {"Q_HEADS": 16, "KV_HEADS": 8, "HEAD_DIM": dim, "PAGE_SIZE": page}
+    return (
+        rotary.rotary_kernel,
+        {
+            **dict.fromkeys(("qkv", "k_pages", "v_pages", "query_norm", "key_norm"), data),
+            "positions": I32,
+            "locations": I64,
+            **dict.fromkeys(("cos", "sin"), F32 if half else data),
+            "row_stride": "i32:16",
+            "eps": "fp32",
+            "weight_offset": "fp32",
+        },
+        {
+            **heads,
+            "HALF": half,
+            "NORMS": norms,
+            "HEADS": rotary.HEADS,
+            "HALF_TILE": triton.next_power_of_2(half) if half else 0,
+            "REST_TILE": triton.next_power_of_2(rest) if rest else 0,
+        },
+        4,
+        f"{str(dtype).removeprefix('torch.')} {dim}/{page} half {half}{' norms' if norms else ''}",
+    )
+
+
+def _sampling_builds(vocab: int) -> Iterator[OpBuild]:
+    blocks = triton.cdiv(-(-vocab // LINES), sampling.COLUMNS)
+    tile = {"VOCAB": vocab, "LINES": LINES, "COLS": sampling.COLUMNS}
+    parts = {"BLOCKS": blocks, "BLOCKS_TILE": triton.next_power_of_2(blocks)}
+    levels = {"LEVELS": sampling.LEVELS}
+    stride = {"stride": "i32" if vocab % 16 else "i32:16"}
+    data = {"logits": F32, **stride}
+    temperatures = {"temperatures": F64}
+    limits = {**temperatures, "top_ks": I64, "top_ps": F64}
+    noise = {"seeds": I64, "positions": I64}
+    done = {"slots": I64, "last_tokens": I64, "tokens": I64, "statuses": I32}
+    found = {"largests": F32, "kinds": I32}
+    listed = {"counts": I32, "listed": F32, "listed_ids": I32}
+    groups = {"GROUPS": sampling.GROUPS}
+    searched = {"SEARCHED": sampling.SEARCHED}
+    reduced = {"block_largest": F32, "block_ids": I32, "group_largest": F32}
+    label = str(vocab)
+    kernels = sampling_kernels
+    yield kernels.reduce_kernel, {**data, **reduced}, {**tile, **groups}, 4, label
+    yield (
+        kernels.first_kernel,
+        {**reduced, **limits, **done, **found, "floors": F32, "counts": I32},
+        {"VOCAB": vocab, **parts, **groups, **searched},
+        4,
+        label,
+    )
+    yield (
+        kernels.weigh_kernel,
+        {**data, **temperatures, "top_ks": I64, **found, "masses": I64},
+        {**tile, **levels},
+        4,
+        label,
+    )
+    yield (
+        kernels.gather_kernel,
+        {**data, **limits, **found, "floors": F32, "masses": I64, "totals": I64, **listed},
+        {**tile, **levels, **parts, "LISTED": sampling.LISTED},
+        4,
+        label,
+    )
+    yield (
+        kernels.draw_open_kernel,
+        {**data, **temperatures, **noise, **found, "masses": I64, **done},
+        {**tile, **levels, **parts},
+        4,
+        label,
+    )
+    yield (
+        kernels.draw_ranked_kernel,
+        {**data, **limits, **noise, **found, "floors": F32, "totals": I64, **listed, **done},
+        {"VOCAB": vocab, "LISTED": sampling.LISTED, **searched},
+        8,
+        label,
+    )

@@ -1,0 +1,42 @@
+"""The GPU's kernels compile for the cards that they are written for, and fit them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TARGETS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Compute capability -> bytes of shared memory that one program may take."""
+
+STACK_BYTES = {"first_kernel": 8}
+"""Where registers don't hold everything. It runs once for a row, and its stack is one number."""
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_fit_a_card(target: int, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    found = tmp_path / "resources.json"
+    command = [sys.executable, "-m", "tests.ops.gpu.compile_kernels"]
+    done = subprocess.run(
+        [*command, "--targets", str(target), "--json", str(found)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    kernels = json.loads(found.read_text(encoding="utf-8"))
+    assert len(kernels) >= 29
+    for kernel in kernels:
+        assert kernel["target"] == target, kernel
+        assert kernel["stack_bytes"] <= STACK_BYTES.get(kernel["kernel"].split()[0], 0), kernel
+        assert 0 < kernel["registers"] <= 255, kernel
+        assert kernel["shared_bytes"] <= TARGETS[target], kernel
