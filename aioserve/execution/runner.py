@@ -8,12 +8,17 @@ from typing import Any, Protocol
 import msgspec
 
 from aioserve.config import EngineConfig
+from aioserve.errors import AioserveError
 from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.request import SamplingParams
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["LoadedModel", "ModelLimits", "ModelSource", "Runner", "Text"]
+__all__ = ["LoadedModel", "ModelLimits", "ModelSource", "Runner", "RunnerFailedError", "Text"]
+
+
+class RunnerFailedError(AioserveError):
+    """The runner computes nothing any more, and says why. The engine ends, with this reason."""
 
 
 class Runner(Protocol):
@@ -22,7 +27,8 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
         """Start a step without blocking; several may be in flight, each is awaited once.
 
-        The awaitable raises what the step raised. Called on the event loop.
+        The awaitable raises what the step raised, and `RunnerFailedError` where no other step can
+        succeed either. Called on the event loop.
         """
         ...
 

@@ -8,24 +8,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import queue
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
-from aioserve.execution.daemon import start_daemon
-from aioserve.execution.waker import Waker
+from aioserve.execution.answers import Answers, settle
+from aioserve.execution.worker_thread import WorkerThread
 
 __all__ = ["StepThread"]
 
 Result = TypeVar("Result")
 
-Calls = queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None]
-
-KEPT_DELAYS = 256
-EXIT_SECONDS = 30.0
-"""How long an interpreter that exits without closing the engine waits for the steps in flight."""
+Call = tuple[Callable[[], Any], asyncio.Future[Any]]
 
 
 class StepThread(Generic[Result]):
@@ -43,84 +37,49 @@ class StepThread(Generic[Result]):
         self, name: str, within: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
         """All calls are made inside one `within()`, which is entered on the thread."""
-        self._calls: Calls = queue.SimpleQueue()
-        self._loop = asyncio.get_running_loop()
-        self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
-        """Between a step's end on the thread and its callback on the loop: loop lag as the engine
-        feels it."""
-        self._done: deque[_Done] = deque()
-        self._waker = Waker(
-            self._loop, functools.partial(_tell, self._done, self.wake_delays_seconds)
-        )
-        run = functools.partial(_run, self._calls, self._done, self._waker, within)
-        end = functools.partial(self._calls.put, None)
+        self._answers = Answers()
+        calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
-            self._thread = start_daemon(name, run, end, exit_seconds=EXIT_SECONDS)
+            self._calls: WorkerThread[Call] = WorkerThread(
+                name,
+                functools.partial(_compute, calls, self._answers),
+                within=within,
+                at_end=self._answers.close_soon,
+                items=calls,
+            )
         except RuntimeError:
-            self._waker.close()
+            self._answers.close()
             raise
 
-    def __del__(self) -> None:
-        self._calls.put(None)
+    @property
+    def wake_delays_seconds(self) -> Sequence[float]:
+        """Between a step's end on the thread and its callback on the loop."""
+        return self._answers.wake_delays_seconds
 
     def submit(self, call: Callable[[], Result]) -> Awaitable[Result]:
         """Queue `call`; the awaitable gives what it returns or raises."""
-        future: asyncio.Future[Result] = self._loop.create_future()
+        future: asyncio.Future[Result] = self._answers.loop.create_future()
         self._calls.put((call, future))
         return future
 
     def tell_loop(self) -> None:
         """For a call that has done its part in Python, and goes on in compiled code: the loop may
         hear of the call before it, and does so at the end of this one at the latest."""
-        if self._done:
-            self._waker.wake()
+        if len(self._answers):
+            self._answers.wake()
 
     async def aclose(self) -> None:
         """Run what is queued, then end the thread."""
-        self._calls.put(None)
-        while self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
-        self._waker.close()
+        await self._calls.aclose()
+        self._answers.close()
 
 
-_Done = tuple[asyncio.Future[Any], Any, float]
-"""Whose call has ended, what it returned or raised, and when."""
-
-
-def _run(
-    calls: Calls,
-    done: deque[_Done],
-    waker: Waker,
-    within: Callable[[], AbstractContextManager[object]],
-) -> None:
-    with within():
-        while (entry := calls.get()) is not None:
-            call, future = entry
-            try:
-                result: Any = call()
-            except BaseException as error:
-                result = error
-            done.append((future, result, time.monotonic()))
-            if calls.empty() or len(done) > 1:
-                waker.wake()
-            del entry, call, future, result
-    waker.close_soon()
-
-
-def _tell(done: deque[_Done], wake_delays_seconds: deque[float]) -> None:
-    """On the loop: the calls that have ended."""
-    while done:
-        future, result, ended = done.popleft()
-        wake_delays_seconds.append(time.monotonic() - ended)
-        if not future.done():
-            _set(future, result)
-
-
-def _set(future: asyncio.Future[Any], result: Any) -> None:
-    if isinstance(result, StopIteration | asyncio.CancelledError):
-        # Futures refuse the one, and awaiting the other would look like a cancellation.
-        future.set_exception(RuntimeError(f"the call raised {result!r}"))
-    elif isinstance(result, BaseException):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
+def _compute(calls: queue.SimpleQueue[Any], answers: Answers, entry: Call) -> None:
+    call, future = entry
+    try:
+        result: Any = call()
+    except BaseException as error:
+        result = error
+    answers.put(functools.partial(settle, future, result))
+    if calls.empty() or len(answers) > 1:
+        answers.wake()

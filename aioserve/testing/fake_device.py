@@ -33,7 +33,15 @@ from aioserve.execution.plan import (
 )
 from aioserve.kv.pages import pages_for
 
-__all__ = ["VOCAB_SIZE", "FakeDevice", "expected_tokens"]
+__all__ = [
+    "JUNK",
+    "VOCAB_SIZE",
+    "FakeDevice",
+    "entries_of",
+    "expected_tokens",
+    "token_of",
+    "weights_of",
+]
 
 VOCAB_SIZE = 256
 """One token per byte."""
@@ -50,13 +58,13 @@ NO_PAGES = np.zeros(1, np.int32)
 
 def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> list[int]:
     """The `count` tokens that follow `prompt_ids` on a `FakeDevice`, computed without pages."""
-    entries = _entries(np.array(prompt_ids, np.int64), 0, 0)
+    entries = entries_of(np.array(prompt_ids, np.int64), 0, 0)
     position = len(entries)
-    total = int((entries * _weights(position)).sum(dtype=np.uint64))
+    total = int((entries * weights_of(position)).sum(dtype=np.uint64))
     entry = int(entries[-1])
     tokens = []
     for _ in range(count):
-        token_id = _token(total, seed)
+        token_id = token_of(total, seed)
         tokens.append(token_id)
         entry = (entry + _scatter(token_id * TOKEN_STRIDE + position + 1)) & BITS_63
         total = (total + entry * (2 * position + 1)) & BITS_64
@@ -81,7 +89,7 @@ class FakeDevice:
         self._entries = self._kv.reshape(-1)
         self._slots: list[SlotStart | None] = [None] * num_slots
         self._last_tokens = [PENDING_TOKEN] * num_slots
-        self._weights = _weights(FIRST_WEIGHTS)
+        self._weights = weights_of(FIRST_WEIGHTS)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """End and start slots, do the copies in order, write the KV of every item, then sample
@@ -180,7 +188,7 @@ class FakeDevice:
             ids[-1] = self._last_tokens[item.slot]
         positions = np.arange(item.start, item.start + item.count)
         pages = item.page_ids[positions // self.page_size]
-        entries = _entries(ids, item.start, self._entry_before(item))
+        entries = entries_of(ids, item.start, self._entry_before(item))
         self._kv[pages, positions % self.page_size] = entries
 
     def _write_one(self, item: WorkItem) -> None:
@@ -205,14 +213,14 @@ class FakeDevice:
             raise ValueError(f"slot {row.slot} hasn't started")
         end = item.start + row.offset + 1
         if end > len(self._weights):
-            self._weights = _weights(2 * end)
+            self._weights = weights_of(2 * end)
         entries = self._kv[item.page_ids[: pages_for(end, self.page_size)]].reshape(-1)[:end]
-        token_id = _token(int(np.dot(entries, self._weights[:end])), start.seed)
+        token_id = token_of(int(np.dot(entries, self._weights[:end])), start.seed)
         self._last_tokens[row.slot] = token_id
         return token_id
 
 
-def _entries(ids: npt.NDArray[np.int64], start: int, before: int) -> npt.NDArray[np.uint64]:
+def entries_of(ids: npt.NDArray[np.int64], start: int, before: int) -> npt.NDArray[np.uint64]:
     """Entries of the tokens `ids` from position `start`, after an entry `before`."""
     count = len(ids)
     numbers = np.arange(start + 1, start + 1 + count, dtype=np.uint64)
@@ -224,7 +232,8 @@ def _entries(ids: npt.NDArray[np.int64], start: int, before: int) -> npt.NDArray
     return (entries & np.uint64(BITS_63)) | np.uint64(before & JUNK_BIT)
 
 
-def _token(total: int, seed: int) -> int:
+def token_of(total: int, seed: int) -> int:
+    """The token drawn with a seed from the weighted sum of a sequence's entries."""
     return _scatter(total ^ seed) % VOCAB_SIZE
 
 
@@ -235,5 +244,6 @@ def _scatter(value: int) -> int:
     return value ^ (value >> 32)
 
 
-def _weights(count: int) -> npt.NDArray[np.uint64]:
+def weights_of(count: int) -> npt.NDArray[np.uint64]:
+    """The weights of the first `count` positions in that sum."""
     return np.arange(1, 2 * count, 2, dtype=np.uint64)

@@ -141,9 +141,8 @@ def test_a_loop_that_is_gone_does_not_break_the_thread():
         return thread
 
     thread = asyncio.run(leave())
-    thread._calls.put(None)
-    thread._thread.join(timeout=5)
-    assert not thread._thread.is_alive()
+    thread._calls.end()
+    assert thread._calls.join(5)
 
 
 EXITS_MID_STEP = """

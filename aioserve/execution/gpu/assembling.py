@@ -1,0 +1,197 @@
+"""What was read becomes a `LoadedModel` on a CUDA device.
+
+Imports torch, CuPy and Triton: `aioserve.execution.imports` does that off the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import torch
+
+from aioserve.config import EngineConfig
+from aioserve.errors import ConfigError
+from aioserve.execution.assembling import (
+    Kept,
+    described,
+    page_bytes,
+    sizes,
+    wanted_model_len,
+)
+from aioserve.execution.gpu.cupy_device import CupyDevice
+from aioserve.execution.gpu.decoder_steps import DecoderSteps
+from aioserve.execution.gpu.device import Device
+from aioserve.execution.gpu.failures import OutOfDeviceMemoryError
+from aioserve.execution.gpu.graphs import default_graph_sizes
+from aioserve.execution.gpu.memory import MemoryCounts, TorchMemory, measure_step, room_bytes
+from aioserve.execution.gpu.runner import CudaRunner
+from aioserve.execution.gpu.waiting import HostSide
+from aioserve.execution.runner import LoadedModel, Text
+from aioserve.models.decoder import Decoder
+from aioserve.models.loader import make_decoder
+from aioserve.models.reading import ReadWeights
+from aioserve.ops import KVCache
+from aioserve.ops.gpu.backend import CudaBackend
+
+__all__ = ["GpuAssembling"]
+
+CapturedGraphs = Callable[[int, int], None]
+
+
+class GpuAssembling:
+    """On one device. `open` is the real one."""
+
+    def __init__(
+        self,
+        device: Device,
+        backend: CudaBackend,
+        memory: MemoryCounts,
+        host_side: HostSide | None = None,
+    ) -> None:
+        self._device = device
+        self._backend = backend
+        self._memory = memory
+        self._host_side = host_side
+
+    @classmethod
+    def open(cls, device_name: str) -> GpuAssembling:
+        """`device_name`: "cuda:N". Raises `ConfigError`."""
+        device = CupyDevice(torch.device(device_name).index)
+        backend = CudaBackend(device.torch_device)
+        return cls(device, backend, TorchMemory(device.torch_device))
+
+    def decoder_of(self, weights: ReadWeights, config: EngineConfig) -> Decoder:
+        """With its weights on the device. Uses up what was read."""
+        try:
+            with self._device.within():
+                return make_decoder(weights, self._backend, use_program=config.step_program)
+        except Exception as error:
+            meaning = self._device.meaning_of(error)
+            if isinstance(meaning, OutOfDeviceMemoryError):
+                raise ConfigError(f"the weights don't fit the device: {meaning}") from error
+            raise
+
+    async def loaded_model(
+        self,
+        name: str,
+        decoder: Decoder,
+        text: Text,
+        config: EngineConfig,
+        *,
+        num_slots: int,
+        seconds: dict[str, float],
+        captured: CapturedGraphs = lambda done, total: None,
+    ) -> LoadedModel:
+        """Ready to serve, with its graphs captured if that is wanted; `captured` is called on the
+        loop with how many are, and how many there will be. Otherwise as
+        `aioserve.execution.assembling.loaded_model`."""
+        began = time.perf_counter()
+        model, kept, max_model_len = await asyncio.to_thread(
+            self._place, decoder, config, num_slots
+        )
+        seconds["kv_cache"] = time.perf_counter() - began
+        runner = CudaRunner(
+            self._device,
+            model,
+            num_slots=num_slots,
+            name=name.rsplit("/", 1)[-1],
+            graph_sizes=graph_sizes(config),
+            host_side=self._host_side,
+        )
+        try:
+            if config.capture_graphs:
+                began = time.perf_counter()
+                await runner.capture_graphs(captured)
+                seconds["graphs"] = time.perf_counter() - began
+            return described(
+                name, decoder, runner, text, kept, max_model_len=max_model_len, seconds=seconds
+            )
+        except BaseException:
+            await runner.aclose()
+            raise
+
+    def _place(
+        self, decoder: Decoder, config: EngineConfig, num_slots: int
+    ) -> tuple[DecoderSteps, Kept, int]:
+        with self._device.within():
+            max_model_len, num_pages = sizes(
+                decoder, config, lambda: self._room_bytes(decoder, config, num_slots)
+            )
+            cache = self._reserve(decoder, "num_pages", num_pages + 1, config.page_size)
+            host_cache = None
+            if config.num_host_pages:
+                host_cache = self._pinned(decoder, config)
+            model = self._steps(decoder, config, cache, num_slots, max_model_len, host_cache)
+        return model, Kept(num_pages, cache, host_cache), max_model_len
+
+    def _steps(
+        self,
+        decoder: Decoder,
+        config: EngineConfig,
+        cache: KVCache,
+        num_slots: int,
+        max_model_len: int,
+        host_cache: KVCache | None = None,
+    ) -> DecoderSteps:
+        return DecoderSteps(
+            decoder,
+            cache,
+            host_cache=host_cache,
+            num_slots=num_slots,
+            max_model_len=max_model_len,
+            max_tokens=config.max_num_batched_tokens,
+            max_sequences=config.max_num_seqs,
+        )
+
+    def _room_bytes(self, decoder: Decoder, config: EngineConfig, num_slots: int) -> int:
+        """Of the pool, without the page for padding."""
+        cache = decoder.new_cache(2, config.page_size)
+        trial = self._steps(decoder, config, cache, num_slots, wanted_model_len(decoder, config))
+        step_bytes = measure_step(
+            self._device,
+            trial,
+            self._memory,
+            max_tokens=config.max_num_batched_tokens,
+            max_sequences=config.max_num_seqs,
+        )
+        del trial, cache
+        self._device.free_cached_memory()
+        room = room_bytes(self._memory.use(), step_bytes, config.memory_utilization)
+        return room - page_bytes(decoder, config.page_size)
+
+    def _reserve(self, decoder: Decoder, option: str, num_pages: int, page_size: int) -> KVCache:
+        try:
+            return decoder.new_cache(num_pages, page_size)
+        except Exception as error:
+            meaning = self._device.meaning_of(error)
+            if isinstance(meaning, OutOfDeviceMemoryError):
+                raise ConfigError(
+                    f"{option}={num_pages} pages of KV cache can't be reserved: {meaning}"
+                ) from error
+            raise
+
+    def _pinned(self, decoder: Decoder, config: EngineConfig) -> KVCache:
+        model = decoder.config
+        try:
+            return self._backend.allocate_host_kv(
+                num_layers=model.num_layers,
+                num_pages=config.num_host_pages,
+                page_size=config.page_size,
+                num_kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                dtype=decoder.dtype,
+            )
+        except (MemoryError, RuntimeError) as error:
+            raise ConfigError(
+                f"num_host_pages={config.num_host_pages} pages of KV cache can't be reserved in "
+                f"pinned memory: {error}"
+            ) from error
+
+
+def graph_sizes(config: EngineConfig) -> tuple[int, ...]:
+    """Numbers of sequences at which decodes are captured."""
+    if config.graph_sizes is None:
+        return default_graph_sizes(config.max_num_seqs)
+    return tuple(config.graph_sizes)

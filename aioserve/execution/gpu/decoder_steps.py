@@ -1,0 +1,146 @@
+"""A decoder's steps on a GPU, as the runner drives them: from packed inputs to tokens.
+
+Padding has a page and a slot of its own behind all others, which no plan names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aioserve.errors import InvariantError
+from aioserve.execution.batch import HostStep
+from aioserve.execution.gpu.device import HostMemory
+from aioserve.kv.pages import pages_for
+from aioserve.models.decoder import Decoder
+from aioserve.ops import HostBatch, KVCache, SampleRows
+from aioserve.ops.gpu import sampling
+from aioserve.ops.gpu.attention_tiles import decode_splits
+from aioserve.ops.gpu.inputs import InputLayout, InputShape, Padding, fill_pending
+from aioserve.ops.gpu.page_copies import PageCopies
+
+__all__ = ["DecoderSteps"]
+
+
+class DecoderSteps:
+    """The `StepModel` of a decoder whose backend is `CudaBackend`.
+
+    `cache` has one page more than plans may name. `num_slots` are those that plans may name, and
+    the most rows that a step samples; `max_tokens` and `max_sequences` are of a step, and
+    `max_model_len` is the longest context in tokens.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        *,
+        host_cache: KVCache | None = None,
+        num_slots: int,
+        max_model_len: int,
+        max_tokens: int,
+        max_sequences: int,
+    ) -> None:
+        self.decoder = decoder
+        self.max_model_len = max_model_len
+        self.cache = cache
+        self.page_size: int = cache.page_size
+        self.max_rows: int = num_slots
+        self.variants: Sequence[Hashable] = (False, True)
+        """Whether rows may have a temperature."""
+        self._layout = InputLayout(
+            max_tokens=max(max_tokens, max_sequences),
+            max_sequences=max_sequences,
+            max_rows=num_slots,
+            max_pages=pages_for(max_model_len, cache.page_size),
+            page_size=cache.page_size,
+        )
+        self.max_input_bytes: int = self._layout.num_bytes
+        self._padding_page = cache.num_pages - 1
+        self._padding_slot = num_slots
+        self._last_tokens = decoder.backend.allocate_slots(num_slots + 1)
+        caches = (cache,) if host_cache is None else (cache, host_cache)
+        self._page_copies = PageCopies(caches)
+        # Graphs keep the addresses of these tables: they may not grow any more.
+        decoder.cover(max_model_len)
+
+    def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> _PackedStep:
+        if step.batch is None:
+            raise InvariantError(f"step {step.step} has nothing to compute")
+        return self._pack(step.batch, step.samples, target, padded_to)
+
+    def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> _PackedStep:
+        packed = self._pack(_no_batch(), _no_rows(), target, padded_to)
+        return replace(packed, shape=replace(packed.shape, drawn=bool(variant)))
+
+    def _pack(
+        self, batch: HostBatch, samples: SampleRows, target: HostMemory, padded_to: int | None
+    ) -> _PackedStep:
+        padding, max_context = None, batch.max_context
+        if padded_to is not None:
+            padding = Padding(padded_to, self._padding_page, self._padding_slot)
+            # Of a graph nothing may depend on the step.
+            max_context = self.max_model_len
+        shape = self._layout.pack(batch, samples, target.array, padding=padding)
+        splits = decode_splits(shape.num_decodes, self.cache.num_kv_heads, max_context)
+        return _PackedStep(self, shape, splits)
+
+    def copy_pages(self, table: HostMemory, num_copies: int) -> None:
+        copies = torch.from_numpy(table.array[: 20 * num_copies]).view(torch.int32)
+        self._page_copies.launch(copies.view(num_copies, 5), num_copies)
+
+    def enqueue(self, shape: InputShape, num_splits: int, inputs: Tensor, results: Tensor) -> None:
+        """Compute a packed step on torch's current stream."""
+        views = self._layout.views(inputs, shape, num_splits)
+        fill_pending(views, self._last_tokens)
+        logits = self.decoder.forward(views.batch, self.cache)
+        rows = shape.num_samples
+        token_ids = results[: 8 * rows].view(torch.int64)
+        statuses = results[8 * rows : 12 * rows].view(torch.int32)
+        sampling.draw(logits, views.samples, self._last_tokens, token_ids, statuses)
+
+
+@dataclass(slots=True, frozen=True)
+class _PackedStep:
+    model: DecoderSteps
+    shape: InputShape
+    num_splits: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.shape.num_bytes
+
+    @property
+    def num_rows(self) -> int:
+        return self.shape.num_samples
+
+    @property
+    def variant(self) -> Hashable:
+        return self.shape.drawn
+
+    def enqueue(self, inputs: Tensor, results: Tensor) -> None:
+        self.model.enqueue(self.shape, self.num_splits, inputs, results)
+
+
+def _no_batch() -> HostBatch:
+    ids, counts = np.empty(0, np.int64), np.empty(0, np.int32)
+    return HostBatch(
+        token_ids=ids,
+        query_start=np.zeros(1, np.int32),
+        context_lens=counts,
+        page_table=np.empty((0, 1), np.int32),
+        token_locations=ids,
+        positions=counts,
+        logit_rows=ids,
+        pending_rows=ids,
+        pending_slots=ids,
+    )
+
+
+def _no_rows() -> SampleRows:
+    floats, ids, keys = np.empty(0, np.float64), np.empty(0, np.int64), np.empty(0, np.uint64)
+    return SampleRows(ids, floats, ids, floats, keys, keys)

@@ -1,0 +1,98 @@
+"""Steps of decodes as graphs: captured once at each of a few sizes, then launched by one call.
+
+A decode of one token per sequence is hundreds of small kernels, which take the host longer to
+launch than the device to run. A graph of them has fixed shapes, so a step is padded to the next
+size there is one of. What padding writes goes to a page and a slot that nobody reads.
+
+Graphs are captured largest first, since all take their memory from one pool: smaller ones fit into
+what the largest one left. A size that wasn't captured at the start is when it is first needed: that
+step runs eagerly, which also compiles what isn't compiled, and is captured behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from aioserve.execution.gpu.device import Device, Graph
+from aioserve.ops import HostBatch
+
+__all__ = ["DecodeGraphs", "GraphKey", "default_graph_sizes", "is_decode"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+def default_graph_sizes(max_sequences: int) -> tuple[int, ...]:
+    """Sizes up to `max_sequences`, itself included: a step is padded by few rows.
+
+    1, 2, 4, then multiples of 8 up to 64, of 16 up to 256, of 64 up to 1,024, of 256 beyond.
+    """
+    sizes = [1, 2, 4]
+    for stride, end in ((8, 64), (16, 256), (64, 1024), (256, max_sequences)):
+        first = sizes[-1] // stride * stride + stride
+        sizes += range(first, end + 1, stride)
+    return (*[size for size in sizes if size < max_sequences], max_sequences)
+
+
+def is_decode(batch: HostBatch) -> bool:
+    """Whether each sequence has one token, and one row of logits behind it."""
+    size = len(batch.context_lens)
+    if len(batch.token_ids) != size or len(batch.logit_rows) != size:
+        return False
+    return bool(np.array_equal(batch.logit_rows, np.arange(size)))
+
+
+class GraphKey(NamedTuple):
+    """Which steps are one graph."""
+
+    size: int
+    """To how many sequences they are padded."""
+    variant: Hashable
+    """Of `PackedStep`."""
+
+
+class DecodeGraphs:
+    """Which steps run as graphs. For the thread that launches them."""
+
+    def __init__(self, device: Device, sizes: Sequence[int]) -> None:
+        """`sizes`: none of them runs every step eagerly. Raises ValueError for one below 1."""
+        self.sizes: tuple[int, ...] = tuple(sorted(set(sizes)))
+        if self.sizes and self.sizes[0] < 1:
+            raise ValueError(f"graph sizes must be at least 1, got {self.sizes[0]}")
+        self._device = device
+        self._graphs: dict[GraphKey, Graph | None] = {}
+        """None: it could not be captured."""
+
+    def size_for(self, batch: HostBatch) -> int | None:
+        """To what a step is padded; None for one that runs as it is."""
+        size = len(batch.context_lens)
+        if not self.sizes or size > self.sizes[-1] or not is_decode(batch):
+            return None
+        return self.sizes[bisect_left(self.sizes, size)]
+
+    def get(self, key: GraphKey) -> Graph | None:
+        """The graph of a size and variant, if there is one by now."""
+        return self._graphs.get(key)
+
+    def is_missing(self, key: GraphKey) -> bool:
+        """Whether nobody has tried to capture it."""
+        return key not in self._graphs
+
+    def capture(self, key: GraphKey, enqueue: Callable[[], None]) -> None:
+        """Make the graph of what `enqueue` launches, and has launched before. Steps that can't be
+        captured stay eager, and the log says so."""
+        try:
+            self._graphs[key] = self._device.capture(enqueue)
+        except Exception as error:
+            self._graphs[key] = None
+            logger.warning(
+                "%s: decodes of %d sequences run without a CUDA graph: it could not be captured: "
+                "%s",
+                self._device.name,
+                key.size,
+                self._device.meaning_of(error),
+            )

@@ -1,0 +1,142 @@
+"""How many KV pages a GPU has room for: what is left of it behind weights and the largest step.
+
+What a step takes besides KV is found by running the largest one, so that the pool can have the rest
+and nothing that comes later finds no room.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from aioserve.errors import ConfigError
+from aioserve.execution.batch import HostStep
+from aioserve.execution.gpu.decoder_steps import DecoderSteps
+from aioserve.execution.gpu.device import Device
+from aioserve.execution.gpu.step_model import RESULT_BYTES
+from aioserve.ops import HostBatch, SampleRows
+
+__all__ = ["MemoryCounts", "MemoryUse", "TorchMemory", "largest_step", "measure_step", "room_bytes"]
+
+
+class MemoryUse(NamedTuple):
+    """Of one device, in bytes."""
+
+    total: int
+    free: int
+    """What nobody has, other processes included."""
+    held: int
+    """By tensors of this process."""
+    peak: int
+    """The most that was held since `reset_peak`."""
+
+
+class MemoryCounts(Protocol):
+    """Tells how the memory of a device is used. Neither call is for a hot path."""
+
+    def reset_peak(self) -> None: ...
+
+    def use(self) -> MemoryUse: ...
+
+
+class TorchMemory:
+    """A CUDA device's, as torch counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def reset_peak(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def use(self) -> MemoryUse:
+        torch.cuda.synchronize(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_allocated(self._device)
+        return MemoryUse(total, free, held, torch.cuda.max_memory_allocated(self._device))
+
+
+def measure_step(
+    device: Device,
+    model: DecoderSteps,
+    memory: MemoryCounts,
+    *,
+    max_tokens: int,
+    max_sequences: int,
+) -> int:
+    """Bytes that the largest step takes beside weights, KV pages and its inputs. Runs it, on a
+    model whose first two pages nobody has, and so compiles kernels too."""
+    step = largest_step(max_tokens, max_sequences, model.max_model_len, model.page_size)
+    with device.within():
+        host = device.host_memory(model.max_input_bytes)
+        inputs = device.memory(model.max_input_bytes)
+        results = device.memory(RESULT_BYTES * model.max_rows)
+        stream = device.new_stream()
+        device.synchronize()
+        memory.reset_peak()
+        before = memory.use().held
+        with stream.current():
+            packed = model.pack(step, host, None)
+            stream.copy_to_device(inputs, host, packed.num_bytes)
+            packed.enqueue(inputs, results)
+        device.synchronize()
+        return memory.use().peak - before
+
+
+def room_bytes(use: MemoryUse, step_bytes: int, utilization: float) -> int:
+    """What KV pages may take. Raises `ConfigError` where nothing is left.
+
+    The share `utilization` of the device is for this process and all others together.
+    """
+    taken = use.total - use.free
+    room = int(use.total * utilization) - taken - step_bytes
+    if room <= 0:
+        raise ConfigError(
+            f"memory_utilization={utilization} of the device's {use.total} bytes leaves nothing "
+            f"for the KV cache: {taken} are taken, by weights and by other processes, and the "
+            f"largest step takes {step_bytes}; lower max_num_batched_tokens or max_num_seqs, or "
+            "raise memory_utilization",
+            argument="memory_utilization",
+            value=utilization,
+        )
+    return room
+
+
+def largest_step(
+    max_tokens: int, max_sequences: int, max_model_len: int, page_size: int
+) -> HostStep:
+    """As many tokens as there may be, of as many sequences, each with a row that is drawn: decodes
+    of the longest contexts, and prompts behind them. All of them share one page."""
+    counts = np.ones(min(max_sequences, max_tokens), np.int64)
+    left = max_tokens - len(counts)
+    for sequence in range(len(counts) - 1, -1, -1):
+        added = min(left, max_model_len - 1)
+        counts[sequence] += added
+        left -= added
+    contexts = np.where(counts == 1, max_model_len, counts)
+    ends = np.cumsum(counts)
+    tokens, rows = int(ends[-1]), len(counts)
+    positions = np.arange(tokens) - np.repeat(ends - contexts, counts)
+    width = -(-max_model_len // page_size)
+    batch = HostBatch(
+        token_ids=np.zeros(tokens, np.int64),
+        query_start=np.concatenate(([0], ends)).astype(np.int32),
+        context_lens=contexts.astype(np.int32),
+        page_table=np.zeros((rows, width), np.int32),
+        token_locations=positions % page_size,
+        positions=positions.astype(np.int32),
+        logit_rows=ends - 1,
+        pending_rows=np.empty(0, np.int64),
+        pending_slots=np.empty(0, np.int64),
+    )
+    samples = SampleRows(
+        slots=np.arange(rows),
+        temperatures=np.ones(rows),
+        top_ks=np.zeros(rows, np.int64),
+        top_ps=np.full(rows, 0.9),
+        seeds=np.zeros(rows, np.uint64),
+        positions=np.zeros(rows, np.uint64),
+    )
+    return HostStep(0, np.empty((0, 5), np.int32), batch, samples)

@@ -1,0 +1,260 @@
+"""The runner for a GPU: steps are launched by one thread and waited for by another.
+
+    loop          read 8 ─┐   commit 6   read 9 ─┐        commit 7
+    step thread           └─ pack, enqueue 8     └─ pack, enqueue 9
+    device        [      step 7      ][      step 8      ][      step 9   ...
+    wait thread                       └ results 7 ─ wake  └ results 8 ─ wake
+
+One thread could not do both: while it waits for step 7, step 8 could not be launched, and the
+device would stand still from the end of the one to the launch of the other.
+
+A step's inputs and results have a pinned block of their own, which is used again when the loop has
+heard of the step's end. So as many steps as there are blocks are on the device or on their way to
+it; others wait for a block. Sampled tokens stay on the device, where the next step finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+
+from aioserve.execution.answers import Answers, settle
+from aioserve.execution.batch import HostStep, PlanReader
+from aioserve.execution.gpu.device import Device
+from aioserve.execution.gpu.failures import (
+    HUNG_SECONDS,
+    HungDeviceError,
+    Watchdog,
+)
+from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
+from aioserve.execution.gpu.launching import Block, Launcher, StepInFlight
+from aioserve.execution.gpu.step_model import StepModel
+from aioserve.execution.gpu.waiting import HostSide, Threads
+from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.execution.runner import RunnerFailedError
+from aioserve.ops import SampleRows
+
+__all__ = ["CudaRunner"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+NUM_BLOCKS = 2
+"""Of pinned memory: one for the step that runs, one for the step behind it."""
+
+PADDING_STEP = -1
+"""The number of a step that is nothing but padding, in the log."""
+
+
+class CudaRunner:
+    """Drives a model on a device. Made on the event loop that will await its steps.
+
+    Decodes run as graphs of `graph_sizes`, captured by `capture_graphs` or when they are first
+    needed; with none every step runs eagerly. A step that is the oldest on the device for
+    `hung_seconds` ends the runner: a device that hangs can't be told from one that computes.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        model: StepModel,
+        *,
+        num_slots: int,
+        name: str,
+        graph_sizes: Sequence[int] = (),
+        host_side: HostSide | None = None,
+        hung_seconds: float = HUNG_SECONDS,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._device = device
+        self._reader = PlanReader(model.page_size, num_slots)
+        self._graphs = DecodeGraphs(device, graph_sizes)
+        self._variants = tuple(model.variants)
+        with device.within():
+            self._launcher = Launcher(device, model, self._graphs, loop.time)
+            self._free_blocks = deque(Block(device, model) for _ in range(NUM_BLOCKS))
+        self._queued: deque[tuple[HostStep, GraphKey | None, asyncio.Future[StepOutcome]]] = deque()
+        """Steps for which there is no block, and what one that is nothing but padding is for."""
+        self._in_flight: deque[StepInFlight] = deque()
+        self._futures: dict[StepInFlight, asyncio.Future[StepOutcome]] = {}
+        self._failure: RunnerFailedError | None = None
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
+        self._watchdog = Watchdog(loop, self._oldest, self._hung, hung_seconds=hung_seconds)
+        self._answers = Answers()
+        try:
+            self._start(host_side or Threads(), f"aioserve-{name}")
+        except RuntimeError:
+            self._answers.close()
+            raise
+
+    def _start(self, host_side: HostSide, name: str) -> None:
+        # In this order: an interpreter that exits ends the thread first that was started last.
+        self._waiting = host_side.start_waiting(
+            f"{name}-waits", self._launcher.main, self._answers, self._device.within
+        )
+        self._worker = host_side.start_worker(name, self._launcher.within)
+        self._worker.put(self._launcher.begin)
+
+    @property
+    def wake_delays_seconds(self) -> Sequence[float]:
+        return self._answers.wake_delays_seconds
+
+    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        """Its arrays are made here, while the step before is computed."""
+        future: asyncio.Future[StepOutcome] = self._answers.loop.create_future()
+        if self._failure is not None:
+            _fail(future, self._failure)
+            return future
+        try:
+            step = self._reader.read(plan)
+        except Exception as error:
+            future.set_exception(error)
+            return future
+        return self._launch(step, None, future)
+
+    async def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
+        """Capture graphs of every size now, largest first. `progress` is called on the loop with
+        how many are done, and how many there are.
+
+        Raises what a step of a size raises; one that only can't be captured stays eager.
+        """
+        sizes = self._graphs.sizes[::-1]
+        keys = [GraphKey(size, variant) for size in sizes for variant in self._variants]
+        for done, key in enumerate(keys):
+            progress(done, len(keys))
+            future: asyncio.Future[StepOutcome] = self._answers.loop.create_future()
+            await self._launch(_nothing(), key, future)
+        await self._passed_by_worker()
+        progress(len(keys), len(keys))
+
+    async def aclose(self) -> None:
+        await self._at_rest.wait()
+        self._watchdog.stop()
+        if isinstance(self._failure, HungDeviceError):
+            # They may never return from the driver.
+            self._worker.end()
+            self._waiting.end()
+        else:
+            await self._worker.aclose()
+            await self._waiting.aclose()
+        self._answers.close()
+
+    # -- on the loop
+
+    def _launch(
+        self, step: HostStep, padding: GraphKey | None, future: asyncio.Future[StepOutcome]
+    ) -> asyncio.Future[StepOutcome]:
+        self._queued.append((step, padding, future))
+        self._at_rest.clear()
+        self._start_queued()
+        return future
+
+    def _start_queued(self) -> None:
+        while self._queued and self._free_blocks:
+            step, padding, future = self._queued.popleft()
+            block = self._free_blocks.popleft()
+            flight = StepInFlight(
+                step,
+                block,
+                padding=padding,
+                locations_in_flight=self._locations_in_flight() if len(step.copies) else (),
+                device=self._device,
+                told=self._ended,
+                answers=self._answers,
+            )
+            self._in_flight.append(flight)
+            self._futures[flight] = future
+            if len(self._in_flight) == 1:
+                self._watchdog.progress()
+            self._worker.put(functools.partial(self._launcher.launch, flight, self._waiting))
+
+    def _locations_in_flight(self) -> list[np.ndarray]:
+        batches = [flight.step.batch for flight in self._in_flight]
+        return [batch.token_locations for batch in batches if batch is not None]
+
+    def _ended(self, flight: StepInFlight, result: StepOutcome | Exception) -> None:
+        future = self._futures.pop(flight, None)
+        if future is None:
+            return  # it was given up before
+        self._in_flight.remove(flight)
+        self._free_blocks.append(flight.block)
+        self._watchdog.progress()
+        if isinstance(result, RunnerFailedError):
+            self._fail(result)
+            _fail(future, result)
+        else:
+            settle(future, result)
+        self._start_queued()
+        if not self._in_flight:
+            self._at_rest.set()
+
+    def _fail(self, failure: RunnerFailedError) -> None:
+        """No step succeeds from here on."""
+        if self._failure is None:
+            self._failure = failure
+            logger.error("%s", failure)
+        for _, _, future in self._queued:
+            _fail(future, failure)
+        self._queued.clear()
+
+    def _oldest(self) -> StepInFlight | None:
+        return self._in_flight[0] if self._in_flight else None
+
+    def _hung(self, seconds: float) -> None:
+        oldest = self._in_flight[0]
+        self._answers.tell()
+        if not self._in_flight or self._in_flight[0] is not oldest:
+            return
+        now = self._answers.loop.time()
+        steps = "".join(f"\n  {_described(flight, now)}" for flight in self._in_flight)
+        steps += "".join(f"\n  step {step.step}, which waits" for step, _, _ in self._queued)
+        logger.error(
+            "%s: nothing has ended for %.1f s; in flight:%s", self._device.name, seconds, steps
+        )
+        hung = f"{self._device.name}: step {oldest.step.step} hasn't ended after {seconds:.1f} s"
+        failure = HungDeviceError(hung)
+        self._fail(failure)
+        self._in_flight.clear()
+        futures, self._futures = self._futures, {}
+        for future in futures.values():
+            _fail(future, failure)
+        self._at_rest.set()
+
+    async def _passed_by_worker(self) -> None:
+        """Until the step thread has done all that was put until now."""
+        passed = self._answers.loop.create_future()
+        answers = self._answers
+
+        def tell() -> None:
+            answers.put(functools.partial(settle, passed, None))
+            answers.wake()
+
+        self._worker.put(tell)
+        await passed
+
+
+def _nothing() -> HostStep:
+    """A step without copies and without tokens."""
+    floats, ids = np.empty(0, np.float64), np.empty(0, np.int64)
+    keys = np.empty(0, np.uint64)
+    samples = SampleRows(ids, floats, ids, floats, keys, keys)
+    return HostStep(PADDING_STEP, np.empty((0, 5), np.int32), None, samples)
+
+
+def _fail(future: asyncio.Future[StepOutcome], failure: RunnerFailedError) -> None:
+    """Whoever hears of the first step that fails so may not look at the others any more."""
+    settle(future, failure)
+    if not future.cancelled():
+        future.exception()
+
+
+def _described(flight: StepInFlight, now_seconds: float) -> str:
+    since = flight.enqueued_seconds
+    if since is None:
+        return f"{flight}, on its way to the device"
+    return f"{flight}, enqueued {now_seconds - since:.1f} s ago"

@@ -1,0 +1,128 @@
+"""What computes steps on a device, as the runner drives it: pack on the host, enqueue on a stream.
+
+    pinned block        pack(step)            the host writes, while the device may run other steps
+        │ copy_to_device
+    inputs              enqueue(...)          kernels read them, keys and values, slots' tokens
+        │
+    results             tokens, statuses      and each slot's last token stays in the model's memory
+        │ copy_to_host
+    pinned block        outcome(...)
+
+Nothing is read back in between: whatever decides a launch's shape is known to the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import InvariantError
+from aioserve.execution.batch import HostStep
+from aioserve.execution.gpu.device import DeviceMemory, HostMemory
+from aioserve.execution.plan import StepOutcome
+from aioserve.ops.draws import row_error
+
+__all__ = ["RESULT_BYTES", "PackedStep", "StepModel", "outcome_of"]
+
+RESULT_BYTES = 12
+"""Of a row: a token, int64, and a status, int32."""
+STATUSES: dict[int, str | None] = {
+    0: None,
+    1: row_error(math.nan),
+    2: row_error(math.inf),
+    3: row_error(-math.inf),
+}
+"""What a row's status says: nothing is wrong, or why no token could be drawn."""
+
+
+class PackedStep(Protocol):
+    """One step's inputs in a pinned block, and how to compute it once they are on the device."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the block, from its start on, that the device needs."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of results, padding included; those of the step come first."""
+        ...
+
+    @property
+    def variant(self) -> Hashable:
+        """Which kernels it launches, where that depends on more than its size. Of a padded step,
+        one of the model's `variants`."""
+        ...
+
+    def enqueue(self, inputs: DeviceMemory, results: DeviceMemory) -> None:
+        """Compute the step on the current stream, from `inputs` and the model's own memory.
+
+        `results` then begins with a token for each row, int64, and behind all of them a status for
+        each, int32. Nothing is allocated behind the launch that writes the slots' tokens, so that
+        a step for which memory was missing may be enqueued again. Where it is captured, a replay
+        computes what `inputs` hold by then, if that was padded to the same size and is of the same
+        variant.
+        """
+        ...
+
+
+class StepModel(Protocol):
+    """A model with its KV pages and its slots, in the memory of one device."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        ...
+
+    @property
+    def max_input_bytes(self) -> int:
+        """Of the largest step."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """Of the largest step, padding included."""
+        ...
+
+    def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> PackedStep:
+        """Write the inputs of a step with a batch. With `padded_to` it is one of decodes, with a
+        row each: it is made one of so many sequences, whose keys, values and tokens go to a page
+        and a slot that nobody reads."""
+        ...
+
+    @property
+    def variants(self) -> Sequence[Hashable]:
+        """Of padded steps: graphs of one size and different variants are different."""
+        ...
+
+    def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> PackedStep:
+        """Write the inputs of so many sequences, all of them padding, as for a step of a
+        variant."""
+        ...
+
+    def copy_pages(self, table: HostMemory, num_copies: int) -> None:
+        """Copy pages on the current stream, one copy after the other.
+
+        `table` begins with int32 `[num_copies, 5]`, as `Backend.copy_pages` takes them, and stays
+        as it is until they are done. Cache 0 is the device's, 1 the host's.
+        """
+        ...
+
+
+def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], num_rows: int) -> StepOutcome:
+    """What a step's results say. Raises `InvariantError` for a status that there isn't."""
+    rows = len(step.samples)
+    statuses = results[8 * num_rows : RESULT_BYTES * num_rows].view(np.int32)[:rows]
+    row_errors: dict[int, str] = {}
+    for row in np.flatnonzero(statuses).tolist():
+        status = int(statuses[row])
+        error = STATUSES.get(status)
+        if error is None:
+            raise InvariantError(f"step {step.step}: row {row} has the status {status}")
+        row_errors[row] = error
+    token_ids = results[: 8 * num_rows].view(np.int64)[:rows]
+    return StepOutcome(step=step.step, token_ids=tuple(token_ids.tolist()), row_errors=row_errors)

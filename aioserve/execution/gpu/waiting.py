@@ -1,0 +1,208 @@
+"""Ways to wait for the end of a step, and who does the host's part of one.
+
+    block      a thread sleeps in the event; the driver wakes it by an interrupt
+    spin       a thread asks for a while without pause, and then sleeps
+    callback   no thread: the driver calls a C function behind the step, which writes to a file that
+               the event loop watches
+
+All are behind `Waiting`, and all wait for steps in the order in which they were launched. Python in
+a callback of the driver would deadlock: it waits for the interpreter's lock with a lock of the
+driver held, which whoever has the interpreter's waits for.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+from aioserve import _native
+from aioserve.execution.answers import Answers
+from aioserve.execution.gpu.device import Event, Stream
+from aioserve.execution.worker_thread import WorkerThread
+
+__all__ = ["Expected", "HostSide", "Threads", "Waiting", "Way", "Worker"]
+
+Way = Literal["block", "spin", "callback"]
+Within = Callable[[], AbstractContextManager[object]]
+
+SPIN_SECONDS = 0.0005
+"""How long `spin` asks before it sleeps: a decode of a small model takes about that."""
+POLL_SECONDS = 0.25
+"""How often `callback` asks by itself: a device that has failed calls nobody."""
+
+
+class Expected(Protocol):
+    """A step that somebody waits for."""
+
+    @property
+    def event(self) -> Event: ...
+
+    def end(self, error: Exception | None) -> None:
+        """Called once, when the event is done, or with what it raised. Takes the results, and has
+        something for the loop."""
+        ...
+
+
+class Worker(Protocol):
+    """Makes calls in the order in which they were put."""
+
+    def put(self, item: Callable[[], None]) -> None:
+        """From any thread. The call raises nothing."""
+        ...
+
+    def end(self) -> None:
+        """End behind the last call, and let nobody wait for that."""
+        ...
+
+    async def aclose(self) -> None:
+        """Make the calls that were put, and end."""
+        ...
+
+
+class Waiting(Protocol):
+    """Ends steps when their events are done."""
+
+    def expect(self, step: Expected) -> None:
+        """Called behind the recording of the step's event, by one thread."""
+        ...
+
+    def end(self) -> None:
+        """End behind the last step, and let nobody wait for that."""
+        ...
+
+    async def aclose(self) -> None:
+        """Wait for the steps that are expected, and end."""
+        ...
+
+
+class HostSide(Protocol):
+    """Who does the host's part of steps."""
+
+    def start_worker(self, name: str, within: Within) -> Worker:
+        """One that makes its calls inside `within()`."""
+        ...
+
+    def start_waiting(self, name: str, stream: Stream, answers: Answers, within: Within) -> Waiting:
+        """For steps that end on `stream`. Called on the event loop of `answers`, which hears of
+        each end."""
+        ...
+
+
+class Threads:
+    """One thread that launches; one that waits, where the way needs one."""
+
+    def __init__(self, way: Way = "block", *, spin_seconds: float = SPIN_SECONDS) -> None:
+        self._way: Way = way
+        self._spin_seconds = spin_seconds
+
+    def start_worker(self, name: str, within: Within) -> Worker:
+        return WorkerThread(name, _call, within=within)
+
+    def start_waiting(self, name: str, stream: Stream, answers: Answers, within: Within) -> Waiting:
+        if self._way == "callback":
+            return HostCallback(stream, answers)
+        spin_seconds = self._spin_seconds if self._way == "spin" else 0.0
+        return WaitThread(name, answers, within, spin_seconds=spin_seconds)
+
+
+def _call(call: Callable[[], None]) -> None:
+    call()
+
+
+class WaitThread:
+    """A thread that waits for one step after the other, and wakes the loop once for each."""
+
+    def __init__(
+        self, name: str, answers: Answers, within: Within, *, spin_seconds: float = 0.0
+    ) -> None:
+        wait = functools.partial(_wait, answers, spin_seconds)
+        self._steps: WorkerThread[Expected] = WorkerThread(
+            name, wait, within=within, at_end=answers.close_soon
+        )
+
+    def expect(self, step: Expected) -> None:
+        self._steps.put(step)
+
+    def end(self) -> None:
+        self._steps.end()
+
+    async def aclose(self) -> None:
+        await self._steps.aclose()
+
+
+def _wait(answers: Answers, spin_seconds: float, step: Expected) -> None:
+    error = None
+    try:
+        if not (spin_seconds and step.event.spin(spin_seconds)):
+            step.event.synchronize()
+    except Exception as raised:
+        error = raised
+    step.end(error)
+    answers.wake()
+
+
+class HostCallback:
+    """The driver wakes the event loop itself, by a C function that writes to an eventfd.
+
+    That is a wake-up and no more: which steps are done, the events say. Must be made and closed on
+    the loop, which has to watch files.
+    """
+
+    def __init__(self, stream: Stream, answers: Answers) -> None:
+        self._stream = stream
+        self._answers = answers
+        self._loop = answers.loop
+        self._steps: deque[Expected] = deque()
+        self._file = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._loop.add_reader(self._file, self._read)
+        self._timer = self._loop.call_later(POLL_SECONDS, self._poll)
+        self._empty: list[Callable[[], None]] = []
+        self._open = True
+
+    def expect(self, step: Expected) -> None:
+        self._steps.append(step)
+        try:
+            self._stream.call_host(_native.eventfd_writer(), self._file)
+        except Exception:  # the device has failed: the step's event says how
+            os.eventfd_write(self._file, 1)
+
+    def end(self) -> None:
+        if self._open:
+            self._open = False
+            self._timer.cancel()
+            self._loop.remove_reader(self._file)
+            if not self._steps:  # else the driver may write to it yet, whatever its number is then
+                os.close(self._file)
+
+    async def aclose(self) -> None:
+        if self._steps:
+            emptied = self._loop.create_future()
+            self._empty.append(lambda: emptied.set_result(None))
+            await emptied
+        self.end()
+
+    def _read(self) -> None:
+        os.eventfd_read(self._file)
+        self._take_ended()
+
+    def _poll(self) -> None:
+        self._timer = self._loop.call_later(POLL_SECONDS, self._poll)
+        self._take_ended()
+
+    def _take_ended(self) -> None:
+        while self._steps:
+            error = None
+            try:
+                if not self._steps[0].event.is_done:
+                    break
+            except Exception as raised:
+                error = raised
+            self._steps.popleft().end(error)
+        self._answers.tell()
+        if not self._steps:
+            while self._empty:
+                self._empty.pop()()

@@ -1,0 +1,82 @@
+"""A thread that handles items one after the other, until it is ended or nobody holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import queue
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, TypeVar
+
+from aioserve.execution.daemon import start_daemon
+
+__all__ = ["WorkerThread"]
+
+Item = TypeVar("Item")
+
+EXIT_SECONDS = 30.0
+"""How long an interpreter that exits without closing the engine waits for what was put."""
+
+
+class WorkerThread(Generic[Item]):
+    """`handle(item)` for each item, in the order of `put`, all inside one `within()`, which is
+    entered on the thread; then `at_end()`, at the end of the thread.
+
+    `handle` raises nothing. It must not hold this object: the thread ends with the last reference.
+    Raises `RuntimeError` if no thread is to be had.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handle: Callable[[Item], None],
+        *,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+        at_end: Callable[[], None] = lambda: None,
+        items: queue.SimpleQueue[Any] | None = None,
+    ) -> None:
+        """`items`: the queue, for a `handle` that looks whether more are waiting. None is its
+        end."""
+        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue() if items is None else items
+        run = functools.partial(_run, self._items, handle, within, at_end)
+        # Not `self.end`: whoever ends threads at exit would hold this object until then.
+        end = functools.partial(self._items.put, None)
+        self._thread = start_daemon(name, run, end, exit_seconds=EXIT_SECONDS)
+
+    def __del__(self) -> None:
+        self.end()
+
+    def put(self, item: Item) -> None:
+        """From any thread."""
+        self._items.put(item)
+
+    def end(self) -> None:
+        """Let the thread end when it has handled what was put; from any thread, at once."""
+        self._items.put(None)
+
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        """Whether the thread has ended. Waits for that."""
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    async def aclose(self) -> None:
+        """Handle what was put, and end the thread."""
+        self.end()
+        while self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+
+def _run(
+    items: queue.SimpleQueue[Any],
+    handle: Callable[[Any], None],
+    within: Callable[[], AbstractContextManager[object]],
+    at_end: Callable[[], None],
+) -> None:
+    try:
+        with within():
+            while (item := items.get()) is not None:
+                handle(item)
+                del item
+    finally:
+        at_end()

@@ -1,0 +1,116 @@
+"""The host's part of a `FakeGpu` on a simulated loop: calls of the loop in the place of threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from aioserve.execution.answers import Answers
+from aioserve.execution.gpu.waiting import Expected, Within
+from aioserve.testing.fake_gpu import FakeGpu
+
+__all__ = ["SimulatedHost"]
+
+
+class SimulatedHost:
+    """No threads: calls are made on the loop, each after a random while."""
+
+    max_seconds: float = 0.0005
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+
+    def start_worker(self, name: str, within: Within) -> SimulatedWorker:
+        return SimulatedWorker(self._gpu, within, self.max_seconds)
+
+    def start_waiting(
+        self, name: str, stream: object, answers: Answers, within: Within
+    ) -> SimulatedWaiting:
+        worker = SimulatedWorker(self._gpu, within, self.max_seconds)
+        return SimulatedWaiting(self._gpu, answers, worker)
+
+
+class SimulatedWorker:
+    def __init__(self, gpu: FakeGpu, within: Within, max_seconds: float) -> None:
+        self._gpu = gpu
+        self._within = within
+        self._max_seconds = max_seconds
+        self._calls: deque[Callable[[], None]] = deque()
+        self._ended = False
+
+    def put(self, item: Callable[[], None]) -> None:
+        self._calls.append(item)
+        if len(self._calls) == 1:
+            self._set()
+
+    def end(self) -> None:
+        self._ended = True
+
+    async def aclose(self) -> None:
+        while self._calls:  # noqa: ASYNC110  (in virtual time)
+            await asyncio.sleep(self._max_seconds)
+        self._ended = True
+
+    def _set(self) -> None:
+        self._gpu.later(self._gpu.source.uniform(0.0, self._max_seconds), self._make)
+
+    def _make(self) -> None:
+        if self._ended:
+            return
+        with self._within():
+            self._calls[0]()
+        self._calls.popleft()
+        if self._calls:
+            self._set()
+
+
+class SimulatedWaiting:
+    """Hears of events, where a thread would sleep in them."""
+
+    def __init__(self, gpu: FakeGpu, answers: Answers, worker: SimulatedWorker) -> None:
+        self._gpu = gpu
+        self._answers = answers
+        self._worker = worker
+        self._steps: deque[Expected] = deque()
+        self._waits = False
+        gpu.on_failure.append(self._wake)
+
+    def expect(self, step: Expected) -> None:
+        self._steps.append(step)
+        if len(self._steps) == 1:
+            self._watch()
+
+    def end(self) -> None:
+        self._worker.end()
+
+    async def aclose(self) -> None:
+        while self._steps:  # noqa: ASYNC110  (in virtual time)
+            await asyncio.sleep(0.001)
+        await self._worker.aclose()
+
+    def _watch(self) -> None:
+        event: Any = self._steps[0].event
+        self._waits = True
+        if self._gpu.failure is not None or event.mark is None or event.mark.done:
+            self._wake()
+        else:
+            event.mark.when_done.append(self._wake)
+
+    def _wake(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._worker.put(self._end)
+
+    def _end(self) -> None:
+        step, error = self._steps[0], None
+        try:
+            step.event.synchronize()
+        except Exception as raised:
+            error = raised
+        self._steps.popleft()
+        step.end(error)
+        self._answers.wake()
+        if self._steps:
+            self._watch()

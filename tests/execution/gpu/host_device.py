@@ -1,0 +1,118 @@
+"""A device that is the host: torch on the CPU, and Triton's interpreter. All that is enqueued is
+done at once, so that every event is done when it is recorded.
+
+It drives the real model of steps through the real runner. Graphs are the calls that were captured.
+That nothing is done too early or too late is for `aioserve.testing.fake_gpu` to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from aioserve.execution.gpu.device import Event, HostMemory
+from aioserve.execution.gpu.memory import MemoryUse
+
+__all__ = ["HostCounts", "HostDevice"]
+
+
+@dataclass
+class HostBytes:
+    array: npt.NDArray[np.uint8]
+
+
+class HostEvent:
+    is_done = True
+
+    def synchronize(self) -> None:
+        pass
+
+    def spin(self, seconds: float) -> bool:
+        return True
+
+
+class HostStream:
+    def current(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def copy_to_device(self, target: torch.Tensor, source: HostMemory, num_bytes: int) -> None:
+        target[:num_bytes] = torch.from_numpy(source.array[:num_bytes])
+
+    def copy_to_host(self, target: HostMemory, source: torch.Tensor, num_bytes: int) -> None:
+        target.array[:num_bytes] = source[:num_bytes].numpy()
+
+    def record(self, event: Event) -> None:
+        pass
+
+    def wait(self, event: Event) -> None:
+        pass
+
+    def call_host(self, function: int, argument: int) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class HostGraph:
+    enqueue: Callable[[], None]
+    device: HostDevice
+
+    def replay(self) -> None:
+        self.device.replays += 1
+        self.enqueue()
+
+
+class HostDevice:
+    """Memory holds junk at first, as a device's does."""
+
+    name = "host"
+
+    def __init__(self) -> None:
+        self.captured = 0
+        self.replays = 0
+
+    def within(self) -> AbstractContextManager[object]:
+        return torch.inference_mode()
+
+    def new_stream(self) -> HostStream:
+        return HostStream()
+
+    def new_event(self) -> HostEvent:
+        return HostEvent()
+
+    def memory(self, num_bytes: int) -> torch.Tensor:
+        return torch.full((num_bytes,), 0xA5, dtype=torch.uint8)
+
+    def host_memory(self, num_bytes: int) -> HostBytes:
+        return HostBytes(np.full(num_bytes, 0x5A, np.uint8))
+
+    def capture(self, enqueue: Callable[[], None]) -> HostGraph:
+        self.captured += 1
+        return HostGraph(enqueue, self)
+
+    def synchronize(self) -> None:
+        pass
+
+    def free_cached_memory(self) -> None:
+        pass
+
+    def meaning_of(self, error: Exception) -> Exception:
+        return error
+
+
+class HostCounts:
+    """A device of `total` bytes, of which `taken` are, and whose largest step took `step`."""
+
+    def __init__(self, total: int, taken: int, step: int) -> None:
+        self._use = MemoryUse(total=total, free=total - taken, held=taken, peak=taken + step)
+        self.resets = 0
+
+    def reset_peak(self) -> None:
+        self.resets += 1
+
+    def use(self) -> MemoryUse:
+        return self._use

@@ -1,0 +1,145 @@
+"""Plans for a runner on a fake GPU, and runners for them, on a simulated loop or with threads."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from aioserve.execution.gpu.runner import CudaRunner
+from aioserve.execution.gpu.step_model import StepModel
+from aioserve.execution.plan import (
+    PENDING_TOKEN,
+    PageCopy,
+    SampleRow,
+    SlotStart,
+    StepPlan,
+    WorkItem,
+)
+from aioserve.request import SamplingParams
+from aioserve.testing.fake_gpu import FakeGpu
+from aioserve.testing.fake_gpu_model import FakeStepModel
+from aioserve.testing.simulated_host import SimulatedHost
+
+PAGE_SIZE = 4
+NUM_SLOTS = 8
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def step_model(gpu: FakeGpu, **sizes: int) -> FakeStepModel:
+    sizes = {"num_pages": 32, "num_host_pages": 8, **sizes}
+    return FakeStepModel(
+        gpu,
+        page_size=PAGE_SIZE,
+        num_slots=NUM_SLOTS,
+        max_tokens=64,
+        max_rows=NUM_SLOTS,
+        max_model_len=64,
+        **sizes,
+    )
+
+
+def simulated_runner(gpu: FakeGpu, model: StepModel | None = None, **options: Any) -> CudaRunner:
+    """Made on the simulated loop."""
+    return CudaRunner(
+        gpu,
+        model or step_model(gpu),
+        num_slots=NUM_SLOTS,
+        name="test",
+        host_side=SimulatedHost(gpu),
+        **options,
+    )
+
+
+def starts(*slots: int) -> tuple[SlotStart, ...]:
+    """Slots whose seeds are their numbers."""
+    return tuple(SlotStart(slot=slot, params=GREEDY, seed=slot) for slot in slots)
+
+
+def pages_of(slot: int) -> np.ndarray:
+    """Four pages that no other slot has."""
+    return np.arange(4 * slot, 4 * slot + 4, dtype=np.int32)
+
+
+def item(
+    slot: int,
+    start: int,
+    token_ids: Sequence[int],
+    *,
+    rows: Sequence[int] | None = None,
+    pages: Sequence[int] | np.ndarray | None = None,
+) -> WorkItem:
+    """Samples for `rows`, slots, from its last token; for its own where none are given."""
+    slots = [slot] if rows is None else rows
+    return WorkItem(
+        sequence_id=slot,
+        slot=slot,
+        start=start,
+        count=len(token_ids),
+        token_ids=token_ids,
+        page_ids=np.array(pages_of(slot) if pages is None else pages, np.int32),
+        rows=tuple(SampleRow(offset=len(token_ids) - 1, slot=each) for each in slots),
+    )
+
+
+def decode(slot: int, start: int, **options: Any) -> WorkItem:
+    return item(slot, start, [PENDING_TOKEN], **options)
+
+
+def plan(
+    step: int,
+    *items: WorkItem,
+    started: Sequence[int] = (),
+    copies: Sequence[PageCopy] = (),
+) -> StepPlan:
+    return StepPlan(step=step, items=items, started_slots=starts(*started), copies=tuple(copies))
+
+
+class DeviceThread:
+    """Makes calls after real time: what a fake GPU does where there is no simulated loop."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._changed = threading.Condition()
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="fake gpu", daemon=True)
+        self._thread.start()
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        with self._changed:
+            self._count += 1
+            heapq.heappush(self._calls, (time.monotonic() + seconds, self._count, call))
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._open = False
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._open and not (self._calls and self._calls[0][0] <= time.monotonic()):
+                    left = self._calls[0][0] - time.monotonic() if self._calls else None
+                    self._changed.wait(left)
+                if not self._open:
+                    return
+                call = heapq.heappop(self._calls)[2]
+            call()
+
+
+@contextmanager
+def threaded_gpu(**options: Any) -> Iterator[FakeGpu]:
+    """A fake GPU in real time, for runners with threads."""
+    thread = DeviceThread()
+    try:
+        yield FakeGpu(later=thread.later, **options)
+    finally:
+        thread.close()

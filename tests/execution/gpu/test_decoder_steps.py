@@ -1,0 +1,158 @@
+"""A whole engine over the runner for GPUs, a decoder's steps and Triton's kernels, interpreted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aioserve import ConfigError, Engine, SamplingParams
+from aioserve.config import EngineConfig
+from aioserve.execution.gpu.assembling import GpuAssembling, graph_sizes
+from aioserve.execution.gpu.memory import MemoryUse, largest_step, room_bytes
+from aioserve.execution.runner import LoadedModel, Text
+from aioserve.models.reading import WeightReading
+from aioserve.ops.gpu.backend import CudaBackend
+from tests.execution.gpu.host_device import HostCounts, HostDevice
+from tests.parity.tiny_models import write
+
+PROMPTS = [list(range(3, 11)), list(range(20, 28)), [7, 7, 8, 9, 9]]
+
+
+class OnHost:
+    """Loads a directory as an engine with a CUDA device would."""
+
+    def __init__(self, path: Path, memory: HostCounts | None = None) -> None:
+        self.path = path
+        self.device = HostDevice()
+        self.memory = memory or HostCounts(1 << 30, 1 << 20, 1 << 20)
+        self.captured: list[tuple[int, int]] = []
+
+    async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        assembling = GpuAssembling(self.device, CudaBackend("cpu"), self.memory)
+        with WeightReading(self.path, dtype=config.dtype, packed=False) as reading:
+            weights = reading.read()
+        return await assembling.loaded_model(
+            "tiny",
+            assembling.decoder_of(weights, config),
+            Text(None, None, "ids are enough"),
+            config,
+            num_slots=num_slots,
+            seconds={},
+            captured=lambda done, total: self.captured.append((done, total)),
+        )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3")
+    write("qwen3", path, dtype="float32")
+    return path
+
+
+async def answers(engine: Engine, *, drawn: bool, max_tokens: int = 3) -> list[list[int]]:
+    async def one(index: int, prompt: list[int]) -> list[int]:
+        temperature = 0.8 if drawn and index == 0 else 0.0
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, seed=5, ignore_eos=True
+        )
+        async with engine.stream(prompt, params) as stream:
+            return [token.id async for token in stream]
+
+    return await asyncio.gather(*[one(*entry) for entry in enumerate(PROMPTS)])
+
+
+OPTIONS: dict[str, Any] = {
+    "page_size": 4,
+    "num_pages": 40,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 10,
+    "max_model_len": 20,
+    "output_reserve_tokens": 0,
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"graph_sizes": (2,)},
+        {"graph_sizes": (1, 2), "capture_graphs": False},
+        {"graph_sizes": (), "num_pages": 5, "num_host_pages": 8, "preemption": "swap"},
+    ],
+    ids=["graphs", "lazily", "eager and swapped"],
+)
+async def test_an_engine_gives_the_tokens_of_the_reference(
+    tiny: Path, options: dict[str, Any]
+) -> None:
+    how = {
+        "drawn": options == {"graph_sizes": (2,)},
+        "max_tokens": 7 if "num_pages" in options else 3,
+    }
+    reference = Engine(tiny, backend="reference", dtype="float32", **OPTIONS)
+    async with reference:
+        expected = await answers(reference, **how)
+    source = OnHost(tiny)
+    engine = Engine(source, dtype="float32", **(OPTIONS | options))
+    async with engine:
+        assert await answers(engine, **how) == expected
+        stats = engine.stats()
+    sizes = options["graph_sizes"]
+    if options.get("capture_graphs", True):
+        total = 2 * len(sizes)
+        assert source.captured == [(done, total) for done in range(total + 1)]
+        assert source.device.captured == total
+    else:
+        assert source.device.captured > 0
+    assert (source.device.replays > 0) == bool(sizes)
+    if "num_host_pages" in options:
+        assert stats.preemptions_total > 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("pages", [60, 101])
+async def test_the_pool_has_what_the_largest_step_leaves(tiny: Path, pages: int) -> None:
+    probe = Engine(OnHost(tiny), dtype="float32", graph_sizes=(), **OPTIONS)
+    async with probe:
+        page_bytes = probe.dump()["model"]["kv_cache_bytes"] // (OPTIONS["num_pages"] + 1)
+
+    taken, step = 5000, 3000
+    total = 2 * (taken + step + (pages + 1) * page_bytes)  # one for padding
+    source = OnHost(tiny, HostCounts(total, taken, step))
+    options = OPTIONS | {"num_pages": None, "max_model_len": None, "memory_utilization": 0.5}
+    engine = Engine(source, dtype="float32", graph_sizes=(), **options)
+    async with engine:
+        assert engine.stats().pages_total == pages
+    assert source.memory.resets == 1
+
+
+def test_room_that_is_not_there_is_an_error_that_says_what_to_lower() -> None:
+    use = MemoryUse(total=1000, free=400, held=600, peak=700)
+    assert room_bytes(use, 100, 0.9) == 200
+    with pytest.raises(ConfigError, match=r"memory_utilization=0.6 .* 600 are taken.* takes 100"):
+        room_bytes(use, 100, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "length"), [(16, 4, 64), (300, 4, 64), (3, 8, 10), (40, 4, 16)]
+)
+def test_the_largest_step_has_all_tokens_and_rows_that_fit(
+    tokens: int, sequences: int, length: int
+) -> None:
+    step = largest_step(tokens, sequences, length, 4)
+    assert step.batch is not None
+    counts = step.batch.query_start[1:] - step.batch.query_start[:-1]
+    assert len(counts) == len(step.samples) == min(tokens, sequences)
+    assert counts.sum() == min(tokens, sequences * length)
+    assert (counts >= 1).all()
+    assert (counts <= step.batch.context_lens).all()
+    assert step.batch.max_context <= length
+    assert (step.batch.positions >= 0).all()
+    assert (step.batch.positions < length).all()
+
+
+def test_graph_sizes_are_those_given_or_a_ladder() -> None:
+    assert graph_sizes(EngineConfig(max_num_seqs=20)) == (1, 2, 4, 8, 16, 20)
+    assert graph_sizes(EngineConfig(graph_sizes=[8, 2])) == (8, 2)

@@ -1,0 +1,71 @@
+"""Whole engines whose runner drives a fake GPU: every token is right, whatever the device does.
+
+What breaks the order between streams, or between the host and a stream, shows here: as a violation
+that the fake GPU notes, or in the tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+
+from aioserve.testing import run_simulated
+from aioserve.testing.fake_gpu_model import FakeGpuModel
+from aioserve.testing.gpu_faults import GpuFault, GpuFaults
+from tests.execution.gpu.engines import MAX_MODEL_LEN, gpu_of, options_of, serve, silence
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_tokens_are_right_whatever_the_order_of_the_work(seed):
+    draw = random.Random(seed)
+    options = options_of(draw)
+    model = FakeGpuModel(
+        seed=seed,
+        max_model_len=MAX_MODEL_LEN,
+        op_seconds=draw.choice([0.0005, 0.01]),
+        graph_sizes=draw.choice([(), (1, 2, 4), (3, 12)]),
+        capture_at_start=draw.random() < 0.3,
+    )
+    witness, _ = run_simulated(partial(serve, model, draw, **options), seed=seed)
+    assert not gpu_of(model).violations
+    witness.check()
+    assert witness.ends.keys() <= {"length", "left", "cancelled"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_that_fail_cost_their_own_requests_alone(seed):
+    """Launches are refused, find no memory, or compute NaN, at random."""
+    draw = random.Random(seed)
+    kinds = (GpuFault.OUT_OF_MEMORY, GpuFault.RAISES, GpuFault.BAD_ROW)
+    model = FakeGpuModel(
+        seed=seed,
+        max_model_len=MAX_MODEL_LEN,
+        graph_sizes=draw.choice([(), (2, 8, 12)]),
+        faults=GpuFaults(rates=dict.fromkeys(kinds, 0.01)),
+    )
+    options = options_of(draw)
+    with silence():
+        witness, _ = run_simulated(partial(serve, model, draw, 60, **options), seed=seed)
+    assert not gpu_of(model).violations
+    assert not witness.wrong_tokens
+    assert not witness.wrong_ends
+    assert witness.num_open == 0
+    # PlantedError is expected by the witness.
+    assert all("OutOfDeviceMemoryError" in failed for failed in witness.failed_steps)
+    ends = {"length", "left", "cancelled", "StepError", "RequestFailedError"}
+    assert witness.ends.keys() <= ends
+    assert witness.ends["length"] > 10
+
+
+def test_the_same_seed_is_the_same_run():
+    def ends(seed: int) -> tuple[object, ...]:
+        draw = random.Random(3)
+        model = FakeGpuModel(seed=seed, max_model_len=MAX_MODEL_LEN, graph_sizes=(2, 8))
+        witness, engine = run_simulated(partial(serve, model, draw, **options_of(draw)), seed=3)
+        gpu = gpu_of(model)
+        return (witness.ends, engine.stats().steps_total, gpu.num_launches, gpu.num_replays)
+
+    assert ends(5) == ends(5)
+    assert ends(5) != ends(6)

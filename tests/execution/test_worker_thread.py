@@ -1,0 +1,96 @@
+"""A thread handles what is put, in order, and ends with its end or its last reference."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from aioserve.execution.answers import Answers, settle
+from aioserve.execution.worker_thread import WorkerThread
+
+
+def test_items_are_handled_in_order_inside_one_context_on_one_thread():
+    happened: list[tuple[object, int]] = []
+
+    @contextmanager
+    def within():
+        happened.append(("enter", threading.get_ident()))
+        yield
+        happened.append(("exit", threading.get_ident()))
+
+    def handle(item: int) -> None:
+        happened.append((item, threading.get_ident()))
+
+    def at_end() -> None:
+        happened.append(("end", threading.get_ident()))
+
+    worker: WorkerThread[int] = WorkerThread("test", handle, within=within, at_end=at_end)
+    for item in range(5):
+        worker.put(item)
+    asyncio.run(worker.aclose())
+    assert [what for what, _ in happened] == ["enter", 0, 1, 2, 3, 4, "exit", "end"]
+    assert len({ident for _, ident in happened} | {threading.get_ident()}) == 2
+
+
+def test_a_thread_that_nobody_holds_ends():
+    ended = threading.Event()
+    worker: WorkerThread[int] = WorkerThread("test", lambda item: None, at_end=ended.set)
+    worker.put(1)
+    del worker
+    gc.collect()
+    assert ended.wait(5)
+
+
+def test_end_waits_for_nobody():
+    goes_on = threading.Event()
+
+    def handle(item: int) -> None:
+        goes_on.wait(5)
+
+    worker: WorkerThread[int] = WorkerThread("test", handle)
+    worker.put(1)
+    began = time.monotonic()
+    worker.end()
+    assert time.monotonic() - began < 2
+    assert not worker.join(0.01)
+    goes_on.set()
+    assert worker.join(5)
+
+
+@pytest.mark.asyncio
+async def test_what_was_put_is_told_together_after_a_wake():
+    answers, told = Answers(), []
+
+    def put() -> None:
+        for number in range(3):
+            answers.put(lambda number=number: told.append((number, threading.get_ident())))
+
+    await asyncio.to_thread(put)
+    await asyncio.sleep(0.01)
+    assert told == []
+    assert len(answers) == 3
+    await asyncio.to_thread(answers.wake)
+    await asyncio.sleep(0.01)
+    assert told == [(number, threading.get_ident()) for number in range(3)]
+    assert len(answers.wake_delays_seconds) == 3
+    answers.put(lambda: told.append("late"))
+    answers.close()
+    assert told[-1] == "late"
+
+
+@pytest.mark.asyncio
+async def test_a_future_is_settled_once():
+    loop = asyncio.get_running_loop()
+    given, raising, cancelled = (loop.create_future() for _ in range(3))
+    cancelled.cancel()
+    for future, result in ((given, 1), (given, 2), (raising, ValueError("no")), (cancelled, 3)):
+        settle(future, result)
+    assert given.result() == 1
+    with pytest.raises(ValueError, match="no"):
+        raising.result()
+    assert cancelled.cancelled()
