@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -16,22 +18,34 @@ from aioserve.arguments import (
     name,
     number,
     optional,
+    plain_str,
+    sequence,
     shown,
 )
 from aioserve.errors import ConfigError
 from aioserve.request import MAX_SEED
 
-__all__ = ["Backend", "DType", "Device", "EngineConfig", "Preemption", "used_backend"]
+__all__ = [
+    "Backend",
+    "DType",
+    "Device",
+    "EngineConfig",
+    "Preemption",
+    "names_cpu_backend",
+    "used_backend",
+]
 
 Backend = Literal["auto", "native", "reference"]
-Device = Literal["auto", "cpu"]
-DType = Literal["auto", "float32", "bfloat16"]
+Device = str
+"""auto, cpu, cuda, or cuda:N."""
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "recompute", "swap"]
 
 MAX_SEQS = 65_536
 MAX_BATCHED_TOKENS = 1 << 20
 MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 7 * 24 * 3600.0
+MAX_GRAPH_SIZES = 1024
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -52,6 +66,15 @@ def used_backend(name: str = "auto") -> Literal["native", "reference"]:
     raise ConfigError(f"{source} must be one of {names}; got {shown(name)}")
 
 
+def names_cpu_backend(name: str) -> bool:
+    """Whether somebody asks for a backend, by the option or by AIOSERVE_OPS: all are for CPUs.
+
+    Raises as `used_backend`.
+    """
+    used_backend(name)
+    return name != "auto" or os.environ.get("AIOSERVE_OPS", "") not in ("", "auto")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine runs its model.
 
@@ -60,10 +83,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     device: Device = "auto"
-    """Where the model runs. "auto" is the CPU, the only device that this version drives."""
+    """Where the model runs: "cpu"; "cuda", an NVIDIA GPU, or "cuda:1", the second one. "auto" is
+    the first GPU that can be used, and the CPU where there is none or a `backend` is named."""
     backend: Backend = "auto"
-    """What computes it there: "native", C++ for CPUs; "reference", plain torch, to compare with.
-    "auto" is what the environment variable AIOSERVE_OPS names, and "native" where that is unset."""
+    """What computes it on a CPU: "native", C++; "reference", plain torch, to compare with. "auto"
+    is what the environment variable AIOSERVE_OPS names, and "native" where that is unset."""
     dtype: DType = "auto"
     """Of weights, activations and KV. "auto" is what the checkpoint says."""
     page_size: int = 16
@@ -108,6 +132,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_program: bool = True
     """Run the model's ops of a step by one call that holds no GIL, where the backend can record
     them: the native one can. False: op by op. The tokens are the same either way."""
+    graph_sizes: Sequence[int] | None = None
+    """On a GPU: numbers of sequences at which decodes are captured as CUDA graphs. A step runs as
+    the next larger one. None: a ladder up to `max_num_seqs`. None at all, `()`: no graphs."""
+    capture_graphs: bool = True
+    """Capture them while the engine is entered. False: each when it is first needed."""
     special_tokens_in_messages: bool = False
     """Take the name of a special token in the text of a message for the token, as most engines do.
     False: the chat template alone writes special tokens, and their names in messages are text."""
@@ -139,6 +168,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 value=1,
                 limit=2,
             )
+        if self.graph_sizes and max(self.graph_sizes) > self.max_num_seqs:
+            raise ConfigError(
+                f"graph_sizes must be at most max_num_seqs={self.max_num_seqs}, "
+                f"got {max(self.graph_sizes)}",
+                argument="graph_sizes",
+                value=self.graph_sizes,
+                limit=self.max_num_seqs,
+            )
         self._check_effects()
 
     def _check_effects(self) -> None:
@@ -153,6 +190,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                     value=value,
                 )
 
+        if self.device.startswith("cuda"):
+            refuse("backend", f"device={self.device!r}", "it names what computes on a CPU")
+        if self.device == "cpu" or self.backend != "auto":
+            for option in ("graph_sizes", "capture_graphs"):
+                refuse(option, "a model on the CPU", "leave it out, or choose a CUDA device")
+        if self.graph_sizes is not None and not self.graph_sizes:
+            refuse("capture_graphs", "graph_sizes=()", "there is nothing to capture")
         if self.num_pages is not None:
             refuse(
                 "memory_utilization",
@@ -173,8 +217,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
+def _device(value: object) -> str:
+    chosen = plain_str(value)
+    if chosen is not None and re.fullmatch(r"cuda:[0-9]{1,2}", chosen):
+        return chosen
+    return choice("auto", "cpu", "cuda")(value)
+
+
 _RULES: dict[str, Rule[Any]] = {
-    "device": choice(*get_args(Device)),
+    "device": _device,
     "backend": choice(*get_args(Backend)),
     "dtype": choice(*get_args(DType)),
     "page_size": choice(*PAGE_SIZES),
@@ -191,6 +242,8 @@ _RULES: dict[str, Rule[Any]] = {
     "output_reserve_tokens": integer(0, MAX_COUNT),
     "overlap": boolean,
     "step_program": boolean,
+    "graph_sizes": optional(sequence(integer(1, MAX_SEQS), MAX_GRAPH_SIZES)),
+    "capture_graphs": boolean,
     "special_tokens_in_messages": boolean,
     "seed": integer(0, MAX_SEED),
     "max_waiting": integer(1, MAX_COUNT),

@@ -29,6 +29,7 @@ def everything() -> dict[str, Facts]:
         "memory": _memory,
         "torch": _torch,
         "cupy": _cupy,
+        "triton": _triton,
         "gpu": _gpu,
         "policies": _policies,
         "model": _embedded_model,
@@ -101,7 +102,11 @@ def _gib(count: int) -> float:
 def _torch() -> Facts:
     import torch
 
-    return {"version": torch.__version__, "threads": torch.get_num_threads()}
+    return {
+        "version": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+    }
 
 
 def _cupy() -> Facts:
@@ -112,13 +117,24 @@ def _cupy() -> Facts:
     return {"installed": True, "version": cupy.__version__, "available": cupy.is_available()}
 
 
-def _gpu() -> Facts:
-    import torch
+def _triton() -> Facts:
+    if importlib.util.find_spec("triton") is None:
+        return {"installed": False}
+    return {"installed": True, "version": metadata.version("triton")}
 
-    if not torch.cuda.is_available():
-        return {"count": 0}
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"count": len(names), "names": names}
+
+def _gpu() -> Facts:
+    from aioserve.execution.cuda_driver import find_driver
+
+    driver = find_driver()
+    if driver is None:
+        return {"driver": "not installed", "cards": {}}
+    cards = {
+        f"cuda:{index} {card.name}": f"{_gib(card.memory_bytes)} GiB, "
+        f"compute capability {'.'.join(map(str, card.capability))}"
+        for index, card in enumerate(driver.cards)
+    }
+    return {"driver": f"CUDA {'.'.join(map(str, driver.cuda_version))}", "cards": cards}
 
 
 def _policies() -> Facts:

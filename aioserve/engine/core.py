@@ -39,7 +39,7 @@ from aioserve.errors import (
     StepError,
 )
 from aioserve.execution.plan import StepOutcome, StepPlan, check_outcome
-from aioserve.execution.runner import Runner
+from aioserve.execution.runner import Runner, RunnerFailedError
 from aioserve.plugins import Observers
 from aioserve.request import FinishReason
 from aioserve.scheduling.pipeline import StepPipeline
@@ -79,7 +79,8 @@ class CoreLoop:
         )
         self.times: HostTimes = HostTimes()
         self.failure: BaseException | None = None
-        """What ended the loop before `stop` was called: a bug, or a cancelled task."""
+        """What ended the loop before `stop` was called: a bug, a cancelled task, or a runner that
+        failed for good."""
         self._runner = runner
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -116,7 +117,7 @@ class CoreLoop:
         """Queue an encoded request; it enters the scheduler before the next step is planned."""
         if self._ended:
             self.table.end(request)
-            request.mailbox.finish(FinishReason.ERROR, self._why_ended())
+            request.mailbox.finish(FinishReason.ERROR, self.why_ended())
             return
         if self._idle.is_set():
             self._idle.clear()
@@ -124,13 +125,11 @@ class CoreLoop:
         self.table.queue(request)
         self._wake_up()
 
-    def _why_ended(self) -> AioserveError:
+    def why_ended(self) -> AioserveError:
+        """A new error for somebody whom the loop, which has ended, can't serve."""
         if self.failure is None:
             return EngineClosedError("the engine was closed", state="closed")
-        error = EngineFailedError("the engine failed; see its log")
-        if isinstance(self.failure, Exception):
-            error.with_cause(self.failure)
-        return error
+        return _failed(self.failure)
 
     async def wait_idle(self) -> None:
         """Until no encoded request is left and no step in flight."""
@@ -162,8 +161,7 @@ class CoreLoop:
             if running_loop() is not self._loop:
                 raise  # GeneratorExit: the loop has gone and the task is collected
             logger.exception("the core loop failed")
-            failed = EngineFailedError("the engine failed; see its log")
-            self._fail(error, failed.with_cause(error))
+            self._fail(error, _failed(error).with_cause(error))
         finally:
             self._ended = True
             if running_loop() is self._loop:
@@ -256,6 +254,8 @@ class CoreLoop:
             finally:
                 self._note_end()
             check_outcome(plan, outcome)  # here, where one that isn't fails its step alone
+        except RunnerFailedError:
+            raise  # no step will do better: the engine ends
         except Exception as error:
             failure = error
             logger.exception("step %d failed; its %d sequences end", plan.step, plan.num_sequences)
@@ -285,3 +285,12 @@ class CoreLoop:
         self.delivery.deliver(updates)
         times.commit_seconds += committed - began
         times.delivery_seconds += clock() - committed
+
+
+def _failed(failure: BaseException) -> EngineFailedError:
+    """What a reader is told of the end of the engine. A bug says nothing to it; that its device is
+    gone does."""
+    if isinstance(failure, RunnerFailedError):
+        return EngineFailedError(f"the engine failed: {failure}").with_cause(failure)
+    error = EngineFailedError("the engine failed; see its log")
+    return error.with_cause(failure) if isinstance(failure, Exception) else error

@@ -14,7 +14,7 @@ from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.event_loop import check_on
 from aioserve.engine.intake import Intake
-from aioserve.errors import ConfigError, EngineClosedError, EngineFailedError
+from aioserve.errors import ConfigError, EngineClosedError
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
@@ -95,7 +95,7 @@ class LiveEngine:
         """Raise unless this is the engine's loop and the core loop works."""
         check_on(self.loop, "the engine")
         if self.core.failure is not None:
-            raise EngineFailedError("the engine failed; see its log") from self.core.failure
+            raise self.core.why_ended() from self.core.failure
 
     async def wait_idle(self) -> None:
         """Until no request is left."""

@@ -5,18 +5,29 @@ Imports torch: `imports` does that off the event loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.process_memory import available_memory_bytes
-from aioserve.execution.runner import LoadedModel, ModelLimits, Text
+from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder
 from aioserve.models.reading import ReadWeights
 from aioserve.ops import KVCache, backend_named, bytes_per_page
 
-__all__ = ["decoder_of", "loaded_model"]
+__all__ = [
+    "Kept",
+    "decoder_of",
+    "described",
+    "loaded_model",
+    "page_bytes",
+    "sizes",
+    "wanted_model_len",
+]
 
 
 def decoder_of(weights: ReadWeights, config: EngineConfig) -> Decoder:
@@ -25,7 +36,7 @@ def decoder_of(weights: ReadWeights, config: EngineConfig) -> Decoder:
     return make_decoder(weights, backend, use_program=config.step_program)
 
 
-def loaded_model(
+async def loaded_model(
     name: str,
     decoder: Decoder,
     text: Text,
@@ -38,7 +49,7 @@ def loaded_model(
 
     Raises `ConfigError` for options that the model, or this machine, can't meet.
     """
-    max_model_len, num_pages = _size(decoder, config)
+    max_model_len, num_pages = sizes(decoder, config, lambda: _room_bytes(decoder, config))
     cache = _reserve(decoder, "num_pages", num_pages, config.page_size)
     host_cache = None
     if config.num_host_pages:
@@ -50,13 +61,40 @@ def loaded_model(
         num_slots=num_slots,
         name=name.rsplit("/", 1)[-1],
     )
+    kept = Kept(num_pages, cache, host_cache)
+    return described(
+        name, decoder, runner, text, kept, max_model_len=max_model_len, seconds=seconds
+    )
+
+
+class Kept(NamedTuple):
+    """KV pages of a model."""
+
+    num_pages: int
+    """That requests may have."""
+    cache: KVCache
+    host_cache: KVCache | None
+
+
+def described(
+    name: str,
+    decoder: Decoder,
+    runner: Runner,
+    text: Text,
+    kept: Kept,
+    *,
+    max_model_len: int,
+    seconds: dict[str, float],
+) -> LoadedModel:
+    """A model that is ready on some device, with what the engine wants to know of it."""
+    host_cache = kept.host_cache
     return LoadedModel(
         name=name,
         runner=runner,
         limits=ModelLimits(
             vocab_size=decoder.config.vocab_size,
             max_model_len=max_model_len,
-            num_pages=num_pages,
+            num_pages=kept.num_pages,
             eos_token_ids=frozenset(decoder.config.eos_token_ids),
         ),
         defaults=decoder.config.generation.sampling_params(),
@@ -65,9 +103,10 @@ def loaded_model(
         description={
             "architecture": decoder.config.architecture,
             "backend": decoder.backend.name,
+            "device": str(decoder.backend.device),
             "step_program": decoder.program is not None,
             "dtype": str(decoder.dtype).removeprefix("torch."),
-            "kv_cache_bytes": cache.storage.nbytes,
+            "kv_cache_bytes": kept.cache.storage.nbytes,
             "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
             "loading_seconds": dict(seconds),
         },
@@ -84,31 +123,37 @@ def _reserve(decoder: Decoder, option: str, num_pages: int, page_size: int) -> K
         ) from error
 
 
-def _size(decoder: Decoder, config: EngineConfig) -> tuple[int, int]:
-    """`max_model_len` and the number of pages that go together."""
+def wanted_model_len(decoder: Decoder, config: EngineConfig) -> int:
+    """What is asked for, or all that the model has. Raises `ConfigError` for more than that."""
+    limit = decoder.config.max_position_embeddings
+    wanted = config.max_model_len or limit
+    if wanted > limit:
+        raise ConfigError(f"max_model_len must be at most the model's {limit}, got {wanted}")
+    return wanted
+
+
+def page_bytes(decoder: Decoder, page_size: int) -> int:
+    """Of a KV page, over all layers."""
     model = decoder.config
+    return bytes_per_page(
+        model.num_layers, page_size, model.num_kv_heads, model.head_dim, decoder.dtype
+    )
+
+
+def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int]) -> tuple[int, int]:
+    """`max_model_len` and the number of pages that go together. `room_bytes` says what the KV cache
+    may take, where the number of its pages isn't given."""
     page_size = config.page_size
-    wanted_len = config.max_model_len or model.max_position_embeddings
-    if wanted_len > model.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len must be at most the model's {model.max_position_embeddings}, "
-            f"got {wanted_len}"
-        )
+    wanted_len = wanted_model_len(decoder, config)
     num_pages = config.num_pages
     if num_pages is None:
-        page_bytes = bytes_per_page(
-            model.num_layers, page_size, model.num_kv_heads, model.head_dim, decoder.dtype
-        )
-        # Host pages are memory of this machine as well.
-        budget = int(available_memory_bytes() * config.memory_utilization)
-        budget -= config.num_host_pages * page_bytes
-        usable = config.max_num_seqs * pages_for(wanted_len, page_size)
-        num_pages = min(usable, budget // page_bytes)
+        one, room = page_bytes(decoder, page_size), room_bytes()
+        num_pages = min(config.max_num_seqs * pages_for(wanted_len, page_size), room // one)
         if num_pages < 1:
             raise ConfigError(
                 f"memory_utilization={config.memory_utilization} and "
-                f"num_host_pages={config.num_host_pages} leave {max(budget, 0)} bytes for "
-                f"the KV cache, and one page takes {page_bytes}"
+                f"num_host_pages={config.num_host_pages} leave {max(room, 0)} bytes for "
+                f"the KV cache, and one page takes {one}"
             )
     holds = capacity_tokens(num_pages, page_size)
     if config.max_model_len is not None and holds < wanted_len:
@@ -117,3 +162,9 @@ def _size(decoder: Decoder, config: EngineConfig) -> tuple[int, int]:
             f"{page_size} tokens hold {holds}"
         )
     return min(wanted_len, holds), num_pages
+
+
+def _room_bytes(decoder: Decoder, config: EngineConfig) -> int:
+    """Host pages are memory of this machine as well."""
+    budget = int(available_memory_bytes() * config.memory_utilization)
+    return budget - config.num_host_pages * page_bytes(decoder, config.page_size)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["import_assembling", "map_torch"]
+__all__ = ["import_without_collecting", "map_torch"]
 
 _SHARED_LIBRARIES = (
     ("libtorch_global_deps.so", ctypes.RTLD_GLOBAL | os.RTLD_LAZY),
@@ -44,8 +44,8 @@ def map_torch() -> None:
         dlopen(os.fsencode(Path(spec.origin).parent / "lib" / name), flags)
 
 
-def import_assembling() -> ModuleType:
-    """`aioserve.execution.assembling`; call it in a thread, since it imports torch.
+def import_without_collecting(name: str) -> ModuleType:
+    """A module that imports torch; call it in a thread.
 
     Most of that is Python code, during which other threads run. The collector of garbage doesn't:
     it would take a fifth of the import, hold the lock for longer at a time than anything else
@@ -54,7 +54,7 @@ def import_assembling() -> ModuleType:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return importlib.import_module("aioserve.execution.assembling")
+        return importlib.import_module(name)
     finally:
         if collects:
             gc.enable()

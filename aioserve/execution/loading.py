@@ -11,12 +11,13 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aioserve import _native
 from aioserve.config import EngineConfig, used_backend
 from aioserve.errors import ConfigError
-from aioserve.execution.imports import import_assembling, map_torch
+from aioserve.execution.devices import chosen_device
+from aioserve.execution.imports import import_without_collecting, map_torch
 from aioserve.execution.process_memory import total_memory_bytes
 from aioserve.execution.runner import LoadedModel, Text
 from aioserve.models.reading import ReadWeights, ReportBytes, WeightReading
@@ -48,6 +49,7 @@ class _Loader:
         self.model = model
         self.config = config
         self.progress = progress
+        self.device = "cpu"
         self.seconds: dict[str, float] = {}
         """What each part took, by the clock; parts run at the same time."""
         self._reading: WeightReading | None = None
@@ -76,15 +78,22 @@ class _Loader:
     ) -> LoadedModel:
         await self._begin("imports", map_torch)
         text = self._begin("tokenizer", lambda: self._read_text(path))
-        importing = self._begin("imports", import_assembling)
+        importing = self._begin("imports", self._import)
         # All end before an error is raised: nothing of a loading that failed runs on.
         parts = (text, asyncio.shield(weights), importing)
         await asyncio.gather(*parts, return_exceptions=True)
         described, read, assembling = text.result(), weights.result(), importing.result()
         decoder = await self._begin("decoder", lambda: assembling.decoder_of(read, self.config))
-        return assembling.loaded_model(
+        return await assembling.loaded_model(
             self.model, decoder, described, self.config, num_slots=num_slots, seconds=self.seconds
         )
+
+    def _import(self) -> Any:
+        """What makes the model of what was read."""
+        if self.device == "cpu":
+            return import_without_collecting("aioserve.execution.assembling")
+        gpu = import_without_collecting("aioserve.execution.gpu.assembling")
+        return gpu.GpuAssembling.open(self.device)
 
     def _begin(self, part: str, work: Callable[[], T]) -> asyncio.Future[T]:
         """`work` in a thread, timed."""
@@ -102,14 +111,16 @@ class _Loader:
             _native.cpu_info()  # reads AIOSERVE_ISA and AIOSERVE_NUM_THREADS
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        used_backend(self.config.backend)
+        self.device = chosen_device(self.config)
+        if self.device == "cpu":
+            used_backend(self.config.backend)
         return resolve(self.model)
 
     def _read_weights(self, path: Path) -> ReadWeights:
         reading = WeightReading(
             path,
             dtype=self.config.dtype,
-            packed=used_backend(self.config.backend) == "native",
+            packed=self.device == "cpu" and used_backend(self.config.backend) == "native",
             max_model_len=self.config.max_model_len,
             memory_bytes=total_memory_bytes(),
         )

@@ -22,6 +22,8 @@ def test_doctor_prints_json_for_programs(aioserve: Run) -> None:
     assert found["torch"]["version"]
     assert "fcfs" in found["policies"]["found"]
     assert found["memory"]["available_gib"] > 0
+    assert found["gpu"]["driver"]
+    assert "installed" in found["triton"]
     assert not [name for name, facts in found.items() if "error" in facts]
 
 
