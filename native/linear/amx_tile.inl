@@ -3,7 +3,9 @@
 // where there are more than 16 rows.
 //
 // Of 32 inputs at a time, the sum of the products is added to the output's sum: the same
-// instructions for any number of rows.
+// instructions for any number of rows. The tiles multiply twice as fast as the second cache gives
+// them operands. So a block of two tiles of rows passes a few panels a *part* of their inputs at a
+// time, which stays in the first cache, while the sums of the other panels wait in memory.
 
 #include "linear/tile.h"
 #include "simd/common.inl"
@@ -13,13 +15,16 @@ namespace {
 
 constexpr int kSteps = kTileRows;  // in a tile of B
 constexpr int kColumns = kTileRowBytes / kStepBytes;
-constexpr int kPrefetchBytes = 4096;
+constexpr int kPanelChunkBytes = kSteps * kStepPanelBytes;
+constexpr int kTileFloats = kTileBytes / 4;
+constexpr int kPartChunks = 8;
+constexpr int kChunksAhead = 2;  // of what is fetched
 
 // Registers: c0 c1 for the first 16 rows, c2 c3 for the others.
 enum { c0, c1, c2, c3, a0, a1, b0, b1 };
 
 __attribute__((always_inline)) inline void prefetch_quarter(const char* chunk, int quarter) {
-    constexpr int kQuarterBytes = kSteps * kStepPanelBytes / 4;
+    constexpr int kQuarterBytes = kPanelChunkBytes / 4;
 #pragma GCC unroll 8
     for (int line = 0; line < kQuarterBytes; line += 64)
         __builtin_prefetch(chunk + quarter * kQuarterBytes + line);
@@ -44,19 +49,70 @@ __attribute__((always_inline)) inline void multiply_chunk(Tiles& tiles, const ch
     if constexpr (ROW_TILES == 2) tiles.multiply_add<c3, a1, b1>();
 }
 
-// `columns` of one row from `sums`, of which `kColumns` follow each other.
-inline void store_columns(const Tile& t, const float* sums, int row, int first) {
-    for (int i = 0; i < kColumns; i += Vec::kWidth) {
-        const int column = first + i;
-        if (column >= t.columns) return;
-        Vec sum = Vec::load(sums + i);
-        if (t.bias) sum = sum + Vec::load(t.bias + column);
-        char* y = t.y + row * t.y_row_bytes;
-        const int columns = t.columns - column;
-        if (t.y_is_float32)
-            store_some(sum, reinterpret_cast<float*>(y) + column, columns);
-        else
-            store_rounded(sum, reinterpret_cast<bf16*>(y) + column, columns);
+// The sums of a panel: those of the first 16 rows and columns, of the next 16 columns, and so on.
+template <int ROW_TILES>
+struct Sums {
+    alignas(64) float tiles[2 * ROW_TILES][kTileFloats];
+
+    const float* of(int row, int half) const {
+        return tiles[row / kTileRows * 2 + half] + row % kTileRows * kColumns;
+    }
+    void load(Tiles& to) const {
+        to.load<c0>(tiles[0], kTileRowBytes);
+        to.load<c1>(tiles[1], kTileRowBytes);
+        if constexpr (ROW_TILES == 2) {
+            to.load<c2>(tiles[2], kTileRowBytes);
+            to.load<c3>(tiles[3], kTileRowBytes);
+        }
+    }
+    void store(const Tiles& from) {
+        from.store<c0>(tiles[0], kTileRowBytes);
+        from.store<c1>(tiles[1], kTileRowBytes);
+        if constexpr (ROW_TILES == 2) {
+            from.store<c2>(tiles[2], kTileRowBytes);
+            from.store<c3>(tiles[3], kTileRowBytes);
+        }
+    }
+};
+
+template <int ROW_TILES>
+inline void start(Tiles& tiles) {
+    tiles.zero<c0>();
+    tiles.zero<c1>();
+    if constexpr (ROW_TILES == 2) {
+        tiles.zero<c2>();
+        tiles.zero<c3>();
+    }
+}
+
+// Some columns of all rows, as T: 32 or, from `first` on, as many as there are.
+template <class T, bool kWhole, int ROW_TILES>
+inline void write(const Tile& t, const Sums<ROW_TILES>& sums, int first) {
+    const int columns = kWhole ? kPanelColumns : t.columns - first;
+    const float* bias = t.bias ? t.bias + first : nullptr;
+    char* to = t.y + first * static_cast<std::ptrdiff_t>(sizeof(T));
+    for (int row = 0; row < t.rows; ++row, to += t.y_row_bytes) {
+        T* y = reinterpret_cast<T*>(to);
+#pragma GCC unroll 2
+        for (int i = 0; i < columns; i += Vec::kWidth) {
+            Vec sum = Vec::load(sums.of(row, i / kColumns) + i % kColumns);
+            if (bias) sum = sum + Vec::load(bias + i);
+            if constexpr (sizeof(T) == sizeof(float)) {
+                store_some(sum, y + i, columns - i);
+            } else {
+                store_rounded(sum, y + i, columns - i);
+            }
+        }
+    }
+}
+
+template <int ROW_TILES>
+inline void write(const Tile& t, const Sums<ROW_TILES>& sums, int first) {
+    const bool whole = t.columns - first >= kPanelColumns;
+    if (t.y_is_float32) {
+        whole ? write<float, true>(t, sums, first) : write<float, false>(t, sums, first);
+    } else {
+        whole ? write<bf16, true>(t, sums, first) : write<bf16, false>(t, sums, first);
     }
 }
 
@@ -65,34 +121,42 @@ template <int ROW_TILES>
 __attribute__((always_inline)) inline void run(const Tile& t, std::ptrdiff_t x_row_bytes,
                                                std::ptrdiff_t x_chunk_bytes) {
     Tiles tiles;
-    tiles.zero<c0>();
-    tiles.zero<c1>();
-    if constexpr (ROW_TILES == 2) {
-        tiles.zero<c2>();
-        tiles.zero<c3>();
-    }
-    const char* x = t.x;
-    const char* panel = t.panel;
-    int left = t.steps;
-    for (; left >= kSteps; left -= kSteps, x += x_chunk_bytes, panel += kSteps * kStepPanelBytes)
-        multiply_chunk<ROW_TILES>(tiles, x, x_row_bytes, panel, panel + kPrefetchBytes);
-    if (left > 0) {  // x ends in zeros; the panel does not
-        alignas(64) char last[kSteps * kStepPanelBytes] = {};
-        __builtin_memcpy(last, panel, left * kStepPanelBytes);
-        multiply_chunk<ROW_TILES>(tiles, x, x_row_bytes, last, panel + kPrefetchBytes);
-    }
-
-    alignas(64) float sums[ROW_TILES * kTileRows][kPanelColumns];
-    constexpr std::ptrdiff_t kSumsRowBytes = sizeof(sums[0]);
-    tiles.store<c0>(&sums[0][0], kSumsRowBytes);
-    tiles.store<c1>(&sums[0][kColumns], kSumsRowBytes);
-    if constexpr (ROW_TILES == 2) {
-        tiles.store<c2>(&sums[kTileRows][0], kSumsRowBytes);
-        tiles.store<c3>(&sums[kTileRows][kColumns], kSumsRowBytes);
-    }
-    for (int row = 0; row < t.rows; ++row) {
-        store_columns(t, sums[row], row, 0);
-        store_columns(t, sums[row] + kColumns, row, kColumns);
+    Sums<ROW_TILES> sums[kMaxPanels];
+    const int whole = t.steps / kSteps, last_steps = t.steps % kSteps;
+    const int chunks = whole + (last_steps > 0);
+    const std::ptrdiff_t panel_bytes = t.steps * std::ptrdiff_t{kStepPanelBytes};
+    const int part = ROW_TILES == 2 ? kPartChunks : chunks;
+    for (int begin = 0; begin < chunks; begin += part) {
+        const int end = begin + part < chunks ? begin + part : chunks;
+        const int end_whole = end < whole ? end : whole;
+        for (int p = 0; p < t.panels; ++p) {
+            const char* panel = t.panel + p * panel_bytes;
+            // Behind this part: the same of the next panel, or the next part of the first one.
+            const char* behind = p + 1 < t.panels ? panel + panel_bytes + begin * kPanelChunkBytes
+                                                  : t.panel + end * kPanelChunkBytes;
+            const auto ahead = [&](int chunk) {
+                const int later = chunk + kChunksAhead;
+                return later < end ? panel + later * kPanelChunkBytes
+                                   : behind + (later - end) * kPanelChunkBytes;
+            };
+            if (begin == 0) {
+                start<ROW_TILES>(tiles);
+            } else {
+                sums[p].load(tiles);
+            }
+            for (int i = begin; i < end_whole; ++i)
+                multiply_chunk<ROW_TILES>(tiles, t.x + i * x_chunk_bytes, x_row_bytes,
+                                          panel + i * kPanelChunkBytes, ahead(i));
+            if (end > whole) {  // x ends in zeros; the panel does not
+                alignas(64) char last[kPanelChunkBytes] = {};
+                __builtin_memcpy(last, panel + whole * kPanelChunkBytes,
+                                 last_steps * kStepPanelBytes);
+                multiply_chunk<ROW_TILES>(tiles, t.x + whole * x_chunk_bytes, x_row_bytes, last,
+                                          ahead(whole));
+            }
+            sums[p].store(tiles);
+            if (end == chunks) write(t, sums[p], p * kPanelColumns);
+        }
     }
 }
 
@@ -116,7 +180,10 @@ inline void pack_row(const char* row, std::size_t num_bytes, char* to, int rows_
 
 constexpr TileSet amx_tiles() {
     TileSet set{.max_rows = 2 * kTileRows,
+                .max_panels = kMaxPanels,
                 .row_unit = kTileRows,
+                .pass_bytes = 384 * 1024,
+                .min_pass_rows = 256,
                 .packed_step_bytes = kStepBytes,
                 .plain_unit_bytes = kChunkBytes,
                 .pack_row = pack_row,

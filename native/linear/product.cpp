@@ -10,11 +10,10 @@
 namespace aioserve::linear {
 namespace {
 
-// What one pass over the panels keeps at hand in the L2 cache: packed rows of x, half as much where
-// they are widened, and panels.
-constexpr std::size_t kRowCacheBytes = 1024 * 1024;
+// Panels that a task's blocks of rows find in the second cache, beside a pass's rows.
 constexpr std::size_t kPanelCacheBytes = 256 * 1024;
-constexpr int64_t kMaxPanelsPerTask = 4;
+constexpr int64_t kMaxPanelsPerTask = kMaxPanels;
+constexpr std::ptrdiff_t kOutputsRowBytes = kMaxPanels * kPanelColumns * sizeof(float);
 
 // One thread's estimate, to see whether waking another pays.
 constexpr double kBytesPerNanosecond = 40;
@@ -112,9 +111,9 @@ std::size_t PackedWeight::packed_row_bytes(const TileSet& tiles) const {
 }
 
 int64_t PackedWeight::most_rows_of_a_pass(const TileSet& tiles) const {
-    const std::size_t bytes = kRowCacheBytes * kStepBytes / tiles.packed_step_bytes;
+    const auto bytes = static_cast<std::size_t>(tiles.pass_bytes);
     const auto fitting = static_cast<int64_t>(bytes / packed_row_bytes(tiles));
-    return std::max<int64_t>(1, fitting / tiles.max_rows) * tiles.max_rows;
+    return std::max<int64_t>(tiles.min_pass_rows, fitting / tiles.max_rows * tiles.max_rows);
 }
 
 std::size_t PackedWeight::packed_bytes(int64_t rows) const {
@@ -184,7 +183,7 @@ void PackedWeight::append_argmax(Phases& phases, const RowSource& x, int64_t row
                                  char* partial, float* largest, int64_t* columns) const {
     for_each_pass(rows, x, packed, [&](const TileSet& tiles, Pass& pass) {
         pass.best = reinterpret_cast<Best*>(partial);
-        pass.y_row_bytes = kPanelColumns * sizeof(float);
+        pass.y_row_bytes = kOutputsRowBytes;
         pass.y_is_float32 = true;
         if (!pass.is_plain) append_packing(phases, tiles, x, pass, packed);
         append_product(phases, tiles, pass);
@@ -283,7 +282,7 @@ void PackedWeight::append_product(Phases& phases, const TileSet& tiles, const Pa
 
 void PackedWeight::multiply_block(const TileSet& tiles, const Pass& pass, int64_t block,
                                   int64_t group, const Split& split) const {
-    alignas(64) float outputs[kMaxRows][kPanelColumns];
+    alignas(64) float outputs[kMaxRows][kMaxPanels * kPanelColumns];
     Best best[kMaxRows];
     const int64_t top = pass.first_of(block);
     Tile tile;
@@ -295,11 +294,13 @@ void PackedWeight::multiply_block(const TileSet& tiles, const Pass& pass, int64_
     const TileFunction multiply = pass.is_plain ? tiles.plain : tiles.functions[tile.rows - 1];
     const int64_t first_panel = group * split.panels;
     const int64_t end_panel = std::min(first_panel + split.panels, num_panels_);
-    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+    for (int64_t panel = first_panel; panel < end_panel; panel += tile.panels) {
+        tile.panels = static_cast<int>(std::min<int64_t>(tiles.max_panels, end_panel - panel));
         const int64_t column = panel * kPanelColumns;
         tile.panel = panels_.get() + static_cast<std::size_t>(panel) * panel_bytes_;
         tile.bias = bias_.empty() ? nullptr : bias_.data() + column;
-        tile.columns = static_cast<int>(std::min<int64_t>(kPanelColumns, out_features_ - column));
+        tile.columns = static_cast<int>(
+            std::min<int64_t>(tile.panels * kPanelColumns, out_features_ - column));
         const std::ptrdiff_t from_y = top * pass.y_row_bytes + column * (pass.y_is_float32 ? 4 : 2);
         tile.y = pass.best ? reinterpret_cast<char*>(outputs) : pass.y + from_y;
         multiply(tile);

@@ -6,10 +6,10 @@
 // each of them. A chunk is 16 steps, or 8 where bfloat16 are packed as the float32 they are
 // multiplied as, which saves every tile that reads the block their widening.
 //
-// A tile multiplies one block by one panel. Each output is one chain of multiply-adds in the order
-// of the steps, whatever the number of rows: that is why the result of a row depends neither on how
-// many there are nor on its place among them. The panels of a task lie one after the other, a single
-// stream of addresses, and are fetched ahead past a panel's end.
+// A tile multiplies one block by one panel, or by a few that lie one after the other. Each output is
+// one chain of multiply-adds in the order of the steps, whatever the number of rows: that is why the
+// result of a row depends neither on how many there are nor on its place among them. What a tile reads
+// of the panels is a single stream of addresses, fetched ahead past a panel's end.
 
 #pragma once
 
@@ -22,17 +22,19 @@ constexpr int kPanelColumns = 32;
 constexpr int kStepBytes = 4;
 constexpr int kChunkBytes = 64;
 constexpr int kStepPanelBytes = kPanelColumns * kStepBytes;
-constexpr int kMaxRows = 32;  // of any instruction set
+constexpr int kMaxRows = 32;   // of any instruction set
+constexpr int kMaxPanels = 4;  // likewise
 
 struct Tile {
     const char* x;  // block of rows
     int rows;
     const char* panel;
+    int panels;  // up to `TileSet::max_panels`
     int steps;
-    const float* bias;  // of the panel's 32 columns; null for none
-    char* y;            // first row, the panel's first column
+    const float* bias;  // of the panels' columns, 32 of each; null for none
+    char* y;            // first row, the first panel's first column
     std::ptrdiff_t y_row_bytes;
-    int columns;        // of the panel that exist
+    int columns;        // of the panels that exist
     bool y_is_float32;  // else bfloat16
 };
 
@@ -40,7 +42,10 @@ using TileFunction = void (*)(const Tile&);
 
 struct TileSet {
     int max_rows;
+    int max_panels;
     int row_unit;           // blocks have room for a multiple of it; divides max_rows
+    int pass_bytes;         // packed rows that pass all panels together, and stay in the second cache
+    int min_pass_rows;      // or so many: fewer would take less time than the panels take to come
     int packed_step_bytes;  // of a row in a block: 4, or 8 where it is widened
     int plain_unit_bytes;   // a row as it stands is a block of one if its size is a multiple
     // Writes one row, `num_bytes` of it, into its place in a block; zeros to its last chunk's end.

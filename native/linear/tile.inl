@@ -156,7 +156,10 @@ template <class P, int MAX_ROWS, class PLAIN = P>
 constexpr TileSet tiles() {
     const bool widened = P::kPackedStepBytes != kStepBytes;
     TileSet set{.max_rows = MAX_ROWS,
+                .max_panels = 1,
                 .row_unit = 1,
+                .pass_bytes = widened ? 512 * 1024 : 1024 * 1024,
+                .min_pass_rows = MAX_ROWS,
                 .packed_step_bytes = P::kPackedStepBytes,
                 .plain_unit_bytes = kStepBytes,
                 .pack_row = widened ? pack_widened : pack_steps,

@@ -49,11 +49,11 @@ static void attend_few(const AttentionArgs& args, const AttentionUnit& unit, con
     const int64_t column = block.first_column(), columns = block.end_column();
     if constexpr (sizeof(Ahead) == sizeof(Block<T>)) {
         multiply_few<kSteps>(score, block.keys(), ahead.keys(), shape.rows, column, columns);
-        weigh_rows(args, unit, shape, block, at, partial);
+        weigh_rows(args, unit, block, 0, shape.rows, at.scores, at, partial);
         multiply_few<kSteps>(mix, block.values(), ahead.values(), shape.rows, 0, vectors);
     } else {
         multiply_few<kSteps>(score, block.keys(), ahead, shape.rows, column, columns);
-        weigh_rows(args, unit, shape, block, at, partial);
+        weigh_rows(args, unit, block, 0, shape.rows, at.scores, at, partial);
         multiply_few<kSteps>(mix, block.values(), ahead, shape.rows, 0, vectors);
     }
 }
@@ -70,7 +70,7 @@ static void attend_many(const AttentionArgs& args, const AttentionUnit& unit, co
     const Product score{at.q, shape.q_stride, 0, steps, at.scores, kKeyBlock, nullptr};
     const Product mix{at.scores, kKeyBlock, first, end, partial.out, shape.padded_dim, at.factors};
     multiply<kSteps>(score, block.keys(), shape.rows, block.first_column(), block.end_column());
-    weigh_rows(args, unit, shape, block, at, partial);
+    weigh_rows(args, unit, block, 0, shape.rows, at.scores, at, partial);
     multiply<kSteps>(mix, block.values(), shape.rows, 0, shape.padded_dim / Vec::kWidth);
 }
 

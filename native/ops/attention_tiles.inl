@@ -53,26 +53,21 @@ static inline void multiply_tiles(Registers& tiles, const TileRows& a, int64_t d
     if constexpr (ROWS == 2 && COLUMNS == 2) tiles.template store<c3>(below + 64, c_row_bytes);
 }
 
-// The tiles of columns [column, columns) of all rows.
+// The tiles of columns [column, columns) of one or two tiles of rows.
 template <bool kAdd, class Registers, class B>
 static void multiply_in_tiles(Registers& tiles, const TileRows& a, int64_t depth, const B& b,
-                              int64_t row_tiles, int64_t column, int64_t columns, float* c,
+                              bool two_rows, int64_t column, int64_t columns, float* c,
                               std::ptrdiff_t c_row_bytes) {
-    for (int64_t row = 0; row < row_tiles; row += 2) {
-        const TileRows top{a.at + row * kTileLines * a.row_bytes, a.row_bytes};
-        char* const to = reinterpret_cast<char*>(c) + row * kTileLines * c_row_bytes;
-        const bool two_rows = row + 1 < row_tiles;
-        for (int64_t j = column; j < columns; j += 2) {
-            char* const at = to + j * 64;
-            if (j + 1 < columns && two_rows) {
-                multiply_tiles<2, 2, kAdd>(tiles, top, depth, b, j, at, c_row_bytes);
-            } else if (j + 1 < columns) {
-                multiply_tiles<1, 2, kAdd>(tiles, top, depth, b, j, at, c_row_bytes);
-            } else if (two_rows) {
-                multiply_tiles<2, 1, kAdd>(tiles, top, depth, b, j, at, c_row_bytes);
-            } else {
-                multiply_tiles<1, 1, kAdd>(tiles, top, depth, b, j, at, c_row_bytes);
-            }
+    for (int64_t j = column; j < columns; j += 2) {
+        char* const at = reinterpret_cast<char*>(c) + j * 64;
+        if (j + 1 < columns && two_rows) {
+            multiply_tiles<2, 2, kAdd>(tiles, a, depth, b, j, at, c_row_bytes);
+        } else if (j + 1 < columns) {
+            multiply_tiles<1, 2, kAdd>(tiles, a, depth, b, j, at, c_row_bytes);
+        } else if (two_rows) {
+            multiply_tiles<2, 1, kAdd>(tiles, a, depth, b, j, at, c_row_bytes);
+        } else {
+            multiply_tiles<1, 1, kAdd>(tiles, a, depth, b, j, at, c_row_bytes);
         }
     }
 }
@@ -129,32 +124,40 @@ static inline void fetch_lines(const B& ahead, int64_t rows, int64_t floats) {
         for (int64_t i = 0; i < floats; i += kLine) fetch_ahead(ahead, row, i / B::kFloats);
 }
 
+// Two tiles of rows at a time, whose scores and outputs stay in the first cache beside the block.
 template <class T, class Registers>
 static void attend_in_tiles(const AttentionArgs& args, const AttentionUnit& unit,
                             const Shape<T>& shape, const Block<T>& block,
                             const Block<T>* ahead, Registers& tiles, const Working<T>& at,
                             const Partial& partial) {
     constexpr std::ptrdiff_t kFloat = sizeof(float);
-    const int64_t row_tiles = shape.padded_rows / kTileLines;
-    const TileRows queries{reinterpret_cast<const char*>(at.q), shape.q_stride * kFloat};
+    constexpr int64_t kRows = 2 * kTileLines;
     const KeyTiles keys{block.k, block.k_stride * kFloat};
-    if (ahead) fetch_lines(ahead->keys(), shape.steps, kKeyBlock);
-    multiply_in_tiles<false>(tiles, queries, shape.q_stride / kTileLines, keys, row_tiles,
-                             block.first_column(), block.end_column(), at.scores, kScoreBytes);
-    weigh_rows(args, unit, shape, block, at, partial);
-    for (int64_t row = 0; row < shape.rows; ++row) {
-        if (at.factors[row] == 1.0f) continue;
-        const Vec factor = Vec::set(at.factors[row]);
-        float* out = partial.out + row * shape.padded_dim;
-        for (int64_t i = 0; i < shape.padded_dim; i += Vec::kWidth)
-            (Vec::load(out + i) * factor).store(out + i);
-    }
-    if (ahead) fetch_lines(ahead->values(), kKeyBlock / 2, shape.padded_dim);
     ValueTiles values{.tiles = {}, .first = block.first_row() / kTileLines, .row_bytes = 0};
-    find_value_tiles(shape, block, at.widened, values);
     const int64_t end = (block.end_row() + kTileLines - 1) / kTileLines;
     const TileRows weights{reinterpret_cast<const char*>(at.scores) + values.first * 64, kScoreBytes};
-    multiply_in_tiles<true>(tiles, weights, end - values.first, values, row_tiles, 0,
-                            shape.padded_dim / kTileLines, partial.out,
-                            shape.padded_dim * kFloat);
+    if (ahead) fetch_lines(ahead->keys(), shape.steps, kKeyBlock);
+    for (int64_t first = 0; first < shape.rows; first += kRows) {
+        const bool two_rows = first + kTileLines < shape.rows;
+        const int64_t end_row = first + kRows < shape.rows ? first + kRows : shape.rows;
+        const TileRows queries{reinterpret_cast<const char*>(at.q + first * shape.q_stride),
+                               shape.q_stride * kFloat};
+        multiply_in_tiles<false>(tiles, queries, shape.q_stride / kTileLines, keys, two_rows,
+                                 block.first_column(), block.end_column(), at.scores, kScoreBytes);
+        weigh_rows(args, unit, block, first, end_row, at.scores, at, partial);
+        float* const out = partial.out + first * shape.padded_dim;
+        for (int64_t row = first; row < end_row; ++row) {
+            if (at.factors[row] == 1.0f) continue;
+            const Vec factor = Vec::set(at.factors[row]);
+            float* scaled = out + (row - first) * shape.padded_dim;
+            for (int64_t i = 0; i < shape.padded_dim; i += Vec::kWidth)
+                (Vec::load(scaled + i) * factor).store(scaled + i);
+        }
+        if (first == 0) {
+            if (ahead) fetch_lines(ahead->values(), kKeyBlock / 2, shape.padded_dim);
+            find_value_tiles(shape, block, at.widened, values);
+        }
+        multiply_in_tiles<true>(tiles, weights, end - values.first, values, two_rows, 0,
+                                shape.padded_dim / kTileLines, out, shape.padded_dim * kFloat);
+    }
 }

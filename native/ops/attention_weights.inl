@@ -104,34 +104,35 @@ struct Working {
     }
 };
 
-// Scores of all rows to weights, in place. Updates the maxima, and leaves the factor for what came
-// before in `factors`.
+// The scores of some rows, at `scores`, to weights, in place. Updates their maxima, and leaves the
+// factor for what came before in `factors`.
 template <class T>
-static void weigh_rows(const AttentionArgs& args, const AttentionUnit& unit, const Shape<T>& shape,
-                       const Block<T>& block, const Working<T>& at, const Partial& partial) {
+static void weigh_rows(const AttentionArgs& args, const AttentionUnit& unit, const Block<T>& block,
+                       int64_t first_row, int64_t end_row, float* scores, const Working<T>& at,
+                       const Partial& partial) {
     // A tile of weights is multiplied whole, so that all of it must be weights.
     constexpr int64_t kKeys = kInTiles<T> ? 32 : Vec::kWidth, kVectors = kKeys / Vec::kWidth;
     const int64_t column = (block.begin - block.base) / kKeys * kVectors;
     const int64_t columns = round_up(block.end - block.base, kKeys) / Vec::kWidth;
     // Scores are positive multiples of what they count as; capped ones are that already.
     const float one = args.soft_cap > 0 ? 1.0f : args.scale * kLog2e;
-    for (int64_t row = 0; row < shape.rows; ++row) {
+    for (int64_t row = first_row; row < end_row; ++row) {
         const int64_t position = position_of(unit, row / args.group) - block.base;
         const int64_t oldest = args.window ? position - args.window + 1 : 0;
-        const float top = one * largest_score(args, at.scores + row * kKeyBlock, column, columns,
-                                              oldest > 0 ? oldest : 0, position + 1);
+        const float top =
+            one * largest_score(args, scores + (row - first_row) * kKeyBlock, column, columns,
+                                oldest > 0 ? oldest : 0, position + 1);
         const float before = partial.maximum[row], maximum = top > before ? top : before;
         partial.maximum[row] = maximum;
         // A row that has seen no key yet: any finite reference will do.
         at.references[row] = maximum == kMinusInfinity ? 0.0f : maximum;
         at.factors[row] = before - at.references[row];
     }
-    for (int64_t row = 0; row < shape.rows; row += Vec::kWidth) {
-        const int64_t left = shape.rows - row;
+    for (int64_t row = first_row; row < end_row; row += Vec::kWidth) {
+        const int64_t left = end_row - row;
         store_some(exp2(load_some(at.factors + row, left)), at.factors + row, left);
     }
-    for (int64_t row = 0; row < shape.rows; ++row)
-        weigh<T>(at.scores + row * kKeyBlock, column, columns, one, at.references[row],
+    for (int64_t row = first_row; row < end_row; ++row)
+        weigh<T>(scores + (row - first_row) * kKeyBlock, column, columns, one, at.references[row],
                  at.factors[row], at.sums + row * Vec::kWidth);
 }
-
