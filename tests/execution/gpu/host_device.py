@@ -7,6 +7,7 @@ That nothing is done too early or too late is for `aioserve.testing.fake_gpu` to
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class HostStream:
         pass
 
     def call_host(self, function: int, argument: int) -> None:
-        raise NotImplementedError
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(argument)
 
 
 @dataclass

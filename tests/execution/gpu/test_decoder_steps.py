@@ -10,39 +10,13 @@ import pytest
 
 from aioserve import ConfigError, Engine, SamplingParams
 from aioserve.config import EngineConfig
-from aioserve.execution.gpu.assembling import GpuAssembling, graph_sizes
+from aioserve.execution.gpu.assembling import graph_sizes
 from aioserve.execution.gpu.memory import MemoryUse, largest_step, room_bytes
-from aioserve.execution.runner import LoadedModel, Text
-from aioserve.models.reading import WeightReading
-from aioserve.ops.gpu.backend import CudaBackend
-from tests.execution.gpu.host_device import HostCounts, HostDevice
+from tests.execution.gpu.assembled import on_host
+from tests.execution.gpu.host_device import HostCounts
 from tests.parity.tiny_models import write
 
 PROMPTS = [list(range(3, 11)), list(range(20, 28)), [7, 7, 8, 9, 9]]
-
-
-class OnHost:
-    """Loads a directory as an engine with a CUDA device would."""
-
-    def __init__(self, path: Path, memory: HostCounts | None = None) -> None:
-        self.path = path
-        self.device = HostDevice()
-        self.memory = memory or HostCounts(1 << 30, 1 << 20, 1 << 20)
-        self.captured: list[tuple[int, int]] = []
-
-    async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
-        assembling = GpuAssembling(self.device, CudaBackend("cpu"), self.memory)
-        with WeightReading(self.path, dtype=config.dtype, packed=False) as reading:
-            weights = reading.read()
-        return await assembling.loaded_model(
-            "tiny",
-            assembling.decoder_of(weights, config),
-            Text(None, None, "ids are enough"),
-            config,
-            num_slots=num_slots,
-            seconds={},
-            captured=lambda done, total: self.captured.append((done, total)),
-        )
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +68,7 @@ async def test_an_engine_gives_the_tokens_of_the_reference(
     reference = Engine(tiny, backend="reference", dtype="float32", **OPTIONS)
     async with reference:
         expected = await answers(reference, **how)
-    source = OnHost(tiny)
+    source = on_host(tiny)
     engine = Engine(source, dtype="float32", **(OPTIONS | options))
     async with engine:
         assert await answers(engine, **how) == expected
@@ -102,7 +76,7 @@ async def test_an_engine_gives_the_tokens_of_the_reference(
     sizes = options["graph_sizes"]
     if options.get("capture_graphs", True):
         total = 2 * len(sizes)
-        assert source.captured == [(done, total) for done in range(total + 1)]
+        assert source.captures == [(done, total) for done in range(total + 1)]
         assert source.device.captured == total
     else:
         assert source.device.captured > 0
@@ -114,18 +88,19 @@ async def test_an_engine_gives_the_tokens_of_the_reference(
 @pytest.mark.asyncio
 @pytest.mark.parametrize("pages", [60, 101])
 async def test_the_pool_has_what_the_largest_step_leaves(tiny: Path, pages: int) -> None:
-    probe = Engine(OnHost(tiny), dtype="float32", graph_sizes=(), **OPTIONS)
+    probe = Engine(on_host(tiny), dtype="float32", graph_sizes=(), **OPTIONS)
     async with probe:
         page_bytes = probe.dump()["model"]["kv_cache_bytes"] // (OPTIONS["num_pages"] + 1)
 
     taken, step = 5000, 3000
     total = 2 * (taken + step + (pages + 1) * page_bytes)  # one for padding
-    source = OnHost(tiny, HostCounts(total, taken, step))
+    counts = HostCounts(total, taken, step)
+    source = on_host(tiny, counts)
     options = OPTIONS | {"num_pages": None, "max_model_len": None, "memory_utilization": 0.5}
     engine = Engine(source, dtype="float32", graph_sizes=(), **options)
     async with engine:
         assert engine.stats().pages_total == pages
-    assert source.memory.resets == 1
+    assert counts.resets == 1
 
 
 def test_room_that_is_not_there_is_an_error_that_says_what_to_lower() -> None:

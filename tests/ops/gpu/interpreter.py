@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["round_bfloat16_to_nearest"]
+__all__ = ["correct_products_of_bfloat16", "round_bfloat16_to_nearest"]
 
 
 def round_bfloat16_to_nearest() -> None:
@@ -29,3 +29,27 @@ def round_bfloat16_to_nearest() -> None:
         return interpreter.TensorHandle(rounded, tl.bfloat16)
 
     interpreter.InterpreterBuilder.create_fp_trunc = create_fp_trunc  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def correct_products_of_bfloat16() -> None:
+    """Multiply what bfloat16 operands stand for. Nothing is done where there is a GPU.
+
+    The interpreter keeps bfloat16 in integers of 16 bits, and `tl.dot` multiplies those.
+    """
+    if torch.cuda.is_available():
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    interpreted = interpreter.InterpreterBuilder.create_dot
+
+    def widened(operand: Any) -> Any:
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
+        wide = (operand.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(wide, tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return interpreted(self, widened(a), widened(b), *others)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,58 @@
+"""The place of each test, and one line where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.place import Place, is_rehearsal, is_required, why_no_card
+from tests.ops.gpu.interpreter import correct_products_of_bfloat16, round_bfloat16_to_nearest
+from tests.parity import tiny_models
+
+# Triton has no packages for anything but Linux on x86-64 and arm64.
+collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    if not here or is_rehearsal():
+        return
+    reason = why_no_card()
+    if reason is None:
+        return
+    if is_required():
+        pytest.exit(f"these tests need a card: {reason}", returncode=1)
+    for item in here:
+        item.add_marker(pytest.mark.skip(reason=f"no card: {reason}"))
+
+
+@pytest.fixture(scope="session")
+def place() -> Place:
+    """For tests that can be rehearsed."""
+    correct_products_of_bfloat16()
+    round_bfloat16_to_nearest()
+    return Place.found()
+
+
+@pytest.fixture
+def card(place: Place) -> Place:
+    """For those that can't."""
+    if not place.is_card:
+        pytest.skip("this takes a card, and can't be rehearsed")
+    return place
+
+
+@pytest.fixture(scope="session")
+def directory_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tiny random models by name, in float32."""
+    root = tmp_path_factory.mktemp("models")
+
+    @cache
+    def write(name: str) -> Path:
+        return tiny_models.write(name, root / name)
+
+    return write

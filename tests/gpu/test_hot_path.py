@@ -1,0 +1,73 @@
+"""Decodes that are warm take no memory: not of the card, not pinned, of no library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aioserve import Engine, SamplingParams
+from aioserve.ops.gpu.cupy_module import cupy_module
+from tests.gpu.answers import OPTIONS
+from tests.gpu.place import Place
+
+STREAMS = 4
+FIRST, LAST = 20, 220
+"""Tokens of an answer between which nothing may be allocated."""
+
+
+def counts(device: torch.device) -> dict[str, int]:
+    """What has been allocated since the process began."""
+    cupy = cupy_module()
+    stats = torch.cuda.memory_stats(device)
+    with cupy.cuda.Device(device.index):
+        cupy_bytes = cupy.get_default_memory_pool().total_bytes()
+    return {
+        "tensors": stats["allocation.all.allocated"],
+        "segments": stats["segment.all.allocated"],
+        "pinned blocks": torch.cuda.host_memory_stats()["num_host_alloc"],
+        "CuPy's bytes": cupy_bytes,
+        "CuPy's pinned blocks": cupy.get_default_pinned_memory_pool().n_free_blocks(),
+    }
+
+
+async def serve(engine: Engine, device: torch.device) -> list[dict[str, int]]:
+    """Streams that begin together; the counts when all have some tokens, and before any ends."""
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=LAST + 10, ignore_eos=True)
+    streams = [engine.stream([3 + i, 9, 4], params) for i in range(STREAMS)]
+    noted = []
+    for at in (FIRST, LAST, None):
+        for stream in streams:
+            async for token in stream:
+                if token.index + 1 == at:
+                    break
+        if at is not None:
+            noted.append(counts(device))
+    return noted
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("graph_sizes", [(), (4,)], ids=["eager", "graphs"])
+def test_warm_decodes_allocate_nothing(
+    card: Place, directory_of: Callable[[str], Path], graph_sizes: tuple[int, ...]
+) -> None:
+    """An eager step has tensors of its own, which come from what the allocator keeps."""
+    options: dict[str, Any] = OPTIONS | {"num_pages": 300, "max_model_len": 256}
+    source = card.assembled(directory_of("qwen3"))
+
+    async def main() -> list[dict[str, int]]:
+        engine = Engine(
+            source, dtype="bfloat16", graph_sizes=graph_sizes, max_buffered_tokens=512, **options
+        )
+        async with engine:
+            await serve(engine, card.device)
+            return await serve(engine, card.device)
+
+    before, after = asyncio.run(main())
+    if not graph_sizes:
+        assert after.pop("tensors") > before.pop("tensors")
+    assert after == before

@@ -1,0 +1,166 @@
+"""Kernels at the sizes of real models, which no interpreter has the time for.
+
+The scenes are those of tests/ops, and everything in tests/ops/gpu runs on a card where there is
+one: odd shapes, small tiles, padding and poison are there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from aioserve.ops.gpu.backend import CudaBackend
+from tests.gpu.place import Place
+from tests.ops.gpu.test_attention import check
+from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out, random
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+HEADS = {
+    "Qwen3-0.6B": Heads(16, 8, 128),
+    "Llama-3.1-8B": Heads(32, 8, 128),
+    "Gemma-2-2B": Heads(8, 4, 256),
+    "Phi-3-mini": Heads(32, 32, 96),
+    "Qwen2-7B": Heads(28, 4, 128),
+}
+BATCH = [(1, 1, 1), (2, 1, 700), (3, 1, 3001), (4, 300, 300), (5, 65, 900), (6, 7, 8)]
+"""Decodes, a prompt, chunks behind a prefix."""
+
+
+@pytest.fixture(scope="module")
+def backend(place: Place) -> CudaBackend:
+    if not place.is_card:
+        pytest.skip("this takes a card, and can't be rehearsed")
+    return CudaBackend(place.device)
+
+
+def attend(
+    backend: CudaBackend, scenario: Scenario, window: int = 0, soft_cap: float = 0.0
+) -> Tensor:
+    """As a decoder calls it. [T, Hq * D]"""
+    step = scenario.on(backend)
+    return backend.paged_attention(
+        backend.place(step.qkv),
+        step.batch,
+        step.kv,
+        0,
+        scale=step.kv.head_dim**-0.5,
+        window=window,
+        soft_cap=soft_cap,
+    ).cpu()
+
+
+@dtypes
+@pytest.mark.parametrize("model", HEADS)
+def test_attention_agrees_with_the_reference(
+    backend: CudaBackend, model: str, dtype: torch.dtype
+) -> None:
+    window, soft_cap = (500, 50.0) if "Gemma" in model else (0, 0.0)
+    scenario = lay_out(BATCH, HEADS[model], dtype=dtype)
+    check(scenario, attend(backend, scenario, window, soft_cap), window, soft_cap)
+
+
+@dtypes
+def test_a_row_of_attention_has_the_same_bits_alone_and_among_others(
+    backend: CudaBackend, dtype: torch.dtype
+) -> None:
+    heads = HEADS["Qwen3-0.6B"]
+    together = attend(backend, lay_out(BATCH, heads, dtype=dtype))
+    first = 0
+    for one in BATCH:
+        alone = attend(backend, lay_out([one], heads, dtype=dtype, seed=3))
+        assert torch.equal(alone, together[first : first + one[1]]), one
+        first += one[1]
+
+
+@dtypes
+@pytest.mark.parametrize("size", [1024, 4096, 8192])
+def test_norms_and_gates_agree_and_a_row_is_the_same_in_any_batch(
+    backend: CudaBackend, dtype: torch.dtype, size: int
+) -> None:
+    x, weight = random(257, size, dtype=dtype), random(size, dtype=dtype, seed=1)
+    gates = random(257, 2 * size, dtype=dtype, seed=2)
+    # One rounding of the result; in float32 some of the sum.
+    rtol = {torch.float32: 4e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    norm = backend.rms_norm(backend.place(x), backend.place(weight), 1e-6)
+    exact = REFERENCE.rms_norm(x.double(), weight.double(), 1e-6)
+    torch.testing.assert_close(norm.cpu().double(), exact, rtol=rtol, atol=4e-6)
+    gated = backend.silu_mul(backend.place(gates))
+    torch.testing.assert_close(
+        gated.cpu().double(), REFERENCE.silu_mul(gates.double()), rtol=rtol, atol=4e-6
+    )
+    for row in (0, 100, 256):
+        alone = backend.rms_norm(backend.place(x[row : row + 1]), backend.place(weight), 1e-6)
+        assert torch.equal(alone, norm[row : row + 1])
+        assert torch.equal(backend.silu_mul(backend.place(gates[row : row + 1]))[0], gated[row])
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 16, 300])
+def test_linear_layers_agree_with_float64(
+    backend: CudaBackend, dtype: torch.dtype, rows: int
+) -> None:
+    """No shortcut through TF32, whose products have 10 bits."""
+    x, weight = random(rows, 2048, dtype=dtype), random(3072, 2048, dtype=dtype, seed=1)
+    weight *= 2048**-0.5
+    exact = x.double() @ weight.double().T
+    layer = backend.linear(weight, None, out_dtype=torch.float32)
+    rtol = {torch.float32: 2e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+    got = layer(backend.place(x)).cpu().double()
+    torch.testing.assert_close(got, exact, rtol=rtol, atol=rtol)
+
+
+@dtypes
+def test_page_copies_move_every_bit(backend: CudaBackend, dtype: torch.dtype) -> None:
+    """Within the cache, to pinned pages of the host and back, one copy after the other."""
+    sizes = {"num_layers": 4, "page_size": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": dtype}
+    cache = backend.allocate_kv(num_pages=64, **sizes)
+    host = backend.allocate_host_kv(num_pages=40, **sizes)
+    cache.set_plain(random(*cache.storage.shape, dtype=dtype))
+    host.storage.zero_()
+    before = cache.plain().cpu()
+    there = [(0, page, 1, page, 16) for page in range(40)]
+    back = [(1, page, 0, 63 - page, 16) for page in range(20)]
+    backend.copy_pages([cache, host], np.array([*there, *back, (0, 63, 0, 40, 5)], np.int32))
+    torch.cuda.synchronize(backend.device)
+    assert torch.equal(host.plain(), before[:, :, :40])
+    after = cache.plain().cpu()
+    for page in range(20):
+        assert torch.equal(after[:, :, 63 - page], before[:, :, page])
+    assert torch.equal(after[:, :, 40, :, :5], before[:, :, 0, :, :5])
+    assert torch.equal(after[:, :, 40, :, 5:], before[:, :, 40, :, 5:])
+
+
+def test_greedy_rows_take_the_largest_of_a_large_vocabulary(backend: CudaBackend) -> None:
+    from aioserve.request import SamplingParams
+    from aioserve.sampling.sampler import SlotTable
+
+    logits = random(33, 151_936)
+    slots = SlotTable(33)
+    for slot in range(33):
+        slots.start(slot, SamplingParams(temperature=0.0), slot)
+    last_tokens = backend.allocate_slots(33)
+    drawn = backend.draw(backend.place(logits), slots.rows(range(33), [5] * 33), last_tokens)
+    assert drawn.token_ids.cpu().tolist() == logits.argmax(dim=1).tolist()
+    assert drawn.row_errors == {}
+
+
+def test_draws_from_a_large_vocabulary_are_those_of_the_reference(backend: CudaBackend) -> None:
+    """Of most rows: powers of the device are some rounding steps off, and few draws are that near
+    the edge of a token."""
+    from aioserve.request import SamplingParams
+    from aioserve.sampling.sampler import SlotTable
+
+    logits = 3 * random(64, 151_936)
+    drawn = []
+    for on in (backend, REFERENCE):
+        slots = SlotTable(64)
+        for slot in range(64):
+            params = SamplingParams(temperature=0.7, top_p=0.9 if slot % 2 else 1.0)
+            slots.start(slot, params, slot)
+        rows = slots.rows(range(64), list(range(64)))
+        found = on.draw(on.place(logits.clone()), rows, on.allocate_slots(64))
+        drawn.append(found.token_ids.cpu())
+    assert (drawn[0] == drawn[1]).float().mean().item() > 0.9
