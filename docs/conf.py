@@ -25,6 +25,7 @@ tutorial/*
 how-to/*
 reference/*
 explanation/*
+benchmarks/*
 guarantees*
 ```
 """

@@ -1,0 +1,97 @@
+"""What a Python lacks of what `gpu_check` needs, and how to fetch wheels of it elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["CUPY", "GIVEN", "WHEELS", "fetching", "installed", "missing", "missing_given", "pinned"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+GIVEN = ("torch", "triton", "numpy")
+"""And CuPy, which has a name for each CUDA: too large to carry, and made for the machine."""
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+WHEELS = (
+    # what aioserve needs
+    *("anyio", "attrs", "cyclopts", "docstring_parser", "idna", "markdown-it-py"),
+    *("mdurl", "minijinja", "msgspec", "pluggy", "Pygments", "rich", "rich-rst", "safetensors"),
+    *("tokenizers", "typing_extensions"),
+    # to build it
+    *("cmake", "nanobind", "ninja", "packaging", "pathspec", "scikit_build_core"),
+    # to test it
+    *("hypothesis", "iniconfig", "py-cpuinfo2", "pytest", "pytest-asyncio", "pytest-benchmark"),
+    *("pytest-timeout", "sortedcontainers"),
+)
+"""Of constraints.txt. Models are compared with transformers where that is installed."""
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+
+def pins() -> dict[str, str]:
+    """Version by name, as constraints.txt has them."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.partition("==") for line in lines if "==" in line and line[0] != "#")
+    return {normal(name): version for name, _, version in pairs}
+
+
+def floors() -> dict[str, str]:
+    """The oldest version that will do, where pyproject.toml names one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    named = [*project["project"]["dependencies"], *extras["test"], *extras["cuda13"]]
+    named += [*extras["cuda12"], *project["build-system"]["requires"]]
+    found = (re.match(r"([\w.-]+)(?:\[[\w,]*\])?>=([\d.]+)", line) for line in named)
+    return {normal(match[1]): match[2] for match in found if match}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def lacks(name: str, found: str | None) -> bool:
+    """Whether it isn't there, or is older than what will do."""
+    return found is None or release(found) < release(floors().get(normal(name), ""))
+
+
+def missing(names: Sequence[str] = WHEELS) -> list[str]:
+    """Of this Python."""
+    return [name for name in names if lacks(name, installed(name))]
+
+
+def missing_given() -> list[str]:
+    """What can't be carried and isn't there."""
+    found = missing(GIVEN)
+    if all(lacks(name, installed(name)) for name in CUPY):
+        found.append(" or ".join(CUPY[:2]))
+    return found
+
+
+def pinned(names: Sequence[str]) -> list[str]:
+    versions = pins()
+    return [f"{name}=={versions[normal(name)]}" for name in names]
+
+
+def fetching(names: Sequence[str], python: str) -> str:
+    """The command for a machine with network, for a version of Python. Of platforms pip takes just
+    those that it is given."""
+    command = ["python3", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--implementation", "cp", "--python-version", python]
+    command += [word for name in PLATFORMS for word in ("--platform", name)]
+    return shlex.join([*command, "--dest", "wheels", *pinned(names)])
