@@ -49,7 +49,7 @@ ANSWER_SECONDS = 10.0
 """How long a kernel that ends at once may take to say so."""
 
 CODE = r"""
-extern "C" __global__ void wait(unsigned long long nanoseconds, unsigned long long *ended) {
+extern "C" __global__ void wait_for(unsigned long long nanoseconds, unsigned long long *ended) {
     unsigned long long began, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(began));
     do {
@@ -83,7 +83,7 @@ class CardKernels:
         self._memory = device.host_memory(8)
         self._cell = self._memory.array.view(np.uint64)
         self._stream = device.new_stream()
-        self._kernel: Any = cupy_module().RawKernel(CODE, "wait")
+        self._kernel: Any = cupy_module().RawKernel(CODE, "wait_for")
 
     def launch(self, stream: Stream, seconds: float) -> None:
         self._cell[0] = 0

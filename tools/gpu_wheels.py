@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["CUPY", "GIVEN", "WHEELS", "fetching", "installed", "missing", "missing_given", "pinned"]
+__all__ = ["WHEELS", "fetching", "missing", "missing_given", "packages", "pinned"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,10 +59,19 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def installed(name: str) -> str | None:
+    """The version that this Python has."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def packages(folder: Path) -> dict[str, str | None]:
+    """The versions that are used: those in the folder, and else this Python's."""
+    found = metadata.distributions(path=[str(folder)])
+    brought = {normal(each.name): each.version for each in found}
+    names = (*GIVEN, *CUPY, "transformers", *WHEELS, "aioserve")
+    return {name: brought.get(normal(name)) or installed(name) for name in names}
 
 
 def lacks(name: str, found: str | None) -> bool:

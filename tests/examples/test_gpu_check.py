@@ -113,6 +113,9 @@ def test_a_part_that_fails_is_told_and_its_result_is_no_old_one(
     tool: ModuleType, out: Path
 ) -> None:
     (tool.PLACE / "old.json").write_text("[1]")
+    brought = tool.site_packages() / "msgspec-9.8.7.dist-info"
+    brought.mkdir(parents=True)
+    (brought / "METADATA").write_text("Metadata-Version: 2.1\nName: msgspec\nVersion: 9.8.7\n")
     writes = f"open({str(tool.PLACE / 'new.json')!r}, 'w').write('[2]')"
     parts = [
         part(tool, "fails", "print('one')", "import sys; sys.exit('the card is on fire')", "1/0"),
@@ -128,6 +131,7 @@ def test_a_part_that_fails_is_told_and_its_result_is_no_old_one(
     assert measures["state"] == forgets["state"] == "passed"
     assert written["results"] == {"measures": [2]}
     assert written["packages"]["torch"] == metadata.version("torch")
+    assert written["packages"]["msgspec"] == "9.8.7"
     assert written["machine"]["cpus"] == os.cpu_count()
 
 
@@ -210,7 +214,7 @@ def test_a_check_that_is_ended_ends_what_runs_and_says_so(out: Path, tmp_path: P
     """By SIGTERM, as whoever has less time sends it."""
     pids = tmp_path / "pids"
     program = (
-        "import sys, signal\n"
+        "import sys\n"
         "from importlib.machinery import SourceFileLoader\n"
         "from importlib import util\n"
         "from pathlib import Path\n"
@@ -221,11 +225,12 @@ def test_a_check_that_is_ended_ends_what_runs_and_says_so(out: Path, tmp_path: P
         "sys.modules['gpu_check'] = tool\n"
         "loader.exec_module(tool)\n"
         "tool.KILL_SECONDS = 0.2\n"
-        f"tool.PLACE = Path({str(tmp_path)!r})\n"
-        "signal.signal(signal.SIGTERM, tool.leave)\n"
+        f"tool.PLACE, tool.PYTHON = Path({str(tmp_path)!r}), Path(sys.executable)\n"
         f"command = [sys.executable, '-c', {hanging(pids)!r}]\n"
-        "part = tool.Part('hangs', '', 1.0, lambda options, seconds: [command])\n"
-        f"tool.check([part, part], tool.Options(Path({str(out)!r}), None), 5.0)\n"
+        "commands = lambda options, seconds: [command]\n"
+        "tool.PARTS = [tool.Part(name, '', 1.0, commands) for name in ('hangs', 'later')]\n"
+        f"sys.argv = ['gpu_check', '--out', {str(out)!r}]\n"
+        "tool.main()\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

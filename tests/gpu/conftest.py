@@ -17,17 +17,14 @@ from tests.parity import tiny_models
 collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-    if not here or is_rehearsal():
-        return
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
     reason = why_no_card()
-    if reason is None:
+    if reason is None or is_rehearsal():
         return
     if is_required():
         pytest.exit(f"these tests need a card: {reason}", returncode=1)
-    for item in here:
-        item.add_marker(pytest.mark.skip(reason=f"no card: {reason}"))
+    pytest.skip(f"no card: {reason}")
 
 
 @pytest.fixture(scope="session")
