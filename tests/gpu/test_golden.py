@@ -107,7 +107,7 @@ def test_one_request_is_answered_the_same_alone_whatever_computes_its_steps(
 
     async def serve_alone(**options: Any) -> list[list[int]]:
         source = place.assembled(path)
-        async with Engine(source, dtype=dtype, **{**OPTIONS, **options}) as engine:
+        async with Engine(source, **{**OPTIONS, "dtype": dtype, **options}) as engine:
             return await answers(engine, asked)
 
     eager = asyncio.run(serve_alone(graph_sizes=(), overlap=False))

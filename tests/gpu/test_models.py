@@ -109,6 +109,7 @@ def test_greedy_answers_of_an_engine_are_those_of_transformers(
     num_tokens = place.size(24, 4)
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     options: dict[str, Any] = {
+        "dtype": dtype,
         "page_size": 4,
         "num_pages": 80,
         "max_num_seqs": 4,
@@ -117,7 +118,7 @@ def test_greedy_answers_of_an_engine_are_those_of_transformers(
     }
 
     async def generate() -> list[list[int]]:
-        async with Engine(place.assembled(directory_of(name)), dtype=dtype, **options) as engine:
+        async with Engine(place.assembled(directory_of(name)), **options) as engine:
             answers = await asyncio.gather(*(engine.generate(ids, params) for ids in prompts))
             return [list(answer.token_ids) for answer in answers]
 
