@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -126,14 +127,18 @@ def text(low: int, high: int) -> Rule[str]:
 name: Rule[str] = text(1, 256)
 
 
-def choice(*choices: Any) -> Rule[Any]:
-    """One of some strs, or of some ints."""
+def choice(*choices: Any, form: tuple[str, str] | None = None) -> Rule[Any]:
+    """One of some strs, or of some ints. `form`: of strs also those that match a pattern, in words
+    and as a regular expression."""
     must = f"be one of {', '.join(map(repr, choices))}"
+    if form is not None:
+        must += f", or {form[0]}"
     plain = plain_str if isinstance(choices[0], str) else plain_int
 
     def rule(value: object) -> Any:
         chosen = plain(value)
-        if chosen not in choices:
+        has_form = form is not None and chosen is not None and re.fullmatch(form[1], chosen)
+        if chosen not in choices and not has_form:
             raise _Unfit(must, shown(value), value if chosen is None else chosen, None)
         return chosen
 

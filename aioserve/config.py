@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -18,7 +17,6 @@ from aioserve.arguments import (
     name,
     number,
     optional,
-    plain_str,
     sequence,
     shown,
 )
@@ -217,15 +215,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
-def _device(value: object) -> str:
-    chosen = plain_str(value)
-    if chosen is not None and re.fullmatch(r"cuda:[0-9]{1,2}", chosen):
-        return chosen
-    return choice("auto", "cpu", "cuda")(value)
-
-
 _RULES: dict[str, Rule[Any]] = {
-    "device": _device,
+    "device": choice(
+        "auto", "cpu", "cuda", form=("'cuda:N' with N from 0 to 99", "cuda:[0-9]{1,2}")
+    ),
     "backend": choice(*get_args(Backend)),
     "dtype": choice(*get_args(DType)),
     "page_size": choice(*PAGE_SIZES),

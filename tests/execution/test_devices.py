@@ -152,8 +152,15 @@ def test_options_of_a_gpu_are_refused_where_the_cpu_is_used(options: dict[str, A
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "cuda:100", "cuda:1\n", "cuda:٣", 0])
 def test_a_name_of_no_device_is_refused(device: Any) -> None:
-    with pytest.raises(ConfigError, match="device must be one of 'auto', 'cpu', 'cuda'"):
+    known = "'auto', 'cpu', 'cuda', or 'cuda:N' with N from 0 to 99"
+    with pytest.raises(ConfigError) as refused:
         EngineConfig(device=device)
+    assert str(refused.value) == f"device must be one of {known}, got {device!r}"
+
+
+def test_each_device_that_an_error_names_can_be_chosen() -> None:
+    for device in ("auto", "cpu", "cuda", "cuda:0", "cuda:99"):
+        assert EngineConfig(device=device).device == device
 
 
 def test_graphs_have_sizes_that_steps_may_have() -> None:
