@@ -47,16 +47,26 @@ def test_defaults_and_each_option_without_the_others_are_accepted(
         EngineConfig(**{**options, left_out: defaults[left_out]})
 
 
-def test_progress_is_refused_where_the_model_loads_itself() -> None:
+@pytest.mark.parametrize("listener", ["progress", "capture_progress"])
+def test_progress_is_refused_where_the_model_loads_itself(listener: str) -> None:
     def progress(done: int, total: int) -> None:
         pass
 
-    with pytest.raises(ConfigError, match=r"^progress=.* has no effect with model=.*FakeModel.*: "):
-        Engine(FakeModel(), progress=progress)
-    Engine("pyhelp", progress=progress)
-    Engine(Path("pyhelp"), progress=progress)
+    listens: dict[str, Any] = {listener: progress}
+    refused = rf"^{listener}=.* has no effect with model=.*FakeModel.*: .*leave {listener} out$"
+    with pytest.raises(ConfigError, match=refused):
+        Engine(FakeModel(), **listens)
+    Engine("pyhelp", **listens)
+    Engine(Path("pyhelp"), **listens)
 
 
-def test_progress_must_be_callable() -> None:
-    with pytest.raises(ConfigError, match="progress must be callable and not async, got 3"):
-        Engine("pyhelp", progress=3)  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("listener", ["progress", "capture_progress"])
+def test_progress_must_be_callable(listener: str) -> None:
+    async def asynchronous(done: int, total: int) -> None:
+        pass
+
+    for wrong, got in ((3, "3"), (asynchronous, "<function ")):
+        listens: dict[str, Any] = {listener: wrong}
+        refused = f"^{listener} must be callable and not async, got {got}"
+        with pytest.raises(ConfigError, match=refused):
+            Engine("pyhelp", **listens)

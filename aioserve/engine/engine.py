@@ -62,8 +62,10 @@ class Engine:
     behind it ("round_robin:chunk_size=512"), or a `SchedulingPolicy` object, which then belongs to
     this engine. `plugins` are objects with hook implementations that needn't be installed.
     Installed observers and admission checks are part of every engine. `progress` is called while
-    weights load, in the loading thread, with bytes done and bytes in all; not for a `ModelSource`,
-    which loads as it likes. The other options are the fields of `aioserve.config.EngineConfig`.
+    weights load, in the loading thread, with bytes done and bytes in all; `capture_progress` while
+    CUDA graphs are captured, on the event loop, with graphs done and graphs in all, from 0 on. What
+    they raise, entering raises. Neither goes with a `ModelSource`, which loads as it likes. The
+    other options are the fields of `aioserve.config.EngineConfig`.
 
     An engine works between `async with` and its end, once, on one event loop of asyncio; several
     engines may live on one loop. Raises `ConfigError` for an option outside its range, or without
@@ -80,6 +82,7 @@ class Engine:
         policy: str | SchedulingPolicy = "fcfs",
         plugins: Sequence[object] = (),
         progress: Callable[[int, int], None] | None = None,
+        capture_progress: Callable[[int, int], None] | None = None,
         device: Device = "auto",
         backend: Backend = "auto",
         dtype: DType = "auto",
@@ -149,21 +152,13 @@ class Engine:
                 argument="model",
                 value=model,
             )
-        if progress is not None and (not callable(progress) or iscoroutinefunction(progress)):
-            raise ConfigError(
-                f"progress must be callable and not async, got {shown(progress)}",
-                argument="progress",
-                value=progress,
-            )
-        if progress is not None and not isinstance(model, str | Path):
-            raise ConfigError(
-                f"progress={shown(progress)} has no effect with model={shown(model)}: such an "
-                "object loads as it likes and reports to nobody, so leave progress out"
-            )
+        _check_listener("progress", progress, model)
+        _check_listener("capture_progress", capture_progress, model)
         self._source = model
         self._policy = policy
         self._plugins = given
         self._progress = progress
+        self._capture_progress = capture_progress
         self._live: LiveEngine | None = None
         self._state: EngineState = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -258,7 +253,11 @@ class Engine:
         num_slots = SLOTS_PER_SEQUENCE * self.config.max_num_seqs
         if isinstance(self._source, str | Path):
             return await loading.load(
-                str(self._source), self.config, num_slots=num_slots, progress=self._progress
+                str(self._source),
+                self.config,
+                num_slots=num_slots,
+                progress=self._progress,
+                capture_progress=self._capture_progress,
             )
         return await self._source.load(self.config, num_slots=num_slots)
 
@@ -429,6 +428,22 @@ class Engine:
             )
         live.check()
         return live
+
+
+def _check_listener(name: str, listener: object, model: object) -> None:
+    if listener is None:
+        return
+    if not callable(listener) or iscoroutinefunction(listener):
+        raise ConfigError(
+            f"{name} must be callable and not async, got {shown(listener)}",
+            argument=name,
+            value=listener,
+        )
+    if not isinstance(model, str | Path):
+        raise ConfigError(
+            f"{name}={shown(listener)} has no effect with model={shown(model)}: such an "
+            f"object loads as it likes and reports to nobody, so leave {name} out"
+        )
 
 
 def _checked_plugins(plugins: object) -> tuple[object, ...]:

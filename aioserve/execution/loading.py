@@ -28,27 +28,41 @@ from aioserve.text.tokenizer import Tokenizer, why_no_tokenizer
 __all__ = ["load"]
 
 T = TypeVar("T")
+ReportGraphs = Callable[[int, int], None]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 async def load(
-    model: str, config: EngineConfig, *, num_slots: int, progress: ReportBytes | None = None
+    model: str,
+    config: EngineConfig,
+    *,
+    num_slots: int,
+    progress: ReportBytes | None = None,
+    capture_progress: ReportGraphs | None = None,
 ) -> LoadedModel:
     """Load off the event loop. `progress` is called in a loading thread with bytes done and bytes
-    in all.
+    in all; `capture_progress` on the loop with CUDA graphs captured and graphs in all, from 0 on.
+    What they raise ends the loading.
 
     Raises `ModelError` for a model that can't be loaded and `ConfigError` for options that it, or
     this machine, can't meet.
     """
-    return await _Loader(model, config, progress).load(num_slots)
+    return await _Loader(model, config, progress, capture_progress).load(num_slots)
 
 
 class _Loader:
-    def __init__(self, model: str, config: EngineConfig, progress: ReportBytes | None) -> None:
+    def __init__(
+        self,
+        model: str,
+        config: EngineConfig,
+        progress: ReportBytes | None,
+        capture_progress: ReportGraphs | None,
+    ) -> None:
         self.model = model
         self.config = config
         self.progress = progress
+        self.capture_progress = capture_progress
         self.device = "cpu"
         self.seconds: dict[str, float] = {}
         """What each part took, by the clock; parts run at the same time."""
@@ -84,8 +98,15 @@ class _Loader:
         await asyncio.gather(*parts, return_exceptions=True)
         described, read, assembling = text.result(), weights.result(), importing.result()
         decoder = await self._begin("decoder", lambda: assembling.decoder_of(read, self.config))
+        graphs = {} if self.device == "cpu" else {"captured": self.capture_progress}
         return await assembling.loaded_model(
-            self.model, decoder, described, self.config, num_slots=num_slots, seconds=self.seconds
+            self.model,
+            decoder,
+            described,
+            self.config,
+            num_slots=num_slots,
+            seconds=self.seconds,
+            **graphs,
         )
 
     def _import(self) -> Any:

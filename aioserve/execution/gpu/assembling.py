@@ -82,7 +82,7 @@ class GpuAssembling:
         *,
         num_slots: int,
         seconds: dict[str, float],
-        captured: CapturedGraphs = lambda done, total: None,
+        captured: CapturedGraphs | None = None,
     ) -> LoadedModel:
         """Ready to serve, with its graphs captured if that is wanted; `captured` is called on the
         loop with how many are, and how many there will be. Otherwise as
@@ -92,18 +92,19 @@ class GpuAssembling:
             self._place, decoder, config, num_slots
         )
         seconds["kv_cache"] = time.perf_counter() - began
+        graphs = graph_sizes(config)
         runner = CudaRunner(
             self._device,
             model,
             num_slots=num_slots,
             name=name.rsplit("/", 1)[-1],
-            graph_sizes=graph_sizes(config),
+            graph_sizes=graphs,
             host_side=self._host_side,
         )
         try:
-            if config.capture_graphs:
+            if graphs and config.capture_graphs:
                 began = time.perf_counter()
-                await runner.capture_graphs(captured)
+                await runner.capture_graphs(captured or _nobody_listens)
                 seconds["graphs"] = time.perf_counter() - began
             return described(
                 name, decoder, runner, text, kept, max_model_len=max_model_len, seconds=seconds
@@ -188,6 +189,10 @@ class GpuAssembling:
                 f"num_host_pages={config.num_host_pages} pages of KV cache can't be reserved in "
                 f"pinned memory: {error}"
             ) from error
+
+
+def _nobody_listens(done: int, total: int) -> None:
+    pass
 
 
 def graph_sizes(config: EngineConfig) -> tuple[int, ...]:

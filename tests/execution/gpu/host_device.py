@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
 from aioserve.execution.gpu.device import Event, HostMemory
 from aioserve.execution.gpu.memory import MemoryUse
 
-__all__ = ["HostCounts", "HostDevice"]
+__all__ = ["HostCounts", "HostDevice", "cuda_is_the_host"]
 
 
 @dataclass
@@ -117,3 +118,19 @@ class HostCounts:
 
     def use(self) -> MemoryUse:
         return self._use
+
+
+def cuda_is_the_host(patch: pytest.MonkeyPatch) -> HostDevice:
+    """From now on an engine with any `device` loads as on a card, and runs on this one."""
+    # Here alone: a machine without Triton has the rest of this file.
+    from aioserve.execution import loading
+    from aioserve.execution.gpu.assembling import GpuAssembling
+    from aioserve.ops.gpu.backend import CudaBackend
+
+    device = HostDevice()
+    memory = HostCounts(1 << 30, 1 << 20, 1 << 20)
+    patch.setattr(loading, "chosen_device", lambda config: "cuda:0")
+    patch.setattr(
+        GpuAssembling, "open", lambda name: GpuAssembling(device, CudaBackend("cpu"), memory)
+    )
+    return device
