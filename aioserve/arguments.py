@@ -137,7 +137,7 @@ def choice(*choices: Any, form: tuple[str, str] | None = None) -> Rule[Any]:
 
     def rule(value: object) -> Any:
         chosen = plain(value)
-        has_form = form is not None and chosen is not None and re.fullmatch(form[1], chosen)
+        has_form = form is not None and isinstance(chosen, str) and re.fullmatch(form[1], chosen)
         if chosen not in choices and not has_form:
             raise _Unfit(must, shown(value), value if chosen is None else chosen, None)
         return chosen

@@ -208,7 +208,10 @@ async def test_what_only_the_model_can_tell_about_parameters_is_checked_at_once(
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens"),
         ({"max_model_len": 1}, "max_model_len"),
-        ({"device": "gpu"}, "device must be one of 'auto', 'cpu', 'cuda', or 'cuda:N' with .*'gpu'"),
+        (
+            {"device": "gpu"},
+            "device must be one of 'auto', 'cpu', 'cuda', or 'cuda:N' with .*'gpu'",
+        ),
         ({"dtype": "float8"}, "dtype must be one of"),
         ({"overlap": 1}, "overlap must be a bool"),
         ({"prefix_caching": 1}, "prefix_caching must be a bool, got 1"),
