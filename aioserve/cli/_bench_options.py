@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from aioserve.cli._device_options import DeviceOptions
 from aioserve.cli._streams import check_output
 from aioserve.errors import ConfigError
 
@@ -21,7 +22,7 @@ MAX_PROMPT_TOKENS = 10_000_000
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class BenchOptions(DeviceOptions):
     """What to run."""
 
     model: str = "random:30m"
@@ -38,7 +39,7 @@ class BenchOptions:
     concurrency: int | None = None
     """Requests at once; throughput: all, latency: 1, when not given."""
     dtype: str = "auto"
-    """float32, bfloat16 or auto (what the model directory says)."""
+    """float32, bfloat16, on a GPU float16, or auto (what the model directory says)."""
     policy: str = "fcfs"
     """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE."""
     page_size: int = 16

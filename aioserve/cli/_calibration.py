@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from aioserve.cli._engine import loading_bar
+from aioserve.cli._engine import start_bars
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli.random_models import model_or_random
 from aioserve.errors import ConfigError
@@ -154,8 +154,8 @@ async def recorded_engine(model: str, **options: Any) -> AsyncIterator[tuple[Eng
     from aioserve import Engine
 
     path = model_or_random(model)
-    with leaving_at_once(), loading_bar(model) as progress:
-        recorder = Recorder(path, progress)
+    with leaving_at_once(), start_bars(model) as listeners:
+        recorder = Recorder(path, listeners.progress)
         engine = Engine(recorder, **options)
         await engine.__aenter__()
     async with _leaving(engine):

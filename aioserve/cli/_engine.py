@@ -1,4 +1,4 @@
-"""What verbs that run a model share: opening the engine with a progress bar, building a prompt.
+"""What verbs that run a model share: opening the engine with progress bars, building a prompt.
 
 Everything heavy is imported inside the functions, so that a verb's `--help` stays cheap.
 """
@@ -6,9 +6,10 @@ Everything heavy is imported inside the functions, so that a verb's `--help` sta
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli.random_models import model_or_random
@@ -17,42 +18,90 @@ if TYPE_CHECKING:
     from aioserve import Engine, SamplingParams
     from aioserve.request import Timings, Usage
 
-__all__ = ["loading_bar", "open_engine", "sampling_params", "summary_line"]
+__all__ = [
+    "Listeners",
+    "Start",
+    "open_engine",
+    "print_start",
+    "sampling_params",
+    "start_bars",
+    "summary_line",
+]
+
+
+class Start(NamedTuple):
+    """What it took to open an engine, by the clock."""
+
+    seconds: float
+    parts: dict[str, float]
+    """Some run at the same time."""
+
+    def __str__(self) -> str:
+        parts = (f"{part} {seconds:.2f} s" for part, seconds in self.parts.items())
+        return f"start {self.seconds:.2f} s: {', '.join(parts)}"
+
+
+class Listeners(NamedTuple):
+    """The options of `Engine` through which it tells how far it has come. None: nobody looks."""
+
+    progress: Callable[[int, int], None] | None = None
+    capture_progress: Callable[[int, int], None] | None = None
 
 
 @asynccontextmanager
-async def open_engine(model: str, **options: Any) -> AsyncIterator[Engine]:
-    """A started engine; while it loads, a bar on stderr when that is a terminal.
+async def open_engine(
+    model: str, *, on_start: Callable[[Start], None] | None = None, **options: Any
+) -> AsyncIterator[Engine]:
+    """A started engine; while it starts, bars on stderr when that is a terminal.
 
-    `model` may also be a `random:SHAPE`, see `random_models.py`.
+    `model` may also be a `random:SHAPE`, see `random_models.py`. `on_start` is told what the start
+    took, without the writing of such a model.
     """
     from aioserve import Engine
 
     path = model_or_random(model)
     async with AsyncExitStack() as stack:
-        with leaving_at_once(), loading_bar(model) as progress:
-            engine = Engine(path, progress=progress, **options)
+        with leaving_at_once(), start_bars(model) as listeners:
+            engine = Engine(path, **listeners._asdict(), **options)
+            began = time.perf_counter()
             await stack.enter_async_context(engine)
+            seconds = time.perf_counter() - began
+        if on_start is not None:
+            on_start(Start(seconds, engine.dump()["model"]["loading_seconds"]))
         yield engine
 
 
 @contextmanager
-def loading_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress callback `(done, total)` drawing on stderr; None when stderr is no terminal."""
+def start_bars(model: str) -> Iterator[Listeners]:
+    """Listeners that draw on stderr, where that is a terminal: a bar for the weights, and one for
+    the graphs where there are any."""
     if not sys.stderr.isatty():
-        yield None
+        yield Listeners()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"loading {model}", total=None)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        loading = bars.add_task(f"loading {model}", total=None)
+        capturing = bars.add_task("capturing graphs", start=False, visible=False)
 
-        def update(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+        def loaded(done: int, total: int) -> None:
+            bars.update(loading, completed=done, total=total)
 
-        yield update
+        def captured(done: int, total: int) -> None:
+            if done == 0:
+                bars.start_task(capturing)
+            description = f"capturing graphs, {done} of {total}"
+            bars.update(
+                capturing, description=description, completed=done, total=total, visible=True
+            )
+
+        yield Listeners(loaded, captured)
+
+
+def print_start(start: Start) -> None:
+    print(f"[{start}]", file=sys.stderr, flush=True)
 
 
 def sampling_params(engine: Engine, **given: Any) -> SamplingParams:

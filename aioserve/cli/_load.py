@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aioserve.cli._bench_options import BenchOptions
-from aioserve.cli._engine import open_engine
+from aioserve.cli._engine import Start, open_engine
 from aioserve.cli._machine import compute_facts
 from aioserve.errors import ConfigError
 from aioserve.request import SamplingParams, Timings, Usage
@@ -77,8 +77,11 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
     Raises `ConfigError` for a prompt and an answer that are together longer than the model's
     context.
     """
+    starts: list[Start] = []
     async with open_engine(
         options.model,
+        on_start=starts.append,
+        **options.of_engine(),
         dtype=options.dtype,
         policy=options.policy,
         page_size=options.page_size,
@@ -112,12 +115,14 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
             answers = await run_requests(engine, prompts, options.output_len, concurrency)
             seconds = time.perf_counter() - started
         after = engine.stats()
-        machine = compute_facts() | {"dtype": engine.dump()["model"]["dtype"]}
+        facts = engine.dump()["model"]
+        machine = compute_facts() | {name: facts[name] for name in ("device", "dtype")}
     return {
         "model": options.model,
         "options": dataclasses.asdict(options),
         "concurrency": concurrency,
         "machine": machine,
+        "start": starts[0]._asdict(),
         "seconds": seconds,
         **figures(answers, seconds),
         "loop_lag_milliseconds": _spread(lag.samples),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 
 from aioserve.cli._bench_options import BenchOptions
+from aioserve.cli._engine import Start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,6 +87,7 @@ def _print_table(result: dict[str, Any]) -> None:
                 *("-" if values is None else f"{values[k]:,.2f}" for k in SPREAD),
             )
     console.print(table)
+    console.print(str(Start(**result["start"])), highlight=False, soft_wrap=True)
     if lag := result["loop_lag_milliseconds"]:
         lags = f"p99 {lag['p99']:.2f} ms, max {lag['max']:.2f} ms"
         console.print(f"loop lag of a 1 ms ticker: {lags}")

@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, Any
 
-from aioserve.cli._engine import open_engine, sampling_params, summary_line
+from cyclopts import Parameter
+
+from aioserve.cli._device_options import DeviceOptions
+from aioserve.cli._engine import open_engine, print_start, sampling_params, summary_line
 from aioserve.cli._prompt import LinePrompt
 from aioserve.errors import AioserveError, InvalidRequestError
 from aioserve.request import SamplingParams
@@ -37,6 +41,8 @@ def chat(
     top_p: float | None = None,
     top_k: int | None = None,
     seed: int | None = None,
+    on: DeviceOptions | None = None,
+    verbose: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Talk to a model in turns; /help lists the commands.
 
@@ -48,6 +54,8 @@ def chat(
         top_p: Sample from the smallest set of tokens with this probability in sum.
         top_k: Sample from this many most likely tokens.
         seed: Repeat sampled answers.
+        on: Where the model runs.
+        verbose: Say on stderr what the start took, by part.
     """
     given = {
         "max_tokens": max_tokens,
@@ -58,12 +66,20 @@ def chat(
     }
     given = {name: value for name, value in given.items() if value is not None}
     SamplingParams(**given)  # a value out of range is reported before the model is loaded
-    asyncio.run(_chat(model, system, given))
+    opening = open_engine(
+        model, on_start=print_start if verbose else None, **(on or DeviceOptions()).of_engine()
+    )
+    asyncio.run(_chat(model, opening, system, given))
 
 
-async def _chat(model: str, system: str | None, given: dict[str, Any]) -> None:
+async def _chat(
+    model: str,
+    opening: AbstractAsyncContextManager[Engine],
+    system: str | None,
+    given: dict[str, Any],
+) -> None:
     with LinePrompt() as prompt:
-        async with open_engine(model) as engine:
+        async with opening as engine:
             engine.tokenizer  # noqa: B018  # raises for a model without one, which has no template
             if not engine.has_chat_template:
                 raise InvalidRequestError(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from aioserve.cli._engine import open_engine, sampling_params, summary_line
+from aioserve.cli._device_options import DeviceOptions
+from aioserve.cli._engine import open_engine, print_start, sampling_params, summary_line
 from aioserve.cli._streams import read_prompt
 from aioserve.errors import InvalidPromptError, InvalidRequestError
 from aioserve.request import SamplingParams
@@ -32,6 +34,8 @@ def run(
     stop: Annotated[tuple[str, ...] | None, Parameter(negative=())] = None,
     chat: Annotated[bool | None, Parameter(negative="--raw")] = None,
     system: str | None = None,
+    on: DeviceOptions | None = None,
+    verbose: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Stream one answer to stdout.
 
@@ -49,6 +53,8 @@ def run(
         chat: Send the prompt as a user message through the chat template (the default for a
             model that has one), or complete it as plain text.
         system: A system message; needs a chat template.
+        on: Where the model runs.
+        verbose: Say on stderr what the start took, by part.
     """
     given = {
         "max_tokens": max_tokens,
@@ -67,13 +73,21 @@ def run(
     text = read_prompt() if prompt == "-" else prompt
     if not text:
         raise InvalidPromptError("the prompt must not be empty")
-    asyncio.run(_stream(text, model, given, chat=chat, system=system))
+    opening = open_engine(
+        model, on_start=print_start if verbose else None, **(on or DeviceOptions()).of_engine()
+    )
+    asyncio.run(_stream(text, opening, given, chat=chat, system=system))
 
 
 async def _stream(
-    text: str, model: str, given: dict[str, Any], *, chat: bool | None, system: str | None
+    text: str,
+    opening: AbstractAsyncContextManager[Engine],
+    given: dict[str, Any],
+    *,
+    chat: bool | None,
+    system: str | None,
 ) -> None:
-    async with open_engine(model) as engine:
+    async with opening as engine:
         prompt = _prompt(engine, text, chat=chat, system=system)
         params = sampling_params(engine, **given)
         async with engine.stream(prompt, params) as stream:

@@ -15,13 +15,20 @@ CTRL_D = "\x04"
 
 
 class Terminal:
-    """`aioserve` with its stdin, stdout and stderr on one terminal; use as a context manager."""
+    """`aioserve` with its stdin, stdout and stderr on one terminal; use as a context manager.
+    `module`: another one that is run with the arguments in its place."""
 
-    def __init__(self, *arguments: str, term: str = "dumb", timeout_seconds: float = 55.0) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        module: str = "aioserve",
+        term: str = "dumb",
+        timeout_seconds: float = 55.0,
+    ) -> None:
         self._deadline = time.monotonic() + timeout_seconds
         self._master, slave = pty.openpty()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "aioserve", *arguments],
+            [sys.executable, "-m", module, *arguments],
             # A session with this terminal as its own: the kernel turns Ctrl-C into SIGINT.
             preexec_fn=lambda: os.login_tty(slave),
             close_fds=True,
