@@ -6,6 +6,9 @@ that fails is of no interest there.
 
 And Triton's interpreter, where there is no GPU: Triton must know before the first package, here
 transformers, imports it.
+
+And where engines compute that are made without a `device`: on the CPU, in programs that tests start
+too, whatever cards and drivers this machine has. A test that wants a card names it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from hypothesis import Phase, settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("AIOSERVE_OPS", "native")
 
 # `python -O` drops what pytest hasn't rewritten, and by itself it rewrites files named `test_*`.
 FOLDERS = [path.name for path in Path(__file__).parent.iterdir() if path.is_dir()]

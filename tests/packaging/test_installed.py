@@ -54,7 +54,8 @@ def run(*command: str | Path, cwd: Path, path: str | None = None) -> str:
     environment = {
         key: value
         for key, value in os.environ.items()
-        if key not in {"PYTHONPATH", "VIRTUAL_ENV"} and not key.startswith(("AIOSERVE_", "PIP_"))
+        if key == "AIOSERVE_OPS"  # the CPU, whatever is in this machine
+        or (key not in {"PYTHONPATH", "VIRTUAL_ENV"} and not key.startswith(("AIOSERVE_", "PIP_")))
     }
     environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     scripts = path or sysconfig.get_path("scripts")

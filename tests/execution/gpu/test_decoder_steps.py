@@ -76,7 +76,8 @@ async def test_an_engine_gives_the_tokens_of_the_reference(
     sizes = options["graph_sizes"]
     if options.get("capture_graphs", True):
         total = 2 * len(sizes)
-        assert source.captures == [(done, total) for done in range(total + 1)]
+        told = [(done, total) for done in range(total + 1)] if sizes else []
+        assert source.captures == told
         assert source.device.captured == total
     else:
         assert source.device.captured > 0
