@@ -1,0 +1,137 @@
+"""What the rotary embedding and the write into pages must do on every backend, against the
+reference in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from aioserve.ops import Backend
+from aioserve.ops.backend import HeadNorms, Rotation
+from tests.ops.scenarios import REFERENCE, Heads, Scenario, Step, lay_out, random
+
+RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+
+
+def tables(backend: Backend, rows: int, half: int) -> Rotation:
+    angles = torch.arange(rows)[:, None] * 0.7 ** torch.arange(half)
+    return Rotation(backend.place(angles.cos()), backend.place(angles.sin()))
+
+
+def write(
+    backend: Backend,
+    scenario: Scenario,
+    qkv: Tensor,
+    heads: Heads,
+    half: int | None,
+    norms: bool,
+    *,
+    wide: bool = False,
+) -> Step:
+    """What a backend leaves of its queries, and in its pages."""
+    step = scenario.on(backend, qkv=qkv, wide=wide)
+    rows = backend.place(step.qkv)
+    given = None
+    if norms:
+        query, key = (random(heads.dim, dtype=scenario.q.dtype, seed=seed) for seed in (8, 9))
+        query, key = (backend.place(weight.to(rows.dtype)) for weight in (query, key))
+        given = HeadNorms(query, key, 1e-6, 1.0)
+    rotation = tables(backend, 100, half) if half else None
+    before = rows[:, step.q_size :].clone()
+    backend.rotary_kv_write(rows, step.batch, step.kv, 0, rotation, given)
+    assert torch.equal(rows[:, step.q_size :], before)
+    return Step(rows.cpu(), step.batch, step.kv, step.q_size)
+
+
+def check(
+    backend: Backend,
+    scenario: Scenario,
+    heads: Heads,
+    *,
+    half: int | None,
+    norms: bool,
+    dtype: torch.dtype,
+    atol: float = 1e-5,
+) -> None:
+    """Queries and pages agree with the reference, and other locations keep their bits."""
+    qkv = random(scenario.q.shape[0], heads.q + 2 * heads.kv, heads.dim, dtype=dtype, seed=4)
+    step = write(backend, scenario, qkv, heads, half, norms)
+    exact = write(REFERENCE, scenario, qkv, heads, half, norms, wide=True)
+    storage = step.kv.plain().cpu()
+    rtol = RELATIVE[dtype]
+    torch.testing.assert_close(step.q.double(), exact.q, rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        storage.double(), exact.kv.plain(), rtol=rtol, atol=atol, equal_nan=True
+    )
+    page_size = scenario.page_size
+    locations = torch.from_numpy(scenario.host.token_locations)
+    written = torch.zeros(scenario.num_pages, page_size, dtype=torch.bool)
+    written[locations // page_size, locations % page_size] = True
+    bits = torch.int32 if dtype is torch.float32 else torch.int16
+    before = scenario.storage.movedim(3, 4)[:, :, ~written].view(bits)
+    assert torch.equal(storage.movedim(3, 4)[:, :, ~written].view(bits), before)
+
+
+def check_a_token_beside_others(
+    backend: Backend,
+    dtype: torch.dtype,
+    num_tokens: int,
+    before_alone: Callable[[], None] = lambda: None,
+) -> None:
+    """The last of a prompt's tokens is the same to the last bit by itself. `before_alone` is called
+    between the two."""
+    heads = Heads(8, 4, 64)
+    scenario = lay_out([(1, num_tokens, 90)], heads, dtype=dtype)
+    qkv = random(num_tokens, 16, 64, dtype=dtype)
+    together = write(backend, scenario, qkv, heads, 32, True)
+    before_alone()
+    last = lay_out([(1, 1, 90)], heads, dtype=dtype)
+    alone = write(backend, last, qkv[-1:], heads, 32, True)
+    assert torch.equal(together.q[-1:], alone.q)
+    location = int(last.host.token_locations[0])
+    at = (0, slice(None), location // 16, slice(None), location % 16)
+    assert torch.equal(together.kv.plain()[at], alone.kv.plain()[at])
+
+
+def check_positions_outside(backend: Backend) -> None:
+    """They are refused before anything is written."""
+    step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(backend, qkv=random(2, 4, 16))
+    rows = backend.place(step.qkv)
+    before = rows.clone(), step.kv.storage.clone()
+    with pytest.raises(ValueError, match="batch: positions go to 39, but cos has 39 rows"):
+        backend.rotary_kv_write(rows, step.batch, step.kv, 0, tables(backend, 39, 8))
+    assert torch.equal(rows, before[0])
+    torch.testing.assert_close(step.kv.storage, before[1], rtol=0, atol=0, equal_nan=True)
+
+
+def check_arguments_that_do_not_fit(backend: Backend) -> None:
+    """They are refused by name."""
+    step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(backend, qkv=random(2, 4, 16))
+    rows, at = backend.place(step.qkv), (step.batch, step.kv)
+
+    def norms(query: Tensor, key: Tensor) -> HeadNorms:
+        return HeadNorms(backend.place(query), backend.place(key), 1e-6)
+
+    with pytest.raises(TypeError, match=r"qkv must be torch.float32 as the KV pages"):
+        backend.rotary_kv_write(rows.bfloat16(), *at, 0)
+    with pytest.raises(ValueError, match=r"qkv must have shape \(2, \(Hq \+ 2 \* 1\) \* 16\)"):
+        backend.rotary_kv_write(rows[:, :32], *at, 0)
+    for layer in (-1, 1):
+        with pytest.raises(ValueError, match=f"layer must be from 0 to 0, got {layer}"):
+            backend.rotary_kv_write(rows, *at, layer)
+    fifty = tables(backend, 50, 8)
+    with pytest.raises(ValueError, match="cos must have at most 8 columns, got 9"):
+        backend.rotary_kv_write(rows, *at, 0, tables(backend, 50, 9))
+    with pytest.raises(ValueError, match=r"cos must have shape \[positions, R / 2\]"):
+        backend.rotary_kv_write(rows, *at, 0, Rotation(fifty.cos[0], fifty.sin[0]))
+    with pytest.raises(TypeError, match=r"cos must be torch.float32, got torch.float64"):
+        backend.rotary_kv_write(rows, *at, 0, Rotation(fifty.cos.double(), fifty.sin.double()))
+    with pytest.raises(ValueError, match=r"sin must be .* of shape \(50, 8\)"):
+        backend.rotary_kv_write(rows, *at, 0, Rotation(fifty.cos, tables(backend, 50, 7).sin))
+    with pytest.raises(ValueError, match=r"norms.query must be contiguous, of shape \(16,\)"):
+        backend.rotary_kv_write(rows, *at, 0, None, norms(random(15), random(16)))
+    with pytest.raises(TypeError, match=r"norms.key must be torch.float32, got torch.bfloat16"):
+        backend.rotary_kv_write(rows, *at, 0, None, norms(random(16), random(16).bfloat16()))
