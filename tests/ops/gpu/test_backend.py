@@ -155,7 +155,7 @@ def test_arrays_that_contradict_each_other_are_refused(backend: CudaBackend) -> 
 def test_a_decoder_gives_the_logits_of_the_reference(
     backend: CudaBackend, directories: dict[str, Path], name: str
 ) -> None:
-    prompts = {"a": prompt(21, 1), "b": prompt(7, 2), "c": prompt(1, 3)}
+    prompts = {"a": prompt(13, 1), "b": prompt(3, 2), "c": prompt(1, 3)}
     runs = [PagedRun(load_model(directories[name], backend=each)) for each in (backend, REFERENCE)]
     for chunks in (prompts, {"c": [5], "b": [9], "a": [6, 7, 8]}, {"b": [3]}):
         got, expected = (run.step(chunks) for run in runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +14,35 @@ import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aioserve.ops import Drawn
 from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.philox import noise
 from aioserve.ops.gpu.selection import MAX_VOCAB
 from aioserve.ops.philox import uniforms
 from aioserve.request import SamplingParams
-from aioserve.sampling.sampler import SlotTable
+from tests.ops.draw_scenes import (
+    GREEDY,
+    check_a_bad_row,
+    check_a_row_among_others,
+    check_a_tiny_temperature,
+    check_against_the_reference,
+    check_an_empty_batch,
+    check_equal_logits,
+    check_greedy,
+    check_keeping_one_token,
+    check_logits_stay,
+    check_logits_that_do_not_fit,
+    check_the_nucleus,
+    check_top_k_before_top_p,
+    coarse_rows,
+    draw,
+    every_kind_of_params,
+    logit_rows,
+    ranking,
+    sample,
+)
 from tests.ops.scenarios import REFERENCE
 
-GREEDY = SamplingParams(temperature=0)
 LINES = 32
 
 
@@ -38,35 +56,6 @@ def _numbers_leave_the_range_of_float32() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def backend():
     return CudaBackend("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def sample(
-    backend, logits: torch.Tensor, params: list[SamplingParams], seeds: list[int], at: list[int]
-) -> Drawn:
-    """Row i leaves its token in slot i."""
-    last_tokens = backend.allocate_slots(len(params) + 1)
-    last_tokens[:] = -7
-    slots = SlotTable(len(params))
-    for slot, (each, seed) in enumerate(zip(params, seeds, strict=True)):
-        slots.start(slot, each, seed)
-    drawn = backend.draw(backend.place(logits), slots.rows(range(len(params)), at), last_tokens)
-    assert drawn.token_ids.dtype == torch.int64
-    assert last_tokens.tolist() == [*drawn.token_ids.tolist(), -7]
-    return drawn
-
-
-def draw(
-    backend,
-    logits: torch.Tensor,
-    params: SamplingParams | list[SamplingParams],
-    seeds: list[int] | None = None,
-    positions: list[int] | None = None,
-) -> list[int]:
-    rows = range(logits.shape[0])
-    each = params if isinstance(params, list) else [params for _ in rows]
-    drawn = sample(backend, logits, each, seeds or [0 for _ in rows], positions or list(rows))
-    assert drawn.row_errors == {}
-    return drawn.token_ids.tolist()
 
 
 def weights_of(row: npt.NDArray[np.float32], temperature: float) -> list[int]:
@@ -101,13 +90,6 @@ def defined(row: npt.NDArray[np.float32], params: SamplingParams, seed: int, pos
             return i
     raise AssertionError("the target is below the total")
 
-
-# Few distinct values, so that ties are the rule; -inf as a mask leaves it.
-coarse = st.sampled_from([-math.inf, -30.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 1.0, 2.0])
-fine = st.floats(-20, 20, width=32)
-logit_rows = st.one_of(
-    st.lists(coarse, min_size=1, max_size=80), st.lists(fine, min_size=1, max_size=80)
-).filter(lambda row: max(row) > -math.inf)
 
 ANY_TIME = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -150,29 +132,9 @@ def test_long_rows_draw_the_defined_token_from_a_list_and_without(
     assert draw(backend, logits, params, seeds) == expected
 
 
-def every_kind_of_params(count: int) -> list[SamplingParams]:
-    kinds = [
-        SamplingParams(),
-        GREEDY,
-        SamplingParams(top_k=3),
-        SamplingParams(top_p=0.7, temperature=0.6),
-        SamplingParams(top_k=40, top_p=0.9),
-        SamplingParams(top_p=0.99, temperature=5.0),
-    ]
-    return [kinds[i % len(kinds)] for i in range(count)]
-
-
 @pytest.mark.parametrize("vocab", [1, 7, 33, 8192])
 def test_the_tokens_are_those_of_the_reference(backend, vocab: int) -> None:
-    generator = torch.Generator().manual_seed(vocab)
-    count = 12
-    logits = torch.randn(count, vocab, generator=generator) * 2
-    logits[::7] = logits[::7].round()
-    logits[:, vocab // 2 :: 5] = -math.inf
-    logits[:, 0] = 0.5
-    params = every_kind_of_params(count)
-    seeds = torch.randint(0, 2**62, (count,), generator=generator).tolist()
-    assert draw(backend, logits, params, seeds) == draw(REFERENCE, logits, params, seeds)
+    check_against_the_reference(backend, vocab, 12)
 
 
 @pytest.mark.parametrize("vocab", [151_936, pytest.param(262_144, marks=pytest.mark.slow)])
@@ -193,73 +155,39 @@ def test_more_columns_than_whole_numbers_can_sum_are_refused(backend) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("vocab", [7, pytest.param(8192, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("vocab", [7, pytest.param(4100, marks=pytest.mark.slow)])
 def test_a_row_draws_the_same_token_alone_in_any_order_and_on_any_strides(
     backend, vocab: int
 ) -> None:
-    generator = torch.Generator().manual_seed(vocab)
-    count = 6
-    logits = torch.randn(count, vocab, generator=generator) * 2
-    params = every_kind_of_params(count)
-    seeds = torch.randint(0, 2**62, (count,), generator=generator).tolist()
-    positions = torch.randint(0, 2**31, (count,), generator=generator).tolist()
-    together = draw(backend, logits, params, seeds, positions)
-
-    alone = [
-        draw(backend, logits[i : i + 1], [params[i]], [seeds[i]], [positions[i]])[0]
-        for i in range(count)
-    ]
-    assert alone == together
-
-    order = torch.randperm(count, generator=generator).tolist()
-    shuffled = draw(
-        backend,
-        logits[order],
-        [params[i] for i in order],
-        [seeds[i] for i in order],
-        [positions[i] for i in order],
-    )
-    assert shuffled == [together[i] for i in order]
-
-    wide = torch.full((count * 2, vocab + 3), math.nan)
-    wide[::2, 1 : vocab + 1] = logits
-    wide = backend.place(wide)
-    assert draw(backend, wide[::2, 1 : vocab + 1], params, seeds, positions) == together
-    columns = backend.place(logits.t().contiguous()).t()
-    assert draw(backend, columns, params, seeds, positions) == together
+    check_a_row_among_others(backend, vocab, 6)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "params",
+    ("params", "count"),
     [
-        SamplingParams(),
-        pytest.param(SamplingParams(top_k=5, top_p=0.8, temperature=1.5), marks=pytest.mark.slow),
+        (SamplingParams(), 60),
+        pytest.param(
+            SamplingParams(top_k=5, top_p=0.8, temperature=1.5), 30, marks=pytest.mark.slow
+        ),
     ],
-    ids=lambda params: f"T={params.temperature:g} k={params.top_k} p={params.top_p:g}",
+    ids=["all tokens", "some tokens"],
 )
-def test_draws_follow_the_exact_probabilities(backend, params: SamplingParams) -> None:
-    count = 60
+def test_draws_follow_the_exact_probabilities(backend, params: SamplingParams, count: int) -> None:
     row = torch.randn(8, generator=torch.Generator().manual_seed(3))
     tokens = draw(backend, row.expand(count, -1), params, [5] * count, list(range(count)))
-    weights = (row.double() / params.temperature).exp()
-    weights[row.argsort(descending=True)[params.top_k or 8 :]] = 0
-    order = weights.argsort(descending=True)
-    before = weights[order].cumsum(0) - weights[order]
-    weights[order[before >= params.top_p * weights.sum()]] = 0
-    expected = (weights / weights.sum() * count).numpy()
-    observed = np.bincount(tokens, minlength=8)
-    assert observed[expected == 0].sum() == 0
-    held = expected > 0
-    statistic = ((observed - expected)[held] ** 2 / expected[held]).sum()
-    assert statistic < 30  # p < 1e-4 at 7 degrees of freedom
+    kept = ranking(row.tolist(), params)
+    expected = np.array([weight for _, weight in kept])
+    expected *= count / expected.sum()
+    observed = np.bincount(tokens, minlength=8)[[i for i, _ in kept]]
+    assert observed.sum() == count, "a token outside the kept set was drawn"
+    assert ((observed - expected) ** 2 / expected).sum() < 30  # p < 1e-4 at 7 degrees of freedom
 
 
 @ANY_TIME
-@given(rows=st.lists(st.lists(coarse, min_size=9, max_size=9), min_size=1, max_size=5))
+@given(rows=coarse_rows)
 def test_greedy_takes_the_lowest_id_among_the_largest(backend, rows: list[list[float]]) -> None:
-    rows = [row if max(row) > -math.inf else [0.0] * 9 for row in rows]
-    assert draw(backend, torch.tensor(rows), GREEDY) == [row.index(max(row)) for row in rows]
+    check_greedy(backend, rows)
 
 
 def test_equals_in_different_blocks_and_lines_give_the_lowest_id(backend) -> None:
@@ -271,65 +199,43 @@ def test_equals_in_different_blocks_and_lines_give_the_lowest_id(backend) -> Non
 
 @pytest.mark.parametrize("params", [SamplingParams(top_k=1), SamplingParams(top_p=1e-9)])
 def test_keeping_one_token_is_greedy(backend, params: SamplingParams) -> None:
-    logits = torch.randint(0, 5, (6, 300), generator=torch.Generator().manual_seed(0)).float()
-    assert draw(backend, logits, params) == draw(backend, logits, GREEDY)
+    check_keeping_one_token(backend, params, 6)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-6])
 @pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.5}])
 def test_a_tiny_temperature_is_greedy_and_overflows_nothing(backend, temperature, limits) -> None:
-    logits = torch.randn(4, 2000, generator=torch.Generator().manual_seed(1)) * 50
-    logits[:, 100] = -math.inf
-    logits[3, 5] = 3e38
-    logits[3, 6] = -3e38
-    params = SamplingParams(temperature=temperature, **limits)
-    assert draw(backend, logits, params) == draw(backend, logits, GREEDY)
+    check_a_tiny_temperature(backend, SamplingParams(temperature=temperature, **limits), 4)
 
 
 def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(backend) -> None:
-    logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(15, -1)
-    for top_p, kept in ((0.39, {1}), (0.41, {1, 2}), (0.71, {1, 2, 3})):
-        assert set(draw(backend, logits, SamplingParams(top_p=top_p))) == kept
+    check_the_nucleus(backend, 5)
 
 
 def test_top_k_comes_before_top_p(backend) -> None:
-    logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(15, -1)
-    # Of the two kept by top_k the first has 4/7 of the weight.
-    assert set(draw(backend, logits, SamplingParams(top_k=2, top_p=0.55))) == {1}
-    assert set(draw(backend, logits, SamplingParams(top_k=2, top_p=0.6))) == {1, 2}
+    check_top_k_before_top_p(backend, 5)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("vocab", [100, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_among_equal_logits_lower_ids_are_kept(backend, vocab: int) -> None:
-    logits = torch.zeros(24, vocab)
-    logits[:, ::3] = -0.0
-    for params in (SamplingParams(top_k=7), SamplingParams(top_p=6.5 / vocab)):
-        drawn = draw(backend, logits, params)
-        assert max(drawn) == 6
-        assert len(set(drawn)) > 4
+# More of them than a list holds are searched in the row, which is interpreted for seconds.
+@pytest.mark.parametrize(
+    ("vocab", "positions"),
+    [(100, range(8)), pytest.param(20_000, (0, 5, 18), marks=pytest.mark.slow)],
+)
+def test_among_equal_logits_lower_ids_are_kept(
+    backend, vocab: int, positions: Sequence[int]
+) -> None:
+    check_equal_logits(backend, vocab, positions)
 
 
 def test_fewer_finite_logits_than_top_k_are_all_that_is_kept(backend) -> None:
-    logits = torch.full((20, 5000), -math.inf)
+    logits = torch.full((4, 5000), -math.inf)
     logits[:, [3, 4000, 4999]] = 1.0
     assert set(draw(backend, logits, SamplingParams(top_k=50))) == {3, 4000, 4999}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_bad_row_is_reported_and_disturbs_no_other(backend, bad: float) -> None:
-    count = 12
-    logits = torch.randn(count, 500, generator=torch.Generator().manual_seed(2))
-    params = every_kind_of_params(count)
-    healthy = draw(backend, logits, params)
-    broken = logits.clone()
-    broken[2, 400] = bad
-    broken[8] = -math.inf
-    result = sample(backend, broken, params, [0] * count, list(range(count)))
-    reason = "the logits have a NaN" if math.isnan(bad) else "the logits have an infinity"
-    assert result.row_errors == {2: reason, 8: "all logits are -inf"}
-    for i in range(count):
-        assert result.token_ids[i] == (0 if i in result.row_errors else healthy[i])
+    check_a_bad_row(backend, bad, [2], 12)
 
 
 def test_a_nan_beside_an_infinity_is_a_nan(backend) -> None:
@@ -342,20 +248,15 @@ def test_a_nan_beside_an_infinity_is_a_nan(backend) -> None:
 
 
 def test_logits_are_left_as_they_were(backend) -> None:
-    logits = backend.place(torch.randn(12, 700))
-    before = logits.clone()
-    draw(backend, logits, every_kind_of_params(12))
-    assert torch.equal(logits, before)
+    check_logits_stay(backend, 6)
 
 
 def test_an_empty_batch_has_no_tokens(backend) -> None:
-    assert draw(backend, torch.empty(0, 10), []) == []
+    check_an_empty_batch(backend)
 
 
 def test_logits_that_do_not_fit_are_refused(backend) -> None:
-    for logits in (torch.zeros(1, 4), torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, 0)):
-        with pytest.raises(ValueError, match=r"logits must be float32 of shape \[2, V\]"):
-            sample(backend, logits, [GREEDY] * 2, [0] * 2, [0] * 2)
+    check_logits_that_do_not_fit(backend)
 
 
 @triton.jit

@@ -1,0 +1,222 @@
+"""What drawing tokens must do on every backend: scenes, for tests that choose the backend and how
+many rows it draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from aioserve.ops import Backend, Drawn
+from aioserve.ops.philox import uniforms
+from aioserve.request import SamplingParams
+from aioserve.sampling.sampler import SlotTable
+from tests.ops.scenarios import REFERENCE
+
+GREEDY = SamplingParams(temperature=0)
+
+# Few distinct values, so that ties are the rule; -inf as a mask leaves it.
+coarse = st.sampled_from([-math.inf, -30.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 1.0, 2.0])
+fine = st.floats(-20, 20, width=32)
+logit_rows = st.one_of(
+    st.lists(coarse, min_size=1, max_size=80), st.lists(fine, min_size=1, max_size=80)
+).filter(lambda row: max(row) > -math.inf)
+coarse_rows = st.lists(
+    st.lists(coarse, min_size=9, max_size=9).filter(lambda row: max(row) > -math.inf),
+    min_size=1,
+    max_size=5,
+)
+
+
+def sample(
+    backend: Backend,
+    logits: torch.Tensor,
+    params: list[SamplingParams],
+    seeds: list[int],
+    positions: list[int],
+) -> Drawn:
+    """Row i leaves its token in slot i, and other slots are left alone."""
+    last_tokens = backend.allocate_slots(len(params) + 1)
+    last_tokens[:] = -7
+    slots = SlotTable(len(params))
+    for slot, (each, seed) in enumerate(zip(params, seeds, strict=True)):
+        slots.start(slot, each, seed)
+    rows = slots.rows(range(len(params)), positions)
+    drawn = backend.draw(backend.place(logits), rows, last_tokens)
+    assert drawn.token_ids.dtype == torch.int64
+    assert last_tokens.tolist() == [*drawn.token_ids.tolist(), -7]
+    return drawn
+
+
+def draw(
+    backend: Backend,
+    logits: torch.Tensor,
+    params: SamplingParams | list[SamplingParams],
+    seeds: list[int] | None = None,
+    positions: list[int] | None = None,
+) -> list[int]:
+    """Rows without seeds have 0, and those without positions their own numbers."""
+    rows = range(logits.shape[0])
+    each = params if isinstance(params, list) else [params for _ in rows]
+    drawn = sample(backend, logits, each, seeds or [0 for _ in rows], positions or list(rows))
+    assert drawn.row_errors == {}
+    return drawn.token_ids.tolist()
+
+
+def every_kind_of_params(count: int) -> list[SamplingParams]:
+    kinds = [
+        SamplingParams(),
+        GREEDY,
+        SamplingParams(top_k=3),
+        SamplingParams(top_p=0.7, temperature=0.6),
+        SamplingParams(top_k=40, top_p=0.9),
+        SamplingParams(top_p=0.99, temperature=5.0),
+    ]
+    return [kinds[i % len(kinds)] for i in range(count)]
+
+
+def ranking(row: list[float], params: SamplingParams) -> list[tuple[int, float]]:
+    """Kept ids and their unnormalised probabilities in rank order, by the definition."""
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    if params.top_k:
+        order = order[: params.top_k]
+    weights = [math.exp((row[i] - row[order[0]]) / params.temperature) for i in order]
+    if params.top_p < 1:
+        mass, total = 0.0, sum(weights)
+        for kept, weight in enumerate(weights):
+            mass += weight
+            if mass >= params.top_p * total:
+                return list(zip(order[: kept + 1], weights, strict=False))
+    return list(zip(order, weights, strict=True))
+
+
+def check_against_the_reference(backend: Backend, vocab: int, num_rows: int) -> None:
+    """With ties, and with tokens that a mask left out."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(num_rows, vocab, generator=generator) * 2
+    logits[::7] = logits[::7].round()
+    logits[:, vocab // 2 :: 5] = -math.inf
+    logits[:, 0] = 0.5
+    params = every_kind_of_params(num_rows)
+    seeds = torch.randint(0, 2**62, (num_rows,), generator=generator).tolist()
+    assert draw(backend, logits, params, seeds) == draw(REFERENCE, logits, params, seeds)
+
+
+def check_a_row_among_others(backend: Backend, vocab: int, num_rows: int) -> None:
+    """A row draws the same token alone, in any order and on any strides."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(num_rows, vocab, generator=generator) * 2
+    params = every_kind_of_params(num_rows)
+    seeds = torch.randint(0, 2**62, (num_rows,), generator=generator).tolist()
+    positions = torch.randint(0, 2**31, (num_rows,), generator=generator).tolist()
+    together = draw(backend, logits, params, seeds, positions)
+
+    alone = [
+        draw(backend, logits[i : i + 1], [params[i]], [seeds[i]], [positions[i]])[0]
+        for i in range(num_rows)
+    ]
+    assert alone == together
+
+    order = torch.randperm(num_rows, generator=generator).tolist()
+    shuffled = draw(
+        backend,
+        logits[order],
+        [params[i] for i in order],
+        [seeds[i] for i in order],
+        [positions[i] for i in order],
+    )
+    assert shuffled == [together[i] for i in order]
+
+    wide = torch.full((num_rows * 2, vocab + 3), math.nan)
+    wide[::2, 1 : vocab + 1] = logits
+    wide = backend.place(wide)
+    assert draw(backend, wide[::2, 1 : vocab + 1], params, seeds, positions) == together
+    columns = backend.place(logits.t().contiguous()).t()
+    assert draw(backend, columns, params, seeds, positions) == together
+
+
+def check_greedy(backend: Backend, rows: list[list[float]]) -> None:
+    """The lowest id among the largest."""
+    assert draw(backend, torch.tensor(rows), GREEDY) == [row.index(max(row)) for row in rows]
+
+
+def check_keeping_one_token(backend: Backend, params: SamplingParams, num_rows: int) -> None:
+    """It is greedy."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randint(0, 5, (num_rows, 300), generator=generator).float()
+    assert draw(backend, logits, params) == draw(backend, logits, GREEDY)
+
+
+def check_a_tiny_temperature(backend: Backend, params: SamplingParams, num_rows: int) -> None:
+    """It is greedy, and overflows nothing."""
+    logits = torch.randn(num_rows, 2000, generator=torch.Generator().manual_seed(1)) * 50
+    logits[:, 100] = -math.inf
+    logits[3, 5] = 3e38
+    logits[3, 6] = -3e38
+    assert draw(backend, logits, params) == draw(backend, logits, GREEDY)
+
+
+def check_the_nucleus(backend: Backend, num_rows: int) -> None:
+    """It is the smallest set that reaches top_p, of what top_k has left."""
+    logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(num_rows, -1)
+    for top_p, kept in ((0.39, {1}), (0.41, {1, 2}), (0.69, {1, 2}), (0.71, {1, 2, 3})):
+        assert set(draw(backend, logits, SamplingParams(top_p=top_p))) == kept
+
+
+def check_top_k_before_top_p(backend: Backend, num_rows: int) -> None:
+    logits = torch.log(torch.tensor([0.1, 0.4, 0.3, 0.2])).expand(num_rows, -1)
+    # Of the two kept by top_k the first has 4/7 of the weight.
+    assert set(draw(backend, logits, SamplingParams(top_k=2, top_p=0.55))) == {1}
+    assert set(draw(backend, logits, SamplingParams(top_k=2, top_p=0.6))) == {1, 2}
+
+
+def check_equal_logits(backend: Backend, vocab: int, positions: Sequence[int]) -> None:
+    """Lower ids are kept, 7 here, and drawn evenly. `positions`: of the rows; the first and the
+    last id must be drawn at some."""
+    logits = torch.zeros(len(positions), vocab)
+    logits[:, ::3] = -0.0
+    expected = (uniforms([0] * len(positions), positions) * 7).astype(int).tolist()
+    assert {0, 6} <= set(expected)
+    for params in (SamplingParams(top_k=7), SamplingParams(top_p=6.5 / vocab)):
+        assert draw(backend, logits, params, positions=list(positions)) == expected
+
+
+def check_a_bad_row(backend: Backend, bad: float, bad_rows: Sequence[int], num_rows: int) -> None:
+    """It is reported, and disturbs no other. `bad_rows`: in the first half, one at a time, each
+    with another one half the rows behind it."""
+    logits = torch.randn(num_rows, 500, generator=torch.Generator().manual_seed(2))
+    params = every_kind_of_params(num_rows)
+    healthy = draw(backend, logits, params)
+    reason = "the logits have a NaN" if math.isnan(bad) else "the logits have an infinity"
+    for row in bad_rows:
+        other = row + num_rows // 2
+        broken = logits.clone()
+        broken[row, 400] = bad
+        broken[other] = -math.inf
+        result = sample(backend, broken, params, [0] * num_rows, list(range(num_rows)))
+        assert result.row_errors == {row: reason, other: "all logits are -inf"}
+        for i in range(num_rows):
+            assert result.token_ids[i] == (0 if i in result.row_errors else healthy[i])
+
+
+def check_logits_stay(backend: Backend, num_rows: int) -> None:
+    """As they were."""
+    logits = backend.place(torch.randn(num_rows, 700))
+    before = logits.clone()
+    draw(backend, logits, every_kind_of_params(num_rows))
+    assert torch.equal(logits, before)
+
+
+def check_an_empty_batch(backend: Backend) -> None:
+    assert draw(backend, torch.empty(0, 10), []) == []
+
+
+def check_logits_that_do_not_fit(backend: Backend) -> None:
+    """They are refused."""
+    wrong = torch.zeros(1, 4), torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2)
+    for logits in (*wrong, torch.zeros(2, 0)):
+        with pytest.raises(ValueError, match=r"logits must be float32 of shape \[2, V\]"):
+            sample(backend, logits, [GREEDY] * 2, [0] * 2, [0] * 2)
