@@ -18,11 +18,19 @@ STACK_BYTES = {"first_kernel": 8}
 """Where registers don't hold everything. It runs once for a row, and its stack is one number."""
 
 
+@pytest.fixture
+def compiled_before(pytestconfig: pytest.Config, tmp_path: Path) -> Path:
+    """Where Triton finds what it has compiled of the same source, constants and compilers."""
+    if not pytestconfig.pluginmanager.hasplugin("cacheprovider"):
+        return tmp_path / "cache"
+    return pytestconfig.cache.mkdir("triton")
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("target", TARGETS)
-def test_kernels_fit_a_card(target: int, tmp_path: Path) -> None:
+def test_kernels_fit_a_card(target: int, compiled_before: Path, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    environment["TRITON_CACHE_DIR"] = str(compiled_before)
     found = tmp_path / "resources.json"
     command = [sys.executable, "-m", "tests.ops.gpu.compile_kernels"]
     done = subprocess.run(
