@@ -116,6 +116,12 @@ def test_what_the_start_took_is_told_where_it_is_asked_for(
     assert "output tokens" in counts
 
 
+def test_a_conversation_may_begin_with_what_the_start_took(aioserve: Run) -> None:
+    done = aioserve("chat", "--verbose", "--device", "cpu", stdin="/exit\n")
+    assert done.returncode == 0
+    assert re.fullmatch(rf"\[{START}\]\n", done.stderr), done.stderr
+
+
 @needs_triton
 def test_bench_tells_what_the_start_on_a_device_took_and_which_it_was(tiny_model: Path) -> None:
     command = [sys.executable, "-m", "tests.cli.on_host_device", "bench", "latency"]

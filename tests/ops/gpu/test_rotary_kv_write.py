@@ -23,7 +23,7 @@ from tests.ops.scenarios import REFERENCE, Heads, lay_out, random
 round_bfloat16_to_nearest()
 
 DTYPES = list(RELATIVE)
-MIXED = [(1, 1, 1), (2, 3, 30), (3, 1, 65), (4, 5, 77)]
+MIXED = [(1, 1, 1), (2, 3, 30), (3, 1, 65), (4, 2, 77)]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -54,7 +54,7 @@ def test_any_shape_agrees(data: st.DataObject, page_size: int, dtype: torch.dtyp
 
 @dtypes
 def test_a_token_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
-    check_a_token_beside_others(gpu(), dtype, 20)
+    check_a_token_beside_others(gpu(), dtype, 5)
 
 
 def test_rows_of_a_wider_matrix_are_taken_as_they_lie() -> None:

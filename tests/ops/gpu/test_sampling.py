@@ -219,7 +219,7 @@ def test_top_k_comes_before_top_p(backend) -> None:
 # More of them than a list holds are searched in the row, which is interpreted for seconds.
 @pytest.mark.parametrize(
     ("vocab", "positions"),
-    [(100, range(8)), pytest.param(20_000, (0, 5, 18), marks=pytest.mark.slow)],
+    [(100, range(8)), pytest.param(20_000, (0, 5), marks=pytest.mark.slow)],
 )
 def test_among_equal_logits_lower_ids_are_kept(
     backend, vocab: int, positions: Sequence[int]
