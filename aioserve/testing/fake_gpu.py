@@ -21,6 +21,7 @@ import asyncio
 import ctypes
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,6 +89,9 @@ class FakeGpu:
         self.later: Callable[[float, Callable[[], None]], object] = (
             later or asyncio.get_running_loop().call_later
         )
+        self.clock: Callable[[], float] = (
+            time.monotonic if self.may_block else asyncio.get_running_loop().time
+        )
         self.source: random.Random = random.Random(seed)
         self.history: deque[str] = deque(maxlen=KEPT_HISTORY)
         """Names of the pieces of work that were done last."""
@@ -109,8 +113,11 @@ class FakeGpu:
         self._num_streams += 1
         return FakeStream(self, self._num_streams - 1)
 
-    def new_event(self) -> FakeEvent:
-        return FakeEvent(self)
+    def new_event(self, *, timed: bool = False) -> FakeEvent:
+        return FakeEvent(self, timed=timed)
+
+    def seconds_between(self, earlier: Any, later: Any) -> float:
+        return later.seconds - earlier.seconds
 
     def memory(self, num_bytes: int) -> FakeMemory:
         return FakeMemory(f"{num_bytes} bytes", np.full(num_bytes, POISON, np.uint8), unit=8)
@@ -273,9 +280,18 @@ def _cells(memory: FakeMemory, where: Any) -> Any:
 
 
 class FakeEvent:
-    def __init__(self, gpu: FakeGpu) -> None:
+    def __init__(self, gpu: FakeGpu, *, timed: bool = False) -> None:
         self.mark: _Mark | None = None
         self._gpu = gpu
+        self._timed = timed
+
+    @property
+    def seconds(self) -> float:
+        """When it was done. Raises unless it is, and is timed."""
+        mark = self.mark
+        if not self._timed or mark is None or not mark.done:
+            raise RuntimeError("the time of an event that isn't timed, or isn't done")
+        return mark.seconds
 
     @property
     def is_done(self) -> bool:
@@ -306,6 +322,8 @@ class _Mark:
 
     def __init__(self) -> None:
         self.done = False
+        self.seconds = 0.0
+        """When it was."""
         self.clock: Clock = []
         self.when_done: list[Callable[[], None]] = []
 
@@ -433,6 +451,7 @@ class FakeStream:
         if work.mark is not None:
             work.mark.clock = list(clock)
             work.mark.done = True
+            work.mark.seconds = gpu.clock()
             gpu.changed.notify_all()
             for call in work.mark.when_done:
                 call()

@@ -67,9 +67,12 @@ class CupyDevice:
         """One that doesn't wait for the default stream, which others in the process may use."""
         return CupyStream(self._cupy, self.index)
 
-    def new_event(self) -> CupyEvent:
+    def new_event(self, *, timed: bool = False) -> CupyEvent:
         """One whose `synchronize` sleeps."""
-        return CupyEvent(self._cupy)
+        return CupyEvent(self._cupy, timed=timed)
+
+    def seconds_between(self, earlier: Any, later: Any) -> float:
+        return self._cupy.cuda.get_elapsed_time(earlier.event, later.event) / 1000
 
     def memory(self, num_bytes: int) -> torch.Tensor:
         """uint8 `[num_bytes]`."""
@@ -146,9 +149,9 @@ class TorchGraph:
 
 
 class CupyEvent:
-    def __init__(self, cupy: Any) -> None:
+    def __init__(self, cupy: Any, *, timed: bool = False) -> None:
         self._runtime = cupy.cuda.runtime
-        self.event: Any = cupy.cuda.Event(block=True, disable_timing=True)
+        self.event: Any = cupy.cuda.Event(block=True, disable_timing=not timed)
         self._error: type[Exception] = cupy.cuda.runtime.CUDARuntimeError
 
     @property

@@ -104,8 +104,13 @@ class Device(Protocol):
         """One that has no order with any other."""
         ...
 
-    def new_event(self) -> Event:
-        """One that isn't recorded: waiting for it waits for nothing."""
+    def new_event(self, *, timed: bool = False) -> Event:
+        """One that isn't recorded: waiting for it waits for nothing. `timed`: it notes when it is
+        done, for `seconds_between`."""
+        ...
+
+    def seconds_between(self, earlier: Event, later: Event) -> float:
+        """On the device's clock, between two timed events that are done. Raises for others."""
         ...
 
     def memory(self, num_bytes: int) -> DeviceMemory:

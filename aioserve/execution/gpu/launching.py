@@ -30,6 +30,7 @@ from aioserve.execution.gpu.device import Device, Event, HostMemory, Stream
 from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemoryError
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.step_model import RESULT_BYTES, PackedStep, StepModel, outcome_of
+from aioserve.execution.gpu.timing import StepTimer, TimedStep
 from aioserve.execution.gpu.waiting import Waiting
 from aioserve.execution.plan import StepOutcome
 
@@ -83,6 +84,8 @@ class StepInFlight:
         self.error: Exception | None = None
         """Why not all of it was enqueued."""
         self.enqueued_seconds: float | None = None
+        self.timed: tuple[StepTimer, TimedStep] | None = None
+        """Of a step that somebody wants to know the time of."""
         self._device = device
         self._told = told
         self._answers = answers
@@ -108,6 +111,13 @@ class StepInFlight:
         self._answers.put(functools.partial(self._told, self, result))
 
     def _outcome(self) -> StepOutcome | Exception:
+        if self.timed is not None:
+            timer, timed = self.timed
+            size = None if self.graph_key is None else self.graph_key.size
+            try:
+                timer.note(timed, self.step.step, size)
+            except Exception as error:
+                return error
         if self.packed is None or self.padding is not None:
             return StepOutcome(step=self.step.step, token_ids=())
         try:
@@ -143,6 +153,8 @@ class Launcher:
         self._clock = clock
         self.main: Stream = device.new_stream()
         self._copies = device.new_stream()
+        self.timer: StepTimer | None = None
+        """Times the steps that are launched from now on."""
         # One of each is enough: on the device, the next step's come after this one's.
         self._inputs = device.memory(model.max_input_bytes)
         self._results = device.memory(RESULT_BYTES * model.max_rows)
@@ -177,6 +189,17 @@ class Launcher:
         self.main.record(flight.block.done)
 
     def _enqueue(self, flight: StepInFlight) -> None:
+        if self.timer is None:
+            self._enqueue_parts(flight)
+            return
+        timer, timed = self.timer, self.timer.begin(self.main)
+        try:
+            self._enqueue_parts(flight)
+        finally:
+            timer.end(timed, self.main)
+        flight.timed = timer, timed
+
+    def _enqueue_parts(self, flight: StepInFlight) -> None:
         step, block = flight.step, flight.block
         packed = self._pack(flight)
         if packed is not None:

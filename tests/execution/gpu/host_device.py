@@ -8,9 +8,11 @@ That nothing is done too early or too late is for `aioserve.testing.fake_gpu` to
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,7 @@ class HostBytes:
 
 class HostEvent:
     is_done = True
+    seconds = 0.0
 
     def synchronize(self) -> None:
         pass
@@ -48,8 +51,8 @@ class HostStream:
     def copy_to_host(self, target: HostMemory, source: torch.Tensor, num_bytes: int) -> None:
         target.array[:num_bytes] = source[:num_bytes].numpy()
 
-    def record(self, event: Event) -> None:
-        pass
+    def record(self, event: Any) -> None:
+        event.seconds = time.perf_counter()
 
     def wait(self, event: Event) -> None:
         pass
@@ -83,8 +86,11 @@ class HostDevice:
     def new_stream(self) -> HostStream:
         return HostStream()
 
-    def new_event(self) -> HostEvent:
+    def new_event(self, *, timed: bool = False) -> HostEvent:
         return HostEvent()
+
+    def seconds_between(self, earlier: Any, later: Any) -> float:
+        return later.seconds - earlier.seconds
 
     def memory(self, num_bytes: int) -> torch.Tensor:
         return torch.full((num_bytes,), 0xA5, dtype=torch.uint8)

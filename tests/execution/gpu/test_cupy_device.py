@@ -110,3 +110,24 @@ def test_an_address_of_the_driver_is_that_of_its_function(monkeypatch):
         assert called(-3) == 3
     finally:
         cupy_device._address.cache_clear()
+
+
+def test_events_note_the_time_only_where_they_are_to_be_timed() -> None:
+    made, pairs = [], []
+
+    def event(**options: bool) -> object:
+        made.append(options)
+        return types.SimpleNamespace(ptr=len(made))
+
+    def elapsed(earlier: Any, later: Any) -> float:
+        pairs.append((earlier.ptr, later.ptr))
+        return 1500.0  # milliseconds
+
+    timing = device(0)
+    timing._cupy.cuda.Event = event
+    timing._cupy.cuda.get_elapsed_time = elapsed
+    first, second = timing.new_event(timed=True), timing.new_event(timed=True)
+    timing.new_event()
+    assert made == [{"block": True, "disable_timing": flag} for flag in (False, False, True)]
+    assert timing.seconds_between(first, second) == 1.5
+    assert pairs == [(1, 2)]
