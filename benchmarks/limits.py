@@ -27,57 +27,25 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from machine_limits import PRODUCT_SECONDS, READ_MIB, cost_of, measure_limits
 
 from aioserve import Engine, SamplingParams, _native
-from aioserve.capacity.hardware import Hardware
-from aioserve.capacity.models import ModelShape
 from aioserve.config import EngineConfig
 from aioserve.execution.assembling import loaded_model
-from aioserve.execution.plan import StepOutcome, StepPlan
-from aioserve.execution.process_memory import total_memory_bytes
-from aioserve.execution.runner import LoadedModel, Runner, Text
-from aioserve.models.config import DecoderConfig
+from aioserve.execution.noting import NotedStep, NotingRunner
+from aioserve.execution.runner import LoadedModel, Text
 from aioserve.models.loader import load_model
 from aioserve.ops import backend_named
 from aioserve.ops.native_program import NativeProgram
 from aioserve.simulation.cost import RooflineCost
 
-READ_MIB = 1024
-"""Many times the caches of a processor."""
-READ_PASSES = 15
-PRODUCTS = ((512, 2048, 2048), (2048, 2048, 2048), (1024, 4096, 4096))
-"""Rows, inputs and outputs."""
-PRODUCT_SECONDS = 1.0
 SHARES = ("linear", "attention", "rowwise", "step", "host")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Of one dtype on this machine."""
-
-    bytes_per_second: float
-    flops_per_second: float
-    fastest_product: str
-    """Whose it is."""
-
-    def hardware(self) -> Hardware:
-        """As a roofline wants it: what was measured, and nothing else."""
-        return Hardware(
-            "this machine",
-            self.flops_per_second,
-            self.bytes_per_second,
-            total_memory_bytes(),
-            step_seconds=0.0,
-            compute_efficiency=1.0,
-            bandwidth_efficiency=1.0,
-        )
 
 
 @dataclass(frozen=True)
@@ -95,13 +63,6 @@ class Workload:
             [source.randrange(vocab_size) for _ in range(self.prompt_tokens)]
             for _ in range(self.requests)
         ]
-
-
-@dataclass
-class Step:
-    plan: StepPlan
-    began: float
-    ended: float
 
 
 @dataclass(frozen=True)
@@ -122,44 +83,6 @@ class Phase:
         return self.tokens / self.seconds
 
 
-# -- the machine
-
-
-def measure_limits(
-    dtype: torch.dtype, seconds: float = PRODUCT_SECONDS, read_mib: int = READ_MIB
-) -> Limits:
-    """What the threads of the pool reach together. `seconds` are spent on each product."""
-    passes = _native.read_seconds(read_mib << 20, READ_PASSES)
-    rates = {
-        f"{name}, {rows} x {inputs} x {outputs}": rate
-        for rows, inputs, outputs in PRODUCTS
-        for name, rate in product_rates(dtype, rows, inputs, outputs, seconds).items()
-    }
-    fastest = max(rates, key=lambda name: rates[name])
-    return Limits((read_mib << 20) / min(passes), rates[fastest], fastest)
-
-
-def product_rates(
-    dtype: torch.dtype, rows: int, inputs: int, outputs: int, seconds: float
-) -> dict[str, float]:
-    """Operations a second of [rows, inputs] times [inputs, outputs], by whose kernel it is. They
-    take turns, and the best turn counts."""
-    weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(rows, inputs).to(dtype)
-    layers = {
-        "native": backend_named("native").linear(weight),
-        "torch": backend_named("reference").linear(weight),
-    }
-    best = dict.fromkeys(layers, float("inf"))
-    end = time.perf_counter() + seconds
-    with torch.inference_mode():
-        while time.perf_counter() < end or float("inf") in best.values():
-            for name, layer in layers.items():
-                began = time.perf_counter()
-                layer(x)
-                best[name] = min(best[name], time.perf_counter() - began)
-    return {name: 2 * rows * inputs * outputs / took for name, took in best.items()}
-
-
 # -- an engine whose steps are noted
 
 
@@ -167,7 +90,7 @@ class NotedModel:
     """Loads a model for an engine, and notes every step and the time of its ops."""
 
     def __init__(self, model: str, dtype: str) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[NotedStep] = []
         self._model, self._dtype = model, dtype
         self._program: NativeProgram | None = None
 
@@ -183,7 +106,9 @@ class NotedModel:
         loaded = await loaded_model(
             self._model, decoder, text, config, num_slots=num_slots, seconds={}
         )
-        return msgspec.structs.replace(loaded, runner=NotingRunner(loaded.runner, self.steps))
+        return msgspec.structs.replace(
+            loaded, runner=NotingRunner(loaded.runner, self.steps.append)
+        )
 
     @property
     def program(self) -> NativeProgram:
@@ -199,34 +124,10 @@ class NotedModel:
     def op_seconds(self, began: float, ended: float) -> dict[str, float]:
         """What went on between these times since `begin`: the keys are `SHARES`."""
         ops = {name: spent / 1e9 for name, spent in self.program.nanoseconds.items()}
-        in_steps = sum(step.ended - step.began for step in self.steps)
+        in_steps = sum(step.seconds for step in self.steps)
         ops["step"] = in_steps - sum(ops.values())
         ops["host"] = ended - began - in_steps
         return ops
-
-
-class NotingRunner:
-    def __init__(self, runner: Runner, steps: list[Step]) -> None:
-        self._runner, self._steps = runner, steps
-
-    @property
-    def wake_delays_seconds(self) -> Sequence[float]:
-        return self._runner.wake_delays_seconds
-
-    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
-        return self._noted(plan, time.perf_counter(), self._runner.launch(plan))
-
-    async def _noted(
-        self, plan: StepPlan, launched: float, handle: Awaitable[StepOutcome]
-    ) -> StepOutcome:
-        outcome = await handle
-        # Steps run one after the other, so one that waited began when the last one ended.
-        began = max(launched, self._steps[-1].ended) if self._steps else launched
-        self._steps.append(Step(plan, began, time.perf_counter()))
-        return outcome
-
-    async def aclose(self) -> None:
-        await self._runner.aclose()
 
 
 # -- the workloads
@@ -250,7 +151,7 @@ async def run(engine: Engine, workload: Workload, seed: int) -> tuple[float, flo
 
 
 def phases_of(
-    workload: Workload, steps: list[Step], began: float, ended: float, cost: RooflineCost
+    workload: Workload, steps: list[NotedStep], began: float, ended: float, cost: RooflineCost
 ) -> list[Phase]:
     with_prompts = [
         index
@@ -290,12 +191,6 @@ async def measure(
 async def warm(engine: Engine, workload: Workload) -> None:
     """Pay for what is built once: the thread pool, the kernels' choice, pages of memory."""
     await run(engine, Workload("warm", workload.requests, workload.prompt_tokens, 2), 0)
-
-
-def cost_of(model: str, dtype: torch.dtype, limits: Limits) -> RooflineCost:
-    shape = ModelShape.of(DecoderConfig.from_directory(model))
-    shape = msgspec.structs.replace(shape, bytes_per_value=dtype.itemsize)
-    return RooflineCost(shape, limits.hardware())
 
 
 def main() -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,8 @@ from aioserve.simulation.cost import StepLoad
 if TYPE_CHECKING:
     from aioserve import Engine
     from aioserve.config import EngineConfig
-    from aioserve.execution.plan import StepOutcome, StepPlan
-    from aioserve.execution.runner import LoadedModel, Runner
+    from aioserve.execution.noting import NotedStep
+    from aioserve.execution.runner import LoadedModel
 
 __all__ = ["Grid", "Recorder", "measure_grid", "measure_mixes", "recorded_engine"]
 
@@ -105,44 +104,21 @@ class Recorder:
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         from aioserve.execution import loading
+        from aioserve.execution.noting import NotingRunner
 
         loaded = await loading.load(
             self._model, config, num_slots=num_slots, progress=self._progress
         )
-        return msgspec.structs.replace(loaded, runner=_NotingRunner(loaded.runner, self.samples))
+        return msgspec.structs.replace(loaded, runner=NotingRunner(loaded.runner, self._note))
+
+    def _note(self, step: NotedStep) -> None:
+        self.samples.append(StepSample(StepLoad.of(step.plan), step.seconds))
 
     def take(self) -> list[StepSample]:
         """The steps since the last call."""
         taken = list(self.samples)
         self.samples.clear()
         return taken
-
-
-class _NotingRunner:
-    def __init__(self, runner: Runner, samples: list[StepSample]) -> None:
-        self._runner = runner
-        self._samples = samples
-        self._ended = 0.0
-
-    @property
-    def wake_delays_seconds(self) -> Sequence[float]:
-        return self._runner.wake_delays_seconds
-
-    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
-        return self._noted(plan, time.perf_counter(), self._runner.launch(plan))
-
-    async def _noted(
-        self, plan: StepPlan, launched: float, handle: Awaitable[StepOutcome]
-    ) -> StepOutcome:
-        outcome = await handle
-        now = time.perf_counter()
-        seconds = now - max(launched, self._ended)
-        self._ended = now
-        self._samples.append(StepSample(StepLoad.of(plan), seconds))
-        return outcome
-
-    async def aclose(self) -> None:
-        await self._runner.aclose()
 
 
 @asynccontextmanager

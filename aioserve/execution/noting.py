@@ -1,0 +1,54 @@
+"""A runner around another one, which says of each step what it held and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.execution.runner import Runner
+
+__all__ = ["NotedStep", "NotingRunner"]
+
+
+class NotedStep(NamedTuple):
+    """One step, as the event loop saw it; on the clock of `time.perf_counter`."""
+
+    plan: StepPlan
+    began: float
+    """When it was launched, or when the step before had ended, if that was later: steps run one
+    after the other."""
+    ended: float
+    """When the loop heard of its end."""
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+class NotingRunner:
+    """A `Runner`. `note` is called on the loop with each step that ends well."""
+
+    def __init__(self, runner: Runner, note: Callable[[NotedStep], None]) -> None:
+        self._runner = runner
+        self._note = note
+        self._ended = float("-inf")
+
+    @property
+    def wake_delays_seconds(self) -> Sequence[float]:
+        return self._runner.wake_delays_seconds
+
+    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        return self._noted(plan, time.perf_counter(), self._runner.launch(plan))
+
+    async def _noted(
+        self, plan: StepPlan, launched: float, handle: Awaitable[StepOutcome]
+    ) -> StepOutcome:
+        outcome = await handle
+        began, self._ended = max(launched, self._ended), time.perf_counter()
+        self._note(NotedStep(plan, began, self._ended))
+        return outcome
+
+    async def aclose(self) -> None:
+        await self._runner.aclose()
