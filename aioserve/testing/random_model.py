@@ -29,11 +29,13 @@ def write_random_model(
     *,
     seed: int = 0,
     dtype: str = "bfloat16",
+    device: str = "cpu",
 ) -> Path:
     """Write config.json, model.safetensors and tokenizer.json; return the directory.
 
     config: as in config.json, `architectures` included. `dtype` (float32, bfloat16 or float16) is
-    written into it. The tokenizer knows single bytes, and "?<id>" for each further id.
+    written into it. The tokenizer knows single bytes, and "?<id>" for each further id. `device` is
+    torch's name of what draws the weights: another one draws others of the same seed.
     Raises `ModelError` for a config that can't be loaded, ValueError for an unknown dtype.
     """
     if dtype not in _DTYPES:
@@ -44,18 +46,21 @@ def write_random_model(
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     write_tokenizer(path, parsed.vocab_size)
-    tensors = random_tensors(parsed, seed, _DTYPES[dtype])
+    tensors = random_tensors(parsed, seed, _DTYPES[dtype], device)
     save_file(tensors, path / SINGLE_FILE, metadata={"format": "pt"})
     return path
 
 
-def random_tensors(config: DecoderConfig, seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors by name; no head where embeddings are tied."""
-    generator = torch.Generator().manual_seed(seed)
+def random_tensors(
+    config: DecoderConfig, seed: int, dtype: torch.dtype, device: str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors by name, drawn by `device`, on the CPU; no head where embeddings are
+    tied."""
+    generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape, mean, deviation in _distributions(config):
-        values = torch.empty(shape).normal_(mean, deviation, generator=generator)
-        tensors[name] = values.to(dtype)
+        values = torch.empty(shape, device=device).normal_(mean, deviation, generator=generator)
+        tensors[name] = values.to(dtype).cpu()
     return tensors
 
 
