@@ -7,11 +7,11 @@ The parts, the most important first, each of which can be asked for by `--only`:
     offline       256 requests at once, prompts and answers of 100 to 1,024 tokens, Qwen3-0.6B
     single        one request, decoded with graphs
     prefill       a prompt of 4,096 tokens
-    online        requests at random times (Poisson), at 50 % and 80 % of what offline has reached
     prefix        64 prompts with 2,048 tokens in common, and as long ones with none
     single-eager  one request, decoded without graphs
     transformers, vllm, sglang
                   offline and single on other engines; one that isn't installed is named missing
+    online        requests at random times (Poisson), at 50 % and 80 % of what offline has reached
     8b-single, 8b-offline
                   the same with Qwen3-8B's shape, offline with 64 requests
 
@@ -51,12 +51,12 @@ ORDER = (
     "offline",
     "single",
     "prefill",
-    "online",
     "prefix",
     "single-eager",
     "transformers",
     "vllm",
     "sglang",
+    "online",
     "8b-single",
     "8b-offline",
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import time
 import traceback
@@ -98,6 +99,7 @@ class Bench:
     async def aclose(self) -> None:
         await self._stack.aclose()
         self._engine = self._open = None
+        gc.collect()  # what is in cycles has memory of the device, which the next engine wants
 
 
 # -- the parts
@@ -220,9 +222,9 @@ PARTS: dict[str, Callable[[Bench], Awaitable[dict[str, Any]]]] = {
     "offline": offline,
     "single": single,
     "prefill": prefill,
-    "online": online,
     "prefix": prefix,
     "single-eager": eager,
+    "online": online,
     "8b-single": large_single,
     "8b-offline": large_offline,
 }

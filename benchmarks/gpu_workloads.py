@@ -157,7 +157,7 @@ SCALES = {
         own_prompt=64,
         shared_output=64,
         online_requests=(32, 512),
-        online_seconds=15.0,
+        online_seconds=10.0,
         max_model_len=8192,
     ),
     "tiny": Scale(

@@ -36,6 +36,8 @@ __all__ = ["Grid", "Recorder", "measure_grid", "measure_mixes", "recorded_engine
 
 LEAST_PREFILL = 16
 """The smallest prompt of a grid."""
+SHORTEST_PREFILL = 2
+"""The shortest that there is: one token is computed as a decode is."""
 
 OnProgress = Callable[[], None]
 
@@ -55,9 +57,20 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """Of each decoding sequence when it begins."""
 
     @classmethod
-    def up_to(cls, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> Grid:
+    def up_to(
+        cls,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        *,
+        graphs: bool = False,
+    ) -> Grid:
         """Powers of two up to what one step of the engine may hold, and a short and a long
         context.
+
+        `graphs`: decodes run as CUDA graphs, and steps with a prompt don't, so that a step takes
+        longer by a leap with the first tokens of a prompt. The shortest prompts are then measured
+        too, or the leap would be a slope.
 
         Raises `ConfigError` for limits with which not all points could be measured.
         """
@@ -73,7 +86,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
                 f"max_model_len must be at least {2 * LEAST_PREFILL + 1} to be measured, "
                 f"got {max_model_len}"
             )
-        prefill = (0, *_growing(LEAST_PREFILL, most, 2))
+        shortest = (SHORTEST_PREFILL,) if graphs else ()
+        prefill = (0, *shortest, *_growing(LEAST_PREFILL, most, 2))
         # The last point is measured by steps between it and the point before, on both axes.
         room = max_num_batched_tokens - prefill[-2]
         if not 1 <= max_num_seqs < room:

@@ -12,9 +12,12 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["compute_facts", "everything"]
+if TYPE_CHECKING:
+    from aioserve.execution.cuda_driver import Card
+
+__all__ = ["compute_facts", "device_facts", "everything"]
 
 Facts = dict[str, Any]
 
@@ -41,6 +44,14 @@ def compute_facts() -> Facts:
     """What decides how fast steps are, in one line: for benchmark results."""
     facts = _guarded(_cpu) | _guarded(_kernels)
     return {name: facts.get(name) for name in ("isa", "threads", "processor")}
+
+
+def device_facts(device: str) -> Facts:
+    """The same of the device that an engine runs on, "cpu" or "cuda:N"."""
+    if device == "cpu":
+        return {"device": device} | compute_facts()
+    found = _guarded(lambda: {"card": _cards()[int(device.partition(":")[2])].name})
+    return {"device": device, "card": found.get("card", found.get("error"))}
 
 
 def _guarded(probe: Callable[[], Facts]) -> Facts:
@@ -135,6 +146,13 @@ def _gpu() -> Facts:
         for index, card in enumerate(driver.cards)
     }
     return {"driver": f"CUDA {'.'.join(map(str, driver.cuda_version))}", "cards": cards}
+
+
+def _cards() -> tuple[Card, ...]:
+    from aioserve.execution.cuda_driver import find_driver
+
+    driver = find_driver()
+    return () if driver is None else driver.cards
 
 
 def _policies() -> Facts:

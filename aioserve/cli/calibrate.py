@@ -40,6 +40,7 @@ def calibrate(
     max_num_seqs: int = 32,
     max_num_batched_tokens: int = 2048,
     page_size: int = 16,
+    device: str = "auto",
     dtype: str = "auto",
     overlap: Annotated[bool, Parameter(negative="--no-overlap")] = True,
     seed: int = 0,
@@ -56,7 +57,9 @@ def calibrate(
         max_num_seqs: Most sequences that decode at once.
         max_num_batched_tokens: Tokens of one step.
         page_size: Tokens of one KV page.
-        dtype: Of the weights: auto, float32 or bfloat16.
+        device: cpu; cuda, an NVIDIA GPU, or cuda:1, the second one; auto: the first GPU that can be
+            used, else the CPU.
+        dtype: Of the weights: auto, float32, bfloat16 or, on a GPU, float16.
         overlap: Plan a step while the one before is running.
         seed: Decides the order of the measurements and what the held-out steps are.
     """
@@ -70,6 +73,7 @@ def calibrate(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "page_size": page_size,
+        "device": device,
         "dtype": dtype,
         "overlap": overlap,
     }
@@ -96,28 +100,39 @@ async def _measured(
     from msgspec.structs import replace
 
     from aioserve.cli._calibration import Grid, measure_grid, measure_mixes, recorded_engine
-    from aioserve.cli._machine import compute_facts
+    from aioserve.cli._machine import device_facts
     from aioserve.simulation.calibration import fit_table, prediction_error
 
     # One more seat, for the prompts that come while the others decode.
     seats = options["max_num_seqs"] + 1
     async with recorded_engine(model, **options | {"max_num_seqs": seats}) as (engine, recorder):
-        grid = Grid.up_to(options["max_num_batched_tokens"], seats - 1, engine.limits.max_model_len)
+        loaded = engine.dump()["model"]
+        is_gpu = loaded["device"] != "cpu"
+        grid = Grid.up_to(
+            options["max_num_batched_tokens"],
+            seats - 1,
+            engine.limits.max_model_len,
+            graphs=is_gpu,
+        )
         fitted, held_out = [], []
-        with _bar(passes * (grid.num_rounds + MIXED_REQUESTS)) as on_progress:
+        rounds = passes * (grid.num_rounds + MIXED_REQUESTS) + is_gpu * grid.num_rounds
+        with _bar(rounds) as on_progress:
+            if is_gpu:
+                # Kernels are compiled when a step first needs them.
+                await measure_grid(engine, grid, seed + passes, on_progress)
+                recorder.take()
             for number in range(passes):
                 await measure_grid(engine, grid, seed + number, on_progress)
                 fitted += recorder.take()
                 await measure_mixes(engine, MIXED_REQUESTS, seats, seed + number, on_progress)
                 held_out += recorder.take()
-        found = engine.dump()["model"]["dtype"]
     table = fit_table(fitted, grid.prefill_tokens, grid.decode_batch)
     error = prediction_error(table.table(), held_out)
     measured = {
         "model": Path(model).name,
         **options,
-        "dtype": found,
-        **compute_facts(),
+        "dtype": loaded["dtype"],
+        **device_facts(loaded["device"]),
         "aioserve": metadata.version("aioserve"),
         "steps": len(fitted),
         "held_out_steps": error.steps,
@@ -143,12 +158,18 @@ def _bar(total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
+def _place(measured: dict[str, Any]) -> str:
+    if measured["device"] == "cpu":
+        return f"{measured['threads']} threads"
+    return str(measured["card"])
+
+
 def _print(output: Path, table: CostTableFile, error: PredictionError) -> None:
     measured, seconds = table.measured, table.seconds
     largest = table.prefill_tokens[-1], table.decode_batch[-1]
     print(
         f"{output}: {measured['steps']:,} steps of {measured['model']}, {measured['dtype']}, "
-        f"{measured['threads']} threads\n"
+        f"{_place(measured)}\n"
         f"one sequence decodes in {seconds[0][1] * 1e3:.2f} ms, {largest[1]} in "
         f"{seconds[0][-1] * 1e3:.2f} ms, and {largest[0]:,} prompt tokens take "
         f"{seconds[-1][0] * 1e3:.2f} ms; each 1,000 tokens of context add "

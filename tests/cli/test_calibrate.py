@@ -30,7 +30,7 @@ def test_a_model_is_measured_and_its_table_simulated(
     assert min(map(min, table["seconds"])) > 0
     measured = table["measured"]
     assert measured["model"] == tiny_model.name
-    assert (measured["dtype"], measured["overlap"]) == ("float32", True)
+    assert (measured["device"], measured["dtype"], measured["overlap"]) == ("cpu", "float32", True)
     assert measured["steps"] > 2 * 3 * 2 * 6
     assert measured["held_out_steps"] > 0
     assert str(tmp_path) not in path.read_text()
@@ -95,7 +95,7 @@ def test_a_context_that_is_too_short_to_be_measured_is_named(
 def test_a_table_that_is_far_off_is_written_and_no_success(
     aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = {"model": "m", "dtype": "float32", "threads": 1, "steps": 9}
+    facts = {"model": "m", "dtype": "float32", "device": "cpu", "threads": 1, "steps": 9}
     table = CostTableFile(
         prefill_tokens=(0, 16), decode_batch=(0, 1), seconds=((1, 1), (1, 1)), measured=facts
     )

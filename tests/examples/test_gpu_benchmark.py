@@ -62,7 +62,7 @@ def check_run(found: dict[str, Any], *, requests: int) -> None:
 
 
 def test_parts_are_measured_and_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
-    parts = ("card", "offline", "single", "prefill", "online", "prefix", "single-eager", "vllm")
+    parts = ("card", "offline", "single", "prefill", "prefix", "single-eager", "vllm", "online")
     done, written = run(tmp_path / "gpu.json", "--only", *parts)
     assert done.returncode == 0, done.stdout + done.stderr
     assert written["ok"]

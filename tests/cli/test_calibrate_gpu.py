@@ -1,0 +1,116 @@
+"""`aioserve calibrate` with an engine on a GPU: a fake one, which works in real time.
+
+Its graphs take 2 ms and each of the three kernels of an eager step 4.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aioserve.cli import _calibration
+from aioserve.config import EngineConfig
+from aioserve.execution import cuda_driver, loading
+from aioserve.execution.cuda_driver import Card, Driver
+from aioserve.execution.gpu.graphs import default_graph_sizes
+from aioserve.execution.gpu.runner import CudaRunner
+from aioserve.execution.gpu.waiting import Threads
+from aioserve.execution.runner import LoadedModel, ModelLimits
+from aioserve.request import SamplingParams
+from aioserve.testing.fake_device import VOCAB_SIZE
+from aioserve.testing.fake_gpu import FakeGpu
+from aioserve.testing.fake_gpu_model import FakeStepModel
+from tests.cli.command import Run
+from tests.execution.gpu.plans import threaded_gpu
+
+MAX_MODEL_LEN, NUM_PAGES = 160, 64
+SECONDS = {"a graph": 0.002, "tokens": 0.004, "keys and values": 0.004, "samples": 0.004}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    """What every model is loaded on."""
+
+    async def load(model: str, config: EngineConfig, *, num_slots: int, progress: Any):
+        assert config.device == "cuda"
+        sizes = default_graph_sizes(config.max_num_seqs)
+        steps = FakeStepModel(
+            gpu,
+            num_pages=NUM_PAGES,
+            page_size=config.page_size,
+            num_slots=num_slots,
+            max_tokens=config.max_num_batched_tokens,
+            max_rows=max(num_slots, *sizes),
+            max_model_len=MAX_MODEL_LEN,
+        )
+        runner = CudaRunner(
+            gpu, steps, num_slots=num_slots, name=model, graph_sizes=sizes, host_side=Threads()
+        )
+        await runner.capture_graphs(lambda done, total: None)
+        return LoadedModel(
+            name=model,
+            runner=runner,
+            limits=ModelLimits(VOCAB_SIZE, MAX_MODEL_LEN, NUM_PAGES, frozenset()),
+            defaults=SamplingParams(),
+            tokenizer=None,
+            chat_template=None,
+            description={"device": "cuda:1", "dtype": "float16"},
+        )
+
+    cards = tuple(Card(name, 1 << 30, (9, 0)) for name in ("another card", "a fake card"))
+    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(cuda_driver, "find_driver", lambda: Driver((13, 0), cards))
+    with threaded_gpu(op_seconds=lambda name: SECONDS.get(name, 0.0)) as gpu:
+        yield gpu
+
+
+def test_a_table_of_a_gpu_has_a_leap_where_steps_are_no_graphs_any_more(
+    aioserve_here: Run, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = _calibration.Recorder.take
+
+    def noted(recorder: _calibration.Recorder) -> Any:
+        samples = take(recorder)
+        taken.append(len(samples))
+        return samples
+
+    monkeypatch.setattr(_calibration.Recorder, "take", noted)
+    path = tmp_path / "table.json"
+    sizes = ("--max-num-seqs", 2, "--max-num-batched-tokens", 64)
+    done = aioserve_here("calibrate", "fake", "--device", "cuda", "-o", path, *sizes)
+    # Where other work holds up the machine, the table is as poor as it says, and written.
+    assert done.returncode == (1 if "far off" in done.stderr else 0), done.stderr
+    assert "steps of fake, float16, a fake card\n" in done.stdout
+    table = json.loads(path.read_text())
+    assert table["prefill_tokens"] == [0, 2, 16, 32, 64]
+    assert table["decode_batch"] == [0, 1, 2]
+    graphs, eager = table["seconds"][0], table["seconds"][1]
+    assert 0.002 <= graphs[1] < eager[0]
+    assert eager[0] >= 0.012 / 2  # half, since the sum of all steps decides how high a table is
+    assert eager[0] > 2 * graphs[1]
+    measured = table["measured"]
+    assert (measured["device"], measured["card"]) == ("cuda:1", "a fake card")
+    # The first request, a pass that compiles, and twice a pass that counts and one held out.
+    _, compiling, *passes = taken
+    assert compiling > 0
+    assert measured["steps"] == passes[0] + passes[2]
+    assert measured["held_out_steps"] == passes[1] + passes[3]
+    assert gpu.num_replays > 0
+    assert not gpu.violations
+
+    simulated = aioserve_here(
+        "simulate", "--synthetic", "bursts", "--num-requests", 5, "--cost-table", path
+    )
+    assert simulated.returncode == 0, simulated.stderr
+
+
+def test_a_gpu_that_is_not_there_is_named(aioserve_here: Run, tmp_path: Path) -> None:
+    done = aioserve_here("calibrate", "--device", "cuda:97", "-o", tmp_path / "table.json")
+    assert done.returncode == 2
+    assert "device='cuda:97' can't be used: " in done.stderr
+    assert not (tmp_path / "table.json").exists()
