@@ -2,8 +2,9 @@
 
 A ```python block runs, in the order of its page and in one namespace with the page's others. A
 ```console block's `$ aioserve` lines run and must exit with 0. The info string can say otherwise:
-`no-run` (needs something that a test has not), or a file below the repository that contains the
-block word by word. A ```text printed``` block is what the last ```python block before it printed.
+`no-run` (needs something that a test has not), `gpu` (where none can be used, it is run on the CPU,
+with "cpu" in the place of "cuda"), or a file below the repository that contains the block word by
+word. A ```text printed``` block is what the last ```python block before it printed.
 Other languages are not run.
 """
 
@@ -16,11 +17,15 @@ from typing import Any
 
 import pytest
 
+from aioserve import ConfigError
 from aioserve.cli import main
+from aioserve.config import EngineConfig
+from aioserve.execution.devices import chosen_device
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 MAX_BLOCKS_NOT_RUN = 6
+TAGS = ("", "no-run", "printed", "gpu")
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,22 @@ def test_the_python_blocks_of_a_page_run_in_order(
     for block in blocks(page):
         if block.tag == "printed":
             assert capsys.readouterr().out.strip() == block.text, f"{relative(page)}:{block.line}"
-        if block.language == "python" and not block.tag:
+        if block.language == "python" and block.tag in ("", "gpu"):
             capsys.readouterr()
+            text = block.text if block.tag == "" else on_this_machine(block)
             # Blank lines in front make a traceback show the page's own line numbers.
-            source = "\n" * block.line + block.text
+            source = "\n" * block.line + text
             exec(compile(source, relative(page), "exec", dont_inherit=True), namespace)
+
+
+def on_this_machine(block: Block) -> str:
+    """A block that names a GPU, or what it is without one."""
+    assert '"cuda"' in block.text, f"{relative(block.page)}:{block.line} names no GPU"
+    try:
+        chosen_device(EngineConfig(device="cuda"))
+    except ConfigError:
+        return block.text.replace('"cuda"', '"cpu"')
+    return block.text
 
 
 def console_commands() -> list[Any]:
@@ -105,7 +121,7 @@ def test_the_commands_that_the_documentation_shows_work(
 
 
 def test_blocks_that_quote_a_file_are_found_in_it() -> None:
-    quoting = [block for block in EVERY_BLOCK if block.tag not in ("", "no-run", "printed")]
+    quoting = [block for block in EVERY_BLOCK if block.tag not in TAGS]
     assert quoting
     for block in quoting:
         place = f"{relative(block.page)}:{block.line}"
