@@ -322,7 +322,7 @@ class _Mark:
 
     def __init__(self) -> None:
         self.done = False
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         """When it was."""
         self.clock: Clock = []
         self.when_done: list[Callable[[], None]] = []
