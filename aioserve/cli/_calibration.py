@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from aioserve.cli._engine import start_bars
+from aioserve.cli._engine import Listeners, start_bars
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli.random_models import model_or_random
 from aioserve.errors import ConfigError
@@ -111,17 +111,17 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 class Recorder:
     """Loads a model for an engine, and notes every step that it runs."""
 
-    def __init__(self, model: str, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(self, model: str, listeners: Listeners) -> None:
         self.samples: list[StepSample] = []
         self._model = model
-        self._progress = progress
+        self._listeners = listeners
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         from aioserve.execution import loading
         from aioserve.execution.noting import NotingRunner
 
         loaded = await loading.load(
-            self._model, config, num_slots=num_slots, progress=self._progress
+            self._model, config, num_slots=num_slots, **self._listeners._asdict()
         )
         return msgspec.structs.replace(loaded, runner=NotingRunner(loaded.runner, self._note))
 
@@ -145,7 +145,7 @@ async def recorded_engine(model: str, **options: Any) -> AsyncIterator[tuple[Eng
 
     path = model_or_random(model)
     with leaving_at_once(), start_bars(model) as listeners:
-        recorder = Recorder(path, listeners.progress)
+        recorder = Recorder(path, listeners)
         engine = Engine(recorder, **options)
         await engine.__aenter__()
     async with _leaving(engine):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from aioserve.cli._device_options import DeviceOptions
 from aioserve.cli._streams import check_output, json_text
 from aioserve.errors import AioserveError, ConfigError
 
@@ -40,10 +41,10 @@ def calibrate(
     max_num_seqs: int = 32,
     max_num_batched_tokens: int = 2048,
     page_size: int = 16,
-    device: str = "auto",
     dtype: str = "auto",
     overlap: Annotated[bool, Parameter(negative="--no-overlap")] = True,
     seed: int = 0,
+    on: DeviceOptions | None = None,
 ) -> None:
     """Measure what the engine's steps take with a model on this machine, and write a cost table.
 
@@ -57,8 +58,6 @@ def calibrate(
         max_num_seqs: Most sequences that decode at once.
         max_num_batched_tokens: Tokens of one step.
         page_size: Tokens of one KV page.
-        device: cpu; cuda, an NVIDIA GPU, or cuda:1, the second one; auto: the first GPU that can be
-            used, else the CPU.
         dtype: Of the weights: auto, float32, bfloat16 or, on a GPU, float16.
         overlap: Plan a step while the one before is running.
         seed: Decides the order of the measurements and what the held-out steps are.
@@ -73,9 +72,9 @@ def calibrate(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "page_size": page_size,
-        "device": device,
         "dtype": dtype,
         "overlap": overlap,
+        **(on or DeviceOptions()).of_engine(),
     }
     passes = THOROUGH_PASSES if thorough else PASSES
     table, error = asyncio.run(_measured(model, options, passes, seed))

@@ -35,7 +35,7 @@ SECONDS = {"a graph": 0.002, "tokens": 0.004, "keys and values": 0.004, "samples
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     """What every model is loaded on."""
 
-    async def load(model: str, config: EngineConfig, *, num_slots: int, progress: Any):
+    async def load(model: str, config: EngineConfig, *, num_slots: int, **listeners: Any):
         assert config.device == "cuda"
         sizes = default_graph_sizes(config.max_num_seqs)
         steps = FakeStepModel(

@@ -141,7 +141,7 @@ def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, option: str) -> 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_the_device_of_a_gpu_is_timed_by_its_own_clock(tmp_path: Path, module: Any) -> None:
     """The real runner and kernels, with the host in the place of the device."""
-    from tests.execution.gpu.test_decoder_steps import OnHost
+    from tests.execution.gpu.assembled import on_host
 
     parts, workloads = module("gpu_parts"), module("gpu_workloads")
     scale = workloads.SCALES["tiny"]
@@ -153,7 +153,7 @@ def test_the_device_of_a_gpu_is_timed_by_its_own_clock(tmp_path: Path, module: A
         repeats=1,
         rate=None,
         engine_options={"graph_sizes": (1, 2), "max_num_seqs": 2, "num_pages": 32},
-        source_of=OnHost,
+        source_of=on_host,
     )
 
     async def measured() -> dict[str, Any]:

@@ -27,6 +27,12 @@ def pytest_runtest_setup() -> None:
     pytest.skip(f"no card: {reason}")
 
 
+@pytest.fixture(autouse=True)
+def no_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite's own environment keeps engines on the CPU."""
+    monkeypatch.delenv("AIOSERVE_OPS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def place() -> Place:
     """For tests that can be rehearsed."""

@@ -59,7 +59,18 @@ def test_every_small_number_of_rows_is_right_on_every_instruction_set(
 @dtypes
 @pytest.mark.parametrize(
     ("out_features", "in_features"),
-    [(1, 1), (33, 1), (1, 16), (31, 17), (32, 31), (64, 33), (129, 32), (257, 100), (96, 1029), (140, 600)],
+    [
+        (1, 1),
+        (33, 1),
+        (1, 16),
+        (31, 17),
+        (32, 31),
+        (64, 33),
+        (129, 32),
+        (257, 100),
+        (96, 1029),
+        (140, 600),
+    ],
 )
 def test_sizes_that_fill_no_tile_are_right_on_every_instruction_set(
     isa: str, dtype: torch.dtype, out_features: int, in_features: int
