@@ -24,6 +24,7 @@ from aioserve.errors import ConfigError
 from aioserve.request import MAX_SEED
 
 __all__ = [
+    "Attention",
     "Backend",
     "DType",
     "Device",
@@ -33,6 +34,7 @@ __all__ = [
     "used_backend",
 ]
 
+Attention = Literal["auto", "triton", "flashinfer"]
 Backend = Literal["auto", "native", "reference"]
 Device = str
 """auto, cpu, cuda, or cuda:N."""
@@ -135,6 +137,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     the next larger one. None: a ladder up to `max_num_seqs`. None at all, `()`: no graphs."""
     capture_graphs: bool = True
     """Capture them while the engine is entered. False: each when it is first needed."""
+    attention: Attention = "auto"
+    """On a GPU: whose kernels attend from prompts: "triton", aioserve's own; "flashinfer", which
+    must be installed. "auto" is FlashInfer where it is installed, takes the model, and is faster,
+    which is measured while the engine is entered. Decodes are always Triton's."""
     special_tokens_in_messages: bool = False
     """Take the name of a special token in the text of a message for the token, as most engines do.
     False: the chat template alone writes special tokens, and their names in messages are text."""
@@ -191,7 +197,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.device.startswith("cuda"):
             refuse("backend", f"device={self.device!r}", "it names what computes on a CPU")
         if self.device == "cpu" or self.backend != "auto":
-            for option in ("graph_sizes", "capture_graphs"):
+            for option in ("graph_sizes", "capture_graphs", "attention"):
                 refuse(option, "a model on the CPU", "leave it out, or choose a CUDA device")
         if self.graph_sizes is not None and not self.graph_sizes:
             refuse("capture_graphs", "graph_sizes=()", "there is nothing to capture")
@@ -237,6 +243,7 @@ _RULES: dict[str, Rule[Any]] = {
     "step_program": boolean,
     "graph_sizes": optional(sequence(integer(1, MAX_SEQS), MAX_GRAPH_SIZES)),
     "capture_graphs": boolean,
+    "attention": choice(*get_args(Attention)),
     "special_tokens_in_messages": boolean,
     "seed": integer(0, MAX_SEED),
     "max_waiting": integer(1, MAX_COUNT),

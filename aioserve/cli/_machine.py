@@ -33,6 +33,7 @@ def everything() -> dict[str, Facts]:
         "torch": _torch,
         "cupy": _cupy,
         "triton": _triton,
+        "flashinfer": _flashinfer,
         "gpu": _gpu,
         "policies": _policies,
         "model": _embedded_model,
@@ -132,6 +133,13 @@ def _triton() -> Facts:
     if importlib.util.find_spec("triton") is None:
         return {"installed": False}
     return {"installed": True, "version": metadata.version("triton")}
+
+
+def _flashinfer() -> Facts:
+    """Without an import, which takes seconds."""
+    if importlib.util.find_spec("flashinfer") is None:
+        return {"installed": False}
+    return {"installed": True, "version": metadata.version("flashinfer-python")}
 
 
 def _gpu() -> Facts:

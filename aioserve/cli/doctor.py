@@ -11,7 +11,7 @@ __all__ = ["doctor"]
 
 
 def doctor(*, json: bool = False) -> None:
-    """Show what was found: instruction sets, threads, torch, CuPy, GPUs, policies, models.
+    """Show what was found: instruction sets, threads, torch, packages for GPUs, policies, models.
 
     Args:
         json: Print JSON instead of a table.

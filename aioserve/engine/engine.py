@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 
 from aioserve.arguments import check, number, optional
-from aioserve.config import Backend, Device, DType, EngineConfig, Preemption
+from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import Prompt
 from aioserve.engine.live import Chosen, LiveEngine
@@ -102,6 +102,7 @@ class Engine:
         step_program: bool = True,
         graph_sizes: Sequence[int] | None = None,
         capture_graphs: bool = True,
+        attention: Attention = "auto",
         special_tokens_in_messages: bool = False,
         seed: int = 0,
         max_waiting: int = 4096,
@@ -128,6 +129,7 @@ class Engine:
             step_program=step_program,
             graph_sizes=graph_sizes,
             capture_graphs=capture_graphs,
+            attention=attention,
             special_tokens_in_messages=special_tokens_in_messages,
             seed=seed,
             max_waiting=max_waiting,

@@ -5,8 +5,8 @@ Imports torch: `imports` does that off the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
@@ -85,8 +85,10 @@ def described(
     *,
     max_model_len: int,
     seconds: dict[str, float],
+    facts: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
-    """A model that is ready on some device, with what the engine wants to know of it."""
+    """A model that is ready on some device, with what the engine wants to know of it. `facts` are
+    more of them for `Engine.dump()`."""
     host_cache = kept.host_cache
     return LoadedModel(
         name=name,
@@ -109,6 +111,7 @@ def described(
             "kv_cache_bytes": kept.cache.storage.nbytes,
             "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
             "loading_seconds": dict(seconds),
+            **(facts or {}),
         },
         why_no_tokenizer=text.why_no_tokenizer,
     )

@@ -106,7 +106,8 @@ def _why_not(found: Driver | None, index: int, missing: Callable[[], list[str]])
 
 
 def _refuse_cuda_options(config: EngineConfig) -> None:
-    for option, default in (("graph_sizes", None), ("capture_graphs", True)):
+    defaults = (("graph_sizes", None), ("capture_graphs", True), ("attention", "auto"))
+    for option, default in defaults:
         value = getattr(config, option)
         if value != default:
             raise ConfigError(

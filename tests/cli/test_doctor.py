@@ -24,6 +24,7 @@ def test_doctor_prints_json_for_programs(aioserve: Run) -> None:
     assert found["memory"]["available_gib"] > 0
     assert found["gpu"]["driver"]
     assert "installed" in found["triton"]
+    assert "installed" in found["flashinfer"]
     assert not [name for name, facts in found.items() if "error" in facts]
 
 

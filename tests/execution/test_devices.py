@@ -141,7 +141,9 @@ def test_a_device_that_is_not_there_is_an_error(find: Find, reason: str) -> None
         choose(find, device="cuda:2")
 
 
-@pytest.mark.parametrize("options", [{"graph_sizes": (4,)}, {"capture_graphs": False}])
+@pytest.mark.parametrize(
+    "options", [{"graph_sizes": (4,)}, {"capture_graphs": False}, {"attention": "triton"}]
+)
 def test_options_of_a_gpu_are_refused_where_the_cpu_is_used(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ConfigError, match=f"^{name}=.* has no effect on the CPU"):

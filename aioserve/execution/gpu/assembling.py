@@ -20,6 +20,7 @@ from aioserve.execution.assembling import (
     sizes,
     wanted_model_len,
 )
+from aioserve.execution.gpu.attention_choice import AttentionChoice, choose_attention
 from aioserve.execution.gpu.cupy_device import CupyDevice
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device
@@ -88,6 +89,9 @@ class GpuAssembling:
         loop with how many are, and how many there will be. Otherwise as
         `aioserve.execution.assembling.loaded_model`."""
         began = time.perf_counter()
+        attention = await asyncio.to_thread(self._choose_attention, decoder, config)
+        seconds["attention"] = time.perf_counter() - began
+        began = time.perf_counter()
         model, kept, max_model_len = await asyncio.to_thread(
             self._place, decoder, config, num_slots
         )
@@ -107,11 +111,38 @@ class GpuAssembling:
                 await runner.capture_graphs(captured or _nobody_listens)
                 seconds["graphs"] = time.perf_counter() - began
             return described(
-                name, decoder, runner, text, kept, max_model_len=max_model_len, seconds=seconds
+                name,
+                decoder,
+                runner,
+                text,
+                kept,
+                max_model_len=max_model_len,
+                seconds=seconds,
+                facts={
+                    "attention": {
+                        "prompts": attention.used,
+                        "decodes": "triton",
+                        "why": attention.why,
+                    }
+                },
             )
         except BaseException:
             await runner.aclose()
             raise
+
+    def _choose_attention(self, decoder: Decoder, config: EngineConfig) -> AttentionChoice:
+        """Before pages are counted: what it needs of the device is taken by then."""
+        with self._device.within():
+            choice = choose_attention(
+                decoder,
+                config,
+                self._backend,
+                self._device,
+                max_model_len=wanted_model_len(decoder, config),
+            )
+            self._backend.prompt_attention = choice.prompts
+            self._device.free_cached_memory()
+        return choice
 
     def _place(
         self, decoder: Decoder, config: EngineConfig, num_slots: int

@@ -1,5 +1,6 @@
 """Paged attention: the prompts of a batch in one launch, its decodes in another.
 
+Decodes are Triton's. Prompts are too, unless somebody else attends from them: `PromptAttention`.
 See `aioserve.ops.Backend.paged_attention` for what is computed.
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,12 +19,31 @@ from aioserve.ops.gpu.attention_tiles import AttentionTiles, attention_tiles
 from aioserve.ops.gpu.batch import GpuBatch
 from aioserve.ops.kv_cache import PlainKVCache
 
-__all__ = ["MAX_HEAD_DIM", "attend", "paged_attention"]
+__all__ = ["MAX_HEAD_DIM", "PromptAttention", "attend", "paged_attention"]
 
 MAX_HEAD_DIM = 256
 """The largest head that tiles are made for."""
 
 _LOG2_E = math.log2(math.e)
+
+
+class PromptAttention(Protocol):
+    """Attends from the prompts of a batch in place of Triton's kernels."""
+
+    def __call__(
+        self,
+        out: Tensor,
+        qkv: Tensor,
+        batch: GpuBatch,
+        kv: PlainKVCache,
+        layer: int,
+        *,
+        scale: float,
+        window: int,
+        soft_cap: float,
+    ) -> None:
+        """Fill the rows of `out` behind `batch.num_decodes`. Waits for nothing."""
+        ...
 
 
 def paged_attention(
@@ -35,13 +56,23 @@ def paged_attention(
     window: int,
     soft_cap: float,
     logit_rows_only: bool,
+    prompts: PromptAttention | None = None,
 ) -> Tensor:
     """The rows of all tokens, or of `batch.logit_rows`. Arguments that fit each other are given.
 
     Raises ValueError for a scale that isn't above 0.
     """
-    tiles = attention_tiles(kv.head_dim, kv.dtype, _target(qkv.device))
-    out = attend(qkv, batch, kv, layer, scale=scale, window=window, soft_cap=soft_cap, tiles=tiles)
+    out = attend(
+        qkv,
+        batch,
+        kv,
+        layer,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        tiles=attention_tiles(kv.head_dim, kv.dtype, _target(qkv.device)),
+        prompts=prompts,
+    )
     return out[batch.logit_rows] if logit_rows_only else out
 
 
@@ -55,6 +86,7 @@ def attend(
     window: int,
     soft_cap: float,
     tiles: AttentionTiles,
+    prompts: PromptAttention | None = None,
 ) -> Tensor:
     """The rows of all tokens, in tiles of one's choice."""
     if not scale > 0:
@@ -69,7 +101,10 @@ def attend(
     group = heads // kv.num_kv_heads
     where = {"group": group, "window": window, "factor": factor, "cap": cap}
     decode(out, qkv, batch, kv, layer, tiles=tiles, **where)
-    prefill(out, qkv, batch, kv, layer, tiles=tiles, **where)
+    if prompts is None:
+        prefill(out, qkv, batch, kv, layer, tiles=tiles, **where)
+    elif qkv.shape[0] > batch.num_decodes:
+        prompts(out, qkv, batch, kv, layer, scale=scale, window=window, soft_cap=soft_cap)
     return out
 
 

@@ -1,11 +1,13 @@
-"""Every op on one NVIDIA GPU: Triton's kernels, and torch for the rest.
+"""Every op on one NVIDIA GPU: Triton's kernels, and torch for the rest; FlashInfer's for prompts,
+where a `prompt_attention` was set.
 
 Kernels are launched on torch's current stream, and the thread has made `device` the current one.
 No op but `draw`, `prepare` and `copy_pages` waits for the device; a runner has `inputs`,
 `sampling.draw` and `page_copies` instead, which don't either.
 
-Attention, norms, rotation and draws of a row depend on that row alone. Linear layers are cuBLAS:
-for another number of rows it may take sums in another order.
+Attention, norms, rotation and draws of a row depend on that row alone, to the last bit. Two others
+may take sums in another order in another batch: cuBLAS, which computes linear layers, and
+FlashInfer.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from aioserve.ops.checks import (
 )
 from aioserve.ops.draws import row_error
 from aioserve.ops.gpu import rotary, rowwise, sampling
-from aioserve.ops.gpu.attention import MAX_HEAD_DIM, paged_attention
+from aioserve.ops.gpu.attention import MAX_HEAD_DIM, PromptAttention, paged_attention
 from aioserve.ops.gpu.attention_tiles import decode_splits
 from aioserve.ops.gpu.batch import GpuBatch
 from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
@@ -71,6 +73,8 @@ class CudaBackend(Backend):
         elif chosen.index >= torch.cuda.device_count():
             raise ConfigError(f"{chosen}: torch finds {torch.cuda.device_count()} CUDA devices")
         self.device: torch.device = chosen
+        self.prompt_attention: PromptAttention | None = None
+        """What attends from prompts; None: Triton's kernels."""
 
     def linear(
         self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
@@ -180,6 +184,7 @@ class CudaBackend(Backend):
             window=window,
             soft_cap=soft_cap,
             logit_rows_only=logit_rows_only,
+            prompts=self.prompt_attention,
         )
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

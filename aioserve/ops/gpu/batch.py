@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from aioserve.ops.batch import Batch
 
-__all__ = ["QUERY_BLOCK", "GpuBatch"]
+__all__ = ["QUERY_BLOCK", "GpuBatch", "HostPrompts"]
 
 QUERY_BLOCK = 128
 """Tokens of a sequence in one of `GpuBatch.query_blocks`.
@@ -19,6 +21,20 @@ QUERY_BLOCK = 128
 A block's rows are its tokens times the query heads that share a KV head, and tiles of rows divide
 it, whatever the number of heads: so blocks are the same for all models.
 """
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class HostPrompts:
+    """The N sequences behind a step's decodes, on the host: for attention that is planned there.
+
+    query_counts  [N]     query tokens of each
+    context_lens  [N]     tokens in its KV pages after this step's writes
+    page_table    [N, P]  dense rows; what lies behind a context's pages is anything
+    """
+
+    query_counts: npt.NDArray[np.int32]
+    context_lens: npt.NDArray[np.int32]
+    page_table: npt.NDArray[np.int32]
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,3 +63,4 @@ class GpuBatch(Batch):
     num_decodes: int
     query_blocks: torch.Tensor
     num_splits: int
+    prompts: HostPrompts

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from aioserve.kv.pages import pages_for
 from aioserve.ops.batch import HostBatch, SampleRows
-from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch
+from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, HostPrompts
 from aioserve.ops.gpu.sampling import DeviceSampleRows
 
 __all__ = [
@@ -76,6 +76,8 @@ class InputShape:
     """Whether a row may have a temperature."""
     num_bytes: int
     """From the start of the block on: what the device needs."""
+    prompts: HostPrompts
+    """What isn't a decode: views of what was packed."""
 
 
 class DeviceInputs(NamedTuple):
@@ -230,6 +232,9 @@ class InputLayout:
             pending=padding is not None or len(host.pending_rows) > 0,
             drawn=samples is not None and bool((samples.temperatures > 0).any()),
             num_bytes=self._sections["page_table"].offset + 4 * size * self.max_pages,
+            prompts=HostPrompts(
+                counts[decodes:], host.context_lens[decodes:], host.page_table[decodes:]
+            ),
         )
 
     def views(self, block: Tensor, shape: InputShape, num_splits: int) -> DeviceInputs:
@@ -258,6 +263,7 @@ class InputLayout:
             num_decodes=shape.num_decodes,
             query_blocks=get("query_blocks", 2 * shape.num_query_blocks).view(-1, 2),
             num_splits=num_splits,
+            prompts=shape.prompts,
         )
         samples = DeviceSampleRows(
             slots=get("slots", rows),

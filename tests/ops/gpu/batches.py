@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aioserve.ops import HostBatch
-from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch
+from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, HostPrompts
 from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.scenarios import Scenario
 
@@ -46,6 +46,11 @@ def gpu_batch(host: HostBatch, device: torch.device, *, num_splits: int = 1) -> 
         num_decodes=decodes,
         query_blocks=upload(np.array(blocks, np.int32).reshape(-1, 2)),
         num_splits=num_splits,
+        prompts=HostPrompts(
+            np.diff(host.query_start)[decodes:],
+            host.context_lens[decodes:],
+            host.page_table[decodes:],
+        ),
     )
 
 

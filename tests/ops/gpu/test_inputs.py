@@ -14,6 +14,7 @@ from aioserve.ops import HostBatch, SampleRows
 from aioserve.ops.gpu import inputs as inputs_module
 from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.backend import CudaBackend
+from aioserve.ops.gpu.batch import HostPrompts
 from aioserve.ops.gpu.inputs import DeviceInputs, InputLayout, InputShape, Padding, fill_pending
 from tests.ops.gpu.batches import gpu_batch
 from tests.ops.scenarios import Heads, lay_out, random
@@ -86,6 +87,9 @@ def check_equal(inputs: DeviceInputs, host: HostBatch, samples: SampleRows) -> N
                 value = value[:, : wanted.shape[1]]
             assert value.dtype is wanted.dtype
             assert torch.equal(value.cpu(), wanted), field.name
+        elif isinstance(wanted, HostPrompts):
+            for array in dataclasses.fields(wanted):
+                assert np.array_equal(getattr(value, array.name), getattr(wanted, array.name))
         else:
             assert value == wanted, field.name
     slots = inputs.token_slots.cpu().numpy()

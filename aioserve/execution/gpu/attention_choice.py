@@ -1,0 +1,288 @@
+"""Whose kernels attend from prompts: Triton's, or FlashInfer's where they are there and faster.
+
+FlashInfer's are tried before they are used, on a batch of the model's own shapes. That compiles
+them, and shows that they compute what Triton's do, before any request depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from aioserve.config import Attention, EngineConfig
+from aioserve.errors import ConfigError
+from aioserve.execution.gpu.device import Device
+from aioserve.execution.gpu.failures import DeviceFailedError
+from aioserve.models import architecture
+from aioserve.models.decoder import Decoder
+from aioserve.ops import HostBatch
+from aioserve.ops.gpu.attention import PromptAttention, paged_attention
+from aioserve.ops.gpu.backend import CudaBackend
+from aioserve.ops.gpu.batch import GpuBatch
+from aioserve.ops.gpu.flashinfer_attention import (
+    FlashInferAttention,
+    import_flashinfer,
+    is_installed,
+    why_not,
+)
+from aioserve.ops.kv_cache import PlainKVCache
+
+__all__ = ["AttentionChoice", "choose_attention", "trial_prompts"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+ROUNDS = 5
+"""That each is timed, in turns; the shortest counts."""
+NEEDED_SHARE = 0.95
+"""Of Triton's time: what is hardly faster isn't worth that rows depend on their batch."""
+MAX_TRIAL_TOKENS = 8192
+ROUNDINGS = 4
+"""By how many units of the last place of a dtype two results may differ, or of 1 below 1."""
+
+
+class AttentionChoice(NamedTuple):
+    prompts: PromptAttention | None
+    """For `CudaBackend.prompt_attention`."""
+    used: Attention
+    """Never "auto"."""
+    why: str
+
+
+def choose_attention(
+    decoder: Decoder,
+    config: EngineConfig,
+    backend: CudaBackend,
+    device: Device,
+    *,
+    max_model_len: int,
+    installed: Callable[[], bool] = is_installed,
+    load: Callable[[], Any] = import_flashinfer,
+    clock: Callable[[], float] = time.perf_counter,
+) -> AttentionChoice:
+    """As `config.attention` asks. Inside `device.within()`, in a thread that may take its time:
+    kernels may be compiled.
+
+    Raises `ConfigError` where FlashInfer is asked for and can't be used, saying why, and
+    `DeviceFailedError` where the device fails.
+    """
+    if config.attention == "triton":
+        return AttentionChoice(None, "triton", "attention='triton' is asked for")
+    choice = _of_flashinfer(
+        decoder, config, backend, device, max_model_len, installed=installed, load=load, clock=clock
+    )
+    if config.attention == "flashinfer" and choice.prompts is None:
+        raise ConfigError(
+            f"attention='flashinfer' can't be used: {choice.why}",
+            argument="attention",
+            value="flashinfer",
+        )
+    logger.info("prompts attend with %s: %s", choice.used, choice.why)
+    return choice
+
+
+def _of_flashinfer(
+    decoder: Decoder,
+    config: EngineConfig,
+    backend: CudaBackend,
+    device: Device,
+    max_model_len: int,
+    *,
+    installed: Callable[[], bool],
+    load: Callable[[], Any],
+    clock: Callable[[], float],
+) -> AttentionChoice:
+    if not installed():
+        return AttentionChoice(None, "triton", "FlashInfer isn't installed")
+    layers = [layer.attention for layer in decoder.config.layers]
+    heads = layers[0].heads
+    unfit = why_not(
+        dtype=decoder.dtype,
+        query_heads=heads.query,
+        kv_heads=heads.kv,
+        head_dim=heads.dim,
+        max_tokens=config.max_num_batched_tokens,
+        max_sequences=config.max_num_seqs,
+    )
+    if unfit is not None:
+        return AttentionChoice(None, "triton", f"FlashInfer: {unfit}")
+    max_tokens = min(config.max_num_batched_tokens, MAX_TRIAL_TOKENS)
+    prompts = trial_prompts(max_tokens, max_model_len)[: config.max_num_seqs]
+    if not prompts:
+        return AttentionChoice(None, "triton", "a step has no room for a prompt of two tokens")
+    version = ""
+    try:
+        module = load()
+        version = f" {module.__version__}"
+        attention = FlashInferAttention(module, backend.device)
+        trial = _Trial(decoder, config, prompts, backend, device, clock)
+        difference = trial.difference(attention)
+        if difference is not None:
+            return AttentionChoice(None, "triton", f"FlashInfer{version}: {difference}")
+        seconds, triton_seconds = trial.seconds(attention)
+    except Exception as error:
+        meaning = device.meaning_of(error)
+        if isinstance(meaning, DeviceFailedError):
+            raise meaning from error
+        return AttentionChoice(
+            None, "triton", f"FlashInfer{version} failed: {type(error).__name__}: {error}"
+        )
+    why = (
+        f"the prompts of a step of {trial.tokens} tokens took {seconds * 1e3:.3f} ms in all layers "
+        f"with FlashInfer{version}, and {triton_seconds * 1e3:.3f} ms with Triton"
+    )
+    if config.attention == "flashinfer" or seconds < NEEDED_SHARE * triton_seconds:
+        return AttentionChoice(attention, "flashinfer", why)
+    return AttentionChoice(None, "triton", why)
+
+
+def trial_prompts(max_tokens: int, max_model_len: int) -> list[tuple[int, int]]:
+    """(query tokens, context) of prompts that fill a step: half of it is a chunk behind a prefix of
+    the same length, the rest up to four prompts from their starts. Contexts are odd, so that they
+    end inside of pages. None where no prompt of two tokens fits."""
+    half = max(2, max_tokens // 2)
+    contexts = [min(2 * half, max_model_len), *[min(max(1, half // 4), max_model_len)] * 4]
+    contexts = [context - 1 + context % 2 for context in contexts]
+    prompts = [(min(half, contexts[0]), contexts[0]), *[(one, one) for one in contexts[1:]]]
+    kept, left = [], max_tokens
+    for tokens, context in prompts:
+        if 1 < tokens <= left:  # one token is a decode
+            kept.append((tokens, context))
+            left -= tokens
+    return kept
+
+
+class _Trial:
+    """One step's prompts with random queries, keys and values, over pages that are NaN beyond."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: EngineConfig,
+        prompts: Sequence[tuple[int, int]],
+        backend: CudaBackend,
+        device: Device,
+        clock: Callable[[], float],
+    ) -> None:
+        self._layers = [layer.attention for layer in decoder.config.layers]
+        self._backend = backend
+        self._device = device
+        self._clock = clock
+        self.tokens: int = sum(tokens for tokens, _ in prompts)
+        heads = self._layers[0].heads
+        self._host, num_pages = _lay_out(prompts, config.page_size)
+        cache = backend.allocate_kv(
+            num_layers=1,
+            num_pages=num_pages,
+            page_size=config.page_size,
+            num_kv_heads=heads.kv,
+            head_dim=heads.dim,
+            dtype=decoder.dtype,
+        )
+        # The random numbers of the program that the engine lives in stay its own.
+        generator = torch.Generator(backend.device).manual_seed(0)
+        self._cache = _filled(cache, self._host, generator)
+        size = heads.query_size + 2 * heads.kv_size
+        self._qkv = torch.empty(
+            (self.tokens, size), dtype=decoder.dtype, device=backend.device
+        ).normal_(generator=generator)
+        self._slots = backend.allocate_slots(1)
+
+    def difference(self, attention: PromptAttention) -> str | None:
+        """By how much results differ beyond rounding, for any kind of layer."""
+        batch = self._batch()
+        kinds = {(layer.scale, layer.window, layer.soft_cap): layer for layer in self._layers}
+        for layer in kinds.values():
+            got, expected = (
+                self._attend(layer, batch, prompts).float() for prompts in (attention, None)
+            )
+            error = (got - expected).abs()
+            unit = torch.finfo(self._qkv.dtype).eps
+            if not bool((error <= ROUNDINGS * unit * expected.abs().clamp(min=1)).all()):
+                return (
+                    f"its results differ from Triton's by up to {error.max().item():.3g} "
+                    f"(window {layer.window}, soft cap {layer.soft_cap})"
+                )
+        return None
+
+    def seconds(self, attention: PromptAttention) -> tuple[float, float]:
+        """Of a step's attention from prompts, all layers together: with `attention`, and with
+        Triton's kernels. Planning counts."""
+        shortest = [float("inf"), float("inf")]
+        for _ in range(ROUNDS):
+            for index, prompts in enumerate((attention, None)):
+                shortest[index] = min(shortest[index], self._time(prompts))
+        return shortest[0], shortest[1]
+
+    def _time(self, prompts: PromptAttention | None) -> float:
+        batch = self._batch()
+        self._device.synchronize()
+        began = self._clock()
+        for layer in self._layers:
+            self._attend(layer, batch, prompts)
+        self._device.synchronize()
+        return self._clock() - began
+
+    def _attend(
+        self,
+        layer: architecture.Attention,
+        batch: GpuBatch,
+        prompts: PromptAttention | None,
+    ) -> torch.Tensor:
+        return paged_attention(
+            self._qkv,
+            batch,
+            self._cache,
+            0,
+            scale=layer.scale,
+            window=layer.window,
+            soft_cap=layer.soft_cap,
+            logit_rows_only=False,
+            prompts=prompts,
+        )
+
+    def _batch(self) -> GpuBatch:
+        """A step of its own: FlashInfer plans each anew."""
+        return self._backend.prepare(self._host, self._cache, self._slots)
+
+
+def _lay_out(prompts: Sequence[tuple[int, int]], page_size: int) -> tuple[HostBatch, int]:
+    """Prompts over pages in a random order, and how many pages."""
+    counts = np.array([tokens for tokens, _ in prompts])
+    contexts = np.array([context for _, context in prompts])
+    pages = -(-contexts // page_size)
+    order = np.random.default_rng(0).permutation(int(pages.sum())).astype(np.int32)
+    table = np.zeros((len(prompts), int(pages.max())), np.int32)
+    table[np.arange(table.shape[1]) < pages[:, None]] = order
+    ends = np.cumsum(counts)
+    positions = np.arange(ends[-1]) - np.repeat(ends - contexts, counts)
+    rows = np.repeat(np.arange(len(prompts)), counts)
+    at = table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
+    nothing = np.empty(0, np.int64)
+    host = HostBatch(
+        token_ids=np.zeros(ends[-1], np.int64),
+        query_start=np.concatenate(([0], ends)).astype(np.int32),
+        context_lens=contexts.astype(np.int32),
+        page_table=table,
+        token_locations=at,
+        positions=positions.astype(np.int32),
+        logit_rows=nothing,
+        pending_rows=nothing,
+        pending_slots=nothing,
+    )
+    return host, len(order)
+
+
+def _filled(cache: PlainKVCache, host: HostBatch, generator: torch.Generator) -> PlainKVCache:
+    """Random where a context has tokens, NaN elsewhere."""
+    cache.storage.normal_(generator=generator)
+    page_size = cache.page_size
+    for context, row in zip(host.context_lens.tolist(), host.page_table, strict=True):
+        if context % page_size:
+            cache.storage[:, :, int(row[context // page_size]), :, context % page_size :] = math.nan
+    return cache

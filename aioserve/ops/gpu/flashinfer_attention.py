@@ -1,0 +1,294 @@
+"""Attention from prompts by FlashInfer's kernels, on the pages and queries as they lie.
+
+Decodes are not its business: they run in CUDA graphs, and FlashInfer plans every step on the host,
+for numbers of pages that a graph doesn't know.
+
+A plan is made once for a batch and for all layers alike. It is host work, and copies to the device
+that nobody waits for; so what it is made of stays as it is until they are done:
+
+    turn 0   [ plan 4 ]•            [ plan 6 waits for •, writes ]•
+    turn 1              [ plan 5 ]•
+
+Each turn has pinned memory of its own for its arrays, and wrappers of its own, since each wrapper
+writes its schedule to pinned memory that it never waits for. A runner has two steps in flight at
+most, so the event of two plans ago is done and nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aioserve.ops.gpu.batch import GpuBatch, HostPrompts
+from aioserve.ops.kv_cache import PlainKVCache
+
+__all__ = [
+    "DTYPES",
+    "HEAD_DIMS",
+    "CopyEvent",
+    "FlashInferAttention",
+    "copy_event",
+    "import_flashinfer",
+    "is_installed",
+    "why_not",
+]
+
+HEAD_DIMS = (64, 128, 256)
+"""Of the sizes that its kernels are made for, those that keys and values may both have, and that
+Triton's take."""
+DTYPES = (torch.float16, torch.bfloat16)
+
+_TURNS = 2
+_FLOAT_WORKSPACE_BYTES = 1 << 20
+"""Partial results of split contexts would go there, and contexts aren't split."""
+_INT_WORKSPACE_BYTES = 8 << 20
+"""What a wrapper has for its schedule, on the host and on the device."""
+_MIN_TILE_ROWS = 16
+
+
+def is_installed() -> bool:
+    """Without an import."""
+    return importlib.util.find_spec("flashinfer") is not None
+
+
+def import_flashinfer() -> Any:
+    """The module. It imports torch and much else: not for an event loop's thread."""
+    return importlib.import_module("flashinfer")
+
+
+def why_not(
+    *,
+    dtype: torch.dtype,
+    query_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    max_tokens: int,
+    max_sequences: int,
+) -> str | None:
+    """What of a model, or of the steps it may take, FlashInfer's kernels don't do; None: nothing.
+
+    `max_tokens` and `max_sequences` are of a step.
+    """
+    if dtype not in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        return f"it computes in float16 and bfloat16, and the model is in {name}"
+    if head_dim not in HEAD_DIMS:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        return f"it has kernels for heads of {sizes} dimensions, and the model's have {head_dim}"
+    needed = _schedule_bytes(query_heads, query_heads // kv_heads, max_tokens, max_sequences)
+    if needed > _INT_WORKSPACE_BYTES:
+        return (
+            f"the schedule of {max_tokens} tokens of {max_sequences} sequences may take {needed} "
+            f"bytes, and it has {_INT_WORKSPACE_BYTES}"
+        )
+    return None
+
+
+def _schedule_bytes(heads: int, group: int, tokens: int, sequences: int) -> int:
+    """The most that the schedule of a step takes, for any of its two kinds of kernels.
+
+    FA2's: three numbers for each tile of at least 16 rows, and one for each sequence and token.
+    FA3's: seven for each tile of 128 tokens and each head, or for all heads at once beyond 4,096.
+    """
+    fa2 = 3 * (-(-tokens * group // _MIN_TILE_ROWS) + sequences) + sequences + tokens
+    tiles = -(-tokens // 128) + sequences
+    fa3 = 7 * (tiles if tiles - 1 > 4096 else tiles * heads)
+    return 4 * max(fa2, fa3) + 4096
+
+
+class CopyEvent(Protocol):
+    """Recorded behind copies to the device. Before that it waits for nothing."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class _NoEvent:
+    """On the CPU, where a copy is done when it returns."""
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+def copy_event(device: torch.device) -> CopyEvent:
+    """Of torch's current stream. Whoever waits for it sleeps."""
+    return torch.cuda.Event(blocking=True) if device.type == "cuda" else _NoEvent()
+
+
+class _Kind(NamedTuple):
+    """Layers that one plan serves."""
+
+    dtype: torch.dtype
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    scale: float
+    window: int
+    soft_cap: float
+
+
+class _Arrays(NamedTuple):
+    """What a plan is made of, int32. All but `pages` are read on the host too."""
+
+    query_starts: Tensor
+    """[N + 1]: prefix sums of the query tokens of each prompt."""
+    page_starts: Tensor
+    """[N + 1]: prefix sums of the pages of each context."""
+    last_page_lens: Tensor
+    """[N]: tokens in the last of them, 1 to `page_size`."""
+    context_lens: Tensor
+    pages: Tensor
+    """On the device, [all pages]: those of each context, one after the other."""
+
+
+class _Turn:
+    """What plans are made with until the next batch but one."""
+
+    def __init__(self, device: torch.device, copied: CopyEvent) -> None:
+        self._device = device
+        self._host = torch.empty(0, dtype=torch.int32)
+        self.wrappers: dict[_Kind, Any] = {}
+        self.copied = copied
+        """Whether what was planned here last is on the device."""
+
+    def arrays(self, prompts: HostPrompts, page_size: int) -> _Arrays:
+        counts, contexts = prompts.query_counts, prompts.context_lens
+        num_pages = -(-contexts // page_size)
+        held = np.arange(prompts.page_table.shape[1]) < num_pages[:, None]
+        parts = (
+            np.concatenate(([0], np.cumsum(counts))),
+            np.concatenate(([0], np.cumsum(num_pages))),
+            contexts - np.maximum(num_pages - 1, 0) * page_size,
+            contexts,
+            prompts.page_table[held],
+        )
+        sizes = [len(part) for part in parts]
+        total = sum(sizes)
+        if len(self._host) < total:
+            pinned = self._device.type == "cuda"
+            self._host = torch.empty(2 * total, dtype=torch.int32, pin_memory=pinned)
+        np.concatenate(parts, out=self._host.numpy()[:total], casting="unsafe")
+        starts, page_starts, last_page_lens, context_lens, pages = self._host[:total].split(sizes)
+        on_device = pages.to(self._device, non_blocking=True)
+        return _Arrays(starts, page_starts, last_page_lens, context_lens, on_device)
+
+
+class FlashInferAttention:
+    """Attends from prompts on `device`; `flashinfer` is the module.
+
+    One thread at a time, on one stream. A row's bits may depend on its batch: FlashInfer chooses
+    tiles by the mean length of prompts, and a window's keys are taken in tiles that begin with the
+    first key that a tile of rows sees. Contexts aren't split, so that nothing else depends on it,
+    and results need no further memory.
+    """
+
+    def __init__(
+        self,
+        flashinfer: Any,
+        device: torch.device,
+        *,
+        new_event: Callable[[torch.device], CopyEvent] = copy_event,
+    ) -> None:
+        self._wrapper_class = flashinfer.BatchPrefillWithPagedKVCacheWrapper
+        self._workspace = torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._turns = deque(_Turn(device, new_event(device)) for _ in range(_TURNS))
+        """The one that plans now is the first."""
+        self._prompts: HostPrompts | None = None
+        """Of the batch that is planned now."""
+        self._arrays: _Arrays | None = None
+        self._planned: dict[_Kind, Any] = {}
+
+    def __call__(
+        self,
+        out: Tensor,
+        qkv: Tensor,
+        batch: GpuBatch,
+        kv: PlainKVCache,
+        layer: int,
+        *,
+        scale: float,
+        window: int,
+        soft_cap: float,
+    ) -> None:
+        """As `PromptAttention`. Raises what FlashInfer does, at a first call also for kernels that
+        can't be compiled."""
+        heads = out.shape[1] // kv.head_dim
+        kind = _Kind(
+            dtype=kv.dtype,
+            query_heads=heads,
+            kv_heads=kv.num_kv_heads,
+            head_dim=kv.head_dim,
+            page_size=kv.page_size,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+        )
+        first = batch.num_decodes
+        queries = qkv[first:, : heads * kv.head_dim].unflatten(1, (heads, kv.head_dim))
+        results = out[first:].unflatten(1, (heads, kv.head_dim))
+        # Programmatic dependent launch would let a kernel begin before those it depends on.
+        self._wrapper(batch.prompts, kind).run(
+            queries, kv.layer(layer), out=results, enable_pdl=False
+        )
+
+    def _wrapper(self, prompts: HostPrompts, kind: _Kind) -> Any:
+        """One that is planned for this batch and kind of layer."""
+        if prompts is not self._prompts:
+            self._begin(prompts)
+        wrapper = self._planned.get(kind)
+        if wrapper is None:
+            wrapper = self._planned[kind] = self._plan(prompts, kind)
+        return wrapper
+
+    def _begin(self, prompts: HostPrompts) -> None:
+        self._prompts = self._arrays = None
+        self._planned.clear()
+        self._turns.rotate()
+        self._turns[0].copied.synchronize()
+        self._prompts = prompts
+
+    def _plan(self, prompts: HostPrompts, kind: _Kind) -> Any:
+        turn = self._turns[0]
+        wrapper = turn.wrappers.get(kind)
+        if wrapper is None:
+            wrapper = turn.wrappers[kind] = self._wrapper_class(self._workspace, "HND")
+        try:
+            arrays = self._arrays
+            if arrays is None:
+                arrays = self._arrays = turn.arrays(prompts, kind.page_size)
+            wrapper.plan(
+                arrays.query_starts,
+                arrays.page_starts,
+                arrays.pages,
+                arrays.last_page_lens,
+                kind.query_heads,
+                kind.kv_heads,
+                kind.head_dim,
+                kind.page_size,
+                causal=True,
+                sm_scale=kind.scale,
+                # How many keys before its own a query sees; -1 for all.
+                window_left=kind.window - 1,
+                logits_soft_cap=kind.soft_cap,
+                q_data_type=kind.dtype,
+                kv_data_type=kind.dtype,
+                non_blocking=True,
+                seq_lens=arrays.context_lens,
+                disable_split_kv=True,
+            )
+        finally:
+            # Whatever was enqueued reads this turn's memory.
+            turn.copied.record()
+        return wrapper
