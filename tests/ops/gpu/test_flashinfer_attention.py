@@ -13,15 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from aioserve.ops.gpu.attention import attend
 from aioserve.ops.gpu.attention_tiles import AttentionTiles, Tile
 from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.ops.gpu.batch import GpuBatch
 from aioserve.ops.gpu.flashinfer_attention import FlashInferAttention, why_not
-from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.gpu import fake_flashinfer
+from tests.ops.gpu.prepared import Prepared, assert_close
 from tests.ops.scenarios import Heads, Scenario, lay_out
 
 SMALL = AttentionTiles(prefill=Tile(32, 16, 4, 1), decode=Tile(16, 16, 4, 1), part_keys=32)
@@ -35,38 +32,8 @@ sequences = st.integers(1, 30).flatmap(
 )
 
 
-class Prepared:
-    """A scenario as the backend prepares it."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        backend = CudaBackend(CPU)
-        self.kv = PlainKVCache(scenario.storage.clone())
-        prepared = backend.prepare(scenario.host, self.kv, backend.allocate_slots(1))
-        assert isinstance(prepared, GpuBatch)
-        self.batch: GpuBatch = prepared
-        tokens, _, dim = scenario.q.shape
-        others = torch.full((tokens, 2 * self.kv.num_kv_heads, dim), float("nan"))
-        self.qkv = torch.cat([scenario.q, others.to(scenario.q.dtype)], dim=1).flatten(1)
-
-    def rows(
-        self, prompts: Any = None, *, scale: float = 0.125, window: int = 0, soft_cap: float = 0.0
-    ) -> Tensor:
-        return attend(
-            self.qkv,
-            self.batch,
-            self.kv,
-            0,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            tiles=SMALL,
-            prompts=prompts,
-        )
-
-
-def assert_close(got: Tensor, expected: Tensor) -> None:
-    unit = torch.finfo(expected.dtype).eps
-    torch.testing.assert_close(got, expected, rtol=4 * unit, atol=4 * unit)
+def prepared(scenario: Scenario) -> Prepared:
+    return Prepared(scenario, CPU, SMALL)
 
 
 @settings(max_examples=12)
@@ -90,16 +57,16 @@ def test_any_batches_agree_with_triton(
     how: dict[str, Any] = {"scale": 0.1, "window": window, "soft_cap": soft_cap}
     for batch in batches:
         ordered = sorted(batch, key=lambda sequence: sequence[1])
-        step = Prepared(lay_out(ordered, heads, page_size=page_size, dtype=dtype))
+        step = prepared(lay_out(ordered, heads, page_size=page_size, dtype=dtype))
         assert_close(step.rows(attention, **how), step.rows(**how))
 
 
 def test_decodes_stay_triton_s_to_the_last_bit() -> None:
-    step = Prepared(lay_out([*DECODES, *CHUNKS], HEADS, dtype=torch.bfloat16))
+    step = prepared(lay_out([*DECODES, *CHUNKS], HEADS, dtype=torch.bfloat16))
     attention = FlashInferAttention(fake_flashinfer, CPU)
     assert torch.equal(step.rows(attention)[:2], step.rows()[:2])
     module, made = counting()
-    alone = Prepared(lay_out(DECODES, HEADS, dtype=torch.bfloat16))
+    alone = prepared(lay_out(DECODES, HEADS, dtype=torch.bfloat16))
     assert torch.equal(alone.rows(FlashInferAttention(module, CPU)), step.rows()[:2])
     assert not made
 
@@ -123,7 +90,7 @@ def test_a_batch_is_planned_once_for_layers_that_are_alike() -> None:
     attention = FlashInferAttention(module, CPU)
     kinds: list[dict[str, Any]] = [{}, {"window": 5}, {"soft_cap": 3.0}, {"scale": 0.3}]
     for round_number in range(1, 4):
-        step = Prepared(lay_out([*DECODES, *CHUNKS], HEADS, dtype=torch.float16))
+        step = prepared(lay_out([*DECODES, *CHUNKS], HEADS, dtype=torch.float16))
         for _ in range(3):
             for kind in kinds:
                 assert_close(step.rows(attention, **kind), step.rows(**kind))
@@ -150,7 +117,7 @@ def test_what_a_plan_is_made_of_stays_until_it_is_on_the_device() -> None:
     module, made = counting()
     attention = FlashInferAttention(module, CPU, new_event=lambda device: Event(next(names)))
     steps = [
-        Prepared(lay_out(chunks, HEADS, page_size=4, dtype=torch.float16))
+        prepared(lay_out(chunks, HEADS, page_size=4, dtype=torch.float16))
         for chunks in (CHUNKS, [(5, 3, 30), (7, 2, 9)], [(8, 20, 29)])
     ]
     for index, step in enumerate(steps):
@@ -189,7 +156,7 @@ def test_copies_that_were_enqueued_before_a_plan_failed_are_waited_for() -> None
 
     module = type("Module", (), {"BatchPrefillWithPagedKVCacheWrapper": Failing})
     attention = FlashInferAttention(module, CPU, new_event=lambda device: Event())
-    step = Prepared(lay_out(CHUNKS, HEADS, dtype=torch.float16))
+    step = prepared(lay_out(CHUNKS, HEADS, dtype=torch.float16))
     with pytest.raises(MemoryError):
         step.rows(attention)
     assert told == ["wait", "record"]
@@ -198,7 +165,7 @@ def test_copies_that_were_enqueued_before_a_plan_failed_are_waited_for() -> None
 
 
 def test_a_batch_without_prompt_tokens_gives_no_rows() -> None:
-    step = Prepared(lay_out([(1, 0, 5)], HEADS, dtype=torch.float16))
+    step = prepared(lay_out([(1, 0, 5)], HEADS, dtype=torch.float16))
     assert step.rows(FlashInferAttention(fake_flashinfer, CPU)).shape == (0, 256)
 
 
@@ -206,7 +173,7 @@ def test_the_backend_attends_with_what_it_is_given() -> None:
     module, made = counting()
     backend = CudaBackend(CPU)
     backend.prompt_attention = FlashInferAttention(module, CPU)
-    step = Prepared(lay_out([*DECODES, *CHUNKS], HEADS, dtype=torch.float16))
+    step = prepared(lay_out([*DECODES, *CHUNKS], HEADS, dtype=torch.float16))
     got = backend.paged_attention(step.qkv, step.batch, step.kv, 0, scale=0.125)
     assert_close(got, step.rows())
     assert [wrapper.plans for wrapper in made] == [1]

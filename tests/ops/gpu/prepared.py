@@ -1,0 +1,55 @@
+"""Scenarios of tests/ops as `CudaBackend` prepares them, for attention that plans on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aioserve.ops.gpu.attention import attend
+from aioserve.ops.gpu.attention_tiles import AttentionTiles
+from aioserve.ops.gpu.backend import CudaBackend
+from aioserve.ops.gpu.batch import GpuBatch
+from aioserve.ops.kv_cache import PlainKVCache
+from tests.ops.scenarios import Scenario
+
+__all__ = ["Prepared", "assert_close"]
+
+
+class Prepared:
+    """On a device, in memory of its own. Keys and values beside the queries are NaN: they are in
+    the pages."""
+
+    def __init__(self, scenario: Scenario, device: torch.device, tiles: AttentionTiles) -> None:
+        backend = CudaBackend(device)
+        self._tiles = tiles
+        self.kv = PlainKVCache(scenario.storage.to(device, copy=True))
+        prepared = backend.prepare(scenario.host, self.kv, backend.allocate_slots(1))
+        assert isinstance(prepared, GpuBatch)
+        self.batch: GpuBatch = prepared
+        tokens, _, dim = scenario.q.shape
+        others = torch.full((tokens, 2 * self.kv.num_kv_heads, dim), float("nan"))
+        qkv = torch.cat([scenario.q, others.to(scenario.q.dtype)], dim=1).flatten(1)
+        self.qkv: Tensor = qkv.to(device)
+
+    def rows(
+        self, prompts: Any = None, *, scale: float = 0.125, window: int = 0, soft_cap: float = 0.0
+    ) -> Tensor:
+        return attend(
+            self.qkv,
+            self.batch,
+            self.kv,
+            0,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+            tiles=self._tiles,
+            prompts=prompts,
+        )
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    """To within rounding of their dtype."""
+    unit = torch.finfo(expected.dtype).eps
+    torch.testing.assert_close(got, expected, rtol=4 * unit, atol=4 * unit)
