@@ -115,7 +115,7 @@ def test_the_faster_one_is_used_and_both_times_are_told(
 ) -> None:
     caplog.set_level(logging.INFO)
     choice = choose(decoder, seconds=(1.0, 2.0))
-    assert choice.used == "flashinfer"
+    assert choice.used == "flashinfer", choice.why
     assert choice.prompts is not None
     assert choice.why == (
         "the prompts of a step of 21 tokens took 1000.000 ms in all layers with FlashInfer "
@@ -134,7 +134,7 @@ def test_what_is_hardly_faster_is_left(decoder: Decoder) -> None:
 
 def test_what_is_asked_for_is_used_however_fast_it_is(decoder: Decoder) -> None:
     asked = choose(decoder, seconds=(2.0, 1.0), attention="flashinfer")
-    assert asked.used == "flashinfer"
+    assert asked.used == "flashinfer", asked.why
     assert asked.prompts is not None
     triton = choose(decoder, module=AssertionError("loaded"), attention="triton")
     assert triton == (None, "triton", "attention='triton' is asked for")
