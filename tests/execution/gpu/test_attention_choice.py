@@ -29,8 +29,9 @@ from aioserve.models.reading import WeightReading
 from aioserve.ops.gpu import flashinfer_attention
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.testing.random_model import write_random_model
+from tests.execution.gpu.assembled import on_host
 from tests.execution.gpu.host_device import HostDevice
-from tests.execution.gpu.test_decoder_steps import OPTIONS, OnHost, answers
+from tests.execution.gpu.test_decoder_steps import OPTIONS, answers
 from tests.ops.gpu import fake_flashinfer
 from tests.parity.tiny_models import CONFIGS
 
@@ -260,7 +261,7 @@ async def test_an_engine_uses_what_was_chosen_and_dump_says_why(
     async with reference:
         expected = await answers(reference, drawn=False)
     monkeypatch.setattr(assembling, "choose_attention", chosen)
-    engine = Engine(OnHost(path), dtype="float32", graph_sizes=(2,), **OPTIONS)
+    engine = Engine(on_host(path), dtype="float32", graph_sizes=(2,), **OPTIONS)
     async with engine:
         plans.clear()
         assert await answers(engine, drawn=False) == expected
@@ -272,7 +273,7 @@ async def test_an_engine_uses_what_was_chosen_and_dump_says_why(
     assert dumped["loading_seconds"]["attention"] > 0
 
     monkeypatch.undo()
-    plain = Engine(OnHost(path), dtype="float32", graph_sizes=(), attention="triton", **OPTIONS)
+    plain = Engine(on_host(path), dtype="float32", graph_sizes=(), attention="triton", **OPTIONS)
     async with plain:
         assert plain.dump()["model"]["attention"] == {
             "prompts": "triton",

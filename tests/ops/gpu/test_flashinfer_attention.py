@@ -21,6 +21,10 @@ from tests.ops.gpu import fake_flashinfer
 from tests.ops.gpu.prepared import Prepared, assert_close
 from tests.ops.scenarios import Heads, Scenario, lay_out
 
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the fake computes on the CPU; tests/gpu has the real one"
+)
+
 SMALL = AttentionTiles(prefill=Tile(32, 16, 4, 1), decode=Tile(16, 16, 4, 1), part_keys=32)
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 64)
