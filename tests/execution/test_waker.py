@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 
@@ -35,7 +36,9 @@ async def test_a_wake_from_another_thread_is_heard():
 @pytest.mark.asyncio
 async def test_whoever_wakes_goes_on_before_the_loop_gets_its_turn():
     """With `call_soon_threadsafe` in place of `wake`, the loop's thread comes in between nearly
-    every time: it waits, and the call lets go of the interpreter's lock."""
+    every time: it waits, and the call lets go of the interpreter's lock. Here nobody else takes it
+    away, however long the system has other work for this thread's processor."""
+    interval = sys.getswitchinterval()
     loop = asyncio.get_running_loop()
     heard: list[float] = []
     went_on: list[float] = []
@@ -45,11 +48,15 @@ async def test_whoever_wakes_goes_on_before_the_loop_gets_its_turn():
         for _ in range(50):
             time.sleep(0.002)  # the loop goes to sleep meanwhile
             waker.wake()
-            for _ in range(2000):  # less than an interpreter's turn
+            for _ in range(2000):
                 pass
             went_on.append(time.perf_counter())
 
-    await asyncio.to_thread(wake_and_go_on)
+    sys.setswitchinterval(1.0)
+    try:
+        await asyncio.to_thread(wake_and_go_on)
+    finally:
+        sys.setswitchinterval(interval)
     await asyncio.sleep(0.01)
     assert len(heard) == len(went_on) == 50
     in_between = sum(told < done for told, done in zip(heard, went_on, strict=True))
