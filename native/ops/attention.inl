@@ -196,11 +196,28 @@ static void attention(const AttentionArgs& args, const AttentionUnit& unit,
 }
 
 template <class T>
-static void attention_split(const AttentionArgs& args, const AttentionUnit& unit, int64_t split,
-                            float* partial) {
+static void attention_split(const AttentionArgs& args, const AttentionUnit& unit,
+                            const AttentionUnit* next, const PartialPlaces& to) {
     const Shape<T> shape(unit.tokens * args.group, args.head_dim);
-    attend<T>(args, unit, nullptr, unit.first_split() + split, shape, partial,
-              scratch(shape.work()));
+    const int64_t split = unit.first_split();
+    if (to.count == 1) {
+        attend<T>(args, unit, next, split, shape, to.partials + to.places->slot * to.stride,
+                  scratch(shape.work()));
+        return;
+    }
+    float* memory = scratch(shape.partial() + shape.work());
+    attend<T>(args, unit, next, split, shape, memory, memory + shape.partial());
+    const Partial all(memory, shape.rows);
+    int64_t first = 0;
+    for (int64_t i = 0; i < to.count; ++i) {
+        const int64_t rows = to.places[i].tokens * args.group;
+        const Partial own(to.partials + to.places[i].slot * to.stride, rows);
+        __builtin_memcpy(own.maximum, all.maximum + first, rows * sizeof(float));
+        __builtin_memcpy(own.sum, all.sum + first, rows * sizeof(float));
+        __builtin_memcpy(own.out, all.out + first * shape.padded_dim,
+                         rows * shape.padded_dim * sizeof(float));
+        first += rows;
+    }
 }
 
 template <class T>

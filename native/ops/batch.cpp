@@ -11,11 +11,6 @@ namespace {
     throw std::invalid_argument("batch: " + problem);
 }
 
-// Reading and transposing keys, then products.
-double work_of(const AttentionUnit& unit, int64_t group) {
-    return static_cast<double>(unit.end_key - unit.first_key) * (0.15 + 0.02 * unit.tokens * group);
-}
-
 }  // namespace
 
 Batch::Batch(const BatchArrays& arrays, const KVPages& pages)
@@ -69,46 +64,43 @@ void Batch::check_pages(const KVPages& pages) const {
                " of " + std::to_string(pages.page_size));
 }
 
-const AttentionUnits& Batch::units(const AttentionShape& shape) const {
+const AttentionPlan& Batch::attention(const AttentionShape& shape) const {
     std::lock_guard lock(mutex_);
-    const auto found = units_.find(shape);
-    return found != units_.end() ? found->second : units_.emplace(shape, split(shape)).first->second;
+    const auto found = plans_.find(shape);
+    if (found != plans_.end()) return found->second;
+    return plans_.emplace(shape, plan_attention(shape, units(shape), page_size_)).first->second;
 }
 
 // `tokens` of a sequence, in order: `rows` of the batch (null: those from `first_row` on), the first
 // of which has this position. `first_row` is that of the output.
 void Batch::add_units(const AttentionShape& shape, int64_t sequence, const int64_t* rows,
                       int64_t first_row, int64_t position, int64_t tokens,
-                      AttentionUnits& to) const {
+                      std::vector<AttentionUnit>& to) const {
     const int64_t per_unit = std::max<int64_t>(1, kRowBlock / shape.group);
     for (int64_t token = 0; token < tokens; token += per_unit) {
         const int64_t count = std::min(per_unit, tokens - token), last = token + count - 1;
         const int64_t begin = position + (rows ? rows[token] - rows[0] : token);
         const int64_t end = position + (rows ? rows[last] - rows[0] : last) + 1;
         for (int64_t head = 0; head < shape.kv_heads; ++head) {
-            const AttentionUnit unit{
-                .pages = arrays_.page_table + sequence * arrays_.table_width,
-                .rows = rows ? rows + token : nullptr,
-                .first_row = first_row + token,
-                .position = begin,
-                .tokens = static_cast<int32_t>(count),
-                .kv_head = static_cast<int32_t>(head),
-                .first_key = shape.window ? std::max<int64_t>(0, begin - shape.window + 1) : 0,
-                .end_key = end};
-            to.units.push_back(unit);
-            to.work += work_of(unit, shape.group);
-            to.most_rows = std::max(to.most_rows, count * shape.group);
+            to.push_back({.pages = arrays_.page_table + sequence * arrays_.table_width,
+                          .rows = rows ? rows + token : nullptr,
+                          .first_row = first_row + token,
+                          .position = begin,
+                          .tokens = static_cast<int32_t>(count),
+                          .kv_head = static_cast<int32_t>(head),
+                          .first_key = shape.window ? std::max<int64_t>(0, begin - shape.window + 1) : 0,
+                          .end_key = end});
         }
     }
 }
 
-AttentionUnits Batch::split(const AttentionShape& shape) const {
+std::vector<AttentionUnit> Batch::units(const AttentionShape& shape) const {
     const int32_t* starts = arrays_.query_start;
     const auto position_of = [&](int64_t sequence) {
         return arrays_.context_lens[sequence] - (starts[sequence + 1] - starts[sequence]);
     };
-    AttentionUnits result;
-    result.units.reserve(arrays_.num_sequences * shape.kv_heads);
+    std::vector<AttentionUnit> result;
+    result.reserve(arrays_.num_sequences * shape.kv_heads);
     if (shape.logit_rows_only) {
         const int64_t* rows = arrays_.logit_rows;
         for (int64_t i = 0, end; i < arrays_.num_logit_rows; i = end) {
@@ -123,17 +115,6 @@ AttentionUnits Batch::split(const AttentionShape& shape) const {
         for (int64_t sequence = 0; sequence < arrays_.num_sequences; ++sequence)
             add_units(shape, sequence, nullptr, starts[sequence], position_of(sequence),
                       starts[sequence + 1] - starts[sequence], result);
-    }
-    // So that no thread is left alone with a long one at the end.
-    std::stable_sort(result.units.begin(), result.units.end(),
-                     [](const AttentionUnit& a, const AttentionUnit& b) {
-                         return (a.end_key - a.first_key) * a.tokens >
-                                (b.end_key - b.first_key) * b.tokens;
-                     });
-    for (size_t i = 0; i < result.units.size(); ++i) {
-        result.first_piece.push_back(static_cast<int64_t>(result.pieces.size()));
-        for (int64_t split = 0; split < result.units[i].num_splits(); ++split)
-            result.pieces.push_back({static_cast<int64_t>(i), split});
     }
     return result;
 }

@@ -3,11 +3,11 @@
 
 #pragma once
 
-#include <compare>
 #include <map>
 #include <mutex>
 #include <vector>
 
+#include "ops/attention_plan.h"
 #include "ops/types.h"
 
 namespace aioserve::ops {
@@ -21,26 +21,6 @@ struct BatchArrays {
     const int32_t* positions;     // [num_tokens]
     const int64_t* logit_rows;    // [num_logit_rows], of the tokens
     int64_t num_sequences, table_width, num_tokens, num_logit_rows;
-};
-
-// What of a layer decides how its attention is cut into units.
-struct AttentionShape {
-    int64_t kv_heads, group, window;
-    bool logit_rows_only;
-    auto operator<=>(const AttentionShape&) const = default;
-};
-
-// A split of a unit, where splits run by themselves.
-struct AttentionPiece {
-    int64_t unit, split;
-};
-
-struct AttentionUnits {
-    std::vector<AttentionUnit> units;  // the longest first
-    std::vector<AttentionPiece> pieces;  // of all units, one unit's after the other's
-    std::vector<int64_t> first_piece;  // of each unit
-    int64_t most_rows = 0;  // tokens x group of a unit
-    double work = 0;  // nanoseconds of one thread per dimension of a head, roughly
 };
 
 class Batch {
@@ -60,20 +40,21 @@ class Batch {
     void check_pages(const KVPages& pages) const;
 
     // Made when a layer of this shape first asks; valid as long as the batch. Safe from any thread.
-    const AttentionUnits& units(const AttentionShape& shape) const;
+    const AttentionPlan& attention(const AttentionShape& shape) const;
 
   private:
     void check_sequence(int64_t sequence) const;
-    AttentionUnits split(const AttentionShape& shape) const;
+    std::vector<AttentionUnit> units(const AttentionShape& shape) const;
     void add_units(const AttentionShape& shape, int64_t sequence, const int64_t* rows,
-                   int64_t first_row, int64_t position, int64_t tokens, AttentionUnits& to) const;
+                   int64_t first_row, int64_t position, int64_t tokens,
+                   std::vector<AttentionUnit>& to) const;
 
     BatchArrays arrays_;
     int64_t num_pages_;
     int64_t page_size_;
     int64_t end_position_ = 0;
     mutable std::mutex mutex_;
-    mutable std::map<AttentionShape, AttentionUnits> units_;
+    mutable std::map<AttentionShape, AttentionPlan> plans_;
 };
 
 }  // namespace aioserve::ops

@@ -166,7 +166,23 @@ void bind_ops(nb::module_& m) {
                       Array<int32_t, 1>, Array<int64_t, 1>, const KVPages&>(),
              "query_start"_a.noconvert(), "context_lens"_a.noconvert(), "page_table"_a.noconvert(),
              "token_locations"_a.noconvert(), "positions"_a.noconvert(),
-             "logit_rows"_a.noconvert(), "pages"_a);
+             "logit_rows"_a.noconvert(), "pages"_a)
+        .def(
+            "shared_splits",
+            [](const HeldBatch& held, int64_t kv_heads, int64_t group, int64_t head_dim,
+               int64_t window, bool logit_rows_only) {
+                return held.batch
+                    .attention({.kv_heads = kv_heads,
+                                .group = group,
+                                .head_dim = head_dim,
+                                .window = window,
+                                .logit_rows_only = logit_rows_only,
+                                .threads = aioserve::num_threads()})
+                    .num_shared();
+            },
+            nb::kw_only(), "kv_heads"_a, "group"_a, "head_dim"_a, "window"_a = 0,
+            "logit_rows_only"_a = false,
+            "How many tasks of a layer's attention read their keys once for several sequences.");
     m.def("rms_norm", &bind_rms_norm, ReleaseGil());
     m.def("gated", &bind_gated, ReleaseGil());
     m.def("layer_norm", &bind_layer_norm, ReleaseGil());

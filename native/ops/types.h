@@ -156,6 +156,17 @@ static constexpr int64_t partial_floats(int64_t rows, int64_t head_dim) {
     return (sums + padded_rows * padded) * kPartialAlignment;
 }
 
+// Where rows of one pass over a split leave their partials: so many tokens, in order, in each slot.
+struct PartialPlace {
+    int64_t tokens, slot;
+};
+struct PartialPlaces {
+    const PartialPlace* places;
+    int64_t count;
+    float* partials;
+    int64_t stride;  // floats from slot to slot
+};
+
 // The kernels of one dtype. All are free of side effects but for their outputs, and never throw.
 struct Kernels {
     void (*rms_norm)(const RmsNormArgs&, int64_t begin, int64_t end);
@@ -173,10 +184,10 @@ struct Kernels {
     // All splits of a unit, merged and written to `out`. `next`, unless null, is what this thread
     // probably does next: its first keys are fetched on the way.
     void (*attention)(const AttentionArgs&, const AttentionUnit&, const AttentionUnit* next);
-    // One split of a unit (counted from its first), left in `partial`; then the merge of all.
-    void (*attention_split)(const AttentionArgs&, const AttentionUnit&, int64_t split,
-                            float* partial);
-    // Partials lie `stride` floats apart.
+    // A unit whose keys are of one split: the partials of its rows go to the places, in order.
+    void (*attention_split)(const AttentionArgs&, const AttentionUnit&, const AttentionUnit* next,
+                            const PartialPlaces&);
+    // The partials of all splits of a unit, `stride` floats apart, merged and written to `out`.
     void (*attention_merge)(const AttentionArgs&, const AttentionUnit&, float* partials,
                             int64_t stride);
 };

@@ -7,7 +7,7 @@ such pages, so a kernel that reads what it must not shows it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -58,6 +58,30 @@ class Scenario:
     @property
     def num_pages(self) -> int:
         return self.storage.shape[2]
+
+    def alone(self, row: int) -> Scenario:
+        """A sequence in a batch of its own, on the same pages."""
+        host = self.host
+        own = slice(host.query_start[row], host.query_start[row + 1])
+        tokens = own.stop - own.start
+        return replace(
+            self,
+            q=self.q[own],
+            host=replace(
+                host,
+                token_ids=host.token_ids[own],
+                query_start=np.array([0, tokens], np.int32),
+                context_lens=host.context_lens[row : row + 1],
+                page_table=host.page_table[row : row + 1],
+                token_locations=host.token_locations[own],
+                positions=host.positions[own],
+                logit_rows=np.arange(tokens),
+            ),
+        )
+
+    def share(self, row: int, of: int, first: int, last: int) -> None:
+        """Sequence `row` reads its pages [first, last) where sequence `of` has them."""
+        self.host.page_table[row, first:last] = self.host.page_table[of, first:last]
 
     def on(self, backend: Backend, *, wide: bool = False, qkv: Tensor | None = None) -> Step:
         """In memory of its own. `wide`: everything in float64, for an exact reference.
