@@ -1,4 +1,4 @@
-"""Attention where sequences share pages: keys are read once for several, and no bit of a row changes."""
+"""Sequences that share pages: attention reads keys once for several, and no bit of a row changes."""
 
 from __future__ import annotations
 
