@@ -1,4 +1,4 @@
-"""Sequences that share pages: attention reads keys once for several, and no bit of a row changes."""
+"""Attention of sequences that share pages: keys are read once for several, rows keep their bits."""
 
 from __future__ import annotations
 
