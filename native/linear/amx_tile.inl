@@ -3,8 +3,8 @@
 // where there are more than 16 rows.
 //
 // Of 32 inputs at a time, the sum of the products is added to the output's sum: the same
-// instructions for any number of rows. The tiles multiply twice as fast as the second cache gives
-// them operands. So a block of two tiles of rows passes a few panels a *part* of their inputs at a
+// instructions for any number of rows. The tiles multiply faster than the second cache gives them
+// operands. So a block of two tiles of rows passes a few panels a *part* of their inputs at a
 // time, which stays in the first cache, while the sums of the other panels wait in memory.
 
 #include "linear/tile.h"

@@ -98,7 +98,7 @@ class StepInFlight:
     def is_done(self) -> bool:
         try:
             return self.block.done.is_done
-        except Exception:
+        except Exception:  # whoever waits for the event hears of it, in `end`
             return True
 
     def end(self, error: Exception | None) -> None:
