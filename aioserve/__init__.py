@@ -58,10 +58,12 @@ from aioserve.plugins import (
 from aioserve.request import (
     Completion,
     FinishReason,
+    Logprobs,
     Sample,
     SamplingParams,
     Timings,
     Token,
+    TopLogprob,
     Usage,
 )
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
@@ -92,6 +94,7 @@ __all__ = [
     "InvalidSamplingError",
     "InvariantError",
     "LoadedModel",
+    "Logprobs",
     "Message",
     "ModelError",
     "ModelLimits",
@@ -125,6 +128,7 @@ __all__ = [
     "Token",
     "TokenStream",
     "Tokenizer",
+    "TopLogprob",
     "TraceError",
     "UnknownPolicyError",
     "UnsupportedModelError",

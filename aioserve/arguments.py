@@ -24,6 +24,7 @@ __all__ = [
     "check",
     "choice",
     "integer",
+    "mapping",
     "name",
     "number",
     "optional",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 Rule = Callable[[object], T]
 """Makes an argument a plain value, or raises what `check` knows."""
@@ -161,7 +164,7 @@ def several(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
     return tuple_of
 
 
-def sequence(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
+def sequence(rule: Rule[T], most: int, *, least: int = 0) -> Rule[tuple[T, ...]]:
     """Anything to iterate over but a str, bytes or a mapping, of which no more than is needed is
     read."""
 
@@ -177,9 +180,53 @@ def sequence(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
             raise unfit from error
         if len(entries) > most:
             raise _Unfit(f"have at most {most} entries", f"{most + 1} or more", most + 1, most)
+        if len(entries) < least:
+            raise _Unfit(f"have at least {least} entries", len(entries), len(entries), least)
         return tuple(_entry(index, entry, rule) for index, entry in enumerate(entries))
 
     return tuple_of
+
+
+def mapping(key: Rule[K], value: Rule[V], most: int) -> Rule[dict[K, V]]:
+    """None stands for an empty one."""
+
+    def dict_of(given: object) -> dict[K, V]:
+        if given is None:
+            return {}
+        if not issubclass(type(given), Mapping):
+            raise _Unfit("be a mapping", shown(given), given, None)
+        try:
+            items = tuple(islice(given.items(), most + 1))  # pyright: ignore[reportAttributeAccessIssue]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            unfit = _Unfit("be a mapping that can be read", shown(given), given, None)
+            raise unfit from error
+        if len(items) > most:
+            raise _Unfit(f"have at most {most} entries", f"{most + 1} or more", most + 1, most)
+        return dict(_item(item, key, value) for item in items)
+
+    return dict_of
+
+
+def _item(item: Any, key: Rule[K], value: Rule[V]) -> tuple[K, V]:
+    """Raises for what isn't a pair as for a key."""
+    try:
+        given_key, given_value = item
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _Unfit("have pairs of keys and values", shown(item), item, None) from error
+    try:
+        plain_key = key(given_key)
+    except _Unfit as unfit:
+        unfit.where = " key"
+        raise
+    try:
+        return plain_key, value(given_value)
+    except _Unfit as unfit:
+        unfit.where = f"[{shown(plain_key)}]"
+        raise
 
 
 _NOTHING: tuple[()] = ()

@@ -15,7 +15,7 @@ from collections import deque
 from typing import Protocol
 
 from aioserve.errors import AioserveError, StreamBusyError
-from aioserve.request import FinishReason, Timings, Token
+from aioserve.request import FinishReason, Logprobs, Timings, Token
 
 __all__ = ["Mailbox", "MailboxOwner"]
 
@@ -55,6 +55,7 @@ class Mailbox:
         "finish_reasons",
         "loop",
         "paused",
+        "prompt_logprobs",
         "prompt_tokens",
         "request_id",
         "started_seconds",
@@ -73,6 +74,8 @@ class Mailbox:
         self.loop: asyncio.AbstractEventLoop = loop
         self.capacity: int = capacity
         self.prompt_tokens: int = 0
+        self.prompt_logprobs: list[Logprobs] = []
+        """Of the tokens of the prompt that are scored, so far."""
         self.completion_tokens: int = 0
         self.paused: bool = False
         self.finish_reason: FinishReason | None = None

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.mailbox import Mailbox
-from aioserve.request import FinishReason, Timings, Token, Usage
+from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 
 __all__ = ["TokenStream"]
 
@@ -56,6 +56,13 @@ class TokenStream:
     def usage(self) -> Usage:
         """Prompt tokens (0 until the prompt is encoded) and tokens generated so far."""
         return Usage(self._mailbox.prompt_tokens, self._mailbox.completion_tokens)
+
+    @property
+    def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
+        """One for each token of the prompt, None for the first, once the first token of the answer
+        is there; empty unless `SamplingParams.prompt_logprobs` asks for them."""
+        scored = self._mailbox.prompt_logprobs
+        return (None, *scored) if scored else ()
 
     @property
     def timings(self) -> Timings:
