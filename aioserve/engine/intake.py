@@ -237,6 +237,8 @@ class Intake:
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         live, params, limits = checked.live, checked.params, self._model.limits
         live.mailbox.prompt_tokens = len(ids)
+        if params.prompt_logprobs is not None:
+            live.mailbox.prompt_logprobs = [None]
         max_length = limits.max_model_len
         if params.max_tokens is not None:
             max_length = min(max_length, len(ids) + params.max_tokens)

@@ -74,8 +74,8 @@ class Mailbox:
         self.loop: asyncio.AbstractEventLoop = loop
         self.capacity: int = capacity
         self.prompt_tokens: int = 0
-        self.prompt_logprobs: list[Logprobs] = []
-        """Of the tokens of the prompt that are scored, so far."""
+        self.prompt_logprobs: list[Logprobs | None] = []
+        """Of the tokens of the prompt, so far, where they are wanted: None for the first."""
         self.completion_tokens: int = 0
         self.paused: bool = False
         self.finish_reason: FinishReason | None = None

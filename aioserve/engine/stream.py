@@ -61,8 +61,7 @@ class TokenStream:
     def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
         """One for each token of the prompt, None for the first, once the first token of the answer
         is there; empty unless `SamplingParams.prompt_logprobs` asks for them."""
-        scored = self._mailbox.prompt_logprobs
-        return (None, *scored) if scored else ()
+        return tuple(self._mailbox.prompt_logprobs)
 
     @property
     def timings(self) -> Timings:
