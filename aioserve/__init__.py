@@ -47,6 +47,7 @@ from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.kv.eviction import EvictionStrategy, PageUse
 from aioserve.plugins import (
     EvictionSpec,
+    LogitsProcessorSpec,
     Observer,
     ObserverSpec,
     PolicySpec,
@@ -66,6 +67,7 @@ from aioserve.request import (
     TopLogprob,
     Usage,
 )
+from aioserve.sampling.processors import LogitsProcessor
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.text.tokenizer import Tokenizer
@@ -94,6 +96,8 @@ __all__ = [
     "InvalidSamplingError",
     "InvariantError",
     "LoadedModel",
+    "LogitsProcessor",
+    "LogitsProcessorSpec",
     "Logprobs",
     "Message",
     "ModelError",

@@ -6,7 +6,7 @@ anywhere in the package.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -48,6 +48,8 @@ MAX_BIASED_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 2**18
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 64
+MAX_PROCESSORS = 8
+MAX_PROCESSOR_CHARS = 1000
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
@@ -96,6 +98,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Up to 64 texts of up to 64 characters that the answer may not have: the last token of each,
     as it is encoded at the start of a text and behind a space, isn't drawn behind the others. Kept
     as a tuple."""
+    logits_processors: Sequence[str] = ()
+    """Names, up to 8, of processors that plugins offer, options behind them as in
+    "name:option=value". Kept as a tuple."""
     min_tokens: int = 0
     """Nothing ends the answer before it has so many tokens; at most `max_tokens`."""
     seed: int | None = None
@@ -137,6 +142,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             or self.presence_penalty
             or self.frequency_penalty
             or self.bad_words
+            or self.logits_processors
         )
 
     @property
@@ -161,6 +167,7 @@ _RULES: dict[str, Rule[Any]] = {
     "logit_bias": pairs(integer(0), number(-100, 100), MAX_BIASED_TOKENS),
     "allowed_token_ids": optional(sequence(integer(0), MAX_ALLOWED_TOKENS, least=1)),
     "bad_words": several(text(1, MAX_BAD_WORD_CHARS), MAX_BAD_WORDS),
+    "logits_processors": several(text(1, MAX_PROCESSOR_CHARS), MAX_PROCESSORS),
     "min_tokens": integer(0),
     "seed": optional(integer(0, MAX_SEED)),
     "stop": several(text(1, MAX_STOP_CHARS), MAX_STOP_STRINGS),
@@ -191,6 +198,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Token ids that end an answer."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """`params.bad_words` as the tokenizer writes them."""
+    logits_processors: tuple[Callable[[], Any], ...] = ()
+    """Each makes one of `params.logits_processors` for one answer."""
     score_from: int | None = None
     """Position, at least 1, of the first token of the prompt whose log-probability is wanted."""
     namespace: bytes = b""

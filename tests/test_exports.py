@@ -11,6 +11,7 @@ from types import ModuleType, UnionType
 from typing import Any
 
 import pytest
+import torch
 
 import aioserve
 import aioserve.errors
@@ -46,7 +47,8 @@ def names_in(annotation: Any) -> Iterator[type]:
 def evaluated(thing: Any) -> dict[str, Any]:
     """Annotations of a function or class; names for type checkers alone are looked up."""
     module = importlib.import_module(thing.__module__)
-    return typing.get_type_hints(thing, vars(module) | vars(collections.abc))
+    for_checkers = {**vars(collections.abc), "Tensor": torch.Tensor}
+    return typing.get_type_hints(thing, vars(module) | for_checkers)
 
 
 def signatures_of(thing: Any) -> Iterator[tuple[str, Any]]:

@@ -249,6 +249,7 @@ class Engine:
             registry.eviction(self.config.eviction),
             registry.make_observers(),
             registry.admission(),
+            registry.logits_processor,
         )
 
     async def _load(self) -> LoadedModel:

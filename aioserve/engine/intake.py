@@ -7,7 +7,7 @@ model, a template that refuses) ends the request's stream with the error.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,11 +25,13 @@ from aioserve.engine.prompts import checked_ids, kind_of
 from aioserve.engine.requests import LiveRequest
 from aioserve.errors import (
     AioserveError,
+    ConfigError,
     DuplicateRequestError,
     EngineError,
     InvalidPromptError,
     InvalidRequestError,
     InvalidSamplingError,
+    PluginError,
     QueueFullError,
     RequestFailedError,
     RequestRejectedError,
@@ -65,12 +67,20 @@ class Intake:
     """Makes submissions for one core loop."""
 
     def __init__(
-        self, config: EngineConfig, model: LoadedModel, core: CoreLoop, admission: Admission
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        core: CoreLoop,
+        admission: Admission,
+        logits_processor: Callable[[str], Callable[[], Any]],
     ) -> None:
+        """`logits_processor`: what makes the processors of a name; raises `ConfigError` or
+        `PluginError`."""
         self._config = config
         self._model = model
         self._core = core
         self._admission = admission
+        self._logits_processor = logits_processor
         self.encoder: Encoder = Encoder(
             model, special_tokens_in_messages=config.special_tokens_in_messages
         )
@@ -93,6 +103,7 @@ class Intake:
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
             )
         params = self._checked_params(params)
+        processors = self._processors(params)
         request_id = self._checked_request_id(request_id)
         namespace = namespace_key(salt=_checked_field("cache_salt", cache_salt))
         wishes = {field: _checked_field(field, value) for field, value in wishes.items()}
@@ -117,7 +128,13 @@ class Intake:
             capacity=self._config.max_buffered_tokens,
             num_samples=params.n,
         )
-        checked = _Checked(live, params, {"seed": seed, "namespace": namespace, **wishes})
+        fields = {
+            "seed": seed,
+            "namespace": namespace,
+            "logits_processors": processors,
+            **wishes,
+        }
+        checked = _Checked(live, params, fields)
         self._core.table.enter(live)
         try:
             if isinstance(text_or_ids, np.ndarray):
@@ -275,6 +292,19 @@ class Intake:
         )
         live.request = request
         self._core.submit(live)
+
+    def _processors(self, params: SamplingParams) -> tuple[Callable[[], Any], ...]:
+        makers: list[Callable[[], Any]] = []
+        for index, text in enumerate(params.logits_processors):
+            try:
+                makers.append(self._logits_processor(text))
+            except (ConfigError, PluginError) as error:
+                raise InvalidSamplingError(
+                    f"logits_processors[{index}]: {error}",
+                    argument="logits_processors",
+                    value=text,
+                ) from error
+        return tuple(makers)
 
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:

@@ -51,6 +51,12 @@ class HostStep:
     extras: RowExtras | None = None
     """What the rows ask for beyond a draw."""
 
+    @property
+    def row_failures(self) -> dict[int, str]:
+        """After the draw: what went wrong with rows of `samples` in code that isn't ours."""
+        edits = None if self.extras is None else self.extras.edits
+        return {} if edits is None else dict(edits.failures)
+
     def outcome(self, drawn: Drawn, most_likely: MostLikely | None = None) -> StepOutcome:
         """What was drawn for `samples`, with the log-probabilities that `extras` asks for."""
         logprobs: dict[int, Logprobs] = {}
@@ -62,6 +68,7 @@ class HostStep:
             step=self.step,
             token_ids=tuple(drawn.token_ids.tolist()),
             row_errors=dict(drawn.row_errors),
+            row_failures=self.row_failures,
             logprobs=logprobs,
             scored=scored,
         )
@@ -116,6 +123,7 @@ class PlanReader:
                 known_ids=start.known_ids,
                 end_ids=start.end_ids,
                 bad_word_ids=start.bad_word_ids,
+                processors=[make() for make in start.logits_processors],
             )
         self._slots.start(start.slot, params, start.seed, edits)
         self._tops_scored[start.slot] = params.prompt_logprobs or 0

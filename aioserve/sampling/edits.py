@@ -7,6 +7,7 @@ In this order, each over what the ones before have left:
                           token of prompt and answer (Keskar et al., "CTRL", 2019)
     presence_penalty      taken off for every token of the answer
     frequency_penalty     taken off as often as the answer has the token
+    logits_processors     plugins' own (`aioserve.sampling.processors`)
     bad_words             the last token of a bad word is left out behind its others
     min_tokens            the ids that end the answer are left out until it has so many tokens
     allowed_token_ids     all others are left out
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from aioserve.request import SamplingParams
+from aioserve.sampling.processors import GuardedProcessor
 
 __all__ = ["RowEdits", "SlotEdits"]
 
@@ -52,16 +54,19 @@ class SlotEdits:
         known_ids: npt.NDArray[np.int32] | None,
         end_ids: Collection[int],
         bad_word_ids: Sequence[Sequence[int]],
+        processors: Sequence[GuardedProcessor] = (),
     ) -> None:
         self._params = params
         self._prompt_tokens = prompt_tokens
         self._known_ids = known_ids
         self._end_ids = sorted(end_ids)
         self._bad_word_ids = bad_word_ids
+        self._processors = processors
         self._on: _Placed | None = None
 
-    def apply(self, row: Tensor, position: int) -> None:
-        """Change `row`, float32 `[V]`, from which the token at `position` is drawn."""
+    def apply(self, row: Tensor, position: int) -> str | None:
+        """Change `row`, float32 `[V]`, from which the token at `position` is drawn; what went wrong
+        in a processor, if something did."""
         params, on = self._params, self._placed(row.device)
         if params.needs_history and position >= len(on.history):
             longer = on.history.new_zeros(position + SPARE_IDS)
@@ -79,6 +84,9 @@ class SlotEdits:
         if params.frequency_penalty:
             off = torch.tensor(-params.frequency_penalty, dtype=row.dtype, device=row.device)
             row.index_put_((answer,), off, accumulate=True)
+        prompt, failure = on.history[: self._prompt_tokens], None
+        for processor in self._processors:
+            failure = failure or processor.apply(prompt, answer, row)
         for word in on.bad_words:
             before = len(word) - 1
             if position < before:
@@ -91,6 +99,7 @@ class SlotEdits:
             allowed = row[on.allowed_ids]
             row.fill_(-math.inf)
             row[on.allowed_ids] = allowed
+        return failure
 
     def note(self, token_id: Tensor, position: int) -> None:
         """The token at `position`, an int64 scalar, was drawn from the row that `apply` changed."""
@@ -139,11 +148,15 @@ class RowEdits:
 
     def __init__(self, rows: Sequence[tuple[int, SlotEdits, int]]) -> None:
         self._rows = rows
+        self.failures: dict[int, str] = {}
+        """By index of a row: what went wrong in a processor."""
 
     def apply(self, logits: Tensor) -> None:
         """Change rows of `logits`, float32 `[S, V]`, in place."""
         for row, edits, position in self._rows:
-            edits.apply(logits[row], position)
+            failure = edits.apply(logits[row], position)
+            if failure is not None:
+                self.failures[row] = failure
 
     def note(self, token_ids: Tensor) -> None:
         """`token_ids`, int64 `[S]`, were drawn."""

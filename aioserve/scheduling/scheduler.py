@@ -200,7 +200,7 @@ class Scheduler:
         books = self.books
         check_outcome(plan, outcome)
         self._check_order(plan)
-        token_ids, errors = outcome.token_ids, outcome.row_errors
+        token_ids, errors, failures = outcome.token_ids, outcome.row_errors, outcome.row_failures
         books.complete(plan.step)
         updates: list[SequenceUpdate] = []
         ended: list[SequenceState] = []
@@ -230,6 +230,12 @@ class Scheduler:
                     updates.append(_failed(sequence, errors[index]))
                 continue
             if drops:
+                continue
+            if index in failures:
+                num_failed += 1
+                sequence.pending -= 1
+                updates.append(_failed(sequence, failures[index]))
+                ended.append(sequence)
                 continue
             token_id = token_ids[index]
             reason = sequence.append(token_id)

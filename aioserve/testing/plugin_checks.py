@@ -1,5 +1,5 @@
-"""Whether eviction strategies, observers and admission checks keep their contracts, tried on random
-input."""
+"""Whether eviction strategies, observers, admission checks and logits processors keep their
+contracts, tried on random input."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo
 from aioserve.plugins.admission import refusal_of
 from aioserve.request import FinishReason
+from aioserve.sampling.processors import LogitsProcessor, changed_by
 
 if TYPE_CHECKING:
     from hypothesis import settings
     from hypothesis.strategies import SearchStrategy
 from aioserve.testing.policy_check import check_arguments
 
-__all__ = ["check_admission", "check_eviction", "check_observer"]
+__all__ = ["check_admission", "check_eviction", "check_logits_processor", "check_observer"]
 
 
 def check_eviction(
@@ -92,6 +93,40 @@ def check_admission(ask: Callable[[RequestInfo], object], *, max_examples: int =
     def check(request: RequestInfo) -> None:
         with _answers(f"aioserve_admit({request})"):
             refusal_of(ask, request)
+
+    check()
+
+
+def check_logits_processor(
+    make_processor: Callable[[], LogitsProcessor], *, max_examples: int = 100
+) -> None:
+    """Raise unless the processor changes every row in a way that follows from the ids alone: one
+    that has seen the answer grow and a new one, as after a preemption, must do the same.
+
+    `make_processor` makes a new object with each call. Needs hypothesis.
+    """
+    check_arguments("make_processor", make_processor, max_examples)
+    import torch
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    ids = st.lists(st.integers(0, 31), max_size=8)
+
+    @_settings(max_examples)
+    @given(ids.filter(bool), ids, st.integers(0, 2**32 - 1))
+    def check(prompt: list[int], answer: list[int], seed: int) -> None:
+        logits = torch.randn(32, generator=torch.Generator().manual_seed(seed))
+        prompt_ids, answer_ids = torch.tensor(prompt), torch.tensor(answer, dtype=torch.int64)
+        grown = make_processor()
+        with _answers(f"process({prompt}, {answer}, logits)"):
+            for end in range(len(answer) + 1):
+                old = changed_by(grown, prompt_ids, answer_ids[:end], logits)
+            new = changed_by(make_processor(), prompt_ids, answer_ids, logits)
+        if not torch.equal(old.nan_to_num(7e7), new.nan_to_num(7e7)):
+            raise AssertionError(
+                f"process({prompt}, {answer}, logits) of a processor that saw the answer grow "
+                "isn't that of a new one: it must follow from the ids alone"
+            )
 
     check()
 

@@ -177,8 +177,8 @@ def test_a_bad_sampling_parameter_is_refused_by_name(fields, message):
 
 
 def test_a_sampling_parameter_that_does_not_exist_is_refused():
-    with pytest.raises(TypeError, match="presence_penalty"):
-        SamplingParams(presence_penalty=1.0)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="vocabulary_penalty"):
+        SamplingParams(vocabulary_penalty=1.0)  # pyright: ignore[reportCallIssue]
 
 
 def test_one_stop_string_needs_no_tuple():
