@@ -58,6 +58,7 @@ from aioserve.plugins import (
 from aioserve.request import (
     Completion,
     FinishReason,
+    InterTokenLatency,
     Sample,
     SamplingParams,
     Timings,
@@ -87,6 +88,7 @@ __all__ = [
     "EvictionSpec",
     "EvictionStrategy",
     "FinishReason",
+    "InterTokenLatency",
     "InvalidPromptError",
     "InvalidRequestError",
     "InvalidSamplingError",

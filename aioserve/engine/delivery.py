@@ -105,7 +105,7 @@ class Delivery:
         mailbox = sample.request.mailbox
         mailbox.put(Token(token_id, text, sample.num_delivered, sample.index))
         if sample.num_delivered == 0:
-            self.last_wait_seconds = mailbox.timings.first_token_seconds
+            self.last_wait_seconds = mailbox.first_token_seconds
         sample.num_delivered += 1
         if stopped:
             self._scheduler.finish(sample.sequence_id)

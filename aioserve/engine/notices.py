@@ -74,6 +74,6 @@ def _summary(live: LiveRequest) -> RequestSummary:
         error=None if error is None else f"{type(error).__name__}: {error}",
         prompt_tokens=mailbox.prompt_tokens,
         completion_tokens=mailbox.completion_tokens,
-        first_token_seconds=mailbox.timings.first_token_seconds,
-        total_seconds=mailbox.timings.total_seconds,
+        cached_tokens=mailbox.usage.cached_tokens,
+        timings=mailbox.timings,
     )

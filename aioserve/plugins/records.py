@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aioserve.request import FinishReason, Request
+from aioserve.request import FinishReason, Request, Timings
 
 __all__ = ["RequestInfo", "RequestSummary", "StepInfo", "info_of"]
 
@@ -69,7 +69,7 @@ class RequestSummary(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     """Of all its samples together."""
-    first_token_seconds: float | None
-    """From its arrival; None if it had no token."""
-    total_seconds: float
-    """From its arrival."""
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache when it started."""
+    timings: Timings
+    """As its caller gets them."""

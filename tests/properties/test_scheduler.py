@@ -17,11 +17,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aioserve.execution.plan import CopyKind, StepPlan
+from aioserve.execution.plan import CopyKind, StepPlan, WorkItem
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.request import FinishReason, Request, SamplingParams
+from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
@@ -64,6 +65,51 @@ class Whimsical(SchedulingPolicy):
     def maybe_break(self) -> None:
         if self.random.random() < 0.05:
             raise RuntimeError("whim")
+
+
+class RequestModel:
+    """What the account of one request must come to, from the plans alone."""
+
+    def __init__(
+        self, sequence_ids: tuple[int, ...], prompt_tokens: int, account: RequestAccount
+    ) -> None:
+        self.first = sequence_ids[0]
+        self.prompt_tokens = prompt_tokens
+        self.account = account
+        self.started_seconds: float | None = None
+        self.device_seconds = 0.0
+        self.epoch = -1
+        self.computed = 0
+        """Prompt tokens that the first sample computed since it began for the last time."""
+        self.cached_tokens: int | None = None
+        """Once the first token is there: those that it didn't compute."""
+
+    def plan(self, item: WorkItem, epoch: int, now: float) -> None:
+        if self.started_seconds is None:
+            self.started_seconds = now
+        if item.sequence_id != self.first:
+            return
+        if epoch != self.epoch:
+            self.epoch, self.computed = epoch, 0
+        end = min(item.start + item.count, self.prompt_tokens)
+        self.computed += max(0, end - item.start)
+
+    def take(self, sequence_id: int) -> None:
+        """A token came. What was found before a preemption, nobody knows here."""
+        if (
+            self.cached_tokens is None
+            and not self.account.preemptions
+            and sequence_id == self.first
+        ):
+            self.cached_tokens = self.prompt_tokens - self.computed
+
+    def check(self) -> None:
+        account = self.account
+        assert account.started_seconds == self.started_seconds
+        assert account.device_seconds == pytest.approx(self.device_seconds)
+        assert (account.cached_tokens or 0) < self.prompt_tokens
+        if self.cached_tokens is not None:
+            assert account.cached_tokens == self.cached_tokens
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -122,6 +168,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.found_bad_rows = False
         self.suspects: set[int] = set()
         self.now = 0.0
+        self.requests: dict[int, RequestModel] = {}
+        self.request_of: dict[int, RequestModel] = {}
+        self.busy_seconds = 0.0
 
     @rule(
         prompt=prompts(),
@@ -144,7 +193,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 namespace=tenant,
             )
         )
+        model = RequestModel(sequence_ids, len(prompt), self.scheduler.account_of(sequence_ids[0]))
+        self.requests[sequence_ids[0]] = model
         for sample, sequence_id in enumerate(sequence_ids):
+            assert self.scheduler.account_of(sequence_id) is model.account
+            self.request_of[sequence_id] = model
             tokens = expected_tokens(prompt, max_length - len(prompt), (seed + sample) % 2**64)
             self.expected[sequence_id] = tokens
             self.received[sequence_id] = []
@@ -156,6 +209,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.in_flight) < self.pipeline.depth)
     @rule()
     def launch(self):
+        self.now += 1.0
         self.pipeline.advance(self.now)
         assert not any(update.cause for update in self.scheduler.take_ended_unplanned())
 
@@ -164,6 +218,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
         assert len({item.sequence_id for item in plan.items}) == len(plan.items)
         self.assert_fenced(plan)
+        epochs = {s.sequence_id: s.epoch for s, *_ in self.scheduler.books.in_flight[plan.step]}
+        for item in plan.items:
+            model = self.request_of[item.sequence_id]
+            model.plan(item, epochs[item.sequence_id], self.now)
         return plan
 
     def assert_fenced(self, plan: StepPlan) -> None:
@@ -225,12 +283,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = self.in_flight[0]
         outcome = self.device.execute(plan)
         self.find_bad_rows(plan, outcome)
+        self.charge(plan)
         self.take(self.pipeline.finish(outcome, self.now))
 
     @precondition(lambda self: self.in_flight)
     @rule(done=st.integers(0, 20))
     def fail(self, done):
         self.device.execute_in_part(self.in_flight[0], done)
+        self.charge(self.in_flight[0])
         self.take(self.pipeline.fail("planted"))
 
     @precondition(lambda self: self.in_flight)
@@ -248,7 +308,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.suspects = set(self.live())
             self.found_bad_rows = True
         self.find_bad_rows(plan, outcome)
+        self.charge(plan)
         self.take(self.pipeline.finish(outcome, self.now))
+
+    def charge(self, plan):
+        """Each step takes another time."""
+        seconds = 1.0 + plan.step % 7
+        self.scheduler.charge(plan, seconds)
+        self.busy_seconds += seconds
+        for item in plan.items:
+            model = self.request_of[item.sequence_id]
+            model.device_seconds += seconds * item.count / plan.num_tokens
 
     def find_bad_rows(self, plan, outcome):
         """A row that is computed over junk is not made of numbers."""
@@ -293,6 +363,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert entry.sequence_id in self.suspects, "bad numbers that came before it"
             if entry.token_id is not None:
                 self.received[entry.sequence_id].append(entry.token_id)
+                self.request_of[entry.sequence_id].take(entry.sequence_id)
             if entry.finish_reason is not None:
                 self.ended[entry.sequence_id] = entry.finish_reason
 
@@ -305,6 +376,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert received == self.expected[sequence_id][: len(received)]
             if self.ended.get(sequence_id) is FinishReason.LENGTH:
                 assert received == self.expected[sequence_id]
+        for model in self.requests.values():
+            model.check()
+        preemptions = sum(model.account.preemptions for model in self.requests.values())
+        assert preemptions == self.scheduler.counters.preemptions
+        charged = sum(model.account.device_seconds for model in self.requests.values())
+        assert charged == pytest.approx(self.busy_seconds)
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
