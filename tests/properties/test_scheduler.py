@@ -17,17 +17,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aioserve.execution.plan import CopyKind, StepPlan, WorkItem
+from aioserve.execution.plan import CopyKind, StepPlan
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.request import FinishReason, Request, SamplingParams
-from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.testing.fake_device import FakeDevice, expected_tokens
+from tests.scheduling.request_model import RequestModel
 
 MAX_LENGTH = 48
 LONG_PROMPTS = [[(7 * k + i * i) % 256 for i in range(MAX_LENGTH)] for k in range(2)]
@@ -65,51 +65,6 @@ class Whimsical(SchedulingPolicy):
     def maybe_break(self) -> None:
         if self.random.random() < 0.05:
             raise RuntimeError("whim")
-
-
-class RequestModel:
-    """What the account of one request must come to, from the plans alone."""
-
-    def __init__(
-        self, sequence_ids: tuple[int, ...], prompt_tokens: int, account: RequestAccount
-    ) -> None:
-        self.first = sequence_ids[0]
-        self.prompt_tokens = prompt_tokens
-        self.account = account
-        self.started_seconds: float | None = None
-        self.device_seconds = 0.0
-        self.epoch = -1
-        self.computed = 0
-        """Prompt tokens that the first sample computed since it began for the last time."""
-        self.cached_tokens: int | None = None
-        """Once the first token is there: those that it didn't compute."""
-
-    def plan(self, item: WorkItem, epoch: int, now: float) -> None:
-        if self.started_seconds is None:
-            self.started_seconds = now
-        if item.sequence_id != self.first:
-            return
-        if epoch != self.epoch:
-            self.epoch, self.computed = epoch, 0
-        end = min(item.start + item.count, self.prompt_tokens)
-        self.computed += max(0, end - item.start)
-
-    def take(self, sequence_id: int) -> None:
-        """A token came. What was found before a preemption, nobody knows here."""
-        if (
-            self.cached_tokens is None
-            and not self.account.preemptions
-            and sequence_id == self.first
-        ):
-            self.cached_tokens = self.prompt_tokens - self.computed
-
-    def check(self) -> None:
-        account = self.account
-        assert account.started_seconds == self.started_seconds
-        assert account.device_seconds == pytest.approx(self.device_seconds)
-        assert (account.cached_tokens or 0) < self.prompt_tokens
-        if self.cached_tokens is not None:
-            assert account.cached_tokens == self.cached_tokens
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -218,10 +173,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
         assert len({item.sequence_id for item in plan.items}) == len(plan.items)
         self.assert_fenced(plan)
-        epochs = {s.sequence_id: s.epoch for s, *_ in self.scheduler.books.in_flight[plan.step]}
-        for item in plan.items:
-            model = self.request_of[item.sequence_id]
-            model.plan(item, epochs[item.sequence_id], self.now)
+        for sequence, slot, _, item in self.scheduler.books.in_flight[plan.step]:
+            if item.slot == slot:
+                self.request_of[item.sequence_id].plan(item, sequence.epoch, self.now)
         return plan
 
     def assert_fenced(self, plan: StepPlan) -> None:
@@ -318,7 +272,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.busy_seconds += seconds
         for item in plan.items:
             model = self.request_of[item.sequence_id]
-            model.device_seconds += seconds * item.count / plan.num_tokens
+            model.charge(seconds * item.count / plan.num_tokens)
 
     def find_bad_rows(self, plan, outcome):
         """A row that is computed over junk is not made of numbers."""
