@@ -12,7 +12,7 @@ from aioserve.isolation import NotAnAnswer, shown
 from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo
 from aioserve.plugins.admission import refusal_of
-from aioserve.request import FinishReason, InterTokenLatency, Timings
+from aioserve.request import FinishReason, InterTokenLatency
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -173,18 +173,14 @@ def _summaries() -> SearchStrategy[RequestSummary]:
         error=st.none() | st.text(),
         prompt_tokens=st.integers(0, 10**6),
         completion_tokens=st.integers(0, 10**6),
+        first_token_seconds=st.none() | st.floats(0, 1e6),
+        total_seconds=st.floats(0, 1e6),
         cached_tokens=st.integers(0, 10**6),
-        timings=st.builds(
-            Timings,
-            first_token_seconds=st.none() | st.floats(0, 1e6),
-            total_seconds=st.floats(0, 1e6),
-            completion_tokens=st.integers(0, 10**6),
-            encoding_seconds=st.none() | st.floats(0, 1e6),
-            queued_seconds=st.none() | st.floats(0, 1e6),
-            inter_token_latency=st.none() | _inter_token_latencies(),
-            preemptions=st.integers(0, 10**6),
-            device_seconds=st.floats(0, 1e6),
-        ),
+        encoding_seconds=st.none() | st.floats(0, 1e6),
+        queued_seconds=st.none() | st.floats(0, 1e6),
+        inter_token_latency=st.none() | _inter_token_latencies(),
+        preemptions=st.integers(0, 10**6),
+        device_seconds=st.floats(0, 1e6),
     )
 
 

@@ -14,6 +14,7 @@ from aioserve import (
     RequestRejectedError,
     SamplingParams,
     SchedulingPolicy,
+    StepError,
     Timings,
     TokenStream,
     Verdict,
@@ -169,14 +170,27 @@ def test_a_step_that_ends_after_its_request_changes_nothing():
             await stream.started()
             await asyncio.sleep(0.25)
             stream.close()
-            told = stream.timings
-            assert told.device_seconds == near(0.5)
-            assert told.total_seconds == near(0.75)
             await asyncio.sleep(5)
             assert it.stats().step_seconds_total > 0.75
-            assert stream.timings == told
+            assert stream.timings.device_seconds == near(0.5)
+            assert stream.timings.total_seconds == near(0.75)
 
     run_simulated(main)
+
+
+def test_a_step_that_fails_is_time_of_the_device_too():
+    async def main() -> None:
+        faults = Faults(at={2: Fault.STEP_RAISES})
+        model = FakeModel(step_seconds=lambda plan: STEP_SECONDS, faults=faults)
+        async with Engine(model, overlap=False) as it:
+            stream = it.stream(PROMPT, answer())
+            with pytest.raises(StepError):
+                await read(stream)
+            assert stream.timings.device_seconds == near(1.5)
+            assert stream.timings.completion_tokens == 2
+
+    with silence():
+        run_simulated(main)
 
 
 class Refusing(SchedulingPolicy):

@@ -19,7 +19,6 @@ from aioserve import (
     RequestRejectedError,
     SamplingParams,
     SchedulingPolicy,
-    Timings,
     hookimpl,
 )
 from aioserve.plugins import Observers, PluginRegistry, RequestSummary
@@ -74,7 +73,7 @@ class ObserverPlugin:
 
 
 ANSWER = SamplingParams(max_tokens=5, seed=0)
-SUMMARY = RequestSummary("r", None, FinishReason.STOP, None, 3, 5, 0, Timings(0.1, 0.2, 5))
+SUMMARY = RequestSummary("r", None, FinishReason.STOP, None, 3, 5, 0.1, 0.2)
 
 
 def serve(plugin: object, requests: int = 8) -> None:
@@ -115,10 +114,12 @@ def test_an_observer_hears_of_a_request_from_its_arrival_to_its_end():
             assert (ended.request_id, ended.tenant, ended.error) == ("mine", "gold", None)
             assert (ended.prompt_tokens, ended.completion_tokens) == (3, 5)
             assert ended.finish_reason is FinishReason.LENGTH
-            assert ended.timings.first_token_seconds == pytest.approx(0.5)
-            assert ended.timings.total_seconds == pytest.approx(2.5)
-            assert ended.timings.device_seconds == pytest.approx(2.5)
-            assert (ended.timings.queued_seconds, ended.cached_tokens) == (pytest.approx(0), 0)
+            assert ended.first_token_seconds == pytest.approx(0.5)
+            assert ended.total_seconds == pytest.approx(2.5)
+            assert ended.device_seconds == pytest.approx(2.5)
+            assert (ended.encoding_seconds, ended.queued_seconds) == pytest.approx((0, 0))
+            assert (ended.cached_tokens, ended.preemptions) == (0, 0)
+            assert ended.inter_token_latency.count == 4
             first, *others = observer.of("step")
             assert (first.computed_tokens, first.num_sequences, first.failed) == (3, 1, False)
             assert [step.computed_tokens for step in others] == [1, 1, 1, 1]

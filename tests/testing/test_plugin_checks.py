@@ -73,7 +73,7 @@ class Mean(Observer):
 
 class Late(Observer):
     def finished(self, requests: Any):
-        self.last = [-request.timings.first_token_seconds for request in requests]
+        self.last = [-request.first_token_seconds for request in requests]
 
 
 class Waiting(Observer):
