@@ -59,10 +59,12 @@ from aioserve.request import (
     Completion,
     FinishReason,
     InterTokenLatency,
+    Logprobs,
     Sample,
     SamplingParams,
     Timings,
     Token,
+    TopLogprob,
     Usage,
 )
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
@@ -94,6 +96,7 @@ __all__ = [
     "InvalidSamplingError",
     "InvariantError",
     "LoadedModel",
+    "Logprobs",
     "Message",
     "ModelError",
     "ModelLimits",
@@ -127,6 +130,7 @@ __all__ = [
     "Token",
     "TokenStream",
     "Tokenizer",
+    "TopLogprob",
     "TraceError",
     "UnknownPolicyError",
     "UnsupportedModelError",

@@ -27,6 +27,7 @@ __all__ = [
     "name",
     "number",
     "optional",
+    "pairs",
     "plain_int",
     "plain_str",
     "plain_value",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 Rule = Callable[[object], T]
 """Makes an argument a plain value, or raises what `check` knows."""
@@ -161,7 +164,7 @@ def several(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
     return tuple_of
 
 
-def sequence(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
+def sequence(rule: Rule[T], most: int, *, least: int = 0) -> Rule[tuple[T, ...]]:
     """Anything to iterate over but a str, bytes or a mapping, of which no more than is needed is
     read."""
 
@@ -177,9 +180,41 @@ def sequence(rule: Rule[T], most: int) -> Rule[tuple[T, ...]]:
             raise unfit from error
         if len(entries) > most:
             raise _Unfit(f"have at most {most} entries", f"{most + 1} or more", most + 1, most)
+        if len(entries) < least:
+            raise _Unfit(f"have at least {least} entries", len(entries), len(entries), least)
         return tuple(_entry(index, entry, rule) for index, entry in enumerate(entries))
 
     return tuple_of
+
+
+def pairs(key: Rule[K], value: Rule[V], most: int) -> Rule[tuple[tuple[K, V], ...]]:
+    """Keys, each with its value, of a mapping or a sequence of pairs; the last value of a key
+    counts. None stands for nothing."""
+
+    def pair(given: object) -> tuple[K, V]:
+        both = two(given)
+        if len(both) != 2:
+            raise _Unfit("be a pair", shown(given), given, None)
+        return key(both[0]), value(both[1])
+
+    two = sequence(lambda value: value, 2)
+    of_many = sequence(pair, most)
+
+    def pairs_of(given: object) -> tuple[tuple[K, V], ...]:
+        if given is None:
+            return ()
+        if issubclass(type(given), Mapping):
+            try:
+                given = given.items()  # pyright: ignore[reportAttributeAccessIssue]
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                unfit = _Unfit("be a mapping that can be read", shown(given), given, None)
+                raise unfit from error
+        found = dict(of_many(given))
+        return tuple(found.items()) or _NOTHING
+
+    return pairs_of
 
 
 _NOTHING: tuple[()] = ()

@@ -6,7 +6,7 @@ anywhere in the package.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -14,24 +14,42 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import Rule, boolean, check, integer, number, optional, several, text
+from aioserve.arguments import (
+    Rule,
+    boolean,
+    check,
+    integer,
+    number,
+    optional,
+    pairs,
+    sequence,
+    several,
+    text,
+)
 from aioserve.errors import InvalidSamplingError
 
 __all__ = [
     "Completion",
     "FinishReason",
     "InterTokenLatency",
+    "Logprobs",
     "Request",
     "Sample",
     "SamplingParams",
     "Timings",
     "Token",
+    "TopLogprob",
     "Usage",
 ]
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_BIASED_TOKENS = 1024
+MAX_ALLOWED_TOKENS = 2**18
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARS = 64
+MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 
@@ -63,6 +81,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the smallest set of tokens whose probabilities sum to this; in (0, 1]."""
     top_k: int = 0
     """Keep this many most likely tokens, in [0, 2**63); 0 keeps all."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens of prompt and answer become less likely: a positive logit is divided by it, a
+    negative one multiplied (Keskar et al., "CTRL", 2019); in [0.01, 100]."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token that the answer has already; in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """The same, as often as the answer has the token; in [-2, 2]."""
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
+    """Added to the logits of these ids, up to 1024; each in [-100, 100]. Kept as a tuple of
+    pairs."""
+    allowed_token_ids: Sequence[int] | None = None
+    """Draw from these ids alone; 1 to 262,144. Kept as a tuple."""
+    bad_words: Sequence[str] = ()
+    """Up to 64 texts of up to 64 characters that the answer may not have: the last token of each,
+    as it is encoded at the start of a text and behind a space, isn't drawn behind the others. Kept
+    as a tuple."""
+    min_tokens: int = 0
+    """Nothing ends the answer before it has so many tokens; at most `max_tokens`."""
     seed: int | None = None
     """Key of this request's noise, in [0, 2**64). None: the engine draws one per request."""
     stop: Sequence[str] = ()
@@ -72,6 +108,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Ids that end the answer like the model's own end-of-sequence ids. Kept as a tuple."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence ids (and past them alone)."""
+    logprobs: int | None = None
+    """Log-probabilities of each token and of so many of the most likely ones at its place, in
+    [0, 20]; None: none. They are those of the model itself, before `temperature` and all else."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, but for the first."""
     n: int = 1
     """Answers to draw for the prompt, which is computed and kept once for all of them; at most the
     engine's `max_num_seqs`. Answer `i` of a request with seed `s` is that of a request with seed
@@ -81,6 +122,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name, rule in _RULES.items():
             value = check(InvalidSamplingError, name, getattr(self, name), rule)
             msgspec.structs.force_setattr(self, name, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSamplingError(
+                f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}",
+                argument="min_tokens",
+                value=self.min_tokens,
+                limit=self.max_tokens,
+            )
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a draw depends on the tokens before it, beside their keys and values."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.bad_words
+        )
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits are changed before anything of them is left out."""
+        return bool(
+            self.needs_history
+            or self.logit_bias
+            or self.allowed_token_ids is not None
+            or self.min_tokens
+        )
 
 
 _RULES: dict[str, Rule[Any]] = {
@@ -88,10 +156,19 @@ _RULES: dict[str, Rule[Any]] = {
     "temperature": number(0, 100),
     "top_p": number(0, 1, above=True),
     "top_k": integer(0),
+    "repetition_penalty": number(0.01, 100),
+    "presence_penalty": number(-2, 2),
+    "frequency_penalty": number(-2, 2),
+    "logit_bias": pairs(integer(0), number(-100, 100), MAX_BIASED_TOKENS),
+    "allowed_token_ids": optional(sequence(integer(0), MAX_ALLOWED_TOKENS, least=1)),
+    "bad_words": several(text(1, MAX_BAD_WORD_CHARS), MAX_BAD_WORDS),
+    "min_tokens": integer(0),
     "seed": optional(integer(0, MAX_SEED)),
     "stop": several(text(1, MAX_STOP_CHARS), MAX_STOP_STRINGS),
     "stop_token_ids": several(integer(0), MAX_STOP_TOKEN_IDS),
     "ignore_eos": boolean,
+    "logprobs": optional(integer(0, MAX_LOGPROBS)),
+    "prompt_logprobs": optional(integer(0, MAX_LOGPROBS)),
     "n": integer(1),
 }
 
@@ -113,6 +190,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Key of the first sample's noise, in [0, 2**64); `seed_of` gives those of the others."""
     end_ids: frozenset[int] = frozenset()
     """Token ids that end an answer."""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """`params.bad_words` as the tokenizer writes them."""
+    score_from: int | None = None
+    """Position, at least 1, of the first token of the prompt whose log-probability is wanted."""
     namespace: bytes = b""
     """KV pages are shared with requests of the same namespace alone (`aioserve.kv.namespace`)."""
     arrival_seconds: float = 0.0
@@ -144,6 +225,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return (self.seed + sample) % (MAX_SEED + 1)
 
 
+class TopLogprob(msgspec.Struct, frozen=True, gc=False):
+    """One of the most likely tokens at some place."""
+
+    id: int
+    logprob: float
+
+
+class Logprobs(msgspec.Struct, frozen=True, gc=False):
+    """Natural logarithms of the probabilities that the model itself gave at one place of a text:
+    before temperature, penalties and whatever else a request asks for."""
+
+    logprob: float
+    """Of the token that is there."""
+    top: tuple[TopLogprob, ...] = ()
+    """The most likely tokens, in falling order, as many as were asked for."""
+
+
 class Token(msgspec.Struct, frozen=True, gc=False):
     """One generated token as its stream delivers it."""
 
@@ -156,6 +254,13 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     """Place in its answer, from 0."""
     sample: int = 0
     """Which of the request's `n` answers it belongs to, from 0."""
+    logprobs: Logprobs | None = None
+    """Where `SamplingParams.logprobs` asks for them."""
+
+    @property
+    def logprob(self) -> float | None:
+        """Its own, where they were asked for."""
+        return None if self.logprobs is None else self.logprobs.logprob
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -248,16 +353,21 @@ class Sample(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     """Generated ids, the end-of-sequence id included where one ended the answer."""
     finish_reason: FinishReason
+    logprobs: tuple[Logprobs, ...] | None = None
+    """One for each of `token_ids`, where `SamplingParams.logprobs` asks for them."""
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """All that a request brought. `text`, `token_ids` and `finish_reason` are the first sample's,
-    which is the only one unless `SamplingParams.n` says otherwise."""
+    """All that a request brought. `text`, `token_ids`, `finish_reason` and `logprobs` are those of
+    the first sample, which is the only one unless `SamplingParams.n` says otherwise."""
 
     request_id: str
     samples: tuple[Sample, ...]
     usage: Usage
     timings: Timings
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    """One for each token of the prompt, None for the first, where `SamplingParams.prompt_logprobs`
+    asks for them."""
 
     @property
     def text(self) -> str:
@@ -270,3 +380,7 @@ class Completion(msgspec.Struct, frozen=True):
     @property
     def finish_reason(self) -> FinishReason:
         return self.samples[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[Logprobs, ...] | None:
+        return self.samples[0].logprobs

@@ -66,7 +66,9 @@ class Delivery:
             if sample is None:
                 continue
             if update.token_id is not None:
-                self._deliver_token(sample, update.token_id, update.finish_reason)
+                self._deliver_token(sample, update.token_id, update)
+            elif update.scored:
+                sample.request.mailbox.prompt_logprobs += update.scored
             else:
                 self.fail(sample.request, self._error_of(update, sample.request, step_error))
 
@@ -89,9 +91,8 @@ class Delivery:
             return error.with_cause(update.cause)
         return RequestFailedError(str(update.error))
 
-    def _deliver_token(
-        self, sample: LiveSample, token_id: int, reason: FinishReason | None
-    ) -> None:
+    def _deliver_token(self, sample: LiveSample, token_id: int, update: SequenceUpdate) -> None:
+        reason = update.finish_reason
         try:
             text, stopped = sample.assembler.push(token_id)
             if reason is not None and not stopped:
@@ -103,7 +104,7 @@ class Delivery:
             self.fail(sample.request, failed.with_cause(error))
             return
         mailbox = sample.request.mailbox
-        mailbox.put(Token(token_id, text, sample.num_delivered, sample.index))
+        mailbox.put(Token(token_id, text, sample.num_delivered, sample.index, update.logprobs))
         if sample.num_delivered == 0:
             self.last_wait_seconds = mailbox.first_token_seconds
         sample.num_delivered += 1

@@ -38,7 +38,7 @@ from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.isolation import blamed, shown
 from aioserve.plugins import PluginRegistry, check_policy_object
-from aioserve.request import Completion, FinishReason, Sample, SamplingParams, Token
+from aioserve.request import Completion, FinishReason, Logprobs, Sample, SamplingParams, Token
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.tokenizer import Tokenizer
@@ -358,10 +358,14 @@ class Engine:
                 text="".join(token.text for token in answer),
                 token_ids=tuple(token.id for token in answer),
                 finish_reason=reason or FinishReason.ABORT,
+                logprobs=_logprobs_of(answer, params),
             )
             for answer, reason in zip(tokens, stream.finish_reasons, strict=True)
         )
-        return Completion(stream.request_id, samples, stream.usage, stream.timings)
+        prompt_logprobs = None
+        if params is not None and params.prompt_logprobs is not None:
+            prompt_logprobs = stream.prompt_logprobs
+        return Completion(stream.request_id, samples, stream.usage, stream.timings, prompt_logprobs)
 
     # -- what it knows
 
@@ -480,3 +484,11 @@ async def _finish(closing: Awaitable[None]) -> None:
     task.result()
     if cancelled is not None:
         raise cancelled
+
+
+def _logprobs_of(
+    answer: Sequence[Token], params: SamplingParams | None
+) -> tuple[Logprobs, ...] | None:
+    if params is None or params.logprobs is None:
+        return None
+    return tuple([token.logprobs for token in answer if token.logprobs is not None])

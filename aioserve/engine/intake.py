@@ -39,6 +39,7 @@ from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
 from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
+from aioserve.text.bad_words import spellings
 from aioserve.text.messages import plain_messages
 
 __all__ = ["Intake", "Message", "Prompt"]
@@ -158,14 +159,35 @@ class Intake:
                 argument="stop",
                 value=params.stop,
             )
+        if params.bad_words and self._model.tokenizer is None:
+            raise InvalidSamplingError(
+                f"bad_words must be empty without a tokenizer, got {shown(params.bad_words)}; "
+                f"{self._model.why_no_tokenizer}",
+                argument="bad_words",
+                value=params.bad_words,
+            )
         vocab_size = self._model.limits.vocab_size
-        for token_id in params.stop_token_ids:
-            if token_id >= vocab_size:
+        for argument in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, argument) or 0) > vocab_size:
                 raise InvalidSamplingError(
-                    f"stop_token_ids must be below the vocabulary size {vocab_size}, "
-                    f"got {token_id}",
-                    argument="stop_token_ids",
-                    value=token_id,
+                    f"{argument} must be at most the vocabulary size {vocab_size}, "
+                    f"got {getattr(params, argument)}",
+                    argument=argument,
+                    value=getattr(params, argument),
+                    limit=vocab_size,
+                )
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": list(dict(params.logit_bias)),
+            "allowed_token_ids": params.allowed_token_ids,
+        }
+        for argument, token_ids in named.items():
+            largest = max(token_ids or (), default=0)
+            if largest >= vocab_size:
+                raise InvalidSamplingError(
+                    f"{argument} must be below the vocabulary size {vocab_size}, got {largest}",
+                    argument=argument,
+                    value=largest,
                     limit=vocab_size,
                 )
         return params
@@ -220,6 +242,8 @@ class Intake:
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         live, params, limits = checked.live, checked.params, self._model.limits
         live.mailbox.prompt_tokens = len(ids)
+        if params.prompt_logprobs is not None:
+            live.mailbox.prompt_logprobs = [None]
         max_length = limits.max_model_len
         if params.max_tokens is not None:
             max_length = min(max_length, len(ids) + params.max_tokens)
@@ -232,6 +256,8 @@ class Intake:
             max_length=max_length,
             params=params,
             end_ids=end_ids,
+            bad_word_ids=self._bad_word_ids(params),
+            score_from=None if params.prompt_logprobs is None else 1,
             arrival_seconds=live.mailbox.started_seconds,
             **checked.fields,
         )
@@ -249,6 +275,12 @@ class Intake:
         )
         live.request = request
         self._core.submit(live)
+
+    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if not params.bad_words:
+            return ()
+        tokenizer = self.encoder.tokenizer
+        return tuple([ids for word in params.bad_words for ids in spellings(tokenizer, word)])
 
     @contextmanager
     def _failing(self, live: LiveRequest) -> Iterator[None]:

@@ -18,7 +18,7 @@ import msgspec
 
 from aioserve.engine.token_gaps import TokenGaps
 from aioserve.errors import AioserveError, StreamBusyError
-from aioserve.request import FinishReason, Timings, Token, Usage
+from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 from aioserve.scheduling.account import RequestAccount
 
 __all__ = ["Mailbox", "MailboxOwner"]
@@ -65,6 +65,7 @@ class Mailbox:
         "first_token_seconds",
         "loop",
         "paused",
+        "prompt_logprobs",
         "prompt_tokens",
         "request_id",
         "started_seconds",
@@ -82,6 +83,8 @@ class Mailbox:
         self.loop: asyncio.AbstractEventLoop = loop
         self.capacity: int = capacity
         self.prompt_tokens: int = 0
+        self.prompt_logprobs: list[Logprobs | None] = []
+        """Of the tokens of the prompt, so far, where they are wanted: None for the first."""
         self.completion_tokens: int = 0
         self.paused: bool = False
         self.finish_reason: FinishReason | None = None

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.mailbox import Mailbox
-from aioserve.request import FinishReason, Timings, Token, Usage
+from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 
 __all__ = ["TokenStream"]
 
@@ -57,6 +57,12 @@ class TokenStream:
         """Prompt tokens (0 until the prompt is encoded), those of them that were found in the
         prefix cache (0 until the request starts), and tokens generated so far."""
         return self._mailbox.usage
+
+    @property
+    def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
+        """One for each token of the prompt, None for the first, once the first token of the answer
+        is there; empty unless `SamplingParams.prompt_logprobs` asks for them."""
+        return tuple(self._mailbox.prompt_logprobs)
 
     @property
     def timings(self) -> Timings:

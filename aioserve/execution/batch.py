@@ -16,12 +16,17 @@ from aioserve.execution.plan import (
     PENDING_TOKEN,
     CopyKind,
     PageCopy,
+    SlotStart,
     StepOutcome,
     StepPlan,
     WorkItem,
 )
 from aioserve.kv.pages import pages_for, token_locations
 from aioserve.ops import Drawn, HostBatch, SampleRows
+from aioserve.request import Logprobs
+from aioserve.sampling.edits import SlotEdits
+from aioserve.sampling.extras import RowExtras
+from aioserve.sampling.logprobs import MostLikely
 from aioserve.sampling.sampler import SlotTable
 
 __all__ = ["HostStep", "PlanReader"]
@@ -41,14 +46,24 @@ class HostStep:
     batch: HostBatch | None
     """None: there is nothing to compute."""
     samples: SampleRows
-    """A row for each of the batch's `logit_rows`, in the plan's order."""
+    """A row for each of the first of the batch's `logit_rows`, in the plan's order. Behind them are
+    those of targets whose log-probabilities are wanted."""
+    extras: RowExtras | None = None
+    """What the rows ask for beyond a draw."""
 
-    def outcome(self, drawn: Drawn) -> StepOutcome:
-        """What was drawn for `samples`."""
+    def outcome(self, drawn: Drawn, most_likely: MostLikely | None = None) -> StepOutcome:
+        """What was drawn for `samples`, with the log-probabilities that `extras` asks for."""
+        logprobs: dict[int, Logprobs] = {}
+        scored: tuple[Logprobs, ...] = ()
+        if most_likely is not None and self.extras is not None and self.extras.logprobs is not None:
+            values, ids = most_likely.values.numpy(), most_likely.ids.numpy()
+            logprobs, scored = self.extras.logprobs.read(values, ids)
         return StepOutcome(
             step=self.step,
             token_ids=tuple(drawn.token_ids.tolist()),
             row_errors=dict(drawn.row_errors),
+            logprobs=logprobs,
+            scored=scored,
         )
 
 
@@ -61,6 +76,8 @@ class PlanReader:
     def __init__(self, page_size: int, num_slots: int) -> None:
         self._page_size = page_size
         self._slots = SlotTable(num_slots)
+        self._tops_scored = [0] * num_slots
+        """By slot: how many of the most likely tokens are wanted beside those of its prompt."""
         self._decodes = DecodeReader(page_size)
 
     def read(self, plan: StepPlan) -> HostStep:
@@ -69,24 +86,45 @@ class PlanReader:
         for slot in plan.ended_slots:
             self._slots.end(slot)
         for start in plan.started_slots:
-            self._slots.start(start.slot, start.params, start.seed)
+            self._start(start)
         copies = _copies(plan.copies) if plan.copies else NO_COPIES
         items = plan.items
         if items and _only_decodes(items):
             batch = self._decodes.read(items)
             slots = [item.rows[0].slot for item in items]
-            samples = self._slots.rows(slots, [item.start + 1 for item in items])
-            return HostStep(plan.step, copies, batch, samples)
-        rows = [(item.start + row.offset + 1, row.slot) for item in items for row in item.rows]
-        samples = self._slots.rows([slot for _, slot in rows], [position for position, _ in rows])
+            positions = [item.start + 1 for item in items]
+            samples = self._slots.rows(slots, positions)
+            return HostStep(plan.step, copies, batch, samples, self._slots.extras(slots, positions))
+        slots = [row.slot for item in items for row in item.rows]
+        positions = [item.start + row.offset + 1 for item in items for row in item.rows]
+        scored = [
+            (self._tops_scored[item.slot], item.scored.target_ids)
+            for item in items
+            if item.scored is not None
+        ]
+        samples = self._slots.rows(slots, positions)
+        extras = self._slots.extras(slots, positions, scored)
         batch = _batch(items, self._page_size) if items else None
-        return HostStep(plan.step, copies, batch, samples)
+        return HostStep(plan.step, copies, batch, samples, extras)
+
+    def _start(self, start: SlotStart) -> None:
+        params, edits = start.params, None
+        if params.edits_logits:
+            edits = SlotEdits(
+                params,
+                prompt_tokens=start.prompt_tokens,
+                known_ids=start.known_ids,
+                end_ids=start.end_ids,
+                bad_word_ids=start.bad_word_ids,
+            )
+        self._slots.start(start.slot, params, start.seed, edits)
+        self._tops_scored[start.slot] = params.prompt_logprobs or 0
 
 
 def _only_decodes(items: Sequence[WorkItem]) -> bool:
     """Whether each is one token and the sample behind it, as in most steps."""
-    for item in items:  # noqa: SIM110  (a generator takes thrice as long)
-        if item.count != 1 or len(item.rows) != 1:
+    for item in items:
+        if item.count != 1 or len(item.rows) != 1 or item.scored is not None:
             return False
     return True
 
@@ -112,7 +150,12 @@ def _batch(items: Sequence[WorkItem], page_size: int) -> HostBatch:
     rows = np.repeat(np.arange(size), counts)
     positions = np.arange(len(rows)) - query_start[rows] + starts[rows]
     firsts = zip(query_start.tolist(), items, strict=False)
-    logit_rows = [first + row.offset for first, item in firsts for row in item.rows]
+    logit_rows, scored_rows = [], []
+    for first, item in firsts:
+        logit_rows += [first + row.offset for row in item.rows]
+        if (scored := item.scored) is not None:
+            begin = first + scored.offset
+            scored_rows += range(begin, begin + len(scored.target_ids))
     pending = np.flatnonzero(token_ids == PENDING_TOKEN)
     return HostBatch(
         token_ids=token_ids,
@@ -121,7 +164,7 @@ def _batch(items: Sequence[WorkItem], page_size: int) -> HostBatch:
         page_table=page_table,
         token_locations=token_locations(page_table, rows, positions, page_size),
         positions=positions.astype(np.int32),
-        logit_rows=np.array(logit_rows, np.int64),
+        logit_rows=np.array(logit_rows + scored_rows, np.int64),
         pending_rows=pending,
         pending_slots=np.array([items[row].slot for row in rows[pending]], np.int64),
     )

@@ -65,8 +65,13 @@ class CpuRunner:
             return StepOutcome(step=step.step, token_ids=())
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
         self._thread.tell_loop()
-        drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens)
-        return step.outcome(drawn)
+        if (extras := step.extras) is None:
+            drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens)
+            return step.outcome(drawn)
+        asked = extras.before_draw(self._model.forward(batch, self._cache), len(step.samples))
+        drawn = backend.draw(asked.sampled, step.samples, self._last_tokens)
+        asked.after_draw(drawn.token_ids)
+        return step.outcome(drawn, asked.most_likely)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -22,13 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.request import SamplingParams
+from aioserve.request import Logprobs, SamplingParams
 
 __all__ = [
+    "MAX_SCORED_TOKENS",
     "PENDING_TOKEN",
     "CopyKind",
     "PageCopy",
     "SampleRow",
+    "ScoredTokens",
     "SlotStart",
     "StepOutcome",
     "StepPlan",
@@ -39,6 +41,9 @@ __all__ = [
 PENDING_TOKEN = -1
 """Stands for the token that an earlier step samples for the item's slot. It never leaves the core:
 the runner replaces it on the device before the forward pass."""
+
+MAX_SCORED_TOKENS = 256
+"""In a step: each takes a row of logits, which is 0.6 MB with a vocabulary of 151,936."""
 
 
 class CopyKind(Enum):
@@ -70,6 +75,14 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     params: SamplingParams
     seed: int
     """Key of the sequence's noise; with the sampled position it decides every random draw."""
+    prompt_tokens: int = 0
+    """Where the answer begins."""
+    known_ids: npt.NDArray[np.int32] | None = None
+    """int32 `[known tokens]`: prompt, and what was generated before the slot started, where the
+    parameters need them."""
+    end_ids: frozenset[int] = frozenset()
+    """That end an answer which has `min_tokens` tokens."""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -80,6 +93,16 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sampled from them has position `start + offset + 1`."""
     slot: int
     """Whose parameters and noise decide, and whose last token the sampled one becomes."""
+
+
+class ScoredTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tokens of a prompt whose log-probabilities are wanted from this step."""
+
+    offset: int
+    """Index among the item's tokens of the one whose logits tell of the first target."""
+    target_ids: npt.NDArray[np.int32]
+    """int32 `[N]`, N at least 1: target `i` is behind the token at `offset + i`, which the item
+    computes; the last one may be behind its last token."""
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -102,6 +125,7 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """int32 `[ceil((start + count) / page_size)]` or longer: pages in order of position."""
     rows: tuple[SampleRow, ...] = ()
     """What is sampled; none while a prompt is only computed in part."""
+    scored: ScoredTokens | None = None
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -138,6 +162,11 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Rows that this step samples."""
         return sum([len(item.rows) for item in self.items])
 
+    @property
+    def num_scored(self) -> int:
+        """Tokens of prompts whose log-probabilities this step gives."""
+        return sum([len(i.scored.target_ids) for i in self.items if i.scored is not None])
+
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a step produced, row by row: the first item's rows, then the second's, and so on."""
@@ -148,10 +177,14 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The id sampled from each row."""
     row_errors: dict[int, str] = {}
     """Index of a row -> why its logits could not be sampled (for example NaN)."""
+    logprobs: dict[int, Logprobs] = {}
+    """Index of a row -> what its slot asked for."""
+    scored: tuple[Logprobs, ...] = ()
+    """Of the targets of all items' `scored`, one item after the other."""
 
 
 def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
-    """Raise `InvariantError` for the outcome of another step, or one with other rows."""
+    """Raise `InvariantError` for the outcome of another step, or one with other rows or scores."""
     if outcome.step != plan.step:
         raise InvariantError(f"step {plan.step} got the outcome of step {outcome.step}")
     rows = plan.num_rows
@@ -159,4 +192,8 @@ def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
         raise InvariantError(
             f"step {plan.step} has {rows} rows, its outcome {len(outcome.token_ids)} tokens and "
             f"errors for the rows {sorted(outcome.row_errors)}"
+        )
+    if len(outcome.scored) != plan.num_scored:
+        raise InvariantError(
+            f"step {plan.step} scores {plan.num_scored} tokens, its outcome {len(outcome.scored)}"
         )

@@ -182,9 +182,13 @@ class KVMemory:
 
     # -- a lease begins
 
-    def peek(self, lease: KVLease, token_ids: TokenIds) -> int:
-        """Tokens that need no computing if the lease of `token_ids` begins now."""
+    def peek(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> int:
+        """Tokens that need no computing if the lease of `token_ids` begins now, up to `limit` as in
+        `claim`."""
         swapped = lease.swapped
+        if limit is not None:
+            token_ids = token_ids[: limit + 1]
+            swapped = None if swapped is not None and swapped.computed > limit else swapped
         if self.tree is None:
             return 0 if swapped is None else swapped.computed
         device, host = self.tree.peek(lease.namespace, token_ids[:-1])
@@ -192,31 +196,39 @@ class KVMemory:
             return max(swapped.computed, device + host)
         return device + host
 
-    def claim(self, lease: KVLease, token_ids: TokenIds) -> Claim:
+    def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
         """Find and lock what is cached of `token_ids`, but for the last: one token is always
-        computed. Begin with it, or drop it."""
+        computed. Begin with it, or drop it. At most `limit` tokens are taken from what is cached:
+        whoever claims wants more of the others than their keys and values."""
         match = NO_MATCH
         if self.tree is not None:
+            cacheable = token_ids[: -1 if limit is None else limit]
             match = self.tree.match(
-                lease.namespace, token_ids[:-1], partial=self.partial_page_reuse, use=False
+                lease.namespace, cacheable, partial=self.partial_page_reuse, use=False
             )
-        return self._claim(lease, len(token_ids), match)
+        return self._claim(lease, len(token_ids), match, limit)
 
-    def without_tail(self, lease: KVLease, num_known: int, claim: Claim) -> Claim:
-        """The claim less the page that it would copy in part, which others may evict again."""
+    def without_tail(
+        self, lease: KVLease, num_known: int, claim: Claim, limit: int | None = None
+    ) -> Claim:
+        """The claim, made with the same `limit`, less the page that it would copy in part, which
+        others may evict again."""
         match = claim.match
         if match.tail_receipt == NO_RECEIPT:
             return claim
         self._tree.release(match.tail_receipt)
         without = Match(match.receipt, match.page_ids, match.host_page_ids)
-        return self._claim(lease, num_known, without)
+        return self._claim(lease, num_known, without, limit)
 
-    def _claim(self, lease: KVLease, num_known: int, match: Match) -> Claim:
+    def _claim(self, lease: KVLease, num_known: int, match: Match, limit: int | None) -> Claim:
         found = len(match.page_ids) + len(match.host_page_ids)
         num_found = num_cached = capacity_tokens(found, self.page_size) + match.tail_tokens
         swapped = lease.swapped
         uses_swapped = (
-            swapped is not None and swapped.first <= found and swapped.computed > num_cached
+            swapped is not None
+            and swapped.first <= found
+            and swapped.computed > num_cached
+            and (limit is None or swapped.computed <= limit)
         )
         if swapped is not None and uses_swapped:
             num_found, num_cached = num_found - match.tail_tokens, swapped.computed

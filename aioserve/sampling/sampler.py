@@ -15,10 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from aioserve.errors import InvariantError
 from aioserve.ops import SampleRows
 from aioserve.request import SamplingParams
+from aioserve.sampling.edits import RowEdits, SlotEdits
+from aioserve.sampling.extras import RowExtras
+from aioserve.sampling.logprobs import LogprobRows
 
 __all__ = ["SlotTable"]
 
@@ -32,13 +36,22 @@ class SlotTable:
         self._top_ks = np.zeros(num_slots, np.int64)
         self._top_ps = np.ones(num_slots, np.float64)
         self._seeds = np.zeros(num_slots, np.uint64)
+        self._edits: dict[int, SlotEdits] = {}
+        self._logprobs: dict[int, int] = {}
+        """Of slots that want any: how many of the most likely tokens."""
         self._last: tuple[Sequence[int], SampleRows] | None = None
         """The slots asked for last, and their rows, while no slot has started or ended since: from
         one step to the next seldom more than the positions change."""
 
-    def start(self, slot: int, params: SamplingParams, seed: int) -> None:
+    def start(
+        self, slot: int, params: SamplingParams, seed: int, edits: SlotEdits | None = None
+    ) -> None:
         """From now on the slot samples so, whatever was in it."""
-        self._last = None
+        self.end(slot)
+        if edits is not None:
+            self._edits[slot] = edits
+        if params.logprobs is not None:
+            self._logprobs[slot] = params.logprobs
         self._started[slot] = True
         self._temperatures[slot] = params.temperature
         self._top_ks[slot] = params.top_k
@@ -49,6 +62,8 @@ class SlotTable:
         """Forget the slot; no harm if it never started."""
         self._last = None
         self._started[slot] = False
+        self._edits.pop(slot, None)
+        self._logprobs.pop(slot, None)
 
     def rows(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
         """A row for each of these slots, which samples the token at the position beside it. For
@@ -76,3 +91,36 @@ class SlotTable:
         )
         self._last = (slots, rows)
         return rows
+
+    def extras(
+        self,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        scored: Sequence[tuple[int, npt.NDArray[np.int32]]] = (),
+    ) -> RowExtras | None:
+        """What the same rows ask for beyond a draw; None if that is nothing.
+
+        `scored`: for how many of the most likely tokens beside each of these targets, int32 `[N]`,
+        whose rows of logits come behind all that are sampled.
+        """
+        edits = None
+        if self._edits:
+            found = [
+                (row, self._edits[slot], position)
+                for row, (slot, position) in enumerate(zip(slots, positions, strict=True))
+                if slot in self._edits
+            ]
+            edits = RowEdits(found) if found else None
+        wanted = self._logprobs
+        sampled = [row for row, slot in enumerate(slots) if slot in wanted] if wanted else []
+        logprobs = None
+        if sampled or scored:
+            tops = [wanted[slots[row]] for row in sampled]
+            targets = [np.empty(0, np.int64)]
+            for top, target_ids in scored:
+                tops += [top] * len(target_ids)
+                targets.append(target_ids.astype(np.int64))
+            logprobs = LogprobRows(
+                sampled, tops, first_scored=len(slots), target_ids=np.concatenate(targets)
+            )
+        return None if edits is None and logprobs is None else RowExtras(edits, logprobs)

@@ -117,7 +117,7 @@ class Books:
     def start(self, sequence: SequenceState) -> None:
         """A waiting sequence has its pages, and gets slots, as its unborn samples do."""
         for one in (sequence, *sequence.unborn):
-            one.take_slot(self.slots.acquire(one.request.params, one.seed))
+            one.take_slot(self.slots.acquire(one.request, one.seed, one.known_ids))
         sequence.phase = Phase.RUNNING
         _take_out(self._waiting, sequence)
         insort(self.running, sequence, key=_by_arrival)

@@ -18,7 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import PENDING_TOKEN, SampleRow, StepPlan, WorkItem
+from aioserve.execution.plan import (
+    PENDING_TOKEN,
+    SampleRow,
+    ScoredTokens,
+    StepPlan,
+    WorkItem,
+)
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import Claim, KVMemory
 from aioserve.scheduling.books import Books, Entry
@@ -42,6 +48,7 @@ class StepPlanner:
         books: Books,
         *,
         max_num_batched_tokens: int,
+        max_scored_tokens: int,
         reserve: OutputReserve,
         reject: Callable[[SequenceState, Refusal | None], None],
         now_seconds: float,
@@ -55,6 +62,7 @@ class StepPlanner:
         self.step: int = books.launched + 1
         self.max_num_batched_tokens = max_num_batched_tokens
         self.budget: int = max_num_batched_tokens
+        self.score_budget: int = max_scored_tokens
         self.entries: list[Entry] = []
         self.working_on: SequenceState | None = None
         self._plan: StepPlan | None = None
@@ -229,7 +237,9 @@ class StepPlanner:
         for sequence in self._one_by_one(prefilling):
             if self.budget <= 0:
                 break
-            wanted = min(sequence.remaining, self.budget)
+            wanted = self._within_budgets(sequence, sequence.lease.computed)
+            if not wanted:
+                continue
             count = self.guard.chunk(self.books.view(sequence), wanted, view)
             if count:
                 self._launch(sequence, count)
@@ -268,8 +278,8 @@ class StepPlanner:
             if claim is None:
                 blocked = not started
                 break
-            count = min(sequence.remaining - claim.num_cached, self.budget)
-            if not forced:
+            count = self._within_budgets(sequence, claim.num_cached)
+            if count and not forced:
                 count = self.guard.chunk(request, count, view)
             if count == 0:
                 self.memory.drop(claim)
@@ -296,9 +306,10 @@ class StepPlanner:
     def _claim(self, sequence: SequenceState, pages_ahead: int) -> Claim | None:
         """What is cached of a waiting sequence, locked; None where the rest doesn't fit."""
         memory, lease = self.memory, sequence.lease
-        claim = memory.claim(lease, sequence.known_ids)
+        limit = sequence.num_cacheable
+        claim = memory.claim(lease, sequence.known_ids, limit)
         if not self._fits(claim, pages_ahead):
-            claim = memory.without_tail(lease, sequence.num_known, claim)
+            claim = memory.without_tail(lease, sequence.num_known, claim, limit)
         if self._fits(claim, pages_ahead):
             return claim
         memory.drop(claim)
@@ -337,7 +348,7 @@ class StepPlanner:
         for sequence in self.books.running:
             if not sequence.paused and sequence.remaining > 1:
                 self.working_on = sequence
-                self._launch(sequence, min(sequence.remaining, self.budget))
+                self._launch(sequence, self._within_budgets(sequence, sequence.lease.computed))
                 return
         while self._admit(forced=True):
             if not self._displace_a_paused_one():
@@ -357,13 +368,28 @@ class StepPlanner:
 
     # -- both
 
+    def _within_budgets(self, sequence: SequenceState, start: int) -> int:
+        """Tokens of a sequence from position `start` on that the step may still compute."""
+        reach = sequence.num_known + sequence.pending
+        if sequence.num_cacheable is not None:
+            # The tokens before `score_at` need no score; the last token of a prompt gives none.
+            last = sequence.score_at + self.score_budget
+            reach = reach if last >= sequence.prompt_tokens else min(reach, last - 1)
+        return max(0, min(reach - start, self.budget))
+
     def _launch(self, sequence: SequenceState, count: int) -> None:
         """Add `count` tokens of a sequence to the step and move its books past them."""
         lease = sequence.lease
         start, written_step, page_ids = lease.computed, lease.last_step, lease.page_table.page_ids
         end, pending = start + count, sequence.pending
         token_ids = PENDING_IDS if pending else sequence.ids(start, count)
-        family, rows = [sequence], NO_ROWS
+        family, rows, scored = [sequence], NO_ROWS, None
+        if num_scored := sequence.num_scored_by(end):
+            first = sequence.score_at
+            targets = sequence.ids(first, num_scored)
+            scored = ScoredTokens(offset=first - 1 - start, target_ids=targets)
+            sequence.score_at = first + num_scored
+            self.score_budget -= num_scored
         self.memory.advance(lease, count, self.step)
         if end // self.memory.page_size > lease.published:
             self.memory.publish(lease, sequence.known_ids)
@@ -384,6 +410,7 @@ class StepPlanner:
             token_ids=token_ids,
             page_ids=page_ids,
             rows=rows,
+            scored=scored,
         )
         self._has_families |= len(family) > 1
         self.entries += [(one, one.slot, one.lease, item) for one in family]

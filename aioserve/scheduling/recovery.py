@@ -159,8 +159,13 @@ def _without(entries: list[Entry], lost: list[SequenceState]) -> list[Entry]:
     """The entries of others, with items that sample nothing for the lost ones."""
     kept = [entry for entry in entries if entry[0] not in lost]
     slots = {slot for _, slot, _, _ in kept}
+    ids = {sequence.sequence_id for sequence, *_ in kept}
     items: dict[int, WorkItem] = {}
     for _, _, _, item in kept:
         rows = tuple(row for row in item.rows if row.slot in slots)
-        items[id(item)] = msgspec.structs.replace(item, rows=rows) if rows != item.rows else item
+        if rows != item.rows:
+            scored = item.scored if item.sequence_id in ids else None
+            items[id(item)] = msgspec.structs.replace(item, rows=rows, scored=scored)
+        else:
+            items[id(item)] = item
     return [(sequence, slot, lease, items[id(item)]) for sequence, slot, lease, item in kept]

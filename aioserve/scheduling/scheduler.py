@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import StepOutcome, StepPlan, check_outcome
+from aioserve.execution.plan import MAX_SCORED_TOKENS, StepOutcome, StepPlan, check_outcome
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens
 from aioserve.request import FinishReason, Request
@@ -57,13 +57,16 @@ class Scheduler:
         output_reserve_tokens: int,
         clock: Callable[[], float] | None = None,
         policy_name: str | None = None,
+        max_scored_tokens: int = MAX_SCORED_TOKENS,
     ) -> None:
         """`clock` gives seconds; with one, a policy whose methods take long is named in the log.
-        `policy_name` stands in logs and errors, that of its class unless given."""
+        `policy_name` stands in logs and errors, that of its class unless given. A step scores at
+        most `max_scored_tokens` tokens of prompts."""
         self.memory = memory
         self.guard: PolicyGuard = PolicyGuard(policy, clock, name=policy_name)
         self.books: Books = Books(memory, self.guard, max_num_seqs=max_num_seqs)
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_scored_tokens = max_scored_tokens
         self.reserve: OutputReserve = OutputReserve(memory.page_size, output_reserve_tokens)
         self._ended_unplanned: list[SequenceUpdate] = []
         self._planning_failures = 0
@@ -149,6 +152,7 @@ class Scheduler:
                 planner = StepPlanner(
                     self.books,
                     max_num_batched_tokens=self.max_num_batched_tokens,
+                    max_scored_tokens=self.max_scored_tokens,
                     reserve=self.reserve,
                     reject=self._reject,
                     now_seconds=now_seconds,
@@ -218,8 +222,16 @@ class Scheduler:
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
         index = -1
-        num_failed = 0
+        num_failed = num_scores = scores_read = 0
         for sequence, slot, _, item in books.in_flight.pop(plan.step):
+            # Of a family's entries, which have one item, the first is the prompt's own.
+            if item.scored is not None and sequence.sequence_id == item.sequence_id:
+                begin, scores_read = scores_read, scores_read + len(item.scored.target_ids)
+                if sequence.slot == slot:
+                    scored = outcome.scored[begin:scores_read]
+                    sequence.scored += len(scored)
+                    num_scores += 1
+                    updates.append(SequenceUpdate(sequence.sequence_id, None, scored=scored))
             if not item.rows:
                 continue
             index += 1
@@ -241,10 +253,14 @@ class Scheduler:
                 sequence.first_token_seconds = now_seconds
             sequence.pending -= 1
             sequence.proven_pages = item.page_ids
-            updates.append(SequenceUpdate(sequence.sequence_id, token_id, reason))
+            updates.append(
+                SequenceUpdate(
+                    sequence.sequence_id, token_id, reason, logprobs=outcome.logprobs.get(index)
+                )
+            )
             if reason is not None:
                 ended.append(sequence)
-        books.counters.tokens_generated += len(updates) - num_failed
+        books.counters.tokens_generated += len(updates) - num_failed - num_scores
         books.end(ended)
         if broken:
             after_bad_rows(books, broken)

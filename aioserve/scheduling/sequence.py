@@ -52,6 +52,8 @@ class SequenceState:
         "prompt_tokens",
         "proven_pages",
         "request",
+        "score_at",
+        "scored",
         "seed",
         "sequence_id",
         "slot",
@@ -81,6 +83,11 @@ class SequenceState:
         self.prompt_tokens: int = request.prompt_tokens
         self.num_known: int = request.prompt_tokens
         self._known_ids = request.prompt_ids
+        self.scored: int = request.prompt_tokens
+        """Position of the first token of the prompt whose log-probability is wanted and not yet
+        known; the end of the prompt where there is none."""
+        if request.score_from is not None and not sample:
+            self.scored = request.score_from
         self.lease: KVLease = KVLease(request.namespace)
         self.unborn: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
@@ -96,6 +103,8 @@ class SequenceState:
     def _begin(self) -> None:
         self.pending: int = 0
         """Tokens that launched steps sample and the host has not seen yet."""
+        self.score_at: int = self.scored
+        """As `scored`, with what launched steps score."""
         self.slot: int = NO_SLOT
         self.decode_rows: tuple[SampleRow, ...] = ()
         """What a step that computes one token samples."""
@@ -111,6 +120,16 @@ class SequenceState:
     def remaining(self) -> int:
         """Tokens to compute before the next one is sampled, the pending one included."""
         return self.num_known + self.pending - self.lease.computed
+
+    @property
+    def num_cacheable(self) -> int | None:
+        """Leading tokens that may be taken from what is cached; None where any may. To score a
+        token, the one before it must be computed."""
+        return None if self.score_at >= self.prompt_tokens else self.score_at - 1
+
+    def num_scored_by(self, end: int) -> int:
+        """How many tokens are scored when those up to position `end` are computed next."""
+        return max(0, min(end + 1, self.prompt_tokens) - self.score_at)
 
     @property
     def exhausted(self) -> bool:

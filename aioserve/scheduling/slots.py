@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from aioserve.execution.plan import SlotStart, StepPlan
 from aioserve.kv.page_pool import NO_STEP
-from aioserve.request import SamplingParams
+from aioserve.request import Request
 
 __all__ = ["SlotPool"]
 
@@ -33,10 +36,19 @@ class SlotPool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def acquire(self, params: SamplingParams, seed: int) -> int:
-        """Start a slot for a sequence that samples with `params` and `seed`."""
-        slot = self._free.pop()
-        self._started[slot] = SlotStart(slot=slot, params=params, seed=seed)
+    def acquire(self, request: Request, seed: int, known_ids: npt.NDArray[np.int32]) -> int:
+        """Start a slot for a sequence of `request` that samples with `seed`. `known_ids`, int32
+        `[known tokens]`, are never changed."""
+        slot, params = self._free.pop(), request.params
+        self._started[slot] = SlotStart(
+            slot=slot,
+            params=params,
+            seed=seed,
+            prompt_tokens=request.prompt_tokens,
+            known_ids=known_ids if params.needs_history else None,
+            end_ids=request.end_ids,
+            bad_word_ids=request.bad_word_ids,
+        )
         return slot
 
     def release(self, slot: int, last_step: int) -> None:

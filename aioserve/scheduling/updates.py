@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aioserve.request import FinishReason
+from aioserve.request import FinishReason, Logprobs
 
 __all__ = ["SchedulerCounters", "SequenceUpdate"]
 
@@ -23,6 +23,10 @@ class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
     """When the policy might take a rejected request, where it said so."""
     cause: Exception | None = None
     """What was raised while the sequence was planned, where that ended it: a bug."""
+    logprobs: Logprobs | None = None
+    """Of the token, where the request asks for them."""
+    scored: tuple[Logprobs, ...] = ()
+    """Of the prompt's next tokens, where it asks for these: such an update tells of no more."""
 
 
 class SchedulerCounters(msgspec.Struct):

@@ -110,7 +110,8 @@ class RequestView:
         return self._sequence.phase is Phase.FINISHED
 
     def _found(self) -> int:
-        return self._memory.peek(self._sequence.lease, self._sequence.known_ids)
+        sequence = self._sequence
+        return self._memory.peek(sequence.lease, sequence.known_ids, sequence.num_cacheable)
 
     def prefix_key(self, num_tokens: int) -> bytes:
         """16 bytes, equal for two requests exactly if their first `num_tokens` tokens are equal

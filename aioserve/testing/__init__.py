@@ -11,7 +11,7 @@ time, and a look at the books.
 
 from __future__ import annotations
 
-from aioserve.testing.fake_device import FakeDevice, expected_tokens
+from aioserve.testing.fake_device import FakeDevice, expected_logprobs, expected_tokens
 from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
 from aioserve.testing.faults import Fault, Faults, PlantedError, random_step_seconds
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
@@ -39,6 +39,7 @@ __all__ = [
     "check_observer",
     "check_policy",
     "count_leaked_pages",
+    "expected_logprobs",
     "expected_tokens",
     "random_step_seconds",
     "replay",

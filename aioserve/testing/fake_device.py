@@ -32,13 +32,16 @@ from aioserve.execution.plan import (
     WorkItem,
 )
 from aioserve.kv.pages import pages_for
+from aioserve.request import Logprobs
 
 __all__ = [
     "JUNK",
     "VOCAB_SIZE",
     "FakeDevice",
     "entries_of",
+    "expected_logprobs",
     "expected_tokens",
+    "logprobs_of",
     "token_of",
     "weights_of",
 ]
@@ -72,12 +75,19 @@ def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> lis
     return tokens
 
 
+def expected_logprobs(token_ids: Sequence[int], start: int = 1) -> list[Logprobs]:
+    """Of the tokens from position `start`, at least 1, on."""
+    entries = entries_of(np.array(token_ids, np.int64), 0, 0)
+    totals = (entries * weights_of(len(entries))).cumsum(dtype=np.uint64).tolist()
+    return [logprobs_of(totals[p - 1], token_ids[p]) for p in range(start, len(token_ids))]
+
+
 class FakeDevice:
     """Pages, host pages and slots. Synchronous: one step at a time.
 
     A plan that no runner could compute raises ValueError: ids or page tables too short, pages or
-    slots outside the device or that haven't started, one page written by two items, rows of tokens
-    that the item doesn't compute.
+    slots outside the device or that haven't started, one page written by two items, rows and scores
+    of tokens that the item doesn't compute.
     """
 
     def __init__(
@@ -104,7 +114,12 @@ class FakeDevice:
             else:
                 self._write(item)
         token_ids = [self._sample(item, row) for item in plan.items for row in item.rows]
-        return StepOutcome(step=plan.step, token_ids=tuple(token_ids))
+        return StepOutcome(
+            step=plan.step,
+            token_ids=tuple(token_ids),
+            logprobs=self._logprobs(plan, token_ids),
+            scored=tuple([score for item in plan.items for score in self._scored(item)]),
+        )
 
     def execute_in_part(self, plan: StepPlan, parts: int) -> None:
         """Do the first `parts` of the copies and writes of a step, as if it failed then."""
@@ -155,9 +170,12 @@ class FakeDevice:
             for slot in (item.slot, *(row.slot for row in item.rows)):
                 if not 0 <= slot < len(self._slots) or self._slots[slot] is None:
                     raise ValueError(f"{what} names slot {slot}, which hasn't started")
-            for row in item.rows:
-                if not 0 <= row.offset < item.count:
-                    raise ValueError(f"{what} samples from token {row.offset} of {item.count}")
+            offsets = [row.offset for row in item.rows]
+            if (scored := item.scored) is not None:
+                offsets += [scored.offset, scored.offset + len(scored.target_ids) - 1]
+            for offset in offsets:
+                if not 0 <= offset < item.count:
+                    raise ValueError(f"{what} has a row of token {offset} of {item.count}")
             for page in used[item.start // page_size :].tolist():
                 other = writers.setdefault(page, item.sequence_id)
                 if other != item.sequence_id:
@@ -208,16 +226,40 @@ class FakeDevice:
         return self._entries.item(int(item.page_ids[index]) * self.page_size + offset)
 
     def _sample(self, item: WorkItem, row: SampleRow) -> int:
-        start = self._slots[row.slot]
-        if start is None:  # checked before
-            raise ValueError(f"slot {row.slot} hasn't started")
-        end = item.start + row.offset + 1
+        token_id = token_of(self._total(item, row.offset), self._start_of(row.slot).seed)
+        self._last_tokens[row.slot] = token_id
+        return token_id
+
+    def _total(self, item: WorkItem, offset: int) -> int:
+        """The weighted sum of the entries up to the item's token at `offset`."""
+        end = item.start + offset + 1
         if end > len(self._weights):
             self._weights = weights_of(2 * end)
         entries = self._kv[item.page_ids[: pages_for(end, self.page_size)]].reshape(-1)[:end]
-        token_id = token_of(int(np.dot(entries, self._weights[:end])), start.seed)
-        self._last_tokens[row.slot] = token_id
-        return token_id
+        return int(np.dot(entries, self._weights[:end]))
+
+    def _logprobs(self, plan: StepPlan, token_ids: Sequence[int]) -> dict[int, Logprobs]:
+        rows = [(item, row) for item in plan.items for row in item.rows]
+        return {
+            index: logprobs_of(self._total(item, row.offset), token_id)
+            for index, ((item, row), token_id) in enumerate(zip(rows, token_ids, strict=True))
+            if self._start_of(row.slot).params.logprobs is not None
+        }
+
+    def _scored(self, item: WorkItem) -> list[Logprobs]:
+        scored = item.scored
+        if scored is None:
+            return []
+        return [
+            logprobs_of(self._total(item, offset), token_id)
+            for offset, token_id in enumerate(scored.target_ids.tolist(), scored.offset)
+        ]
+
+    def _start_of(self, slot: int) -> SlotStart:
+        start = self._slots[slot]
+        if start is None:  # checked before
+            raise ValueError(f"slot {slot} hasn't started")
+        return start
 
 
 def entries_of(ids: npt.NDArray[np.int64], start: int, before: int) -> npt.NDArray[np.uint64]:
@@ -235,6 +277,11 @@ def entries_of(ids: npt.NDArray[np.int64], start: int, before: int) -> npt.NDArr
 def token_of(total: int, seed: int) -> int:
     """The token drawn with a seed from the weighted sum of a sequence's entries."""
     return _scatter(total ^ seed) % VOCAB_SIZE
+
+
+def logprobs_of(total: int, token_id: int) -> Logprobs:
+    """What stands for the log-probability of a token, behind that weighted sum."""
+    return Logprobs(-token_of(total, token_id) / VOCAB_SIZE)
 
 
 def _scatter(value: int) -> int:

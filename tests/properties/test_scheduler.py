@@ -21,12 +21,12 @@ from aioserve.execution.plan import CopyKind, StepPlan
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
-from aioserve.request import FinishReason, Request, SamplingParams
+from aioserve.request import FinishReason, Logprobs, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
-from aioserve.testing.fake_device import FakeDevice, expected_tokens
+from aioserve.testing.fake_device import FakeDevice, expected_logprobs, expected_tokens
 from tests.scheduling.request_model import RequestModel
 
 MAX_LENGTH = 48
@@ -80,6 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eviction=st.sampled_from(["lru", "lfu", "fifo", "slru"]),
         recompute=st.booleans(),
         whim=st.none() | st.integers(0, 2**16),
+        scored=st.integers(1, 20),
     )
     def start(
         self,
@@ -94,6 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eviction,
         recompute,
         whim,
+        scored,
     ):
         num_pages = -(-MAX_LENGTH // page_size) + spare_pages
         self.pool = PagePool(num_pages, page_size)
@@ -112,12 +114,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             output_reserve_tokens=reserve,
+            max_scored_tokens=scored,
         )
         self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots, host_pages)
         self.pipeline = StepPipeline(self.scheduler, self.launched, depth=2)
         self.runs: dict[int, set[tuple[int, int, int]]] = {}
         self.expected: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
+        self.expected_logprobs: dict[int, list[Logprobs]] = {}
+        self.received_logprobs: dict[int, list[Logprobs]] = {}
+        self.expected_scores: dict[int, list[Logprobs]] = {}
+        self.received_scores: dict[int, list[Logprobs]] = {}
         self.ended: dict[int, FinishReason] = {}
         self.left: set[int] = set()
         self.found_bad_rows = False
@@ -132,17 +139,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, MAX_LENGTH - 1),
         n=st.sampled_from([1, 1, 2, 3]),
         tenant=st.sampled_from([b"", b"", b"x"]),
+        logprobs=st.booleans(),
+        score_from=st.none() | st.integers(1, MAX_LENGTH),
     )
-    def submit(self, prompt, max_tokens, n, tenant):
+    def submit(self, prompt, max_tokens, n, tenant, logprobs=False, score_from=None):
         n = min(n, self.scheduler.books.max_num_seqs)
         max_length = min(MAX_LENGTH, len(prompt) + max_tokens)
         seed = 2**64 - 2 + len(self.expected)
+        if score_from is not None and score_from >= len(prompt):
+            score_from = None
         sequence_ids = self.scheduler.submit(
             Request(
                 request_id=f"r{seed}",
                 prompt_ids=np.array(prompt, np.int32),
                 max_length=max_length,
-                params=SamplingParams(temperature=0.0, n=n),
+                params=SamplingParams(temperature=0.0, n=n, logprobs=0 if logprobs else None),
+                score_from=score_from,
                 seed=seed % 2**64,
                 arrival_seconds=self.now,
                 namespace=tenant,
@@ -156,6 +168,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             tokens = expected_tokens(prompt, max_length - len(prompt), (seed + sample) % 2**64)
             self.expected[sequence_id] = tokens
             self.received[sequence_id] = []
+            every = expected_logprobs([*prompt, *tokens])
+            self.expected_logprobs[sequence_id] = every[len(prompt) - 1 :] if logprobs else []
+            self.received_logprobs[sequence_id] = []
+            scored = [] if score_from is None or sample else every[score_from - 1 : len(prompt) - 1]
+            self.expected_scores[sequence_id] = scored
+            self.received_scores[sequence_id] = []
 
     @property
     def in_flight(self):
@@ -171,6 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def launched(self, plan: StepPlan) -> StepPlan:
         assert plan.items
         assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
+        assert plan.num_scored <= self.scheduler.max_scored_tokens
         assert len({item.sequence_id for item in plan.items}) == len(plan.items)
         self.assert_fenced(plan)
         for sequence, slot, _, item in self.scheduler.books.in_flight[plan.step]:
@@ -318,6 +337,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             if entry.token_id is not None:
                 self.received[entry.sequence_id].append(entry.token_id)
                 self.request_of[entry.sequence_id].take(entry.sequence_id)
+            if entry.logprobs is not None:
+                self.received_logprobs[entry.sequence_id].append(entry.logprobs)
+            if entry.scored:
+                assert not self.received[entry.sequence_id], "scores behind the first token"
+                self.received_scores[entry.sequence_id] += entry.scored
             if entry.finish_reason is not None:
                 self.ended[entry.sequence_id] = entry.finish_reason
 
@@ -330,12 +354,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert received == self.expected[sequence_id][: len(received)]
             if self.ended.get(sequence_id) is FinishReason.LENGTH:
                 assert received == self.expected[sequence_id]
+            if not self.found_bad_rows:
+                self.logprobs_are_right(sequence_id, len(received))
         for model in self.requests.values():
             model.check()
         preemptions = sum(model.account.preemptions for model in self.requests.values())
         assert preemptions == self.scheduler.counters.preemptions
         charged = sum(model.account.device_seconds for model in self.requests.values())
         assert charged == pytest.approx(self.busy_seconds)
+
+    def logprobs_are_right(self, sequence_id: int, num_received: int) -> None:
+        """Those of the tokens that are there, and those of the prompt before the first of them."""
+        expected = self.expected_logprobs[sequence_id]
+        assert self.received_logprobs[sequence_id] == expected[:num_received]
+        scores, expected_scores = (
+            self.received_scores[sequence_id],
+            self.expected_scores[sequence_id],
+        )
+        assert scores == (expected_scores if num_received else expected_scores[: len(scores)])
 
     def teardown(self):
         if not hasattr(self, "scheduler"):

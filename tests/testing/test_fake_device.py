@@ -254,7 +254,7 @@ def past_its_end() -> WorkItem:
         ([item(-1, [1], [5])], (), "computes 1 tokens from -1"),
         ([item(1, [], [5], sample=False)], (), "computes 0 tokens"),
         ([item(1, [], [5])], (), "computes 0 tokens"),
-        ([past_its_end()], (), "samples from token 1 of 1"),
+        ([past_its_end()], (), "has a row of token 1 of 1"),
         ([], [PageCopy(CopyKind.DEVICE, 0, 12, 1)], "target=12.* 12 pages"),
         ([], [PageCopy(CopyKind.DEVICE, -1, 1, 1)], "source=-1"),
         ([], [PageCopy(CopyKind.DEVICE, 0, 1, 5)], "num_tokens=5"),

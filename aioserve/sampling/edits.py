@@ -1,0 +1,151 @@
+"""What a request changes of its logits before anything is drawn, a row at a time.
+
+In this order, each over what the ones before have left:
+
+    logit_bias            added to the logits of its ids
+    repetition_penalty    a positive logit is divided by it, a negative one multiplied, for every
+                          token of prompt and answer (Keskar et al., "CTRL", 2019)
+    presence_penalty      taken off for every token of the answer
+    frequency_penalty     taken off as often as the answer has the token
+    bad_words             the last token of a bad word is left out behind its others
+    min_tokens            the ids that end the answer are left out until it has so many tokens
+    allowed_token_ids     all others are left out
+
+Where transformers has the same (`sequence_bias` of single tokens, `repetition_penalty`,
+`bad_words_ids`, `min_new_tokens`), that is its order. What is left out has a logit of -inf.
+Temperature and the limits on what may be drawn come afterwards (`aioserve.sampling.sampler`).
+
+A slot remembers the ids of its sequence on the device, since the host may not have seen the last
+one. Knows torch, on any device, and no backend; nothing is read back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from aioserve.request import SamplingParams
+
+__all__ = ["RowEdits", "SlotEdits"]
+
+SPARE_IDS = 256
+"""A history is made longer by so many ids than it needs to be, and then lasts for a while."""
+
+
+class SlotEdits:
+    """The edits of one slot, from its start to its end, and the ids that they depend on.
+
+    `known_ids` int32 `[known tokens]` are those of the sequence when the slot starts, of which the
+    first `prompt_tokens` are the prompt. Made on any thread; used on that of the steps.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_tokens: int,
+        known_ids: npt.NDArray[np.int32] | None,
+        end_ids: Collection[int],
+        bad_word_ids: Sequence[Sequence[int]],
+    ) -> None:
+        self._params = params
+        self._prompt_tokens = prompt_tokens
+        self._known_ids = known_ids
+        self._end_ids = sorted(end_ids)
+        self._bad_word_ids = bad_word_ids
+        self._on: _Placed | None = None
+
+    def apply(self, row: Tensor, position: int) -> None:
+        """Change `row`, float32 `[V]`, from which the token at `position` is drawn."""
+        params, on = self._params, self._placed(row.device)
+        if params.needs_history and position >= len(on.history):
+            longer = on.history.new_zeros(position + SPARE_IDS)
+            longer[: len(on.history)] = on.history
+            on.history = longer
+        if on.bias_ids is not None:
+            row.index_add_(0, on.bias_ids, on.biases)
+        if params.repetition_penalty != 1:
+            ids = on.history[:position]
+            logits, penalty = row[ids], params.repetition_penalty
+            row[ids] = torch.where(logits < 0, logits * penalty, logits / penalty)
+        answer = on.history[self._prompt_tokens : position]
+        if params.presence_penalty:
+            row[answer] = row[answer] - params.presence_penalty
+        if params.frequency_penalty:
+            off = torch.tensor(-params.frequency_penalty, dtype=row.dtype, device=row.device)
+            row.index_put_((answer,), off, accumulate=True)
+        for word in on.bad_words:
+            before = len(word) - 1
+            if position < before:
+                continue
+            same = (on.history[position - before : position] == word[:-1]).all()
+            row[word[-1]] = torch.where(same, -math.inf, row[word[-1]])
+        if on.end_ids is not None and position - self._prompt_tokens < params.min_tokens:
+            row.index_fill_(0, on.end_ids, -math.inf)
+        if on.allowed_ids is not None:
+            allowed = row[on.allowed_ids]
+            row.fill_(-math.inf)
+            row[on.allowed_ids] = allowed
+
+    def note(self, token_id: Tensor, position: int) -> None:
+        """The token at `position`, an int64 scalar, was drawn from the row that `apply` changed."""
+        if self._on is not None and self._params.needs_history:
+            self._on.history[position] = token_id
+
+    def _placed(self, device: torch.device) -> _Placed:
+        """On the device since the first step that needs it there."""
+        if self._on is None:
+            self._on = _Placed(
+                self._params, self._known_ids, self._end_ids, self._bad_word_ids, device
+            )
+            self._known_ids = None
+        return self._on
+
+
+class _Placed:
+    """What one slot's edits read, in the memory of a device."""
+
+    __slots__ = ("allowed_ids", "bad_words", "bias_ids", "biases", "end_ids", "history")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        known_ids: npt.NDArray[np.int32] | None,
+        end_ids: list[int],
+        bad_word_ids: Sequence[Sequence[int]],
+        device: torch.device,
+    ) -> None:
+        def ids_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> Tensor:
+            return torch.from_numpy(np.array(ids, np.int64)).to(device)
+
+        bias = dict(params.logit_bias)
+        self.bias_ids: Tensor | None = ids_of(list(bias)) if bias else None
+        self.biases: Tensor = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+        self.bad_words: list[Tensor] = [ids_of(word) for word in bad_word_ids]
+        self.end_ids: Tensor | None = ids_of(end_ids) if end_ids and params.min_tokens else None
+        allowed = params.allowed_token_ids
+        self.allowed_ids: Tensor | None = None if allowed is None else ids_of(allowed)
+        self.history: Tensor = ids_of([] if known_ids is None else known_ids)
+        """int64 `[known tokens]` or longer: ids in order of position."""
+
+
+class RowEdits:
+    """The edits of a step: (index of a row, the slot's edits, position of the token drawn)."""
+
+    def __init__(self, rows: Sequence[tuple[int, SlotEdits, int]]) -> None:
+        self._rows = rows
+
+    def apply(self, logits: Tensor) -> None:
+        """Change rows of `logits`, float32 `[S, V]`, in place."""
+        for row, edits, position in self._rows:
+            edits.apply(logits[row], position)
+
+    def note(self, token_ids: Tensor) -> None:
+        """`token_ids`, int64 `[S]`, were drawn."""
+        for row, edits, position in self._rows:
+            edits.note(token_ids[row], position)

@@ -1,0 +1,52 @@
+"""What rows of a step ask for beyond a draw from the model's own logits.
+
+    logits ──► edits ──► draw ──► tokens ──► each slot's history
+       └────────────────────────────┴──────► log-probabilities
+
+Steps in which no row asks for anything have none of this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aioserve.sampling.edits import RowEdits
+from aioserve.sampling.logprobs import LogprobRows, MostLikely
+
+__all__ = ["RowExtras", "StepExtras"]
+
+
+@dataclass(slots=True, frozen=True)
+class RowExtras:
+    """Of one step, with S sampled rows of logits and N more that are only looked at."""
+
+    edits: RowEdits | None
+    logprobs: LogprobRows | None
+
+    def before_draw(self, logits: Tensor, num_samples: int) -> StepExtras:
+        """`logits`, float32 `[S + N, V]`, are the model's. Whatever takes memory is done here."""
+        most_likely = None if self.logprobs is None else self.logprobs.of(logits)
+        sampled = logits[:num_samples]
+        if self.edits is not None:
+            sampled = sampled if most_likely is None else sampled.clone()
+            self.edits.apply(sampled)
+        return StepExtras(sampled, self.edits, most_likely)
+
+
+@dataclass(slots=True, frozen=True)
+class StepExtras:
+    """The same, on the device, while the step is computed."""
+
+    sampled: Tensor
+    """float32 `[S, V]`: what to draw from."""
+    edits: RowEdits | None
+    most_likely: MostLikely | None
+
+    def after_draw(self, token_ids: Tensor) -> None:
+        """`token_ids`, int64 `[S]`, were drawn."""
+        if self.edits is not None:
+            self.edits.note(token_ids)
+        if self.most_likely is not None:
+            self.most_likely.note(token_ids)

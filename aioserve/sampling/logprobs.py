@@ -1,0 +1,105 @@
+"""Log-probabilities of tokens, from the logits that the model gave.
+
+Natural logarithms of the softmax over the whole vocabulary, before anything that a request asks for
+changes it. Knows torch, on any device, and no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from aioserve.request import Logprobs, TopLogprob
+
+__all__ = ["LogprobRows", "MostLikely"]
+
+ROWS_AT_ONCE = 32
+"""Rows whose logits are in memory once more."""
+
+
+class LogprobRows:
+    """Rows of logits whose tokens' log-probabilities are wanted: R of them.
+
+    First those that are sampled: `sampled` are their indices among the rows of the step. Then, from
+    row `first_scored` on, one for each of `target_ids`, int64, which are known. `tops[i]` of the
+    most likely tokens are wanted of the `i`-th of all.
+    """
+
+    def __init__(
+        self,
+        sampled: Sequence[int],
+        tops: Sequence[int],
+        *,
+        first_scored: int,
+        target_ids: npt.NDArray[np.int64],
+    ) -> None:
+        self.sampled: list[int] = list(sampled)
+        self.target_ids = target_ids
+        scored = range(first_scored, first_scored + len(target_ids))
+        self.rows: list[int] = [*self.sampled, *scored]
+        self.width: int = max(tops, default=0)
+        """K: the most that is wanted of any."""
+        self._tops = list(tops)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def of(self, logits: Tensor) -> MostLikely:
+        """`logits` float32 `[S + N, V]`, V at least K, are as the model gave them, and stay so."""
+        return MostLikely(self, logits)
+
+    def read(
+        self, values: npt.NDArray[np.float32], ids: npt.NDArray[np.int32]
+    ) -> tuple[dict[int, Logprobs], tuple[Logprobs, ...]]:
+        """What `MostLikely` has, on the host: by index of a sampled row, and of the targets in
+        order."""
+        every: list[Logprobs] = []
+        for row, count in enumerate(self._tops):
+            top = zip(ids[row, :count].tolist(), values[row, 1 : 1 + count].tolist(), strict=True)
+            pairs = tuple([TopLogprob(id, logprob) for id, logprob in top])
+            every.append(Logprobs(values[row, 0].item(), pairs))
+        sampled = len(self.sampled)
+        return dict(zip(self.sampled, every[:sampled], strict=True)), tuple(every[sampled:])
+
+
+class MostLikely:
+    """Log-probabilities of one step, on its device. All memory is taken when it is made."""
+
+    def __init__(self, wanted: LogprobRows, logits: Tensor) -> None:
+        device, count, width = logits.device, len(wanted), wanted.width
+
+        def upload(ids: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+            return torch.from_numpy(np.array(ids, np.int64)).to(device)
+
+        self.values: Tensor = torch.empty((count, 1 + width), dtype=torch.float32, device=device)
+        """float32 `[R, 1 + K]`: of the token that is there, once it is, and of the most likely."""
+        self.ids: Tensor = torch.empty((count, width), dtype=torch.int32, device=device)
+        """int32 `[R, K]`: the most likely, in falling order."""
+        self._logits = logits
+        self._sampled = upload(wanted.sampled)
+        self._places = upload(wanted.rows) * logits.shape[1]
+        """Of each row's first logit."""
+        self._tokens = torch.empty(count, dtype=torch.int64, device=device)
+        self._tokens[len(wanted.sampled) :] = upload(wanted.target_ids)
+        self._sums = torch.empty(count, dtype=torch.float32, device=device)
+        self._of_tokens = torch.empty(count, dtype=torch.float32, device=device)
+        for start in range(0, count, ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            rows = logits[wanted.rows[part]]
+            self._sums[part] = torch.logsumexp(rows, dim=1)
+            top = torch.topk(rows, width, dim=1)
+            self.values[part, 1:] = top.values - self._sums[part, None]
+            self.ids[part] = top.indices
+
+    def note(self, token_ids: Tensor) -> None:
+        """`token_ids`, int64 `[S]`, were drawn."""
+        sampled = self._tokens[: len(self._sampled)]
+        torch.index_select(token_ids, 0, self._sampled, out=sampled)
+        torch.add(self._tokens, self._places, out=self._tokens)
+        torch.take(self._logits, self._tokens, out=self._of_tokens)
+        torch.sub(self._of_tokens, self._sums, out=self._of_tokens)
+        self.values[:, 0] = self._of_tokens

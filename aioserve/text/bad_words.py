@@ -1,0 +1,20 @@
+"""How a text that an answer may not have can begin in it, as token ids.
+
+Knows tokenizers alone.
+"""
+
+from __future__ import annotations
+
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["spellings"]
+
+
+def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
+    """The ids of `word` as a tokenizer writes it at the start of a text, and behind a space.
+
+    A vocabulary may have other ways to the same text; these are the ones that a model takes.
+    """
+    bare = word.lstrip(" ")
+    ways = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, f" {bare}")]
+    return [ids for ids in dict.fromkeys(ways) if ids]

@@ -1,0 +1,71 @@
+"""Log-probabilities of sampled tokens and of known ones, from the model's own logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.request import SamplingParams
+from aioserve.sampling.edits import RowEdits, SlotEdits
+from aioserve.sampling.extras import RowExtras
+from aioserve.sampling.logprobs import LogprobRows
+
+VOCAB = 50
+
+
+@given(
+    samples=st.lists(st.none() | st.integers(0, 20), max_size=40),
+    targets=st.lists(st.tuples(st.integers(0, VOCAB - 1), st.integers(0, 20)), max_size=40),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_each_row_has_what_it_asks_for(samples, targets, seed):
+    generator = torch.Generator().manual_seed(seed)
+    count = len(samples)
+    logits = torch.randn(count + len(targets), VOCAB, generator=generator) * 4
+    drawn = torch.randint(0, VOCAB, (count,), generator=generator)
+    wanted = LogprobRows(
+        [row for row, top in enumerate(samples) if top is not None],
+        [*[top for top in samples if top is not None], *[top for _, top in targets]],
+        first_scored=count,
+        target_ids=np.array([token for token, _ in targets], np.int64),
+    )
+
+    most_likely = wanted.of(logits)
+    most_likely.note(drawn)
+    of_rows, scored = wanted.read(most_likely.values.numpy(), most_likely.ids.numpy())
+
+    expected = torch.log_softmax(logits.double(), dim=1)
+    tokens = [*drawn.tolist(), *[token for token, _ in targets]]
+    tops = [*samples, *[top for _, top in targets]]
+    found = {**of_rows, **{count + i: one for i, one in enumerate(scored)}}
+    assert list(found) == [row for row, top in enumerate(tops) if top is not None]
+    for row, one in found.items():
+        assert abs(one.logprob - expected[row, tokens[row]]) < 1e-5
+        values, ids = expected[row].topk(tops[row])
+        assert [top.id for top in one.top] == ids.tolist()
+        assert np.allclose([top.logprob for top in one.top], values, atol=1e-5)
+
+
+def test_they_are_those_of_the_model_whatever_the_row_is_edited_to():
+    logits = torch.zeros(2, 4)
+    logits[0] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    before = logits.clone()
+    edits = SlotEdits(
+        SamplingParams(allowed_token_ids=[0]),
+        prompt_tokens=1,
+        known_ids=None,
+        end_ids=(),
+        bad_word_ids=(),
+    )
+    wanted = LogprobRows([0], [2], first_scored=2, target_ids=np.empty(0, np.int64))
+    asked = RowExtras(RowEdits([(0, edits, 1)]), wanted).before_draw(logits, 2)
+    token_ids = asked.sampled.argmax(dim=1)
+    asked.after_draw(token_ids)
+
+    assert token_ids.tolist() == [0, 0]
+    assert torch.equal(logits, before)
+    assert asked.most_likely is not None
+    expected = torch.log_softmax(before[0], dim=0)
+    torch.testing.assert_close(asked.most_likely.values[0], expected[[0, 3, 2]])
