@@ -59,6 +59,7 @@ from aioserve.plugins import (
 from aioserve.request import (
     Completion,
     FinishReason,
+    InterTokenLatency,
     Logprobs,
     Sample,
     SamplingParams,
@@ -91,6 +92,7 @@ __all__ = [
     "EvictionSpec",
     "EvictionStrategy",
     "FinishReason",
+    "InterTokenLatency",
     "InvalidPromptError",
     "InvalidRequestError",
     "InvalidSamplingError",

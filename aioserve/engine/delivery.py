@@ -106,7 +106,7 @@ class Delivery:
         mailbox = sample.request.mailbox
         mailbox.put(Token(token_id, text, sample.num_delivered, sample.index, update.logprobs))
         if sample.num_delivered == 0:
-            self.last_wait_seconds = mailbox.timings.first_token_seconds
+            self.last_wait_seconds = mailbox.first_token_seconds
         sample.num_delivered += 1
         if stopped:
             self._scheduler.finish(sample.sequence_id)

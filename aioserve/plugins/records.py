@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aioserve.request import FinishReason, Request
+from aioserve.request import FinishReason, InterTokenLatency, Request
 
 __all__ = ["RequestInfo", "RequestSummary", "StepInfo", "info_of"]
 
@@ -73,3 +73,11 @@ class RequestSummary(msgspec.Struct, frozen=True, gc=False):
     """From its arrival; None if it had no token."""
     total_seconds: float
     """From its arrival."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when it started."""
+    encoding_seconds: float | None = None
+    """This and what follows is in the `Timings` of its caller too."""
+    queued_seconds: float | None = None
+    inter_token_latency: InterTokenLatency | None = None
+    preemptions: int = 0
+    device_seconds: float = 0.0

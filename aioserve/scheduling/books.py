@@ -22,6 +22,7 @@ from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.recovery import recover
 from aioserve.request import Request
+from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
 from aioserve.scheduling.slots import SlotPool
@@ -93,9 +94,11 @@ class Books:
 
     def enter(self, request: Request) -> tuple[int, ...]:
         """Queue the request's sequences, one per sample, and return their ids."""
+        account = RequestAccount()
         first, *others = family = [
             SequenceState(
                 request,
+                account,
                 sequence_id=self._last_id + 1 + sample,
                 sample=sample,
                 arrival_processed_tokens=self.counters.tokens_processed,
@@ -137,6 +140,7 @@ class Books:
         self.memory.swap_out(victim.lease, victim.num_known, step)
         self.begin_again(victim)
         self.counters.preemptions += 1
+        victim.account.preemptions += 1
         self._preempted.append(victim.sequence_id)
 
     def begin_again(self, sequence: SequenceState) -> None:

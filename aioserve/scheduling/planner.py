@@ -31,7 +31,7 @@ from aioserve.scheduling.books import Books, Entry
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.reserve import OutputReserve
-from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
 from aioserve.scheduling.view import SchedulerView
 
 __all__ = ["StepPlanner"]
@@ -68,6 +68,8 @@ class StepPlanner:
         self._plan: StepPlan | None = None
         self._has_preempted = False
         self._has_families = False
+        self._started: list[tuple[SequenceState, int]] = []
+        """With the prompt tokens that each found in the prefix tree."""
         self._reserved: int | None = None
 
     def fill(self) -> None:
@@ -101,6 +103,9 @@ class StepPlanner:
                 items=self._items(),
                 preempted=books.preempted,
             )
+        for sequence, found in self._started:
+            if sequence.slot != NO_SLOT:  # else what it found was lost again before the step was
+                sequence.account.start(sequence.sequence_id, found, self.now_seconds)
         books.in_flight[self.step] = self.entries
         books.launched = self.step
         books.slots.clear_changes()
@@ -333,6 +338,7 @@ class StepPlanner:
         self.books.counters.tokens_cached += found
         self._reserved = self._pages_reserved() + pages_ahead
         self.books.start(sequence)
+        self._started.append((sequence, found))
         self._launch(sequence, count)
         return True
 

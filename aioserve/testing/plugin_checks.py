@@ -12,7 +12,7 @@ from aioserve.isolation import NotAnAnswer, shown
 from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo
 from aioserve.plugins.admission import refusal_of
-from aioserve.request import FinishReason
+from aioserve.request import FinishReason, InterTokenLatency
 from aioserve.sampling.processors import LogitsProcessor, changed_by
 
 if TYPE_CHECKING:
@@ -210,4 +210,24 @@ def _summaries() -> SearchStrategy[RequestSummary]:
         completion_tokens=st.integers(0, 10**6),
         first_token_seconds=st.none() | st.floats(0, 1e6),
         total_seconds=st.floats(0, 1e6),
+        cached_tokens=st.integers(0, 10**6),
+        encoding_seconds=st.none() | st.floats(0, 1e6),
+        queued_seconds=st.none() | st.floats(0, 1e6),
+        inter_token_latency=st.none() | _inter_token_latencies(),
+        preemptions=st.integers(0, 10**6),
+        device_seconds=st.floats(0, 1e6),
+    )
+
+
+def _inter_token_latencies() -> SearchStrategy[InterTokenLatency]:
+    from hypothesis import strategies as st
+
+    seconds = st.floats(0, 1e6)
+    return st.builds(
+        InterTokenLatency,
+        count=st.integers(1, 10**6),
+        mean_seconds=seconds,
+        p50_seconds=seconds,
+        p99_seconds=seconds,
+        max_seconds=seconds,
     )

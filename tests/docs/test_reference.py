@@ -14,13 +14,16 @@ from aioserve import (
     Completion,
     Engine,
     EngineStats,
+    InterTokenLatency,
     RequestView,
     Sample,
     SamplingParams,
     SchedulerView,
     SchedulingPolicy,
+    Timings,
     Token,
     TokenStream,
+    Usage,
     Verdict,
 )
 
@@ -76,6 +79,17 @@ def test_what_a_stream_offers_is_all_there() -> None:
 def test_the_fields_of_what_comes_back_are_all_there(kind: type) -> None:
     shown = section("engine.md", f"`{kind.__name__}`")
     assert set(re.findall(r"`(\w+)`", shown)) >= set(kind.__struct_fields__)
+
+
+@pytest.mark.parametrize("kind", [Usage, Timings, InterTokenLatency])
+def test_what_is_told_of_a_request_is_all_there(kind: type) -> None:
+    shown = section("engine.md", "Usage and timings")
+    if kind is InterTokenLatency:
+        assert set(re.findall(r"`(\w+)`", shown)) >= public(kind)
+        return
+    table = shown.split(f"| `{kind.__name__}` |", 1)[1].split("\n\n", 1)[0]
+    fields = kind.__struct_fields__
+    assert first_column(table) == [*fields, *sorted(public(kind) - set(fields))]
 
 
 def test_the_fields_of_a_sample_are_those_of_a_completion_too() -> None:
