@@ -17,6 +17,7 @@ from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
     AioserveError,
     ConfigError,
+    DeadlineExceededError,
     DuplicateRequestError,
     EngineClosedError,
     EngineError,
@@ -75,6 +76,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "DType",
+    "DeadlineExceededError",
     "Device",
     "DuplicateRequestError",
     "Engine",

@@ -12,7 +12,7 @@ from aioserve.isolation import NotAnAnswer, shown
 from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo
 from aioserve.plugins.admission import refusal_of
-from aioserve.request import FinishReason
+from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -137,8 +137,10 @@ def _requests() -> SearchStrategy[RequestInfo]:
         prompt_tokens=st.integers(1, 10**6),
         max_tokens=st.integers(1, 10**6),
         num_samples=st.integers(1, 8),
+        priority=st.integers(MIN_PRIORITY, MAX_PRIORITY),
         ttft_target_seconds=target,
         tpot_target_seconds=target,
+        deadline_seconds=target,
         arrival_seconds=st.floats(0, 1e9),
     )
 
