@@ -21,7 +21,7 @@ def model() -> FakeModel:
 
 async def read_into(tokens: list[Token], stream: TokenStream) -> None:
     async for token in stream:
-        tokens.append(token)  # noqa: PERF401
+        tokens.append(token)
 
 
 @pytest.mark.parametrize("n", [1, 2])
