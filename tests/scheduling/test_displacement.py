@@ -121,7 +121,7 @@ def test_whoever_is_not_needed_is_spared():
             return sorted(running, key=lambda r: r.pages)
 
     bench = Bench(policy=SmallestFirst(), num_pages=9, max_num_batched_tokens=64)
-    bench.submit([1] * 2, 2)
+    bench.submit([1] * 2, 12)
     large = bench.submit([2] * 26, 6)
     bench.step()
     bench.submit([3] * 18, 4, priority=1)
@@ -244,7 +244,7 @@ def has_room(bench: Bench, sequence: SequenceState, leaving: set[int]) -> bool:
     urgent=st.tuples(st.integers(1, 30), st.integers(0, 3), st.sampled_from([1, 1, 2])),
     page_size=st.sampled_from([1, 4, 16]),
     spare_pages=st.integers(0, 12),
-    seats=st.integers(2, 6),
+    seats=st.sampled_from([2, 4, 8, 8]),
     reserve=st.sampled_from([0, 8]),
     prefix_caching=st.booleans(),
     steps=st.integers(1, 4),
