@@ -261,12 +261,16 @@ class StepPlanner:
         """
         books = self.books
         seats = books.num_seats_free
-        ready = [s for s in books.waiting if not s.paused and (forced or s not in self._gave_way)]
         lowest = lowest_precedence(books)
-        if seats <= 0 and (forced or all(s.precedence <= lowest for s in ready)):
-            return bool(ready)
+        if seats <= 0 and (
+            forced
+            or not books.has_precedences
+            or all(s.precedence <= lowest for s in books.waiting)
+        ):
+            return any(not s.paused for s in books.waiting)
         view = self._view()
-        waiting = [s.view for s in ready]
+        gave_way = () if forced else self._gave_way
+        waiting = [s.view for s in books.waiting if not s.paused and s not in gave_way]
         refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False
