@@ -17,6 +17,7 @@ from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
     AioserveError,
     ConfigError,
+    DeadlineExceededError,
     DuplicateRequestError,
     EngineClosedError,
     EngineError,
@@ -80,6 +81,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "DType",
+    "DeadlineExceededError",
     "Device",
     "DuplicateRequestError",
     "Engine",

@@ -215,6 +215,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """How soon after its arrival the first token is wanted."""
     tpot_target_seconds: float | None = None
     """How long each further token may take on average."""
+    deadline_seconds: float | None = None
+    """How long after its arrival it is ended, unless it has ended before."""
 
     @property
     def prompt_tokens(self) -> int:

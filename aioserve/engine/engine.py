@@ -297,6 +297,7 @@ class Engine:
         priority: int = 0,
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
+        deadline_seconds: float | None = None,
     ) -> TokenStream:
         """Submit a request and return its stream at once.
 
@@ -306,15 +307,19 @@ class Engine:
         share cached prefixes only with others of the same `cache_salt` (1 to 256 characters).
 
         The scheduling policy sees on whose behalf a request comes, `tenant` (1 to 256 characters),
-        its `priority` (an int of 32 bits; no bundled policy asks for it), and what its sender
-        wants: the first token `ttft_target_seconds` after this call, and each further one within
-        `tpot_target_seconds` on average (both above 0 and finite). What it makes of them is up to
-        the policy.
+        its `priority` (an int of 32 bits; the policy `priority` serves the lowest first), and what
+        its sender wants: the first token `ttft_target_seconds` after this call, and each further
+        one within `tpot_target_seconds` on average (both above 0 and finite). What it makes of them
+        is up to the policy.
+
+        A request that hasn't ended `deadline_seconds` after this call (above 0 and finite) is
+        ended, wherever it is: whoever reads its stream gets the tokens that came before, and then
+        `DeadlineExceededError`. A policy sees that too.
 
         Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
-        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority or
-        target, `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What only encoding the
-        prompt can show is raised by the first read of the stream instead.
+        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority, target
+        or deadline, `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What only encoding
+        the prompt can show is raised by the first read of the stream instead.
         """
         mailbox = self._usable().intake.submit(
             prompt,
@@ -325,6 +330,7 @@ class Engine:
             priority=priority,
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
+            deadline_seconds=deadline_seconds,
         )
         return TokenStream(mailbox)
 
@@ -339,6 +345,7 @@ class Engine:
         priority: int = 0,
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
+        deadline_seconds: float | None = None,
     ) -> Completion:
         """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
         async with self.stream(
@@ -350,6 +357,7 @@ class Engine:
             priority=priority,
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
+            deadline_seconds=deadline_seconds,
         ) as stream:
             tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
             async for token in stream:

@@ -136,6 +136,7 @@ class Intake:
         }
         checked = _Checked(live, params, fields)
         self._core.table.enter(live)
+        self._core.delivery.watch_deadline(live, wishes.get("deadline_seconds"))
         try:
             if isinstance(text_or_ids, np.ndarray):
                 self._queue(checked, text_or_ids)
@@ -346,6 +347,7 @@ _RULES: dict[str, Rule[Any]] = {
     "priority": integer(MIN_PRIORITY, MAX_PRIORITY),
     "ttft_target_seconds": optional(number(0, above=True)),
     "tpot_target_seconds": optional(number(0, above=True)),
+    "deadline_seconds": optional(number(0, above=True)),
 }
 """Of what comes with a prompt, beside its parameters."""
 

@@ -19,8 +19,10 @@ class RequestInfo(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int
     """Most tokens that each answer may have, whether the caller or the model limits it."""
     num_samples: int
+    priority: int
     ttft_target_seconds: float | None
     tpot_target_seconds: float | None
+    deadline_seconds: float | None
     arrival_seconds: float
     """When it was submitted, on the clock of the engine's event loop."""
 
@@ -33,8 +35,10 @@ def info_of(request: Request) -> RequestInfo:
         prompt_tokens=request.prompt_tokens,
         max_tokens=request.max_tokens,
         num_samples=request.num_samples,
+        priority=request.priority,
         ttft_target_seconds=request.ttft_target_seconds,
         tpot_target_seconds=request.tpot_target_seconds,
+        deadline_seconds=request.deadline_seconds,
         arrival_seconds=request.arrival_seconds,
     )
 

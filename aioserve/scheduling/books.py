@@ -58,6 +58,10 @@ class Books:
         self.sequences: dict[int, SequenceState] = {}
         """Those that haven't ended, by id."""
         self.running: list[SequenceState] = []
+        self.stopped_at: SequenceState | None = None
+        """The next to start, which the last plan had no room for."""
+        self.has_precedences = False
+        """The policy has ever given one that isn't 0."""
         self._waiting: list[SequenceState] = []
         self._num_ended_waiting = 0
         """Of those in `_waiting`, how many have ended: they are taken out when it is looked at, all
@@ -119,6 +123,7 @@ class Books:
         for one in (sequence, *sequence.unborn):
             one.take_slot(self.slots.acquire(one.request, one.seed, one.known_ids))
         sequence.phase = Phase.RUNNING
+        sequence.num_displaced = 0
         _take_out(self._waiting, sequence)
         insort(self.running, sequence, key=_by_arrival)
 
@@ -246,6 +251,10 @@ class Books:
         if self._arrived:
             arrived, self._arrived = tuple(self._arrived), []
             self.guard.arrived(arrived)
+            for view in arrived:
+                precedence = self.guard.precedence(view)
+                self.sequence_of(view).precedence = precedence
+                self.has_precedences |= precedence != 0
 
 
 def _take_out(queue: list[SequenceState], sequence: SequenceState) -> None:

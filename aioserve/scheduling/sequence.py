@@ -45,10 +45,12 @@ class SequenceState:
         "first_token_seconds",
         "lease",
         "max_length",
+        "num_displaced",
         "num_known",
         "paused",
         "pending",
         "phase",
+        "precedence",
         "prompt_tokens",
         "proven_pages",
         "request",
@@ -94,6 +96,10 @@ class SequenceState:
         self.phase = Phase.UNBORN if sample else Phase.WAITING
         self.epoch: int = 0
         """How often it gave its pages back and began again."""
+        self.precedence: int = 0
+        """Given by the policy when it hears of the sequence, and then fixed."""
+        self.num_displaced: int = 0
+        """Others that gave way to it since it waits."""
         self.paused: bool = False
         """The reader is behind: planned again when it has caught up."""
         self.view: Any = None

@@ -12,7 +12,7 @@ from aioserve.isolation import NotAnAnswer, shown
 from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo
 from aioserve.plugins.admission import refusal_of
-from aioserve.request import FinishReason, InterTokenLatency
+from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, InterTokenLatency
 from aioserve.sampling.processors import LogitsProcessor, changed_by
 
 if TYPE_CHECKING:
@@ -172,8 +172,10 @@ def _requests() -> SearchStrategy[RequestInfo]:
         prompt_tokens=st.integers(1, 10**6),
         max_tokens=st.integers(1, 10**6),
         num_samples=st.integers(1, 8),
+        priority=st.integers(MIN_PRIORITY, MAX_PRIORITY),
         ttft_target_seconds=target,
         tpot_target_seconds=target,
+        deadline_seconds=target,
         arrival_seconds=st.floats(0, 1e9),
     )
 

@@ -51,12 +51,15 @@ class Witness:
         leave_after: int | None = None,
         pause_seconds: Callable[[int], float] = lambda num_tokens: 0.0,
         request_id: str | None = None,
+        deadline_seconds: float | None = None,
     ) -> str:
         """Submit a request and read it to its end, or until `leave_after` tokens came; how it
         ended. `pause_seconds(n)` is how long to sleep after the n-th token. `params` must have a
         seed."""
         try:
-            stream = self.engine.stream(prompt, params, request_id=request_id)
+            stream = self.engine.stream(
+                prompt, params, request_id=request_id, deadline_seconds=deadline_seconds
+            )
         except AioserveError as error:
             return self._ended(type(error).__name__)
         answers: list[list[int]] = [[] for _ in range(params.n)]

@@ -62,6 +62,15 @@ class Whimsical(SchedulingPolicy):
         self.maybe_break()
         return self.random.choice([*running, None])
 
+    def precedence(self, request):
+        self.maybe_break()
+        return self.random.choice([0, 0, 1, 2, -1, None])
+
+    def displaces(self, request, running, view):
+        self.maybe_break()
+        named = self.random.sample(running, self.random.randint(0, len(running)))
+        return [*named, request] if self.random.random() < 0.05 else named
+
     def maybe_break(self) -> None:
         if self.random.random() < 0.05:
             raise RuntimeError("whim")
