@@ -12,6 +12,7 @@ from aioserve import ConfigError, Engine, SamplingParams
 from aioserve.config import EngineConfig
 from aioserve.execution.gpu.assembling import graph_sizes
 from aioserve.execution.gpu.memory import MemoryUse, largest_step, room_bytes
+from aioserve.execution.plan import MAX_SCORED_TOKENS
 from tests.execution.gpu.assembled import on_host
 from tests.execution.gpu.host_device import HostCounts
 from tests.parity.tiny_models import write
@@ -117,10 +118,17 @@ def test_room_that_is_not_there_is_an_error_that_says_what_to_lower() -> None:
 def test_the_largest_step_has_all_tokens_and_rows_that_fit(
     tokens: int, sequences: int, length: int
 ) -> None:
-    step = largest_step(tokens, sequences, length, 4)
+    step = largest_step(tokens, sequences, length, 4, vocab_size=7)
     assert step.batch is not None
     counts = step.batch.query_start[1:] - step.batch.query_start[:-1]
     assert len(counts) == len(step.samples) == min(tokens, sequences)
+    assert step.extras is not None
+    wanted = step.extras.logprobs
+    assert wanted is not None
+    assert (len(wanted.sampled), wanted.width) == (len(counts), 7)
+    assert len(wanted.target_ids) == min(counts.sum(), MAX_SCORED_TOKENS)
+    assert len(step.batch.logit_rows) == len(wanted)
+    assert step.batch.logit_rows.max() < counts.sum()
     assert counts.sum() == min(tokens, sequences * length)
     assert (counts >= 1).all()
     assert (counts <= step.batch.context_lens).all()

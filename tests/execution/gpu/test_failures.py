@@ -150,7 +150,7 @@ def test_a_status_that_there_is_not_fails_the_step():
             enqueue = type(packed).enqueue
 
             class Spoiled:
-                num_bytes, num_rows = packed.num_bytes, packed.num_rows
+                num_bytes, result_shape = packed.num_bytes, packed.result_shape
                 variant = packed.variant
 
                 def enqueue(self, *memories):
