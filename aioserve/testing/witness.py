@@ -141,11 +141,10 @@ class Witness:
                 expected = [*expected_logprobs([*prompt_ids, *answer], len(prompt_ids))]
             if found != expected:
                 self.wrong_tokens.append(f"{stream!r}: sample {sample} has wrong logprobs")
-        scored: list[Logprobs] = []
+        scored: tuple[Logprobs | None, ...] = ()
         if params.prompt_logprobs is not None:
-            scored = expected_logprobs(prompt_ids)
-        expected_scored = (None, *scored) if scored else ()
-        if any(answers) and stream.prompt_logprobs != expected_scored:
+            scored = (None, *expected_logprobs(prompt_ids))
+        if any(answers) and stream.prompt_logprobs != scored:
             self.wrong_tokens.append(f"{stream!r} has wrong prompt_logprobs")
 
     def _check_end(self, stream: TokenStream, end: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aioserve import ConfigError, Engine, SamplingParams
+from aioserve import Completion, ConfigError, Engine, SamplingParams
 from aioserve.config import EngineConfig
 from aioserve.execution.gpu.assembling import graph_sizes
 from aioserve.execution.gpu.memory import MemoryUse, largest_step, room_bytes
@@ -27,16 +27,34 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def answers(engine: Engine, *, drawn: bool, max_tokens: int = 3) -> list[list[int]]:
-    async def one(index: int, prompt: list[int]) -> list[int]:
-        temperature = 0.8 if drawn and index == 0 else 0.0
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, seed=5, ignore_eos=True
-        )
-        async with engine.stream(prompt, params) as stream:
-            return [token.id async for token in stream]
+ASKING = {"repetition_penalty": 1.5, "logit_bias": {9: 2.0}, "logprobs": 2, "prompt_logprobs": 1}
 
-    return await asyncio.gather(*[one(*entry) for entry in enumerate(PROMPTS)])
+
+async def answers(
+    engine: Engine, *, drawn: bool, max_tokens: int = 3
+) -> tuple[list[tuple[int, ...]], list[float]]:
+    """Tokens, and the log-probabilities of the request that asks for them. With `drawn` one request
+    has a temperature, and another one asks for more than a draw."""
+
+    async def one(index: int, prompt: list[int]) -> Completion:
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0.8 if drawn and index == 0 else 0.0,
+            seed=5,
+            ignore_eos=True,
+            **(ASKING if drawn and index == 2 else {}),
+        )
+        return await engine.generate(prompt, params)
+
+    found = await asyncio.gather(*[one(*entry) for entry in enumerate(PROMPTS)])
+    told = [each for one in found for each in [*(one.prompt_logprobs or ()), *(one.logprobs or ())]]
+    logprobs = [
+        logprob
+        for each in told
+        if each is not None
+        for logprob in [each.logprob, *[top.logprob for top in each.top]]
+    ]
+    return [one.token_ids for one in found], logprobs
 
 
 OPTIONS: dict[str, Any] = {
@@ -68,12 +86,15 @@ async def test_an_engine_gives_the_tokens_of_the_reference(
     }
     reference = Engine(tiny, backend="reference", dtype="float32", **OPTIONS)
     async with reference:
-        expected = await answers(reference, **how)
+        expected, logprobs = await answers(reference, **how)
     source = on_host(tiny)
     engine = Engine(source, dtype="float32", **(OPTIONS | options))
     async with engine:
-        assert await answers(engine, **how) == expected
+        tokens, found = await answers(engine, **how)
         stats = engine.stats()
+    assert tokens == expected
+    assert len(logprobs) == (4 * 2 + 3 * 3 if how["drawn"] else 0)
+    assert found == pytest.approx(logprobs, abs=1e-4)
     sizes = options["graph_sizes"]
     if options.get("capture_graphs", True):
         total = 2 * len(sizes)
