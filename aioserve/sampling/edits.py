@@ -32,6 +32,7 @@ from torch import Tensor
 
 from aioserve.request import SamplingParams
 from aioserve.sampling.processors import GuardedProcessor
+from aioserve.sampling.uploads import upload
 
 __all__ = ["RowEdits", "SlotEdits"]
 
@@ -82,7 +83,7 @@ class SlotEdits:
         if params.presence_penalty:
             row[answer] = row[answer] - params.presence_penalty
         if params.frequency_penalty:
-            off = torch.tensor(-params.frequency_penalty, dtype=row.dtype, device=row.device)
+            off = row.new_full((), -params.frequency_penalty)
             row.index_put_((answer,), off, accumulate=True)
         prompt, failure = on.history[: self._prompt_tokens], None
         for processor in self._processors:
@@ -92,7 +93,8 @@ class SlotEdits:
             if position < before:
                 continue
             same = (on.history[position - before : position] == word[:-1]).all()
-            row[word[-1]] = torch.where(same, -math.inf, row[word[-1]])
+            last = word[-1:]  # an index without dimensions would be read back
+            row[last] = torch.where(same, -math.inf, row[last])
         if on.end_ids is not None and position - self._prompt_tokens < params.min_tokens:
             row.index_fill_(0, on.end_ids, -math.inf)
         if on.allowed_ids is not None:
@@ -130,11 +132,11 @@ class _Placed:
         device: torch.device,
     ) -> None:
         def ids_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> Tensor:
-            return torch.from_numpy(np.array(ids, np.int64)).to(device)
+            return upload(ids, np.int64, device)
 
         bias = dict(params.logit_bias)
         self.bias_ids: Tensor | None = ids_of(list(bias)) if bias else None
-        self.biases: Tensor = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+        self.biases: Tensor = upload(list(bias.values()), np.float32, device)
         self.bad_words: list[Tensor] = [ids_of(word) for word in bad_word_ids]
         self.end_ids: Tensor | None = ids_of(end_ids) if end_ids and params.min_tokens else None
         allowed = params.allowed_token_ids
