@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from inspect import iscoroutinefunction
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ import anyio
 from aioserve.arguments import check, number, optional
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
 from aioserve.engine.event_loop import check_on, running_loop
-from aioserve.engine.intake import Prompt
+from aioserve.engine.intake import ChatArguments, Prompt
 from aioserve.engine.live import Chosen, LiveEngine
 from aioserve.engine.reports import dump_of, stats_of
 from aioserve.engine.stats import EngineStats
@@ -296,6 +296,10 @@ class Engine:
         priority: int = 0,
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> TokenStream:
         """Submit a request and return its stream at once.
 
@@ -309,6 +313,11 @@ class Engine:
         wants: the first token `ttft_target_seconds` after this call, and each further one within
         `tpot_target_seconds` on average (both above 0 and finite). What it makes of them is up to
         the policy.
+
+        With messages alone go `tools` (those of the OpenAI API), `chat_template_kwargs`, which are
+        variables of the template's own such as `enable_thinking`, and how the prompt ends: with the
+        start of an answer (`add_generation_prompt`), or in the midst of the last message, which the
+        answer then goes on with (`continue_final_message`).
 
         Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
         `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority or
@@ -324,6 +333,12 @@ class Engine:
             priority=priority,
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
+            chat=ChatArguments(
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            ),
         )
         return TokenStream(mailbox)
 
@@ -338,6 +353,10 @@ class Engine:
         priority: int = 0,
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> Completion:
         """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
         async with self.stream(
@@ -349,6 +368,10 @@ class Engine:
             priority=priority,
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         ) as stream:
             tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
             async for token in stream:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
-from aioserve.engine.encoding import Encoder, Message
+from aioserve.engine.encoding import Encoder
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import checked_ids, kind_of
 from aioserve.engine.requests import LiveRequest
@@ -39,9 +39,10 @@ from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
 from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
-from aioserve.text.messages import plain_messages
+from aioserve.text.conversation import Conversation, conversation_of
+from aioserve.text.messages import Message
 
-__all__ = ["Intake", "Message", "Prompt"]
+__all__ = ["ChatArguments", "Intake", "Message", "Prompt"]
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
 
@@ -49,6 +50,26 @@ INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
+
+
+class ChatArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What may come with messages, unchecked: as `Engine.stream` names it."""
+
+    tools: Any = None
+    chat_template_kwargs: Any = None
+    add_generation_prompt: Any = True
+    continue_final_message: Any = False
+
+    def check_unused(self, kind: str) -> None:
+        """Raise `InvalidRequestError` for what was given and has no effect."""
+        for argument, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
+            if (value := getattr(self, argument)) is not default:
+                raise InvalidRequestError(
+                    f"{argument} goes with a prompt of messages alone, got {shown(value)} beside "
+                    f"{'token ids' if kind == 'ids' else 'text'}",
+                    argument=argument,
+                    value=value,
+                )
 
 
 class _Checked(msgspec.Struct, frozen=True):
@@ -83,10 +104,13 @@ class Intake:
         params: SamplingParams | None,
         request_id: str | None = None,
         cache_salt: str | None = None,
+        *,
+        chat: ChatArguments | None = None,
         **wishes: Any,
     ) -> Mailbox:
-        """Check and queue a request. `wishes` are the fields of `Request` that the caller may set
-        as they are. Raises what `Engine.stream` says, and has then changed nothing."""
+        """Check and queue a request. `chat` is what comes with messages; `wishes` are the fields of
+        `Request` that the caller may set as they are. Raises what `Engine.stream` says, and has
+        then changed nothing."""
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
@@ -103,7 +127,7 @@ class Intake:
                 limit=self._config.max_waiting,
                 retry_after_seconds=self._core.delivery.last_wait_seconds,
             )
-        text_or_ids = self._checked_prompt(prompt)
+        text_or_ids = self._checked_prompt(prompt, chat or ChatArguments())
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         seed = params.seed
@@ -180,9 +204,13 @@ class Intake:
             )
         return request_id
 
-    def _checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
-        """Token ids as an int32 array; text and messages as they are, not empty."""
+    def _checked_prompt(
+        self, prompt: Prompt, chat: ChatArguments
+    ) -> str | Conversation | npt.NDArray[np.int32]:
+        """Token ids as an int32 array; text as it is, not empty."""
         kind = kind_of(prompt)
+        if kind != "messages":
+            chat.check_unused(kind)
         if kind == "text":
             text = plain_str(prompt)
             if not text:
@@ -196,7 +224,11 @@ class Intake:
                 raise InvalidPromptError(
                     f"prompt is a list of messages, but {self._model.name} has no chat template"
                 )
-            return plain_messages(prompt, max_chars=self.encoder.max_chars)
+            conversation = conversation_of(
+                prompt, max_chars=self.encoder.max_chars, **msgspec.structs.asdict(chat)
+            )
+            self._model.chat_template.check_read(conversation)
+            return conversation
         return self._checked_ids(prompt)
 
     def _checked_ids(self, ids: object) -> npt.NDArray[np.int32]:
@@ -268,13 +300,13 @@ class Intake:
         live.mailbox.finish(FinishReason.ERROR, error)
 
 
-def _num_chars(prompt: str | Sequence[Message] | npt.NDArray[np.int32]) -> int:
+def _num_chars(prompt: str | Conversation | npt.NDArray[np.int32]) -> int:
     """To encode."""
     if isinstance(prompt, str):
         return len(prompt)
     if isinstance(prompt, np.ndarray):
         return 0
-    return sum([len(message["role"]) + len(message["content"]) for message in prompt])
+    return prompt.num_chars
 
 
 _RULES: dict[str, Rule[Any]] = {
