@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
 from aioserve.config import EngineConfig
+from aioserve.engine.chat import AnswerForm
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.encoding import Encoder
 from aioserve.engine.mailbox import Mailbox
@@ -79,6 +80,7 @@ class _Checked(msgspec.Struct, frozen=True):
     params: SamplingParams
     fields: dict[str, Any]
     """Of the `Request` that it becomes."""
+    form: AnswerForm | None = None
 
 
 class Intake:
@@ -106,9 +108,11 @@ class Intake:
         cache_salt: str | None = None,
         *,
         chat: ChatArguments | None = None,
+        form: AnswerForm | None = None,
         **wishes: Any,
     ) -> Mailbox:
-        """Check and queue a request. `chat` is what comes with messages; `wishes` are the fields of
+        """Check and queue a request. `chat` is what comes with messages, `form` how they are
+        answered where that is to be read; `wishes` are the fields of
         `Request` that the caller may set as they are. Raises what `Engine.stream` says, and has
         then changed nothing."""
         if self._asking:
@@ -128,6 +132,10 @@ class Intake:
                 retry_after_seconds=self._core.delivery.last_wait_seconds,
             )
         text_or_ids = self._checked_prompt(prompt, chat or ChatArguments())
+        if form is not None and not isinstance(text_or_ids, Conversation):
+            raise InvalidPromptError(
+                f"messages must be a list of messages, got {shown(prompt)}", value=prompt
+            )
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         seed = params.seed
@@ -140,7 +148,8 @@ class Intake:
             capacity=self._config.max_buffered_tokens,
             num_samples=params.n,
         )
-        checked = _Checked(live, params, {"seed": seed, "namespace": namespace, **wishes})
+        fields = {"seed": seed, "namespace": namespace, **wishes}
+        checked = _Checked(live, params, fields, form)
         self._core.table.enter(live)
         try:
             if isinstance(text_or_ids, np.ndarray):
@@ -276,8 +285,12 @@ class Intake:
             return
         finally:
             self._asking = False
+        tokenizer, form = self._model.tokenizer, checked.form
+        if form is not None:
+            form.prompt_is(ids, tokenizer)
+        texts_shown = None if form is None else form.shown
         live.assemblers = tuple(
-            TextAssembler(self._model.tokenizer, params) for _ in range(params.n)
+            TextAssembler(tokenizer, params, texts_shown) for _ in range(params.n)
         )
         live.request = request
         self._core.submit(live)

@@ -29,6 +29,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "engine.md"
 CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.__aenter__": lambda e, s: e.__aenter__(),
     "Engine.__aexit__": lambda e, s: e.__aexit__(None, None, None),
+    "Engine.chat": lambda e, s: e.chat([{"role": "user", "content": "x"}], SHORT).request_id,
     "Engine.config": lambda e, s: e.config,
     "Engine.default_params": lambda e, s: e.default_params,
     "Engine.drain": lambda e, s: e.drain(0),
