@@ -7,9 +7,10 @@ slow (a template is a program, with the bounds of `bounds`), so callers run it i
 Rendered by minijinja, which is Jinja2 except where it isn't. Of what chat templates use, Python's
 methods of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as
 are namespaces, macros, loop controls and slices; `{% generation %}` marks are dropped. Not there
-are `%`-formatting, attributes of Python objects and `import` of other templates; a template that
-needs them fails at load (syntax) or when it is rendered, with the place named. One quiet
-difference is known: trimming takes the control characters U+001C to U+001F for text.
+are `%`-formatting, some methods (`rsplit`, `removeprefix`, `index`), attributes of Python objects
+and `import` of other templates; a template that needs them fails at load (syntax) or when it is
+rendered, with the place named. One quiet difference is known: trimming takes the control characters
+U+001C to U+001F for text.
 """
 
 from __future__ import annotations
@@ -186,6 +187,7 @@ class ChatTemplate:
             return known
         environment = minijinja.Environment(
             filters={"tojson": _to_json},
+            tests={"callable": callable, "sequence": _is_sequence},
             globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
             auto_escape_callback=_never_escape,
             # The debug report would put the caller's messages into errors and logs.
@@ -310,6 +312,11 @@ def _to_json(
         separators=(separators[0], separators[1]) if separators is not None else None,
         sort_keys=sort_keys,
     )
+
+
+def _is_sequence(value: Any) -> bool:
+    """As Jinja has it, where strings and mappings are sequences too."""
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _never_escape(_name: str) -> bool:
