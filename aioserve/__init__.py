@@ -10,6 +10,7 @@ Importing this package is cheap: torch is imported when an engine loads its mode
 from __future__ import annotations
 
 from aioserve.config import Device, DType, EngineConfig, Preemption
+from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream, StreamOptions
 from aioserve.engine.engine import Engine
 from aioserve.engine.intake import Message, Prompt
 from aioserve.engine.stats import EngineStats
@@ -72,12 +73,17 @@ from aioserve.request import (
 from aioserve.sampling.processors import LogitsProcessor
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.view import RequestView, SchedulerView
+from aioserve.text.answers.parts import ToolCall, ToolCallDelta
 from aioserve.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AioserveError",
+    "ChatAnswer",
+    "ChatCompletion",
+    "ChatDelta",
+    "ChatStream",
     "Completion",
     "ConfigError",
     "DType",
@@ -131,11 +137,14 @@ __all__ = [
     "StepError",
     "StepInfo",
     "StreamBusyError",
+    "StreamOptions",
     "StreamStalledError",
     "Timings",
     "Token",
     "TokenStream",
     "Tokenizer",
+    "ToolCall",
+    "ToolCallDelta",
     "TopLogprob",
     "TraceError",
     "UnknownPolicyError",

@@ -24,11 +24,12 @@ CONTRACTS = (
     "aioserve.simulation.cost",
     "aioserve.simulation.metrics",
     "aioserve.text.chat",
+    "aioserve.text.conversation",
     "aioserve.traces.request",
 )
 """Where the types come from that a device, a cost model and a trace are made of."""
 PUBLIC_MODULES = PACKAGES + CONTRACTS
-MADE_BY_THE_ENGINE = {"RequestView", "TokenStream"}
+MADE_BY_THE_ENGINE = {"ChatStream", "RequestView", "TokenStream"}
 """Nobody else makes these, so that what their constructors take is no public signature."""
 
 

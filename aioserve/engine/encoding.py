@@ -18,7 +18,7 @@ import contextvars
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
@@ -29,9 +29,7 @@ from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["Encoder", "Encoding", "Message"]
-
-Message = Mapping[str, str]
+__all__ = ["Encoder", "Encoding"]
 
 MAX_CHARS_PER_TOKEN = 128
 """A text of more characters than this times the model's context is refused unread: no vocabulary
@@ -126,7 +124,7 @@ class Encoder:
             )
 
     def encode(self, prompt: Any) -> list[int]:
-        """Token ids of a text, or of messages. On any thread, for as long as it takes."""
+        """Token ids of a text, or of a `Conversation`. On any thread, for as long as it takes."""
         template = self._model.chat_template
         max_model_len = self._model.limits.max_model_len
         try:

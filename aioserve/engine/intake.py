@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
 from aioserve.config import EngineConfig
+from aioserve.engine.chat import AnswerForm
 from aioserve.engine.core import CoreLoop
-from aioserve.engine.encoding import Encoder, Message
+from aioserve.engine.encoding import Encoder
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import checked_ids, kind_of
 from aioserve.engine.requests import LiveRequest
@@ -42,9 +43,10 @@ from aioserve.plugins import Admission, info_of
 from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.bad_words import spellings
-from aioserve.text.messages import plain_messages
+from aioserve.text.conversation import Conversation, conversation_of
+from aioserve.text.messages import Message
 
-__all__ = ["Intake", "Message", "Prompt"]
+__all__ = ["ChatArguments", "Intake", "Message", "Prompt"]
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
 
@@ -54,6 +56,26 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
 
 
+class ChatArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What may come with messages, unchecked: as `Engine.stream` names it."""
+
+    tools: Any = None
+    chat_template_kwargs: Any = None
+    add_generation_prompt: Any = True
+    continue_final_message: Any = False
+
+    def check_unused(self, kind: str) -> None:
+        """Raise `InvalidRequestError` for what was given and has no effect."""
+        for argument, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
+            if (value := getattr(self, argument)) is not default:
+                raise InvalidRequestError(
+                    f"{argument} goes with a prompt of messages alone, got {shown(value)} beside "
+                    f"{'token ids' if kind == 'ids' else 'text'}",
+                    argument=argument,
+                    value=value,
+                )
+
+
 class _Checked(msgspec.Struct, frozen=True):
     """What passed the checks at the edge: all of a request but its prompt's token ids."""
 
@@ -61,6 +83,7 @@ class _Checked(msgspec.Struct, frozen=True):
     params: SamplingParams
     fields: dict[str, Any]
     """Of the `Request` that it becomes."""
+    form: AnswerForm | None = None
 
 
 class Intake:
@@ -94,10 +117,15 @@ class Intake:
         params: SamplingParams | None,
         request_id: str | None = None,
         cache_salt: str | None = None,
+        *,
+        chat: ChatArguments | None = None,
+        form: AnswerForm | None = None,
         **wishes: Any,
     ) -> Mailbox:
-        """Check and queue a request. `wishes` are the fields of `Request` that the caller may set
-        as they are. Raises what `Engine.stream` says, and has then changed nothing."""
+        """Check and queue a request. `chat` is what comes with messages, `form` how they are
+        answered where that is to be read; `wishes` are the fields of
+        `Request` that the caller may set as they are. Raises what `Engine.stream` says, and has
+        then changed nothing."""
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
@@ -115,7 +143,11 @@ class Intake:
                 limit=self._config.max_waiting,
                 retry_after_seconds=self._core.delivery.last_wait_seconds,
             )
-        text_or_ids = self._checked_prompt(prompt)
+        text_or_ids = self._checked_prompt(prompt, chat or ChatArguments())
+        if form is not None and not isinstance(text_or_ids, Conversation):
+            raise InvalidPromptError(
+                f"messages must be a list of messages, got {shown(prompt)}", value=prompt
+            )
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         seed = params.seed
@@ -134,7 +166,7 @@ class Intake:
             "logits_processors": processors,
             **wishes,
         }
-        checked = _Checked(live, params, fields)
+        checked = _Checked(live, params, fields, form)
         self._core.table.enter(live)
         self._core.delivery.watch_deadline(live, wishes.get("deadline_seconds"))
         try:
@@ -220,9 +252,13 @@ class Intake:
             )
         return request_id
 
-    def _checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
-        """Token ids as an int32 array; text and messages as they are, not empty."""
+    def _checked_prompt(
+        self, prompt: Prompt, chat: ChatArguments
+    ) -> str | Conversation | npt.NDArray[np.int32]:
+        """Token ids as an int32 array; text as it is, not empty."""
         kind = kind_of(prompt)
+        if kind != "messages":
+            chat.check_unused(kind)
         if kind == "text":
             text = plain_str(prompt)
             if not text:
@@ -236,7 +272,11 @@ class Intake:
                 raise InvalidPromptError(
                     f"prompt is a list of messages, but {self._model.name} has no chat template"
                 )
-            return plain_messages(prompt, max_chars=self.encoder.max_chars)
+            conversation = conversation_of(
+                prompt, max_chars=self.encoder.max_chars, **msgspec.structs.asdict(chat)
+            )
+            self._model.chat_template.check_read(conversation)
+            return conversation
         return self._checked_ids(prompt)
 
     def _checked_ids(self, ids: object) -> npt.NDArray[np.int32]:
@@ -288,8 +328,12 @@ class Intake:
             return
         finally:
             self._asking = False
+        tokenizer, form = self._model.tokenizer, checked.form
+        if form is not None:
+            form.prompt_is(ids, tokenizer)
+        texts_shown = None if form is None else form.shown
         live.assemblers = tuple(
-            TextAssembler(self._model.tokenizer, params) for _ in range(params.n)
+            TextAssembler(tokenizer, params, texts_shown) for _ in range(params.n)
         )
         live.request = request
         self._core.submit(live)
@@ -331,13 +375,13 @@ class Intake:
         live.mailbox.finish(FinishReason.ERROR, error)
 
 
-def _num_chars(prompt: str | Sequence[Message] | npt.NDArray[np.int32]) -> int:
+def _num_chars(prompt: str | Conversation | npt.NDArray[np.int32]) -> int:
     """To encode."""
     if isinstance(prompt, str):
         return len(prompt)
     if isinstance(prompt, np.ndarray):
         return 0
-    return sum([len(message["role"]) + len(message["content"]) for message in prompt])
+    return prompt.num_chars
 
 
 _RULES: dict[str, Rule[Any]] = {

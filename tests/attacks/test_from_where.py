@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import trio
 
-from aioserve import AioserveError, Engine, EngineClosedError, TokenStream, WrongLoopError
+from aioserve import (
+    AioserveError,
+    Engine,
+    EngineClosedError,
+    InvalidPromptError,
+    TokenStream,
+    WrongLoopError,
+)
 from aioserve.testing import check_invariants
 from tests.attacks.engines import (
     LONG,
@@ -26,9 +33,17 @@ from tests.attacks.engines import (
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "engine.md"
 
+
+def chat(engine: Engine) -> None:
+    """Which is past all checks of where it is called when it looks for a chat template."""
+    with pytest.raises(InvalidPromptError, match="has no chat template"):
+        engine.chat([{"role": "user", "content": "x"}], SHORT)
+
+
 CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.__aenter__": lambda e, s: e.__aenter__(),
     "Engine.__aexit__": lambda e, s: e.__aexit__(None, None, None),
+    "Engine.chat": lambda e, s: chat(e),
     "Engine.config": lambda e, s: e.config,
     "Engine.default_params": lambda e, s: e.default_params,
     "Engine.drain": lambda e, s: e.drain(0),
