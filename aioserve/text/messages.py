@@ -16,6 +16,7 @@ from aioserve.isolation import shown
 from aioserve.text.json_values import Reader, check_utf8, parsed_object
 
 __all__ = [
+    "FIELDS_OF",
     "MAX_ID_CHARS",
     "MAX_MESSAGES",
     "MAX_NAME_CHARS",
@@ -39,10 +40,11 @@ MAX_NAME_CHARS = 256
 """Of a function."""
 
 _FIELDS = ("role", "content")
-_FIELDS_OF = {
+FIELDS_OF = {
     "assistant": ("tool_calls", "reasoning_content", "reasoning"),
     "tool": ("tool_call_id", "name"),
 }
+"""Beside role and content."""
 _MAX_FIELDS = 5
 
 
@@ -136,7 +138,7 @@ def _message(message: Any, reader: Reader) -> dict[str, Any]:
         raise reader.error("has no 'role'")
     with reader.at("role"):
         role = reader.text(message["role"], max_chars=MAX_ROLE_CHARS)
-    more = _FIELDS_OF.get(role, ())
+    more = FIELDS_OF.get(role, ())
     fields = set()
     for key in islice(message, _MAX_FIELDS + 1):
         if key not in _FIELDS and key not in more:
