@@ -31,8 +31,6 @@ _CHANGE_SAMPLING = {
     # name -> the value that changes nothing
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
     "no_repeat_ngram_size": 0,
@@ -50,6 +48,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     unsupported: tuple[str, ...] = ()
     """Settings of the file that aioserve can't apply, as "name=value", for a caller to show."""
 
@@ -61,6 +61,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,
+            min_p=self.min_p or 0.0,
+            typical_p=1.0 if self.typical_p is None else self.typical_p,
         )
 
 
@@ -149,6 +151,8 @@ def _read_generation(fields: Fields) -> GenerationDefaults:
         temperature=fields.number("temperature", least=0) if fields.has("temperature") else None,
         top_p=fields.number("top_p") if fields.has("top_p") else None,
         top_k=fields.integer("top_k", least=0) if fields.has("top_k") else None,
+        min_p=fields.number("min_p", least=0) if fields.has("min_p") else None,
+        typical_p=fields.number("typical_p") if fields.has("typical_p") else None,
         unsupported=unsupported,
     )
     try:
