@@ -20,6 +20,7 @@ import anyio
 
 from aioserve.arguments import check, number, optional
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
+from aioserve.engine.answers import drawn_for, read_whole
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import Prompt
 from aioserve.engine.live import Chosen, LiveEngine
@@ -38,7 +39,7 @@ from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.isolation import blamed, shown
 from aioserve.plugins import PluginRegistry, check_policy_object
-from aioserve.request import Completion, FinishReason, Logprobs, Sample, SamplingParams, Token
+from aioserve.request import Completion, SamplingParams
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.tokenizer import Tokenizer
@@ -340,32 +341,17 @@ class Engine:
         tpot_target_seconds: float | None = None,
     ) -> Completion:
         """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
-        async with self.stream(
+        stream = self.stream(
             prompt,
-            params,
+            drawn_for(params),
             request_id=request_id,
             cache_salt=cache_salt,
             tenant=tenant,
             priority=priority,
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
-        ) as stream:
-            tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
-            async for token in stream:
-                tokens[token.sample].append(token)
-        samples = tuple(
-            Sample(
-                text="".join(token.text for token in answer),
-                token_ids=tuple(token.id for token in answer),
-                finish_reason=reason or FinishReason.ABORT,
-                logprobs=_logprobs_of(answer, params),
-            )
-            for answer, reason in zip(tokens, stream.finish_reasons, strict=True)
         )
-        prompt_logprobs = None
-        if params is not None and params.prompt_logprobs is not None:
-            prompt_logprobs = stream.prompt_logprobs
-        return Completion(stream.request_id, samples, stream.usage, stream.timings, prompt_logprobs)
+        return await read_whole(stream, params)
 
     # -- what it knows
 
@@ -484,11 +470,3 @@ async def _finish(closing: Awaitable[None]) -> None:
     task.result()
     if cancelled is not None:
         raise cancelled
-
-
-def _logprobs_of(
-    answer: Sequence[Token], params: SamplingParams | None
-) -> tuple[Logprobs, ...] | None:
-    if params is None or params.logprobs is None:
-        return None
-    return tuple([token.logprobs for token in answer if token.logprobs is not None])
