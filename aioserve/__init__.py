@@ -56,6 +56,7 @@ from aioserve.plugins import (
     hookimpl,
 )
 from aioserve.request import (
+    Beam,
     Completion,
     FinishReason,
     Logprobs,
@@ -74,6 +75,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AioserveError",
+    "Beam",
     "Completion",
     "ConfigError",
     "DType",

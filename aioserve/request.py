@@ -29,6 +29,7 @@ from aioserve.arguments import (
 from aioserve.errors import InvalidSamplingError
 
 __all__ = [
+    "Beam",
     "Completion",
     "FinishReason",
     "Logprobs",
@@ -323,6 +324,19 @@ class Sample(msgspec.Struct, frozen=True):
     def cumulative_logprob(self) -> float | None:
         """Sum of the log-probabilities of its tokens, where they were asked for."""
         return None if self.logprobs is None else sum([each.logprob for each in self.logprobs])
+
+
+class Beam(msgspec.Struct, frozen=True):
+    """One of the answers that a beam search found."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """Generated ids, the end-of-sequence id included where one ended the answer."""
+    finish_reason: FinishReason
+    cumulative_logprob: float
+    """Sum of the log-probabilities of its tokens."""
+    score: float
+    """`cumulative_logprob / len(token_ids) ** length_penalty`: what beams are ordered by."""
 
 
 class Completion(msgspec.Struct, frozen=True):

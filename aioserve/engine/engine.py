@@ -7,23 +7,23 @@ threads and instruction set is shared by the engines of a process.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from inspect import iscoroutinefunction
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import anyio
 
-from aioserve.arguments import check, number, optional
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
 from aioserve.engine.answers import drawn_for, read_whole
+from aioserve.engine.beam_search import BeamSearch
+from aioserve.engine.beams import EarlyStopping
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import Prompt
 from aioserve.engine.live import Chosen, LiveEngine
+from aioserve.engine.options import check_listener, checked_deadline, checked_plugins
 from aioserve.engine.reports import dump_of, stats_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
@@ -37,9 +37,9 @@ from aioserve.errors import (
 )
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
-from aioserve.isolation import blamed, shown
+from aioserve.isolation import shown
 from aioserve.plugins import PluginRegistry, check_policy_object
-from aioserve.request import Completion, SamplingParams
+from aioserve.request import Beam, Completion, SamplingParams
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.tokenizer import Tokenizer
@@ -47,8 +47,6 @@ from aioserve.text.tokenizer import Tokenizer
 __all__ = ["Engine"]
 
 MAX_POLICY_CHARS = 1000
-MAX_PLUGINS = 1000
-"""Given to one engine."""
 
 
 class Engine:
@@ -146,7 +144,7 @@ class Engine:
                 )
         else:
             check_policy_object(policy)
-        given = _checked_plugins(plugins)
+        given = checked_plugins(plugins)
         if isinstance(model, str):
             model = str.__str__(model)  # plain text, whatever a subclass makes of it
         elif not isinstance(model, Path) and not callable(getattr(model, "load", None)):
@@ -155,8 +153,8 @@ class Engine:
                 argument="model",
                 value=model,
             )
-        _check_listener("progress", progress, model)
-        _check_listener("capture_progress", capture_progress, model)
+        check_listener("progress", progress, model)
+        check_listener("capture_progress", capture_progress, model)
         self._source = model
         self._policy = policy
         self._plugins = given
@@ -271,7 +269,7 @@ class Engine:
         the result. None waits as long as it takes. Raises `ConfigError` for a deadline that is no
         number of at least 0, and has then changed nothing.
         """
-        deadline = _checked_deadline(deadline_seconds)
+        deadline = checked_deadline(deadline_seconds)
         live = self._entered()
         if self._state != "draining":
             live = self._usable()
@@ -353,6 +351,37 @@ class Engine:
         )
         return await read_whole(stream, params)
 
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        *,
+        beam_width: int = 4,
+        max_tokens: int | None = None,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        ignore_eos: bool = False,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        priority: int = 0,
+    ) -> tuple[Beam, ...]:
+        """The `beam_width` answers that a beam search finds, best first: those of transformers'
+        `generate` with `num_beams` and the same `length_penalty` and `early_stopping`.
+
+        Each token of the answers takes a round of up to `beam_width` requests of one token, which
+        share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
+        and `InvalidSamplingError` for a search outside its range (`docs/reference/engine.md`).
+        """
+        wishes = {"cache_salt": cache_salt, "tenant": tenant, "priority": priority}
+        search = BeamSearch(
+            self._usable().model,
+            beam_width=beam_width,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            ignore_eos=ignore_eos,
+        )
+        return await search.run(partial(self.stream, **wishes), prompt)
+
     # -- what it knows
 
     @property
@@ -420,39 +449,6 @@ class Engine:
             )
         live.check()
         return live
-
-
-def _check_listener(name: str, listener: object, model: object) -> None:
-    if listener is None:
-        return
-    if not callable(listener) or iscoroutinefunction(listener):
-        raise ConfigError(
-            f"{name} must be callable and not async, got {shown(listener)}",
-            argument=name,
-            value=listener,
-        )
-    if not isinstance(model, str | Path):
-        raise ConfigError(
-            f"{name}={shown(listener)} has no effect with model={shown(model)}: such an "
-            f"object loads as it likes and reports to nobody, so leave {name} out"
-        )
-
-
-def _checked_plugins(plugins: object) -> tuple[object, ...]:
-    """A tuple of them, not endless."""
-    with blamed("plugins can't be listed", ConfigError):
-        if isinstance(plugins, str | bytes) or not isinstance(plugins, Iterable):
-            raise ConfigError(f"plugins must be a sequence of plugin objects, got {shown(plugins)}")
-        listed = tuple(itertools.islice(plugins, MAX_PLUGINS + 1))
-    if len(listed) > MAX_PLUGINS:
-        raise ConfigError(f"plugins must be at most {MAX_PLUGINS} objects, got {shown(plugins)}")
-    return listed
-
-
-def _checked_deadline(value: object) -> float | None:
-    if type(value) is float and value == math.inf:
-        return None  # as good as none
-    return check(ConfigError, "deadline_seconds", value, optional(number(0)))
 
 
 async def _finish(closing: Awaitable[None]) -> None:
