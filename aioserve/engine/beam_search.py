@@ -5,10 +5,11 @@
     2         prompt a │ prompt b            ...
     3         prompt a x │ prompt a y        ...
 
-What a round computes, the next one finds in the prefix tree: of each request only the last token is
-computed, pages are shared by all beams that have their tokens, and what beams that were left behind
-have computed goes as other cached pages do. Without that cache a round computes its beams anew, to
-the same end. Knows streams; must not know the scheduler.
+The next round finds in the prefix tree what one has computed, as far as it fills whole pages: all
+beams share those of the tokens that they have in common, and of each only what follows its last
+whole page is computed again. Pages of beams that were left behind go as other cached ones do.
+Without that cache a round computes its beams anew, to the same end. Knows streams; must not know
+the scheduler.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ async def test_beams_share_the_pages_of_what_they_have_in_common():
     # The prompt's ten pages, and at most four of its own for each beam.
     assert all(pages <= 10 + 4 * 4 and copies >= 4 * 11 - 1 for pages, copies in shared)
     assert sum(pages for pages, _ in shared) < sum(copies for _, copies in shared) / 2
-    # Each beam is computed from the last page on that it has in common with one before.
+    # Of each beam what follows its last whole page is computed.
     assert stats.tokens_prefilled_total <= 40 + 15 * 4 * 4
 
 

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve.engine.beams import Beams, EndedBeam
@@ -91,8 +91,8 @@ def with_tensors(toy: Toy, width: int, options: dict[str, Any]) -> list[tuple[Id
 
 options = st.fixed_dictionaries(
     {
-        "max_tokens": st.integers(1, 7),
-        "end_ids": st.frozensets(st.integers(0, VOCAB_SIZE - 1), max_size=2),
+        "max_tokens": st.sampled_from([1, 2, 3, 5, 8]),
+        "end_ids": st.sampled_from([frozenset(), frozenset({3}), frozenset({1, 4})]),
         "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
         "early_stopping": st.sampled_from([False, True, "never"]),
     }
@@ -100,6 +100,7 @@ options = st.fixed_dictionaries(
 toys = st.integers(0, 2**32).map(Toy)
 
 
+@settings(max_examples=500)
 @given(toy=toys, width=st.integers(1, VOCAB_SIZE - 2), options=options)
 def test_beams_are_those_of_transformers(toy: Toy, width: int, options: dict[str, Any]) -> None:
     found = searched(toy, width, options)
