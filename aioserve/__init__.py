@@ -59,6 +59,7 @@ from aioserve.plugins import (
     hookimpl,
 )
 from aioserve.request import (
+    Beam,
     Completion,
     FinishReason,
     InterTokenLatency,
@@ -80,6 +81,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AioserveError",
+    "Beam",
     "ChatAnswer",
     "ChatCompletion",
     "ChatDelta",

@@ -29,6 +29,7 @@ from aioserve.arguments import (
 from aioserve.errors import InvalidSamplingError
 
 __all__ = [
+    "Beam",
     "Completion",
     "FinishReason",
     "InterTokenLatency",
@@ -51,7 +52,7 @@ MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 64
 MAX_PROCESSORS = 8
 MAX_PROCESSOR_CHARS = 1000
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 64
 MAX_SEED = 2**64 - 1
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 
@@ -112,21 +113,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     """Key of this request's noise, in [0, 2**64). None: the engine draws one per request."""
     stop: Sequence[str] = ()
-    """Strings that end the answer and are not part of it; one string alone will do. Kept as a
-    tuple."""
+    """Strings that end the answer; one string alone will do. Kept as a tuple."""
     stop_token_ids: Sequence[int] = ()
     """Ids that end the answer like the model's own end-of-sequence ids. Kept as a tuple."""
+    include_stop_str_in_output: bool = False
+    """The text has what ended it: the stop string, or that of the id. The ids always have it."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence ids (and past them alone)."""
     logprobs: int | None = None
     """Log-probabilities of each token and of so many of the most likely ones at its place, in
-    [0, 20]; None: none. They are those of the model itself, before `temperature` and all else."""
+    [0, 64]; None: none. They are those of the model itself, before `temperature` and all else."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, but for the first."""
     n: int = 1
     """Answers to draw for the prompt, which is computed and kept once for all of them; at most the
     engine's `max_num_seqs`. Answer `i` of a request with seed `s` is that of a request with seed
     `(s + i) % 2**64` and n=1; at temperature 0 all are equal."""
+    best_of: int | None = None
+    """Draw so many answers, from `n` to the engine's `max_num_seqs`, and return the `n` with the
+    highest mean log-probability per token, best first. Above `n` for `Engine.generate` alone: a
+    stream can't take tokens back. None: as many as `n`."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -138,6 +144,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 argument="min_tokens",
                 value=self.min_tokens,
                 limit=self.max_tokens,
+            )
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidSamplingError(
+                f"best_of must be at least n = {self.n}, got {self.best_of}",
+                argument="best_of",
+                value=self.best_of,
+                limit=self.n,
             )
 
     @property
@@ -180,10 +193,12 @@ _RULES: dict[str, Rule[Any]] = {
     "seed": optional(integer(0, MAX_SEED)),
     "stop": several(text(1, MAX_STOP_CHARS), MAX_STOP_STRINGS),
     "stop_token_ids": several(integer(0), MAX_STOP_TOKEN_IDS),
+    "include_stop_str_in_output": boolean,
     "ignore_eos": boolean,
     "logprobs": optional(integer(0, MAX_LOGPROBS)),
     "prompt_logprobs": optional(integer(0, MAX_LOGPROBS)),
     "n": integer(1),
+    "best_of": optional(integer(1)),
 }
 
 
@@ -369,15 +384,37 @@ class Sample(msgspec.Struct, frozen=True):
 
     text: str
     token_ids: tuple[int, ...]
-    """Generated ids, the end-of-sequence id included where one ended the answer."""
+    """Generated ids up to the one that ended the answer, which is one of them: an end-of-sequence
+    or stop id, or the id that completed a stop string, whatever of its text was cut."""
     finish_reason: FinishReason
     logprobs: tuple[Logprobs, ...] | None = None
     """One for each of `token_ids`, where `SamplingParams.logprobs` asks for them."""
+    stop_reason: int | str | None = None
+    """The one of `SamplingParams.stop` or `stop_token_ids` that ended it."""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the log-probabilities of its tokens, where they were asked for."""
+        return None if self.logprobs is None else sum([each.logprob for each in self.logprobs])
+
+
+class Beam(msgspec.Struct, frozen=True):
+    """One of the answers that a beam search found."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """Generated ids, the end-of-sequence id included where one ended the answer."""
+    finish_reason: FinishReason
+    cumulative_logprob: float
+    """Sum of the log-probabilities of its tokens."""
+    score: float
+    """`cumulative_logprob / len(token_ids) ** length_penalty`: what beams are ordered by."""
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """All that a request brought. `text`, `token_ids`, `finish_reason` and `logprobs` are those of
-    the first sample, which is the only one unless `SamplingParams.n` says otherwise."""
+    """All that a request brought. `text`, `token_ids`, `finish_reason`, `stop_reason`, `logprobs`
+    and `cumulative_logprob` are those of the first sample, which is the only one unless
+    `SamplingParams.n` says otherwise."""
 
     request_id: str
     samples: tuple[Sample, ...]
@@ -400,5 +437,13 @@ class Completion(msgspec.Struct, frozen=True):
         return self.samples[0].finish_reason
 
     @property
+    def stop_reason(self) -> int | str | None:
+        return self.samples[0].stop_reason
+
+    @property
     def logprobs(self) -> tuple[Logprobs, ...] | None:
         return self.samples[0].logprobs
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return self.samples[0].cumulative_logprob

@@ -93,13 +93,12 @@ class Delivery:
         return RequestFailedError(str(update.error))
 
     def _deliver_token(self, sample: LiveSample, token_id: int, update: SequenceUpdate) -> None:
-        reason = update.finish_reason
+        reason, assembler = update.finish_reason, sample.assembler
+        is_end = reason is FinishReason.STOP and sample.request.ends_with(token_id)
         try:
-            text, stopped = sample.assembler.push(token_id)
+            text, stopped = assembler.push(token_id, is_end=is_end)
             if reason is not None and not stopped:
-                text += sample.assembler.finish()
-                if sample.assembler.matched_stop is not None:
-                    reason = FinishReason.STOP
+                text += assembler.finish()
         except Exception as error:
             failed = RequestFailedError(f"token {token_id} can't be turned into text: {error}")
             self.fail(sample.request, failed.with_cause(error))
@@ -111,14 +110,18 @@ class Delivery:
         sample.num_delivered += 1
         if stopped:
             self._scheduler.finish(sample.sequence_id)
-            reason = FinishReason.STOP
-        if reason is not None:
-            self._end_sample(sample, reason)
+        if assembler.matched_stop is not None:
+            self._end_sample(sample, FinishReason.STOP, assembler.matched_stop)
+        elif reason is not None:
+            named = is_end and sample.request.names_stop(token_id)
+            self._end_sample(sample, reason, token_id if named else None)
 
-    def _end_sample(self, sample: LiveSample, reason: FinishReason) -> None:
+    def _end_sample(
+        self, sample: LiveSample, reason: FinishReason, stop_reason: int | str | None
+    ) -> None:
         """A sample came to its own end, and with the last one its request."""
         was_last = self._table.end_sample(sample)
-        sample.request.mailbox.finish_sample(sample.index, reason)
+        sample.request.mailbox.finish_sample(sample.index, reason, stop_reason)
         if was_last:
             self._end(sample.request)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -16,6 +17,9 @@ from typing import Any, Unpack
 import anyio
 
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
+from aioserve.engine.answers import drawn_for, read_whole
+from aioserve.engine.beam_search import BeamSearch
+from aioserve.engine.beams import EarlyStopping
 from aioserve.engine.chat import AnswerForm, ChatStream, StreamOptions
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import ChatArguments, Message, Prompt
@@ -36,7 +40,7 @@ from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.isolation import shown
 from aioserve.plugins import PluginRegistry, check_policy_object
-from aioserve.request import Completion, FinishReason, Logprobs, Sample, SamplingParams, Token
+from aioserve.request import Beam, Completion, SamplingParams
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.answers.forms import ReasoningParserName, ToolParserName
@@ -364,9 +368,9 @@ class Engine:
         continue_final_message: bool = False,
     ) -> Completion:
         """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
-        async with self.stream(
+        stream = self.stream(
             prompt,
-            params,
+            drawn_for(params),
             request_id=request_id,
             cache_salt=cache_salt,
             tenant=tenant,
@@ -378,23 +382,39 @@ class Engine:
             chat_template_kwargs=chat_template_kwargs,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-        ) as stream:
-            tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
-            async for token in stream:
-                tokens[token.sample].append(token)
-        samples = tuple(
-            Sample(
-                text="".join(token.text for token in answer),
-                token_ids=tuple(token.id for token in answer),
-                finish_reason=reason or FinishReason.ABORT,
-                logprobs=_logprobs_of(answer, params),
-            )
-            for answer, reason in zip(tokens, stream.finish_reasons, strict=True)
         )
-        prompt_logprobs = None
-        if params is not None and params.prompt_logprobs is not None:
-            prompt_logprobs = stream.prompt_logprobs
-        return Completion(stream.request_id, samples, stream.usage, stream.timings, prompt_logprobs)
+        return await read_whole(stream, params)
+
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        *,
+        beam_width: int = 4,
+        max_tokens: int | None = None,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        ignore_eos: bool = False,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        priority: int = 0,
+    ) -> tuple[Beam, ...]:
+        """The `beam_width` answers that a beam search finds, best first: those of transformers'
+        `generate` with `num_beams` and the same `length_penalty` and `early_stopping`.
+
+        Each token of the answers takes a round of up to `beam_width` requests of one token, which
+        share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
+        and `InvalidSamplingError` for a search outside its range (`docs/reference/engine.md`).
+        """
+        wishes = {"cache_salt": cache_salt, "tenant": tenant, "priority": priority}
+        search = BeamSearch(
+            self._usable().model,
+            beam_width=beam_width,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            ignore_eos=ignore_eos,
+        )
+        return await search.run(partial(self.stream, **wishes), prompt)
 
     def chat(
         self,
@@ -506,11 +526,3 @@ async def _finish(closing: Awaitable[None]) -> None:
     task.result()
     if cancelled is not None:
         raise cancelled
-
-
-def _logprobs_of(
-    answer: Sequence[Token], params: SamplingParams | None
-) -> tuple[Logprobs, ...] | None:
-    if params is None or params.logprobs is None:
-        return None
-    return tuple([token.logprobs for token in answer if token.logprobs is not None])

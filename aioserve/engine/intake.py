@@ -195,12 +195,21 @@ class Intake:
                 argument="params",
                 value=params,
             )
-        if params.n > self._config.max_num_seqs:
+        if params.n > (most := self._config.max_num_seqs):
+            argument = "n" if params.best_of is None else "best_of"
             raise InvalidSamplingError(
-                f"n must be at most max_num_seqs = {self._config.max_num_seqs}, got {params.n}",
-                argument="n",
+                f"{argument} must be at most max_num_seqs = {most}, got {params.n}",
+                argument=argument,
                 value=params.n,
-                limit=self._config.max_num_seqs,
+                limit=most,
+            )
+        if params.best_of is not None and params.best_of > params.n:
+            raise InvalidSamplingError(
+                f"best_of must be at most n = {params.n} where tokens are streamed, got "
+                f"{params.best_of}; `generate` takes it",
+                argument="best_of",
+                value=params.best_of,
+                limit=params.n,
             )
         if params.stop and self._model.tokenizer is None:
             raise InvalidSamplingError(
@@ -299,7 +308,7 @@ class Intake:
 
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         live, params, limits = checked.live, checked.params, self._model.limits
-        live.mailbox.prompt_tokens = len(ids)
+        live.mailbox.prompt_ids = ids
         if params.prompt_logprobs is not None:
             live.mailbox.prompt_logprobs = [None]
         max_length = limits.max_model_len

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from aioserve.engine.token_gaps import TokenGaps
 from aioserve.errors import AioserveError, StreamBusyError
@@ -65,10 +68,11 @@ class Mailbox:
         "first_token_seconds",
         "loop",
         "paused",
+        "prompt_ids",
         "prompt_logprobs",
-        "prompt_tokens",
         "request_id",
         "started_seconds",
+        "stop_reasons",
     )
 
     def __init__(
@@ -82,13 +86,16 @@ class Mailbox:
         self.request_id: str = request_id
         self.loop: asyncio.AbstractEventLoop = loop
         self.capacity: int = capacity
-        self.prompt_tokens: int = 0
+        self.prompt_ids: Sequence[int] | npt.NDArray[np.int32] = ()
+        """Once the prompt is encoded."""
         self.prompt_logprobs: list[Logprobs | None] = []
         """Of the tokens of the prompt, so far, where they are wanted: None for the first."""
         self.completion_tokens: int = 0
         self.paused: bool = False
         self.finish_reason: FinishReason | None = None
         self.finish_reasons: list[FinishReason | None] = [None] * num_samples
+        self.stop_reasons: list[int | str | None] = [None] * num_samples
+        """Which of the request's stop strings and stop ids ended each sample."""
         self.error: AioserveError | None = None
         """What ended the request; each read gets a copy."""
         self.started_seconds: float = loop.time()
@@ -105,6 +112,10 @@ class Mailbox:
         self._owner: MailboxOwner | None = owner
         self._tokens: deque[Token] = deque()
         self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
 
     @property
     def taken(self) -> int:
@@ -158,11 +169,14 @@ class Mailbox:
             self.paused = True
             self._owner.reader_fell_behind()
 
-    def finish_sample(self, sample: int, reason: FinishReason) -> None:
+    def finish_sample(
+        self, sample: int, reason: FinishReason, stop_reason: int | str | None = None
+    ) -> None:
         """One sample came to its own end; with the last one the stream ends as the first did."""
         if self.finish_reason is not None:
             return
         self.finish_reasons[sample] = reason
+        self.stop_reasons[sample] = stop_reason
         ended = [reason for reason in self.finish_reasons if reason is not None]
         if len(ended) == len(self.finish_reasons):
             self.finish(ended[0])

@@ -109,6 +109,14 @@ class LiveRequest:
     def request_id(self) -> str:
         return self.mailbox.request_id
 
+    def ends_with(self, token_id: int) -> bool:
+        """Whether an answer ends with this id."""
+        return self.request is not None and token_id in self.request.end_ids
+
+    def names_stop(self, token_id: int) -> bool:
+        """Whether that is so because its parameters say so."""
+        return self.request is not None and token_id in self.request.params.stop_token_ids
+
     def reader_left(self) -> None:
         self._readers.left(self)
 

@@ -53,10 +53,26 @@ class TokenStream:
         return tuple(self._mailbox.finish_reasons)
 
     @property
+    def stop_reason(self) -> int | str | None:
+        """Of the first sample, as in `stop_reasons`."""
+        return self._mailbox.stop_reasons[0]
+
+    @property
+    def stop_reasons(self) -> tuple[int | str | None, ...]:
+        """Of each sample the one of `SamplingParams.stop` or `stop_token_ids` that ended it; None
+        where none of them did, and for those that go on."""
+        return tuple(self._mailbox.stop_reasons)
+
+    @property
     def usage(self) -> Usage:
         """Prompt tokens (0 until the prompt is encoded), those of them that were found in the
         prefix cache (0 until the request starts), and tokens generated so far."""
         return self._mailbox.usage
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """What the prompt became; empty until it is encoded."""
+        return tuple([int(token_id) for token_id in self._mailbox.prompt_ids])
 
     @property
     def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:

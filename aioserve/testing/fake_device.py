@@ -32,7 +32,7 @@ from aioserve.execution.plan import (
     WorkItem,
 )
 from aioserve.kv.pages import pages_for
-from aioserve.request import Logprobs
+from aioserve.request import Logprobs, TopLogprob
 
 __all__ = [
     "JUNK",
@@ -75,11 +75,11 @@ def expected_tokens(prompt_ids: Sequence[int], count: int, seed: int = 0) -> lis
     return tokens
 
 
-def expected_logprobs(token_ids: Sequence[int], start: int = 1) -> list[Logprobs]:
-    """Of the tokens from position `start`, at least 1, on."""
+def expected_logprobs(token_ids: Sequence[int], start: int = 1, *, top: int = 0) -> list[Logprobs]:
+    """Of the tokens from position `start`, at least 1, on, with the `top` most likely ones."""
     entries = entries_of(np.array(token_ids, np.int64), 0, 0)
     totals = (entries * weights_of(len(entries))).cumsum(dtype=np.uint64).tolist()
-    return [logprobs_of(totals[p - 1], token_ids[p]) for p in range(start, len(token_ids))]
+    return [logprobs_of(totals[p - 1], token_ids[p], top) for p in range(start, len(token_ids))]
 
 
 class FakeDevice:
@@ -240,18 +240,22 @@ class FakeDevice:
 
     def _logprobs(self, plan: StepPlan, token_ids: Sequence[int]) -> dict[int, Logprobs]:
         rows = [(item, row) for item in plan.items for row in item.rows]
+        counts = [self._start_of(row.slot).params.logprobs for _, row in rows]
         return {
-            index: logprobs_of(self._total(item, row.offset), token_id)
-            for index, ((item, row), token_id) in enumerate(zip(rows, token_ids, strict=True))
-            if self._start_of(row.slot).params.logprobs is not None
+            index: logprobs_of(self._total(item, row.offset), token_id, count)
+            for index, ((item, row), token_id, count) in enumerate(
+                zip(rows, token_ids, counts, strict=True)
+            )
+            if count is not None
         }
 
     def _scored(self, item: WorkItem) -> list[Logprobs]:
         scored = item.scored
         if scored is None:
             return []
+        count = self._start_of(item.slot).params.prompt_logprobs or 0
         return [
-            logprobs_of(self._total(item, offset), token_id)
+            logprobs_of(self._total(item, offset), token_id, count)
             for offset, token_id in enumerate(scored.target_ids.tolist(), scored.offset)
         ]
 
@@ -279,9 +283,15 @@ def token_of(total: int, seed: int) -> int:
     return _scatter(total ^ seed) % VOCAB_SIZE
 
 
-def logprobs_of(total: int, token_id: int) -> Logprobs:
-    """What stands for the log-probability of a token, behind that weighted sum."""
-    return Logprobs(-token_of(total, token_id) / VOCAB_SIZE)
+def logprobs_of(total: int, token_id: int, count: int = 0) -> Logprobs:
+    """What stands for the log-probability of a token, behind that weighted sum, and for those of
+    the `count` most likely ones."""
+
+    def logprob(token_id: int) -> float:
+        return -token_of(total, token_id) / VOCAB_SIZE
+
+    ids = sorted(range(VOCAB_SIZE), key=logprob, reverse=True)[:count] if count else ()
+    return Logprobs(logprob(token_id), tuple([TopLogprob(id, logprob(id)) for id in ids]))
 
 
 def _scatter(value: int) -> int:

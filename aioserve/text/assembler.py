@@ -21,12 +21,15 @@ class TextAssembler:
 
     A piece of text is delivered with the token that made it final: with which its last
     character was completed, and with which it could no longer be part of a stop string. The
-    results of all pushes and of `finish`, joined, are `tokenizer.decode` of the pushed ids, cut
-    before the first stop string. Of `params` it uses `stop` alone. `shown` are special tokens that
-    have a text all the same. Not thread-safe.
+    results of all pushes and of `finish`, joined, are `tokenizer.decode` of the pushed ids, but for
+    an id that ended the answer, cut before the first stop string. With
+    `include_stop_str_in_output` they have the text of that id, and are cut behind the stop string.
+    A stop string ends the answer where a token after the first `min_tokens` makes its last
+    character final; it may begin before. Of `params` it uses these two and `stop`. `shown` are
+    special tokens that have a text all the same. Not thread-safe.
     """
 
-    __slots__ = ("_detokenizer", "_finished", "_shown", "_stops")
+    __slots__ = ("_detokenizer", "_finished", "_include", "_num_blind", "_shown", "_stops")
 
     def __init__(
         self,
@@ -36,8 +39,11 @@ class TextAssembler:
     ) -> None:
         if tokenizer is None and params.stop:
             raise InvariantError(f"stop strings without a tokenizer: {params.stop!r}")
+        self._include = params.include_stop_str_in_output
         self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer)
-        self._stops = StopStrings(params.stop) if params.stop else None
+        self._stops = StopStrings(params.stop, include=self._include) if params.stop else None
+        self._num_blind = params.min_tokens
+        """Tokens to come in whose text no stop string ends."""
         self._finished = False
         self._shown = shown or {}
 
@@ -46,22 +52,25 @@ class TextAssembler:
         """The stop string that ended the text, if one did."""
         return self._stops.matched if self._stops is not None else None
 
-    def push(self, token_id: int) -> tuple[str, bool]:
+    def push(self, token_id: int, *, is_end: bool = False) -> tuple[str, bool]:
         """Text to deliver with this token, and whether a stop string ended the answer with it.
 
-        Raises `InvariantError` once the answer has ended.
+        `is_end`: it is an id that ends the answer, so that `finish` comes next. Raises
+        `InvariantError` once the answer has ended.
         """
         if self._finished:
             raise InvariantError(f"token {token_id} after the end of its answer")
-        if self._detokenizer is None:
-            text = ""
+        text = ""
+        if self._detokenizer is None or (is_end and not self._include):
+            pass
         elif token_id in self._shown:
             text = self._detokenizer.flush() + self._shown[token_id]
         else:
             text = self._detokenizer.push(token_id)
         if self._stops is None:
             return text, False
-        text = self._stops.push(text)
+        text = self._stops.push(text, may_end=self._num_blind <= 0)
+        self._num_blind -= 1
         self._finished = self._stops.matched is not None
         return text, self._finished
 
@@ -77,5 +86,5 @@ class TextAssembler:
         tail = "" if self._detokenizer is None else self._detokenizer.flush()
         if self._stops is None:
             return tail
-        tail = self._stops.push(tail)
+        tail = self._stops.push(tail, may_end=self._num_blind < 0)
         return tail + self._stops.flush()

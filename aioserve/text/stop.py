@@ -24,16 +24,30 @@ class StopStrings:
 
     Aho and Corasick, "Efficient string matching" (CACM 18:6, 1975): a state is the longest end of
     the text that begins some stop.
+
+    With `include` the text is cut behind the stop instead, and nothing is held back. Text may be
+    pushed that no stop can end in: one may then only begin there.
     """
 
-    __slots__ = ("_depth", "_fail", "_goto", "_held", "_starts", "_state", "_stop_at", "matched")
+    __slots__ = (
+        "_depth",
+        "_fail",
+        "_goto",
+        "_held",
+        "_include",
+        "_starts",
+        "_state",
+        "_stop_at",
+        "matched",
+    )
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         if not stops or not all(stops):
             raise InvariantError(f"stop strings must be non-empty, got {stops!r}")
         self.matched: str | None = None
         """The stop that ended the text."""
         self._held = ""
+        self._include = include
         self._state = 0
         self._goto: list[dict[str, int]] = [{}]
         self._depth: list[int] = [0]
@@ -44,20 +58,21 @@ class StopStrings:
         self._link()
         self._starts = re.compile("[" + "".join(map(re.escape, self._goto[0])) + "]")
 
-    def push(self, text: str) -> str:
-        """Take more text; give out what is safe. After a match: raises `InvariantError`."""
+    def push(self, text: str, *, may_end: bool = True) -> str:
+        """Take more text; give out what is safe. Unless it `may_end` here, no stop ends in `text`.
+        After a match: raises `InvariantError`."""
         if self.matched is not None:
             raise InvariantError(f"text after the stop string {self.matched!r}: {text!r}")
         if self._state == 0 and not self._starts.search(text):
             return text
-        return self._scan(text)
+        return self._scan(text, may_end)
 
     def flush(self) -> str:
         """The held text, when no more follows; empty after a match."""
         held, self._held, self._state = self._held, "", 0
         return held
 
-    def _scan(self, text: str) -> str:
+    def _scan(self, text: str, may_end: bool) -> str:
         goto, fail = self._goto, self._fail
         state = self._state
         buffer = self._held + text
@@ -66,12 +81,14 @@ class StopStrings:
                 state = fail[state]
             state = goto[state].get(char, 0)
             stop = self._stop_at[state]
-            if stop is not None:
+            if stop is not None and may_end:
                 self.matched = stop
                 self._held, self._state = "", 0
-                return buffer[: end - len(stop)]
+                return buffer[: end if self._include else end - len(stop)]
+        while state and not goto[state]:  # a whole stop that wasn't to end here begins no other
+            state = fail[state]
         self._state = state
-        cut = len(buffer) - self._depth[state]
+        cut = len(buffer) - (0 if self._include else self._depth[state])
         self._held = buffer[cut:]
         return buffer[:cut]
 

@@ -44,6 +44,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.__aenter__": lambda e, s: e.__aenter__(),
     "Engine.__aexit__": lambda e, s: e.__aexit__(None, None, None),
     "Engine.chat": lambda e, s: chat(e),
+    "Engine.beam_search": lambda e, s: e.beam_search([1], beam_width=2, max_tokens=2),
     "Engine.config": lambda e, s: e.config,
     "Engine.default_params": lambda e, s: e.default_params,
     "Engine.drain": lambda e, s: e.drain(0),
@@ -63,11 +64,14 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "TokenStream.close": lambda e, s: s.close(),
     "TokenStream.finish_reason": lambda e, s: s.finish_reason,
     "TokenStream.finish_reasons": lambda e, s: s.finish_reasons,
+    "TokenStream.prompt_logprobs": lambda e, s: s.prompt_logprobs,
+    "TokenStream.prompt_token_ids": lambda e, s: s.prompt_token_ids,
     "TokenStream.request_id": lambda e, s: s.request_id,
     "TokenStream.started": lambda e, s: s.started(),
+    "TokenStream.stop_reason": lambda e, s: s.stop_reason,
+    "TokenStream.stop_reasons": lambda e, s: s.stop_reasons,
     "TokenStream.timings": lambda e, s: s.timings,
     "TokenStream.usage": lambda e, s: s.usage,
-    "TokenStream.prompt_logprobs": lambda e, s: s.prompt_logprobs,
 }
 
 

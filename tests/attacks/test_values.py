@@ -135,6 +135,8 @@ def with_an_engine(use: Callable[[Any], Awaitable[object]]) -> None:
         ("max_tokens", "x" * 10**6, "'xxxxxxxxxxxx...xxxxxxxxxxxxx'", None, None),
         ("top_k", 10**5000, "<int of 16610 bits>", 2**63 - 1, "<int of 16610 bits>"),
         ("n", 2**64, 2**64, 2**63 - 1, str(2**64)),
+        ("best_of", 0, 0, 1, "0"),
+        ("include_stop_str_in_output", 1, 1, None, "1"),
         ("seed", 10**400, "<int of 1329 bits>", 2**64 - 1, "<int of 1329 bits>"),
         ("temperature", 10**400, "<int of 1329 bits>", 100, "<int of 1329 bits>"),
         ("temperature", -(10**400), "<int of 1329 bits>", 0, "<int of 1329 bits>"),

@@ -233,10 +233,10 @@ async def test_what_goes_wrong_in_one_sample_ends_its_request_and_no_other():
 async def test_text_that_cannot_be_made_in_one_sample_ends_its_request(monkeypatch):
     push, bad = TextAssembler.push, answer(2)[6]
 
-    def breaking(self, token_id):
+    def breaking(self, token_id, *, is_end):
         if token_id == bad:
             raise ValueError("planted")
-        return push(self, token_id)
+        return push(self, token_id, is_end=is_end)
 
     monkeypatch.setattr(TextAssembler, "push", breaking)
     async with engine() as it:
@@ -330,3 +330,42 @@ async def test_books_kept_by_arrival_index_survive_samples_and_ids_that_come_aga
     indices = [index for index, _ in books.ended]
     assert len(indices) == len(set(indices)) == 9
     assert {request_id for _, request_id in books.ended} == {"again"}
+
+
+async def test_of_more_answers_the_best_are_returned_in_order():
+    # Answers of several lengths: by their sums the short ones would be best.
+    eos = frozenset({answer(1)[3], answer(4)[9]})
+    async with engine(eos, max_num_seqs=8) as it:
+        asked = SamplingParams(max_tokens=20, seed=7, n=8, logprobs=0)
+        drawn = (await it.generate(PROMPT, asked)).samples
+
+        def mean(sample: Sample) -> float:
+            assert sample.cumulative_logprob is not None
+            return sample.cumulative_logprob / len(sample.token_ids)
+
+        best = sorted(drawn, key=mean, reverse=True)
+        assert best != sorted(drawn, key=lambda s: s.cumulative_logprob or 0.0, reverse=True)
+        num_drawn = sum(len(sample.token_ids) for sample in drawn)
+        for n in (1, 3, 8):
+            params = SamplingParams(max_tokens=20, seed=7, n=n, best_of=8, logprobs=0)
+            done = await it.generate(PROMPT, params)
+            expected = tuple(drawn) if n == 8 else tuple(best[:n])
+            assert done.samples == expected
+            assert done.usage.completion_tokens == num_drawn
+            unseen = msgspec.structs.replace(params, logprobs=None)
+            done = await it.generate(PROMPT, unseen)
+            assert [s.token_ids for s in done.samples] == [s.token_ids for s in expected]
+            assert [(s.logprobs, s.cumulative_logprob) for s in done.samples] == [(None, None)] * n
+        assert await all_given_back(it)
+
+
+async def test_best_of_is_checked_by_name():
+    with pytest.raises(InvalidSamplingError, match="best_of must be at least n = 3, got 2"):
+        SamplingParams(n=3, best_of=2)
+    async with engine(max_num_seqs=4) as it:
+        with pytest.raises(InvalidSamplingError, match="best_of must be at most max_num_seqs = 4"):
+            await it.generate(PROMPT, SamplingParams(best_of=5))
+        with pytest.raises(InvalidSamplingError, match="best_of must be at most n = 1 where"):
+            it.stream(PROMPT, SamplingParams(best_of=2))
+        tokens = await read(it.stream(PROMPT, msgspec.structs.replace(FOUR, best_of=4)), 4)
+        assert tokens == [answer(i) for i in range(4)]

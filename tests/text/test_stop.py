@@ -48,6 +48,32 @@ def test_any_chunking_gives_the_text_before_the_first_stop(
     assert (given_out + matcher.flush(), matcher.matched) == cut("".join(chunks), stops)
 
 
+@given(
+    chunks=st.lists(st.tuples(letters, st.booleans()), max_size=8),
+    stops=stop_lists,
+    include=st.booleans(),
+)
+def test_stops_end_only_where_they_may_and_are_part_of_the_text_if_that_is_wanted(
+    chunks: list[tuple[str, bool]], stops: tuple[str, ...], include: bool
+) -> None:
+    matcher = StopStrings(stops, include=include)
+    given_out = ""
+    taken = ""
+    for chunk, may_end in chunks:
+        given_out += matcher.push(chunk, may_end=may_end)
+        ends = range(len(taken) + 1, len(taken) + len(chunk) + 1)
+        taken += chunk
+        found = [(end, s) for end in ends for s in stops if taken[:end].endswith(s) and may_end]
+        if found:
+            end, stop = min(found, key=lambda each: (each[0], -len(each[1])))
+            assert matcher.matched == stop
+            assert given_out == taken[: end if include else end - len(stop)]
+            return
+        assert matcher.matched is None
+        assert given_out + ("" if include else held_back(taken, stops)) == taken
+    assert given_out + matcher.flush() == taken
+
+
 @given(text=st.text(max_size=200), stops=st.lists(st.text(min_size=1, max_size=8), min_size=1))
 def test_any_text_and_stops_agree_with_a_plain_search(text: str, stops: list[str]) -> None:
     matcher = StopStrings(stops)

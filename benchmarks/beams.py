@@ -1,0 +1,105 @@
+"""How many KV pages a beam search has in use, against copies of what its beams read.
+
+A beam search over the embedded model, of a prompt of `--prompt-tokens` random ids. Of every step
+that computes all beams, the distinct pages that they name are counted, and what each would have
+for itself. Then tokens of prompts: those that were computed, and those found in the cache.
+
+    python benchmarks/beams.py
+    python benchmarks/beams.py --beam-width 8 --prompt-tokens 100 --max-tokens 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Sequence
+
+import msgspec
+
+from aioserve import Engine
+from aioserve.config import EngineConfig
+from aioserve.execution import loading
+from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.execution.runner import LoadedModel, Runner
+from aioserve.kv.pages import pages_for
+
+
+class CountingRunner:
+    """A runner that remembers of each step which pages its sequences read."""
+
+    def __init__(self, runner: Runner, page_size: int) -> None:
+        self._runner = runner
+        self._page_size = page_size
+        self.steps: list[list[list[int]]] = []
+        """By step and item."""
+
+    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        named = [pages_for(item.start + item.count, self._page_size) for item in plan.items]
+        pages = [item.page_ids[:count] for item, count in zip(plan.items, named, strict=True)]
+        self.steps.append([each.tolist() for each in pages])
+        return self._runner.launch(plan)
+
+    @property
+    def wake_delays_seconds(self) -> Sequence[float]:
+        return self._runner.wake_delays_seconds
+
+    async def aclose(self) -> None:
+        await self._runner.aclose()
+
+
+class Counted:
+    """The embedded model, with a `CountingRunner`."""
+
+    runner: CountingRunner
+
+    async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        loaded = await loading.load("pyhelp", config, num_slots=num_slots)
+        self.runner = CountingRunner(loaded.runner, config.page_size)
+        return msgspec.structs.replace(loaded, runner=self.runner)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--beam-width", type=int, default=4)
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--page-size", type=int, default=16)
+    asyncio.run(search(parser.parse_args()))
+
+
+async def search(options: argparse.Namespace) -> None:
+    model = Counted()
+    source = random.Random(0)
+    async with Engine(model, page_size=options.page_size, num_pages=4096) as engine:
+        vocab_size = engine.limits.vocab_size
+        prompt = [source.randrange(vocab_size) for _ in range(options.prompt_tokens)]
+        started = time.perf_counter()
+        await engine.beam_search(
+            prompt,
+            beam_width=options.beam_width,
+            max_tokens=options.max_tokens,
+            ignore_eos=True,
+            early_stopping="never",
+        )
+        seconds = time.perf_counter() - started
+        stats = engine.stats()
+    full = [step for step in model.runner.steps if len(step) == options.beam_width]
+    shared = [len({page for pages in step for page in pages}) for step in full]
+    copies = [sum([len(pages) for pages in step]) for step in full]
+    print("| pages of all beams in a step | shared | as copies | ratio |")
+    print("| --- | ---: | ---: | ---: |")
+    for name, of in (("mean", lambda counts: sum(counts) / len(counts)), ("most", max)):
+        ratio = of(copies) / of(shared)
+        print(f"| {name} | {of(shared):.1f} | {of(copies):.1f} | {ratio:.2f} |")
+    print()
+    computed, cached = stats.tokens_prefilled_total, stats.tokens_cached_total
+    print(f"{len(full)} steps with {options.beam_width} beams, {seconds:.2f} s")
+    print(f"{computed} tokens computed, {cached} found in the cache")
+
+
+if __name__ == "__main__":
+    main()
