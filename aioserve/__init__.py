@@ -10,8 +10,11 @@ Importing this package is cheap: torch is imported when an engine loads its mode
 from __future__ import annotations
 
 from aioserve.config import Device, DType, EngineConfig, Preemption
+from aioserve.engine.continuations import Continuation
 from aioserve.engine.engine import Engine
 from aioserve.engine.intake import Message, Prompt
+from aioserve.engine.pooling import Pooling
+from aioserve.engine.scoring import Score
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
@@ -76,6 +79,7 @@ __all__ = [
     "AioserveError",
     "Completion",
     "ConfigError",
+    "Continuation",
     "DType",
     "Device",
     "DuplicateRequestError",
@@ -105,6 +109,7 @@ __all__ = [
     "PageUse",
     "PluginError",
     "PolicySpec",
+    "Pooling",
     "Preemption",
     "Prompt",
     "PromptTooLongError",
@@ -120,6 +125,7 @@ __all__ = [
     "SamplingParams",
     "SchedulerView",
     "SchedulingPolicy",
+    "Score",
     "StepError",
     "StepInfo",
     "StreamBusyError",

@@ -69,6 +69,8 @@ class Delivery:
                 self._deliver_token(sample, update.token_id, update)
             elif update.scored:
                 sample.request.mailbox.prompt_logprobs += update.scored
+            elif update.finish_reason is FinishReason.LENGTH:
+                self._deliver_look(sample, update)
             else:
                 self.fail(sample.request, self._error_of(update, sample.request, step_error))
 
@@ -113,6 +115,13 @@ class Delivery:
             reason = FinishReason.STOP
         if reason is not None:
             self._end_sample(sample, reason)
+
+    def _deliver_look(self, sample: LiveSample, update: SequenceUpdate) -> None:
+        """All that a request wants of its prompt is there."""
+        mailbox = sample.request.mailbox
+        mailbox.pooled = update.pooled
+        self._end_sample(sample, FinishReason.LENGTH)
+        self.last_wait_seconds = mailbox.timings.total_seconds
 
     def _end_sample(self, sample: LiveSample, reason: FinishReason) -> None:
         """A sample came to its own end, and with the last one its request."""

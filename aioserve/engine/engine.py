@@ -17,13 +17,19 @@ from types import TracebackType
 from typing import Any
 
 import anyio
+import numpy as np
+import numpy.typing as npt
 
 from aioserve.arguments import check, number, optional
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
+from aioserve.engine.continuations import Continuation
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import Prompt
 from aioserve.engine.live import Chosen, LiveEngine
+from aioserve.engine.pooling import Pooling, embeddings_of
+from aioserve.engine.prompts import listed
 from aioserve.engine.reports import dump_of, stats_of
+from aioserve.engine.scoring import Score, scores_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
@@ -366,6 +372,94 @@ class Engine:
         if params is not None and params.prompt_logprobs is not None:
             prompt_logprobs = stream.prompt_logprobs
         return Completion(stream.request_id, samples, stream.usage, stream.timings, prompt_logprobs)
+
+    async def score(
+        self,
+        prompt: Prompt,
+        continuation: Continuation,
+        *,
+        top_logprobs: int = 0,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        priority: int = 0,
+        ttft_target_seconds: float | None = None,
+    ) -> Score:
+        """How likely the model finds `continuation`, text or token ids, behind the prompt; nothing
+        is generated. `top_logprobs` of the most likely tokens are told at each place, in [0, 20].
+        Otherwise as `generate`; `ttft_target_seconds` says how soon the score is wanted."""
+        scores = await scores_of(
+            self._usable,
+            prompt,
+            [continuation],
+            several=None,
+            top_logprobs=top_logprobs,
+            request_id=request_id,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            priority=priority,
+            ttft_target_seconds=ttft_target_seconds,
+        )
+        return scores[0]
+
+    async def score_each(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[Continuation],
+        *,
+        top_logprobs: int = 0,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        priority: int = 0,
+        ttft_target_seconds: float | None = None,
+    ) -> list[Score]:
+        """The same for several continuations, each by itself behind the prompt, which is computed
+        once. They are as many requests: number `i` has the id `request_id`-`i`."""
+        live = self._usable()
+        return await scores_of(
+            self._usable,
+            prompt,
+            listed("continuations", continuations, live.config.max_waiting),
+            several="continuations",
+            top_logprobs=top_logprobs,
+            request_id=request_id,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            priority=priority,
+            ttft_target_seconds=ttft_target_seconds,
+        )
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        priority: int = 0,
+        ttft_target_seconds: float | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """The model's hidden states behind the final norm, pooled to one vector: float32
+        `[hidden]` of a prompt, `[N, hidden]` of a sequence of N, which are as many requests.
+
+        `pooling` takes the state of the "last" token, that of the first ("cls"), or the "mean" of
+        all; `normalize` divides by the Euclidean length. Otherwise as `generate`, with the
+        arguments of `score_each`.
+        """
+        return await embeddings_of(
+            self._usable,
+            prompts,
+            pooling=pooling,
+            normalize=normalize,
+            request_id=request_id,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            priority=priority,
+            ttft_target_seconds=ttft_target_seconds,
+        )
 
     # -- what it knows
 

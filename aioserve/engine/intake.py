@@ -18,8 +18,10 @@ import numpy.typing as npt
 
 from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
 from aioserve.config import EngineConfig
+from aioserve.engine.continuations import ContinuedPrompt
 from aioserve.engine.core import CoreLoop
-from aioserve.engine.encoding import Encoder, Message
+from aioserve.engine.encoding import Encoded, Encoder, Message
+from aioserve.engine.looks import Look
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import checked_ids, kind_of
 from aioserve.engine.requests import LiveRequest
@@ -59,6 +61,7 @@ class _Checked(msgspec.Struct, frozen=True):
     params: SamplingParams
     fields: dict[str, Any]
     """Of the `Request` that it becomes."""
+    look: Look | None
 
 
 class Intake:
@@ -80,14 +83,16 @@ class Intake:
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ContinuedPrompt,
         params: SamplingParams | None,
         request_id: str | None = None,
         cache_salt: str | None = None,
+        look: Look | None = None,
         **wishes: Any,
     ) -> Mailbox:
         """Check and queue a request. `wishes` are the fields of `Request` that the caller may set
-        as they are. Raises what `Engine.stream` says, and has then changed nothing."""
+        as they are, `look` what is wanted where no answer is. A `ContinuedPrompt` was checked.
+        Raises what `Engine.stream` says, and has then changed nothing."""
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
@@ -104,7 +109,8 @@ class Intake:
                 limit=self._config.max_waiting,
                 retry_after_seconds=self._core.delivery.last_wait_seconds,
             )
-        text_or_ids = self._checked_prompt(prompt)
+        continued = isinstance(prompt, ContinuedPrompt)
+        text_or_ids = prompt if continued else self.checked_prompt(prompt)
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         seed = params.seed
@@ -117,12 +123,12 @@ class Intake:
             capacity=self._config.max_buffered_tokens,
             num_samples=params.n,
         )
-        checked = _Checked(live, params, {"seed": seed, "namespace": namespace, **wishes})
+        checked = _Checked(live, params, {"seed": seed, "namespace": namespace, **wishes}, look)
         self._core.table.enter(live)
         try:
             if isinstance(text_or_ids, np.ndarray):
                 self._queue(checked, text_or_ids)
-            elif isinstance(text_or_ids, str) and len(text_or_ids) <= INLINE_CHARS:
+            elif _has_no_messages(text_or_ids) and num_chars <= INLINE_CHARS:
                 with self._failing(live):
                     self._queue_encoded(checked, self.encoder.encode(text_or_ids))
             else:
@@ -197,7 +203,7 @@ class Intake:
             )
         return request_id
 
-    def _checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
+    def checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
         """Token ids as an int32 array; text and messages as they are, not empty."""
         kind = kind_of(prompt)
         if kind == "text":
@@ -222,22 +228,25 @@ class Intake:
 
     # -- encoding
 
-    def _encoded(self, checked: _Checked, encoded: list[int] | BaseException) -> None:
+    def _encoded(self, checked: _Checked, encoded: Encoded) -> None:
         checked.live.encoding = None
         with self._failing(checked.live):
             if isinstance(encoded, BaseException):
                 raise encoded
             self._queue_encoded(checked, encoded)
 
-    def _queue_encoded(self, checked: _Checked, ids: list[int]) -> None:
-        if not ids:
+    def _queue_encoded(self, checked: _Checked, ids: list[int] | npt.NDArray[np.int32]) -> None:
+        if not len(ids):
             raise InvalidPromptError("prompt must not be empty, got a text without tokens")
         self._queue(checked, self._checked_ids(ids))
 
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         live, params, limits = checked.live, checked.params, self._model.limits
         live.mailbox.prompt_tokens = len(ids)
-        if params.prompt_logprobs is not None:
+        look: dict[str, Any] = {"score_from": None if params.prompt_logprobs is None else 1}
+        if checked.look is not None:
+            look = checked.look.fields(len(ids))
+        elif params.prompt_logprobs is not None:
             live.mailbox.prompt_logprobs = [None]
         max_length = limits.max_model_len
         if params.max_tokens is not None:
@@ -252,9 +261,9 @@ class Intake:
             params=params,
             end_ids=end_ids,
             bad_word_ids=self._bad_word_ids(params),
-            score_from=None if params.prompt_logprobs is None else 1,
             arrival_seconds=live.mailbox.started_seconds,
             **checked.fields,
+            **look,
         )
         self._asking = True
         self._core.table.ask(live)
@@ -295,8 +304,17 @@ class Intake:
         live.mailbox.finish(FinishReason.ERROR, error)
 
 
-def _num_chars(prompt: str | Sequence[Message] | npt.NDArray[np.int32]) -> int:
+def _has_no_messages(prompt: Any) -> bool:
+    parts = prompt.parts if isinstance(prompt, ContinuedPrompt) else (prompt,)
+    return all(isinstance(part, str | np.ndarray) for part in parts)
+
+
+def _num_chars(
+    prompt: str | Sequence[Message] | npt.NDArray[np.int32] | ContinuedPrompt,
+) -> int:
     """To encode."""
+    if isinstance(prompt, ContinuedPrompt):
+        return sum(map(_num_chars, prompt.parts))
     if isinstance(prompt, str):
         return len(prompt)
     if isinstance(prompt, np.ndarray):

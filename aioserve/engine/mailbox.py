@@ -14,6 +14,9 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from aioserve.errors import AioserveError, StreamBusyError
 from aioserve.request import FinishReason, Logprobs, Timings, Token
 
@@ -55,6 +58,7 @@ class Mailbox:
         "finish_reasons",
         "loop",
         "paused",
+        "pooled",
         "prompt_logprobs",
         "prompt_tokens",
         "request_id",
@@ -76,6 +80,8 @@ class Mailbox:
         self.prompt_tokens: int = 0
         self.prompt_logprobs: list[Logprobs | None] = []
         """Of the tokens of the prompt, so far, where they are wanted: None for the first."""
+        self.pooled: npt.NDArray[np.float64] | None = None
+        """The sum of hidden states, float64 `[hidden]`, at the end of a request that wants it."""
         self.completion_tokens: int = 0
         self.paused: bool = False
         self.finish_reason: FinishReason | None = None

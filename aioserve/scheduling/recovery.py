@@ -93,6 +93,8 @@ def after_bad_rows(books: Books, broken: list[BrokenRow]) -> None:
         for sequence in list(books.running):
             if sequence.lease.borrowed > proven and sequence.begins_like(suspect, proven + 1):
                 books.begin_again(sequence)
+                if sequence.pooling is not None:
+                    sequence.pooling.forget()
                 suspects.append((sequence, num_pages))
 
 
