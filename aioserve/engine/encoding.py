@@ -133,6 +133,7 @@ class Encoder:
             raise PromptTooLongError(
                 f"{argument} has {chars} characters, which can't be fewer than max_model_len = "
                 f"{self._model.limits.max_model_len} tokens; {self.max_chars} are read at most",
+                argument=argument,
                 value=chars,
                 limit=self.max_chars,
                 unit="characters",

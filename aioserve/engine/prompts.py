@@ -83,6 +83,7 @@ def too_long(num_tokens: int, max_model_len: int, argument: str = "prompt") -> P
     return PromptTooLongError(
         f"{argument} has {num_tokens} tokens; max_model_len is {max_model_len}, and at least one "
         "token must be left for the answer",
+        argument=argument,
         value=num_tokens,
         limit=max_model_len - 1,
     )
