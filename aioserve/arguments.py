@@ -24,10 +24,10 @@ __all__ = [
     "check",
     "choice",
     "integer",
-    "mapping",
     "name",
     "number",
     "optional",
+    "pairs",
     "plain_int",
     "plain_str",
     "plain_value",
@@ -187,46 +187,34 @@ def sequence(rule: Rule[T], most: int, *, least: int = 0) -> Rule[tuple[T, ...]]
     return tuple_of
 
 
-def mapping(key: Rule[K], value: Rule[V], most: int) -> Rule[dict[K, V]]:
-    """None stands for an empty one."""
+def pairs(key: Rule[K], value: Rule[V], most: int) -> Rule[tuple[tuple[K, V], ...]]:
+    """Keys, each with its value, of a mapping or a sequence of pairs; the last value of a key
+    counts. None stands for nothing."""
 
-    def dict_of(given: object) -> dict[K, V]:
+    def pair(given: object) -> tuple[K, V]:
+        both = two(given)
+        if len(both) != 2:
+            raise _Unfit("be a pair", shown(given), given, None)
+        return key(both[0]), value(both[1])
+
+    two = sequence(lambda value: value, 2)
+    of_many = sequence(pair, most)
+
+    def pairs_of(given: object) -> tuple[tuple[K, V], ...]:
         if given is None:
-            return {}
-        if not issubclass(type(given), Mapping):
-            raise _Unfit("be a mapping", shown(given), given, None)
-        try:
-            items = tuple(islice(given.items(), most + 1))  # pyright: ignore[reportAttributeAccessIssue]
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            unfit = _Unfit("be a mapping that can be read", shown(given), given, None)
-            raise unfit from error
-        if len(items) > most:
-            raise _Unfit(f"have at most {most} entries", f"{most + 1} or more", most + 1, most)
-        return dict(_item(item, key, value) for item in items)
+            return ()
+        if issubclass(type(given), Mapping):
+            try:
+                given = given.items()  # pyright: ignore[reportAttributeAccessIssue]
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                unfit = _Unfit("be a mapping that can be read", shown(given), given, None)
+                raise unfit from error
+        found = dict(of_many(given))
+        return tuple(found.items()) or _NOTHING
 
-    return dict_of
-
-
-def _item(item: Any, key: Rule[K], value: Rule[V]) -> tuple[K, V]:
-    """Raises for what isn't a pair as for a key."""
-    try:
-        given_key, given_value = item
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise _Unfit("have pairs of keys and values", shown(item), item, None) from error
-    try:
-        plain_key = key(given_key)
-    except _Unfit as unfit:
-        unfit.where = " key"
-        raise
-    try:
-        return plain_key, value(given_value)
-    except _Unfit as unfit:
-        unfit.where = f"[{shown(plain_key)}]"
-        raise
+    return pairs_of
 
 
 _NOTHING: tuple[()] = ()

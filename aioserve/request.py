@@ -19,9 +19,9 @@ from aioserve.arguments import (
     boolean,
     check,
     integer,
-    mapping,
     number,
     optional,
+    pairs,
     sequence,
     several,
     text,
@@ -87,8 +87,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Taken off the logit of each token that the answer has already; in [-2, 2]."""
     frequency_penalty: float = 0.0
     """The same, as often as the answer has the token; in [-2, 2]."""
-    logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """Added to the logits of these ids, up to 1024; each in [-100, 100]. Kept as a dict."""
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
+    """Added to the logits of these ids, up to 1024; each in [-100, 100]. Kept as a tuple of
+    pairs."""
     allowed_token_ids: Sequence[int] | None = None
     """Draw from these ids alone; 1 to 262,144. Kept as a tuple."""
     bad_words: Sequence[str] = ()
@@ -157,7 +158,7 @@ _RULES: dict[str, Rule[Any]] = {
     "repetition_penalty": number(0.01, 100),
     "presence_penalty": number(-2, 2),
     "frequency_penalty": number(-2, 2),
-    "logit_bias": mapping(integer(0), number(-100, 100), MAX_BIASED_TOKENS),
+    "logit_bias": pairs(integer(0), number(-100, 100), MAX_BIASED_TOKENS),
     "allowed_token_ids": optional(sequence(integer(0), MAX_ALLOWED_TOKENS, least=1)),
     "bad_words": several(text(1, MAX_BAD_WORD_CHARS), MAX_BAD_WORDS),
     "min_tokens": integer(0),

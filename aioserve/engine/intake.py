@@ -182,8 +182,13 @@ class Intake:
                     value=getattr(params, argument),
                     limit=vocab_size,
                 )
-        for argument in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
-            largest = max(getattr(params, argument) or (), default=0)
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": list(dict(params.logit_bias)),
+            "allowed_token_ids": params.allowed_token_ids,
+        }
+        for argument, token_ids in named.items():
+            largest = max(token_ids or (), default=0)
             if largest >= vocab_size:
                 raise InvalidSamplingError(
                     f"{argument} must be below the vocabulary size {vocab_size}, got {largest}",

@@ -29,7 +29,6 @@ MAX_CONFIG_BYTES = 1 << 20
 _DTYPES = ("float32", "bfloat16", "float16")
 _CHANGE_SAMPLING = {
     # name -> the value that changes nothing
-    "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "min_p": 0.0,
     "typical_p": 1.0,
@@ -50,17 +49,27 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
     unsupported: tuple[str, ...] = ()
     """Settings of the file that aioserve can't apply, as "name=value", for a caller to show."""
 
     def sampling_params(self) -> SamplingParams:
         """As the transformers library samples: greedy unless the model says otherwise."""
+        penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        others = {
+            "repetition_penalty": penalty,
+            "min_tokens": self.min_tokens or 0,
+            "max_tokens": self.max_tokens,
+        }
         if not self.do_sample:
-            return SamplingParams(temperature=0.0)
+            return SamplingParams(temperature=0.0, **others)
         return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,
+            **others,
         )
 
 
@@ -144,11 +153,21 @@ def _read_generation(fields: Fields) -> GenerationDefaults:
         for name, neutral in _CHANGE_SAMPLING.items()
         if fields.has(name) and fields.values[name] != neutral
     )
+
+    def number(name: str) -> float | None:
+        return fields.number(name) if fields.has(name) else None
+
+    def integer(name: str) -> int | None:
+        return fields.integer(name, least=0) if fields.has(name) else None
+
     defaults = GenerationDefaults(
         do_sample=fields.flag("do_sample", False),
         temperature=fields.number("temperature", least=0) if fields.has("temperature") else None,
-        top_p=fields.number("top_p") if fields.has("top_p") else None,
-        top_k=fields.integer("top_k", least=0) if fields.has("top_k") else None,
+        top_p=number("top_p"),
+        top_k=integer("top_k"),
+        repetition_penalty=number("repetition_penalty"),
+        min_tokens=integer("min_new_tokens"),
+        max_tokens=integer("max_new_tokens"),
         unsupported=unsupported,
     )
     try:

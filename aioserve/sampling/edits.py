@@ -123,7 +123,7 @@ class _Placed:
         def ids_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> Tensor:
             return torch.from_numpy(np.array(ids, np.int64)).to(device)
 
-        bias = params.logit_bias
+        bias = dict(params.logit_bias)
         self.bias_ids: Tensor | None = ids_of(list(bias)) if bias else None
         self.biases: Tensor = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
         self.bad_words: list[Tensor] = [ids_of(word) for word in bad_word_ids]

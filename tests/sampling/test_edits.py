@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,17 +51,17 @@ def edits_of(params, known, prompt_tokens, words=()):
     )
 
 
-def edited(params, prompt, answer, row, words=()):
+def edited(params: SamplingParams, prompt: Any, answer: Any, row: Any, words: Any = ()) -> Any:
     row = row.clone()
     edits_of(params, [*prompt, *answer], len(prompt), words).apply(row, len(prompt) + len(answer))
     return row
 
 
-def defined(params, prompt, answer, row, words):
+def defined(params: SamplingParams, prompt: Any, answer: Any, row: Any, words: Any) -> Any:
     """What the docstring of the module says, a token at a time."""
     known = [*prompt, *answer]
     values = row.double().tolist()
-    for token, bias in params.logit_bias.items():
+    for token, bias in dict(params.logit_bias).items():
         values[token] += bias
     for token in set(known):
         factor = params.repetition_penalty
@@ -81,9 +82,10 @@ def defined(params, prompt, answer, row, words):
 
 @given(params=parameters, history=histories, row=logits_of, words=bad_words)
 def test_edits_are_what_they_are_defined_to_be(params, history, row, words):
+    prompt, answer = history
     torch.testing.assert_close(
-        edited(params, *history, row, words),
-        defined(params, *history, row, words),
+        edited(params, prompt, answer, row, words),
+        defined(params, prompt, answer, row, words),
         rtol=1e-5,
         atol=1e-4,
         check_dtype=False,
@@ -93,10 +95,10 @@ def test_edits_are_what_they_are_defined_to_be(params, history, row, words):
 @given(params=parameters, history=histories, row=logits_of, words=bad_words)
 def test_edits_are_those_of_transformers_in_its_order(params, history, row, words):
     prompt, answer = history
-    known = torch.tensor([[*prompt, *answer]])
-    expected = row[None].clone()
+    known: Any = torch.tensor([[*prompt, *answer]])
+    expected: Any = row[None].clone()
     if params.logit_bias:
-        bias = {(token,): float(value) for token, value in params.logit_bias.items()}
+        bias: Any = {(token,): float(value) for token, value in dict(params.logit_bias).items()}
         expected = SequenceBiasLogitsProcessor(bias)(known, expected)
     expected = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(known, expected)
     if params.bad_words and words:
