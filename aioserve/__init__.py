@@ -10,9 +10,11 @@ Importing this package is cheap: torch is imported when an engine loads its mode
 from __future__ import annotations
 
 from aioserve.config import Device, DType, EngineConfig, Preemption
+from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream, StreamOptions
 from aioserve.engine.continuations import Continuation
 from aioserve.engine.engine import Engine
 from aioserve.engine.intake import Message, Prompt
+from aioserve.engine.looks import LookOptions
 from aioserve.engine.pooling import Pooling
 from aioserve.engine.scoring import Score
 from aioserve.engine.stats import EngineStats
@@ -20,6 +22,7 @@ from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
     AioserveError,
     ConfigError,
+    DeadlineExceededError,
     DuplicateRequestError,
     EngineClosedError,
     EngineError,
@@ -50,6 +53,7 @@ from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.kv.eviction import EvictionStrategy, PageUse
 from aioserve.plugins import (
     EvictionSpec,
+    LogitsProcessorSpec,
     Observer,
     ObserverSpec,
     PolicySpec,
@@ -61,6 +65,7 @@ from aioserve.plugins import (
 from aioserve.request import (
     Completion,
     FinishReason,
+    InterTokenLatency,
     Logprobs,
     Sample,
     SamplingParams,
@@ -69,18 +74,25 @@ from aioserve.request import (
     TopLogprob,
     Usage,
 )
+from aioserve.sampling.processors import LogitsProcessor
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.view import RequestView, SchedulerView
+from aioserve.text.answers.parts import ToolCall, ToolCallDelta
 from aioserve.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AioserveError",
+    "ChatAnswer",
+    "ChatCompletion",
+    "ChatDelta",
+    "ChatStream",
     "Completion",
     "ConfigError",
     "Continuation",
     "DType",
+    "DeadlineExceededError",
     "Device",
     "DuplicateRequestError",
     "Engine",
@@ -93,12 +105,16 @@ __all__ = [
     "EvictionSpec",
     "EvictionStrategy",
     "FinishReason",
+    "InterTokenLatency",
     "InvalidPromptError",
     "InvalidRequestError",
     "InvalidSamplingError",
     "InvariantError",
     "LoadedModel",
+    "LogitsProcessor",
+    "LogitsProcessorSpec",
     "Logprobs",
+    "LookOptions",
     "Message",
     "ModelError",
     "ModelLimits",
@@ -129,11 +145,14 @@ __all__ = [
     "StepError",
     "StepInfo",
     "StreamBusyError",
+    "StreamOptions",
     "StreamStalledError",
     "Timings",
     "Token",
     "TokenStream",
     "Tokenizer",
+    "ToolCall",
+    "ToolCallDelta",
     "TopLogprob",
     "TraceError",
     "UnknownPolicyError",

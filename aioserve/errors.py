@@ -24,7 +24,8 @@
     │   │   └── RequestRejectedError the scheduling policy or a plugin refused the request
     │   └── RequestFailedError       it took this request, can't finish it, and goes on with others
     │       ├── StepError            the step that computed this request failed
-    │       └── StreamStalledError   the reader took nothing for `stall_timeout_seconds`
+    │       ├── StreamStalledError   the reader took nothing for `stall_timeout_seconds`
+    │       └── DeadlineExceededError it hadn't ended within its `deadline_seconds`
     └── InvariantError               a bug in aioserve: its own books don't balance
 
 Messages name the argument, the value that was given and the limit. Errors that a program answers
@@ -42,6 +43,7 @@ from aioserve.arguments import plain_value
 __all__ = [
     "AioserveError",
     "ConfigError",
+    "DeadlineExceededError",
     "DuplicateRequestError",
     "EngineClosedError",
     "EngineError",
@@ -313,6 +315,16 @@ class StreamStalledError(RequestFailedError):
         super().__init__(message)
         self.timeout_seconds: float | None = timeout_seconds
         """The engine's `stall_timeout_seconds`."""
+
+
+class DeadlineExceededError(RequestFailedError):
+    """The request hadn't ended within its deadline, so it was aborted, wherever it was. Tokens that
+    came before can be read."""
+
+    def __init__(self, message: str, *, deadline_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.deadline_seconds: float | None = deadline_seconds
+        """As its caller gave it."""
 
 
 class InvariantError(AioserveError):

@@ -6,7 +6,7 @@ anywhere in the package.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -31,6 +31,7 @@ from aioserve.errors import InvalidSamplingError
 __all__ = [
     "Completion",
     "FinishReason",
+    "InterTokenLatency",
     "Logprobs",
     "Request",
     "Sample",
@@ -48,6 +49,8 @@ MAX_BIASED_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 2**18
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 64
+MAX_PROCESSORS = 8
+MAX_PROCESSOR_CHARS = 1000
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
@@ -96,6 +99,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Up to 64 texts of up to 64 characters that the answer may not have: the last token of each,
     as it is encoded at the start of a text and behind a space, isn't drawn behind the others. Kept
     as a tuple."""
+    logits_processors: Sequence[str] = ()
+    """Names, up to 8, of processors that plugins offer, options behind them as in
+    "name:option=value". Kept as a tuple."""
     min_tokens: int = 0
     """Nothing ends the answer before it has so many tokens; at most `max_tokens`."""
     seed: int | None = None
@@ -137,6 +143,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             or self.presence_penalty
             or self.frequency_penalty
             or self.bad_words
+            or self.logits_processors
         )
 
     @property
@@ -161,6 +168,7 @@ _RULES: dict[str, Rule[Any]] = {
     "logit_bias": pairs(integer(0), number(-100, 100), MAX_BIASED_TOKENS),
     "allowed_token_ids": optional(sequence(integer(0), MAX_ALLOWED_TOKENS, least=1)),
     "bad_words": several(text(1, MAX_BAD_WORD_CHARS), MAX_BAD_WORDS),
+    "logits_processors": several(text(1, MAX_PROCESSOR_CHARS), MAX_PROCESSORS),
     "min_tokens": integer(0),
     "seed": optional(integer(0, MAX_SEED)),
     "stop": several(text(1, MAX_STOP_CHARS), MAX_STOP_STRINGS),
@@ -191,6 +199,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Token ids that end an answer."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """`params.bad_words` as the tokenizer writes them."""
+    logits_processors: tuple[Callable[[], Any], ...] = ()
+    """Each makes one of `params.logits_processors` for one answer."""
     score_from: int | None = None
     """Position, at least 1, of the first token of the prompt whose log-probability is wanted."""
     pooled: range | None = None
@@ -210,6 +220,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """How soon after its arrival the first token is wanted."""
     tpot_target_seconds: float | None = None
     """How long each further token may take on average."""
+    deadline_seconds: float | None = None
+    """How long after its arrival it is ended, unless it has ended before."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -273,20 +285,73 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     """Of all samples together."""
+    cached_tokens: int = 0
+    """Prompt tokens that were found in the prefix cache when the request started, and so not
+    computed; `prompt_tokens_details.cached_tokens` of the OpenAI API. What a preempted request
+    finds when it begins again doesn't count."""
 
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
 
+class InterTokenLatency(msgspec.Struct, frozen=True, gc=False):
+    """Times between tokens of the same sample, from one's delivery to its stream until the next
+    one's: how late the reader takes them doesn't count. Tokens that come with one step have no time
+    between them."""
+
+    count: int
+    """Gaps between two tokens, of all samples together; at least one."""
+    mean_seconds: float
+    p50_seconds: float
+    """Half of the gaps are no longer. Off by at most 1 % or 1 µs, as gaps aren't kept; above two
+    weeks by more."""
+    p99_seconds: float
+    """99 % of the gaps are no longer; likewise."""
+    max_seconds: float
+
+
 class Timings(msgspec.Struct, frozen=True, gc=False):
-    """When things happened to one request, in seconds since it was submitted."""
+    """What took how long in one request, in seconds; times begin when it was submitted.
+
+        submitted ─► encoded ─► started ─────► first token ─► .. ─► last token, end
+        ├ encoding ┤          │              │
+        ├──── queued ─────────┼── prefill ───┤
+        ├──────────── first token ───────────┤
+        ├──────────────────────────── total ──────────────────────────────────────┤
+
+    While the request goes on, everything is as far as it has come.
+    """
 
     first_token_seconds: float | None
-    """Time to first token (TTFT); None when there was none."""
+    """Time to first token (TTFT), of whichever sample; None when there was none."""
     total_seconds: float
+    """Until the end; while there is none, until now."""
     completion_tokens: int
     """Of all samples together."""
+    encoding_seconds: float | None = None
+    """Until the prompt was token ids and plugins had let the request in: the wait for a thread
+    that encodes is in it. None where it came to no such moment."""
+    queued_seconds: float | None = None
+    """Until the first step with the request was planned, encoding included; None where none was."""
+    inter_token_latency: InterTokenLatency | None = None
+    """None while no sample has two tokens."""
+    preemptions: int = 0
+    """Times that it gave its memory to others and began again later; of all samples together."""
+    device_seconds: float = 0.0
+    """Its share of the steps that it was in: the time of a step, as the event loop hears of its
+    end and `EngineStats.step_seconds_total` counts it, is shared out by tokens, one of a prompt as
+    much as one that is decoded. Over all requests this is the time of all steps, less the shares
+    of requests that had ended before a step in flight did. Steps that failed count too."""
+
+    @property
+    def prefill_seconds(self) -> float | None:
+        """From the moment at which the first step was planned to the first token: computing the
+        prompt, with the waits between its chunks and after a preemption. None when there was no
+        token."""
+        if self.first_token_seconds is None or self.queued_seconds is None:
+            return None
+        return self.first_token_seconds - self.queued_seconds
 
     @property
     def seconds_per_output_token(self) -> float | None:

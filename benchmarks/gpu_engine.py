@@ -147,11 +147,16 @@ async def served(engine: Engine, requests: Sequence[Request]) -> list[tuple[Usag
 
 def later(timings: Timings, seconds: float) -> Timings:
     """Counted from so much earlier."""
-    first = timings.first_token_seconds
+
+    def shifted(came: float | None) -> float | None:
+        return None if came is None else came + seconds
+
     return msgspec.structs.replace(
         timings,
-        first_token_seconds=None if first is None else first + seconds,
+        first_token_seconds=shifted(timings.first_token_seconds),
         total_seconds=timings.total_seconds + seconds,
+        encoding_seconds=shifted(timings.encoding_seconds),
+        queued_seconds=shifted(timings.queued_seconds),
     )
 
 

@@ -41,6 +41,7 @@ KINDS = (
 )
 
 WHAT_RAISERS_SAY = {
+    "DeadlineExceededError": {"deadline_seconds"},
     "DuplicateRequestError": {"value"},
     "EngineClosedError": {"state"},
     "InvalidRequestError": {"argument"},

@@ -11,6 +11,7 @@ from types import ModuleType, UnionType
 from typing import Any
 
 import pytest
+import torch
 
 import aioserve
 import aioserve.errors
@@ -23,11 +24,12 @@ CONTRACTS = (
     "aioserve.simulation.cost",
     "aioserve.simulation.metrics",
     "aioserve.text.chat",
+    "aioserve.text.conversation",
     "aioserve.traces.request",
 )
 """Where the types come from that a device, a cost model and a trace are made of."""
 PUBLIC_MODULES = PACKAGES + CONTRACTS
-MADE_BY_THE_ENGINE = {"RequestView", "TokenStream"}
+MADE_BY_THE_ENGINE = {"ChatStream", "RequestView", "TokenStream"}
 """Nobody else makes these, so that what their constructors take is no public signature."""
 
 
@@ -46,7 +48,8 @@ def names_in(annotation: Any) -> Iterator[type]:
 def evaluated(thing: Any) -> dict[str, Any]:
     """Annotations of a function or class; names for type checkers alone are looked up."""
     module = importlib.import_module(thing.__module__)
-    return typing.get_type_hints(thing, vars(module) | vars(collections.abc))
+    for_checkers = {**vars(collections.abc), "Tensor": torch.Tensor}
+    return typing.get_type_hints(thing, vars(module) | for_checkers)
 
 
 def signatures_of(thing: Any) -> Iterator[tuple[str, Any]]:

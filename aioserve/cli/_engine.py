@@ -113,7 +113,11 @@ def sampling_params(engine: Engine, **given: Any) -> SamplingParams:
 
 def summary_line(usage: Usage, timings: Timings, reason: object) -> str:
     """Counts and speed of one answer; tokens/s is the rate after the first token."""
-    parts = [f"{usage.prompt_tokens} prompt tokens", f"{usage.completion_tokens} output tokens"]
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    parts = [
+        f"{usage.prompt_tokens} prompt tokens{cached}",
+        f"{usage.completion_tokens} output tokens",
+    ]
     if timings.first_token_seconds is not None:
         parts.append(f"first token {timings.first_token_seconds * 1000:.0f} ms")
     if timings.seconds_per_output_token:

@@ -175,6 +175,8 @@ def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
     prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     output_tokens = sum(usage.completion_tokens for usage in usages)
     first = [t.first_token_seconds for t in timings if t.first_token_seconds is not None]
+    queued = [t.queued_seconds for t in timings if t.queued_seconds is not None]
+    gaps = [t.inter_token_latency for t in timings if t.inter_token_latency is not None]
     between = [tpot for t in timings if (tpot := t.seconds_per_output_token) is not None]
     return {
         "answers": {
@@ -189,8 +191,10 @@ def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
             "total_tokens_per_second": (prompt_tokens + output_tokens) / seconds,
         },
         "latency_milliseconds": {
+            "queued": _spread(queued),
             "ttft": _spread(first),
             "tpot": _spread(between),
+            "longest_gap": _spread([gap.max_seconds for gap in gaps]),
             "e2e": _spread([t.total_seconds for t in timings]),
         },
     }

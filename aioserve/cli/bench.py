@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 LATENCIES = {
+    "queued": "queued",
     "ttft": "time to first token",
     "tpot": "time per output token",
+    "longest_gap": "longest gap between tokens",
     "e2e": "whole answer",
 }
 

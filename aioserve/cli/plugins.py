@@ -136,6 +136,7 @@ def _usable(registry: PluginRegistry) -> Iterator[Row]:
         ("policy", registry.policies, "ready"),
         ("eviction", registry.evictions, "ready"),
         ("observer", registry.observers, "active"),
+        ("logits processor", registry.logits_processors, "ready"),
     ):
         for name, offer in sorted(offers.items()):
             spec, origin = offer.spec, offer.origin
@@ -212,7 +213,10 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
             return f"AIOSERVE_PLUGINS leaves out plugin {name!r} ({plugin.origin})"
     known = {row["name"] for row in (*_usable(registry), *_others(registry))}
     if colon and name in known:
-        return f"only policies and eviction strategies have options, got {shown(text)}"
+        return (
+            "only policies, eviction strategies and logits processors have options, "
+            f"got {shown(text)}"
+        )
     known.difference_update(EVICTION_STRATEGIES)
     return f"no plugin offers {shown(name)}; there are: {', '.join(sorted(known))}"
 
@@ -220,7 +224,13 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     """Of everything that has the name, or comes from the plugin of that name."""
     from aioserve.kv.eviction import GuardedStrategy
-    from aioserve.testing import check_admission, check_eviction, check_observer, check_policy
+    from aioserve.testing import (
+        check_admission,
+        check_eviction,
+        check_logits_processor,
+        check_observer,
+        check_policy,
+    )
 
     name, colon, options = text.partition(":")
 
@@ -244,6 +254,13 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
         yield (
             f"eviction strategy {full} ({offer.origin})",
             lambda n, full=full: check_eviction(lambda: strategy(full), max_examples=n),
+        )
+    for offer in filter(meant, registry.logits_processors.values()):
+        full = offer.spec.name + colon + options
+        maker = registry.logits_processor(full)
+        yield (
+            f"logits processor {full} ({offer.origin})",
+            lambda n, make=maker.make: check_logits_processor(make, max_examples=n),
         )
     if colon:
         return

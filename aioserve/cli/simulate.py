@@ -47,6 +47,9 @@ class SimulateOptions:
     May be given several times."""
     rate: float | None = None
     """Requests a second; arrivals are stretched evenly. Not given: as recorded, or 4."""
+    priority: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ()
+    """CLIENT=NUMBER: the priority of a client's requests, for policies to see; 0 when not given.
+    May be given several times."""
     scale_lengths: float = 1.0
     """This many times the tokens of prompts, answers and shared blocks, for example 0.0625."""
     model: str = "llama-3-8b"
@@ -189,7 +192,34 @@ def _requests(trace: Path | None, options: SimulateOptions) -> list[TraceRequest
         requests = synthetic_trace(name, count or 500, rate=rate, seed=options.seed or 0)
     if options.scale_lengths != 1.0:
         requests = with_scaled_lengths(requests, options.scale_lengths)
-    return requests
+    return _with_priorities(requests, options.priority)
+
+
+def _with_priorities(requests: list[TraceRequest], given: tuple[str, ...]) -> list[TraceRequest]:
+    """`given` are CLIENT=NUMBER. Raises `ConfigError` for a client that isn't in the trace, or
+    comes twice, and for what is no priority."""
+    from msgspec.structs import replace
+
+    from aioserve.request import MAX_PRIORITY, MIN_PRIORITY
+    from aioserve.traces.checks import check_int
+
+    clients = {request.client for request in requests if request.client}
+    priorities: dict[str, int] = {}
+    for one in given:
+        client, equals, number = one.rpartition("=")
+        if not equals or client in priorities or client not in clients:
+            raise ConfigError(
+                f"priority must be CLIENT=NUMBER, once for each client of the trace "
+                f"({', '.join(sorted(clients)[:8]) or 'it tells of none'}), got {one!r}"
+            )
+        try:
+            priorities[client] = int(number)
+        except ValueError:
+            raise ConfigError(f"priority of {client} must be an int, got {number!r}") from None
+        check_int(f"priority of {client}", priorities[client], MIN_PRIORITY, MAX_PRIORITY)
+    if not priorities:
+        return requests
+    return [replace(r, priority=priorities.get(r.client, 0)) for r in requests]
 
 
 def _targets(options: SimulateOptions) -> Targets | None:

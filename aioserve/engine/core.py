@@ -115,6 +115,7 @@ class CoreLoop:
 
     def submit(self, request: LiveRequest) -> None:
         """Queue an encoded request; it enters the scheduler before the next step is planned."""
+        request.mailbox.encoded()
         if self._ended:
             self.table.end(request)
             request.mailbox.finish(FinishReason.ERROR, self.why_ended())
@@ -223,6 +224,7 @@ class CoreLoop:
             for index, sequence_id in enumerate(sequence_ids)
         ]
         if self.table.run(live, samples):
+            live.mailbox.account = self.scheduler.account_of(sequence_ids[0])
             self.notices.arrived(live)
         else:
             for sequence_id in sequence_ids:
@@ -252,7 +254,7 @@ class CoreLoop:
             try:
                 outcome = await handle
             finally:
-                self._note_end()
+                self._note_end(plan)
             check_outcome(plan, outcome)  # here, where one that isn't fails its step alone
         except RunnerFailedError:
             raise  # no step will do better: the engine ends
@@ -271,11 +273,13 @@ class CoreLoop:
             num_waiting=self.num_waiting,
         )
 
-    def _note_end(self) -> None:
+    def _note_end(self, plan: StepPlan) -> None:
         """A step in flight has ended; the next one, if there is one, goes on from here."""
         now = self._loop.time()
-        self.times.step_seconds += now - self._launched_seconds
+        step_seconds = now - self._launched_seconds
+        self.times.step_seconds += step_seconds
         self._launched_seconds = now
+        self.scheduler.charge(plan, step_seconds)
 
     def _commit(self, outcome: StepOutcome) -> None:
         times, clock = self.times, self._loop.time

@@ -18,6 +18,7 @@ from aioserve.engine.requests import (
 )
 from aioserve.errors import (
     AioserveError,
+    DeadlineExceededError,
     RequestFailedError,
     RequestRejectedError,
     StepError,
@@ -108,7 +109,7 @@ class Delivery:
         mailbox = sample.request.mailbox
         mailbox.put(Token(token_id, text, sample.num_delivered, sample.index, update.logprobs))
         if sample.num_delivered == 0:
-            self.last_wait_seconds = mailbox.timings.first_token_seconds
+            self.last_wait_seconds = mailbox.first_token_seconds
         sample.num_delivered += 1
         if stopped:
             self._scheduler.finish(sample.sequence_id)
@@ -191,6 +192,23 @@ class Delivery:
         if request.stall_timer is not None:
             request.stall_timer.cancel()
         self._wake()
+
+    # -- ends that a clock brings
+
+    def watch_deadline(self, request: LiveRequest, deadline_seconds: float | None) -> None:
+        """End a request that has just entered so long after it was submitted, wherever it is."""
+        if deadline_seconds is not None:
+            at = request.mailbox.started_seconds + deadline_seconds
+            request.deadline_timer = self._loop.call_at(at, self._expire, request, deadline_seconds)
+
+    def _expire(self, request: LiveRequest, deadline_seconds: float) -> None:
+        error = DeadlineExceededError(
+            f"request {request.request_id!r} hadn't ended {deadline_seconds:g} s after it was sent "
+            "(deadline_seconds)",
+            deadline_seconds=deadline_seconds,
+        )
+        request.mailbox.finish(FinishReason.ABORT, error)
+        self.left(request)
 
     def _watch_stall(self, request: LiveRequest, taken_before: int) -> None:
         request.stall_timer = self._loop.call_later(

@@ -18,7 +18,7 @@ import contextvars
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
@@ -33,9 +33,7 @@ from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["Encoded", "Encoder", "Encoding", "Message"]
-
-Message = Mapping[str, str]
+__all__ = ["Encoded", "Encoder", "Encoding"]
 
 MAX_CHARS_PER_TOKEN = 128
 """A text of more characters than this times the model's context is refused unread: no vocabulary
@@ -140,8 +138,8 @@ class Encoder:
             )
 
     def encode(self, prompt: Any) -> list[int] | npt.NDArray[np.int32]:
-        """Token ids of a text, of messages, or of one of these and what goes on behind it. On any
-        thread, for as long as it takes."""
+        """Token ids of a text, of a `Conversation`, or of one of these and what goes on behind it.
+        On any thread, for as long as it takes."""
         if isinstance(prompt, ContinuedPrompt):
             return prompt.encode(self._encode, self._model.limits.max_model_len - 1)
         return self._encode(prompt)

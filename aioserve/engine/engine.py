@@ -7,25 +7,24 @@ threads and instruction set is shared by the engines of a process.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from inspect import iscoroutinefunction
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import check, number, optional
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
+from aioserve.engine.chat import AnswerForm, ChatStream, StreamOptions
 from aioserve.engine.continuations import Continuation
 from aioserve.engine.event_loop import check_on, running_loop
-from aioserve.engine.intake import Prompt
+from aioserve.engine.intake import ChatArguments, Message, Prompt
 from aioserve.engine.live import Chosen, LiveEngine
+from aioserve.engine.looks import LookOptions
+from aioserve.engine.options import check_listener, checked_deadline, checked_plugins
 from aioserve.engine.pooling import Pooling, embeddings_of
 from aioserve.engine.prompts import listed
 from aioserve.engine.reports import dump_of, stats_of
@@ -42,18 +41,17 @@ from aioserve.errors import (
 )
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
-from aioserve.isolation import blamed, shown
+from aioserve.isolation import shown
 from aioserve.plugins import PluginRegistry, check_policy_object
 from aioserve.request import Completion, FinishReason, Logprobs, Sample, SamplingParams, Token
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.text.answers.forms import ReasoningParserName, ToolParserName
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
 
 MAX_POLICY_CHARS = 1000
-MAX_PLUGINS = 1000
-"""Given to one engine."""
 
 
 class Engine:
@@ -151,7 +149,7 @@ class Engine:
                 )
         else:
             check_policy_object(policy)
-        given = _checked_plugins(plugins)
+        given = checked_plugins(plugins)
         if isinstance(model, str):
             model = str.__str__(model)  # plain text, whatever a subclass makes of it
         elif not isinstance(model, Path) and not callable(getattr(model, "load", None)):
@@ -160,8 +158,8 @@ class Engine:
                 argument="model",
                 value=model,
             )
-        _check_listener("progress", progress, model)
-        _check_listener("capture_progress", capture_progress, model)
+        check_listener("progress", progress, model)
+        check_listener("capture_progress", capture_progress, model)
         self._source = model
         self._policy = policy
         self._plugins = given
@@ -255,6 +253,7 @@ class Engine:
             registry.eviction(self.config.eviction),
             registry.make_observers(),
             registry.admission(),
+            registry.logits_processor,
         )
 
     async def _load(self) -> LoadedModel:
@@ -276,7 +275,7 @@ class Engine:
         the result. None waits as long as it takes. Raises `ConfigError` for a deadline that is no
         number of at least 0, and has then changed nothing.
         """
-        deadline = _checked_deadline(deadline_seconds)
+        deadline = checked_deadline(deadline_seconds)
         live = self._entered()
         if self._state != "draining":
             live = self._usable()
@@ -302,6 +301,11 @@ class Engine:
         priority: int = 0,
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
+        deadline_seconds: float | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> TokenStream:
         """Submit a request and return its stream at once.
 
@@ -311,15 +315,24 @@ class Engine:
         share cached prefixes only with others of the same `cache_salt` (1 to 256 characters).
 
         The scheduling policy sees on whose behalf a request comes, `tenant` (1 to 256 characters),
-        its `priority` (an int of 32 bits; no bundled policy asks for it), and what its sender
-        wants: the first token `ttft_target_seconds` after this call, and each further one within
-        `tpot_target_seconds` on average (both above 0 and finite). What it makes of them is up to
-        the policy.
+        its `priority` (an int of 32 bits; the policy `priority` serves the lowest first), and what
+        its sender wants: the first token `ttft_target_seconds` after this call, and each further
+        one within `tpot_target_seconds` on average (both above 0 and finite). What it makes of them
+        is up to the policy.
+
+        A request that hasn't ended `deadline_seconds` after this call (above 0 and finite) is
+        ended, wherever it is: whoever reads its stream gets the tokens that came before, and then
+        `DeadlineExceededError`. A policy sees that too.
+
+        With messages alone go `tools` (those of the OpenAI API), `chat_template_kwargs`, which are
+        variables of the template's own such as `enable_thinking`, and how the prompt ends: with the
+        start of an answer (`add_generation_prompt`), or in the midst of the last message, which the
+        answer then goes on with (`continue_final_message`).
 
         Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
-        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority or
-        target, `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What only encoding the
-        prompt can show is raised by the first read of the stream instead.
+        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority, target
+        or deadline, `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What only encoding
+        the prompt can show is raised by the first read of the stream instead.
         """
         mailbox = self._usable().intake.submit(
             prompt,
@@ -330,6 +343,13 @@ class Engine:
             priority=priority,
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
+            deadline_seconds=deadline_seconds,
+            chat=ChatArguments(
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            ),
         )
         return TokenStream(mailbox)
 
@@ -344,6 +364,11 @@ class Engine:
         priority: int = 0,
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
+        deadline_seconds: float | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> Completion:
         """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
         async with self.stream(
@@ -355,6 +380,11 @@ class Engine:
             priority=priority,
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
+            deadline_seconds=deadline_seconds,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         ) as stream:
             tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
             async for token in stream:
@@ -379,26 +409,19 @@ class Engine:
         continuation: Continuation,
         *,
         top_logprobs: int = 0,
-        request_id: str | None = None,
-        cache_salt: str | None = None,
-        tenant: str | None = None,
-        priority: int = 0,
-        ttft_target_seconds: float | None = None,
+        **options: Unpack[LookOptions],
     ) -> Score:
         """How likely the model finds `continuation`, text or token ids, behind the prompt; nothing
         is generated. `top_logprobs` of the most likely tokens are told at each place, in [0, 20].
-        Otherwise as `generate`; `ttft_target_seconds` says how soon the score is wanted."""
+        Other options and errors are those of `generate`; `ttft_target_seconds` says how soon the
+        score is wanted."""
         scores = await scores_of(
             self._usable,
             prompt,
             [continuation],
             several=None,
             top_logprobs=top_logprobs,
-            request_id=request_id,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            priority=priority,
-            ttft_target_seconds=ttft_target_seconds,
+            **options,
         )
         return scores[0]
 
@@ -408,11 +431,7 @@ class Engine:
         continuations: Sequence[Continuation],
         *,
         top_logprobs: int = 0,
-        request_id: str | None = None,
-        cache_salt: str | None = None,
-        tenant: str | None = None,
-        priority: int = 0,
-        ttft_target_seconds: float | None = None,
+        **options: Unpack[LookOptions],
     ) -> list[Score]:
         """The same for several continuations, each by itself behind the prompt, which is computed
         once. They are as many requests: number `i` has the id `request_id`-`i`."""
@@ -423,11 +442,7 @@ class Engine:
             listed("continuations", continuations, live.config.max_waiting),
             several="continuations",
             top_logprobs=top_logprobs,
-            request_id=request_id,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            priority=priority,
-            ttft_target_seconds=ttft_target_seconds,
+            **options,
         )
 
     async def embed(
@@ -436,30 +451,48 @@ class Engine:
         *,
         pooling: Pooling = "last",
         normalize: bool = True,
-        request_id: str | None = None,
-        cache_salt: str | None = None,
-        tenant: str | None = None,
-        priority: int = 0,
-        ttft_target_seconds: float | None = None,
+        **options: Unpack[LookOptions],
     ) -> npt.NDArray[np.float32]:
         """The model's hidden states behind the final norm, pooled to one vector: float32
         `[hidden]` of a prompt, `[N, hidden]` of a sequence of N, which are as many requests.
 
         `pooling` takes the state of the "last" token, that of the first ("cls"), or the "mean" of
-        all; `normalize` divides by the Euclidean length. Otherwise as `generate`, with the
-        arguments of `score_each`.
+        all; `normalize` divides by the Euclidean length. Other options, ids and errors are those
+        of `score_each`.
         """
         return await embeddings_of(
             self._usable,
             prompts,
             pooling=pooling,
             normalize=normalize,
-            request_id=request_id,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            priority=priority,
-            ttft_target_seconds=ttft_target_seconds,
+            **options,
         )
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tool_parser: ToolParserName = "auto",
+        reasoning_parser: ReasoningParserName = "auto",
+        **options: Unpack[StreamOptions],
+    ) -> ChatStream:
+        """Submit messages and return the stream of their answer's parts, at once: content,
+        reasoning and tool calls. `await engine.chat(...).completion()` is the whole answer.
+
+        `tool_parser` and `reasoning_parser` name the forms in which the model writes these; "auto"
+        is what the chat template is written for, of tool calls where `tools` are given. The other
+        options and errors are those of `stream`, and `InvalidRequestError` where a form is unknown.
+        """
+        live = self._usable()
+        if unknown := options.keys() - StreamOptions.__annotations__.keys():
+            raise TypeError(f"chat() got an unexpected keyword argument {min(unknown)!r}")
+        form = AnswerForm.of(live.model, options.get("tools"), tool_parser, reasoning_parser)
+        given: dict[str, Any] = {**options}
+        names = given.keys() & set(ChatArguments.__struct_fields__)
+        chat = ChatArguments(**{name: given.pop(name) for name in names})
+        mailbox = live.intake.submit(messages, params, form=form, chat=chat, **given)
+        return ChatStream(TokenStream(mailbox), form)
 
     # -- what it knows
 
@@ -528,39 +561,6 @@ class Engine:
             )
         live.check()
         return live
-
-
-def _check_listener(name: str, listener: object, model: object) -> None:
-    if listener is None:
-        return
-    if not callable(listener) or iscoroutinefunction(listener):
-        raise ConfigError(
-            f"{name} must be callable and not async, got {shown(listener)}",
-            argument=name,
-            value=listener,
-        )
-    if not isinstance(model, str | Path):
-        raise ConfigError(
-            f"{name}={shown(listener)} has no effect with model={shown(model)}: such an "
-            f"object loads as it likes and reports to nobody, so leave {name} out"
-        )
-
-
-def _checked_plugins(plugins: object) -> tuple[object, ...]:
-    """A tuple of them, not endless."""
-    with blamed("plugins can't be listed", ConfigError):
-        if isinstance(plugins, str | bytes) or not isinstance(plugins, Iterable):
-            raise ConfigError(f"plugins must be a sequence of plugin objects, got {shown(plugins)}")
-        listed = tuple(itertools.islice(plugins, MAX_PLUGINS + 1))
-    if len(listed) > MAX_PLUGINS:
-        raise ConfigError(f"plugins must be at most {MAX_PLUGINS} objects, got {shown(plugins)}")
-    return listed
-
-
-def _checked_deadline(value: object) -> float | None:
-    if type(value) is float and value == math.inf:
-        return None  # as good as none
-    return check(ConfigError, "deadline_seconds", value, optional(number(0)))
 
 
 async def _finish(closing: Awaitable[None]) -> None:

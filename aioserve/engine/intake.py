@@ -7,7 +7,7 @@ model, a template that refuses) ends the request's stream with the error.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,20 +18,23 @@ import numpy.typing as npt
 
 from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
 from aioserve.config import EngineConfig
+from aioserve.engine.chat import AnswerForm
 from aioserve.engine.continuations import ContinuedPrompt
 from aioserve.engine.core import CoreLoop
-from aioserve.engine.encoding import Encoded, Encoder, Message
+from aioserve.engine.encoding import Encoded, Encoder
 from aioserve.engine.looks import Look
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import checked_ids, kind_of
 from aioserve.engine.requests import LiveRequest
 from aioserve.errors import (
     AioserveError,
+    ConfigError,
     DuplicateRequestError,
     EngineError,
     InvalidPromptError,
     InvalidRequestError,
     InvalidSamplingError,
+    PluginError,
     QueueFullError,
     RequestFailedError,
     RequestRejectedError,
@@ -42,9 +45,10 @@ from aioserve.plugins import Admission, info_of
 from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, Request, SamplingParams
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.bad_words import spellings
-from aioserve.text.messages import plain_messages
+from aioserve.text.conversation import Conversation, conversation_of
+from aioserve.text.messages import Message
 
-__all__ = ["Intake", "Message", "Prompt"]
+__all__ = ["ChatArguments", "Intake", "Message", "Prompt"]
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
 
@@ -54,6 +58,26 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
 
 
+class ChatArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What may come with messages, unchecked: as `Engine.stream` names it."""
+
+    tools: Any = None
+    chat_template_kwargs: Any = None
+    add_generation_prompt: Any = True
+    continue_final_message: Any = False
+
+    def check_unused(self, kind: str) -> None:
+        """Raise `InvalidRequestError` for what was given and has no effect."""
+        for argument, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
+            if (value := getattr(self, argument)) is not default:
+                raise InvalidRequestError(
+                    f"{argument} goes with a prompt of messages alone, got {shown(value)} beside "
+                    f"{'token ids' if kind == 'ids' else 'text'}",
+                    argument=argument,
+                    value=value,
+                )
+
+
 class _Checked(msgspec.Struct, frozen=True):
     """What passed the checks at the edge: all of a request but its prompt's token ids."""
 
@@ -61,19 +85,28 @@ class _Checked(msgspec.Struct, frozen=True):
     params: SamplingParams
     fields: dict[str, Any]
     """Of the `Request` that it becomes."""
-    look: Look | None
+    form: AnswerForm | None = None
+    look: Look | None = None
 
 
 class Intake:
     """Makes submissions for one core loop."""
 
     def __init__(
-        self, config: EngineConfig, model: LoadedModel, core: CoreLoop, admission: Admission
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        core: CoreLoop,
+        admission: Admission,
+        logits_processor: Callable[[str], Callable[[], Any]],
     ) -> None:
+        """`logits_processor`: what makes the processors of a name; raises `ConfigError` or
+        `PluginError`."""
         self._config = config
         self._model = model
         self._core = core
         self._admission = admission
+        self._logits_processor = logits_processor
         self.encoder: Encoder = Encoder(
             model, special_tokens_in_messages=config.special_tokens_in_messages
         )
@@ -87,17 +120,22 @@ class Intake:
         params: SamplingParams | None,
         request_id: str | None = None,
         cache_salt: str | None = None,
+        *,
+        chat: ChatArguments | None = None,
+        form: AnswerForm | None = None,
         look: Look | None = None,
         **wishes: Any,
     ) -> Mailbox:
-        """Check and queue a request. `wishes` are the fields of `Request` that the caller may set
-        as they are, `look` what is wanted where no answer is. A `ContinuedPrompt` was checked.
-        Raises what `Engine.stream` says, and has then changed nothing."""
+        """Check and queue a request. `chat` is what comes with messages, `form` how they are
+        answered where that is to be read, `look` what is wanted where no answer is; `wishes` are
+        the fields of `Request` that the caller may set as they are. A `ContinuedPrompt` was
+        checked. Raises what `Engine.stream` says, and has then changed nothing."""
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
             )
         params = self._checked_params(params)
+        processors = self._processors(params)
         request_id = self._checked_request_id(request_id)
         namespace = namespace_key(salt=_checked_field("cache_salt", cache_salt))
         wishes = {field: _checked_field(field, value) for field, value in wishes.items()}
@@ -109,8 +147,14 @@ class Intake:
                 limit=self._config.max_waiting,
                 retry_after_seconds=self._core.delivery.last_wait_seconds,
             )
-        continued = isinstance(prompt, ContinuedPrompt)
-        text_or_ids = prompt if continued else self.checked_prompt(prompt)
+        if isinstance(prompt, ContinuedPrompt):
+            text_or_ids = prompt
+        else:
+            text_or_ids = self.checked_prompt(prompt, chat or ChatArguments())
+        if form is not None and not isinstance(text_or_ids, Conversation):
+            raise InvalidPromptError(
+                f"messages must be a list of messages, got {shown(prompt)}", value=prompt
+            )
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         seed = params.seed
@@ -123,8 +167,15 @@ class Intake:
             capacity=self._config.max_buffered_tokens,
             num_samples=params.n,
         )
-        checked = _Checked(live, params, {"seed": seed, "namespace": namespace, **wishes}, look)
+        fields = {
+            "seed": seed,
+            "namespace": namespace,
+            "logits_processors": processors,
+            **wishes,
+        }
+        checked = _Checked(live, params, fields, form, look)
         self._core.table.enter(live)
+        self._core.delivery.watch_deadline(live, wishes.get("deadline_seconds"))
         try:
             if isinstance(text_or_ids, np.ndarray):
                 self._queue(checked, text_or_ids)
@@ -208,9 +259,13 @@ class Intake:
             )
         return request_id
 
-    def checked_prompt(self, prompt: Prompt) -> str | Sequence[Message] | npt.NDArray[np.int32]:
-        """Token ids as an int32 array; text and messages as they are, not empty."""
+    def checked_prompt(
+        self, prompt: Prompt, chat: ChatArguments
+    ) -> str | Conversation | npt.NDArray[np.int32]:
+        """Token ids as an int32 array; text as it is, not empty."""
         kind = kind_of(prompt)
+        if kind != "messages":
+            chat.check_unused(kind)
         if kind == "text":
             text = plain_str(prompt)
             if not text:
@@ -224,7 +279,11 @@ class Intake:
                 raise InvalidPromptError(
                     f"prompt is a list of messages, but {self._model.name} has no chat template"
                 )
-            return plain_messages(prompt, max_chars=self.encoder.max_chars)
+            conversation = conversation_of(
+                prompt, max_chars=self.encoder.max_chars, **msgspec.structs.asdict(chat)
+            )
+            self._model.chat_template.check_read(conversation)
+            return conversation
         return self._checked_ids(prompt)
 
     def _checked_ids(self, ids: object) -> npt.NDArray[np.int32]:
@@ -279,11 +338,28 @@ class Intake:
             return
         finally:
             self._asking = False
+        tokenizer, form = self._model.tokenizer, checked.form
+        if form is not None:
+            form.prompt_is(ids, tokenizer)
+        texts_shown = None if form is None else form.shown
         live.assemblers = tuple(
-            TextAssembler(self._model.tokenizer, params) for _ in range(params.n)
+            TextAssembler(tokenizer, params, texts_shown) for _ in range(params.n)
         )
         live.request = request
         self._core.submit(live)
+
+    def _processors(self, params: SamplingParams) -> tuple[Callable[[], Any], ...]:
+        makers: list[Callable[[], Any]] = []
+        for index, text in enumerate(params.logits_processors):
+            try:
+                makers.append(self._logits_processor(text))
+            except (ConfigError, PluginError) as error:
+                raise InvalidSamplingError(
+                    f"logits_processors[{index}]: {error}",
+                    argument="logits_processors",
+                    value=text,
+                ) from error
+        return tuple(makers)
 
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:
@@ -314,9 +390,7 @@ def _has_no_messages(prompt: Any) -> bool:
     return all(isinstance(part, str | np.ndarray) for part in parts)
 
 
-def _num_chars(
-    prompt: str | Sequence[Message] | npt.NDArray[np.int32] | ContinuedPrompt,
-) -> int:
+def _num_chars(prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt) -> int:
     """To encode."""
     if isinstance(prompt, ContinuedPrompt):
         return sum(map(_num_chars, prompt.parts))
@@ -324,7 +398,7 @@ def _num_chars(
         return len(prompt)
     if isinstance(prompt, np.ndarray):
         return 0
-    return sum([len(message["role"]) + len(message["content"]) for message in prompt])
+    return prompt.num_chars
 
 
 _RULES: dict[str, Rule[Any]] = {
@@ -334,6 +408,7 @@ _RULES: dict[str, Rule[Any]] = {
     "priority": integer(MIN_PRIORITY, MAX_PRIORITY),
     "ttft_target_seconds": optional(number(0, above=True)),
     "tpot_target_seconds": optional(number(0, above=True)),
+    "deadline_seconds": optional(number(0, above=True)),
 }
 """Of what comes with a prompt, beside its parameters."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -40,6 +40,8 @@ class Chosen(msgspec.Struct, frozen=True):
     eviction: Eviction
     observers: Observers
     admission: Admission
+    logits_processor: Callable[[str], Callable[[], Any]]
+    """What makes the processors of a name. Raises `ConfigError` or `PluginError`."""
 
 
 class LiveEngine:
@@ -80,7 +82,9 @@ class LiveEngine:
             overlap=config.overlap,
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
-        self.intake: Intake = Intake(config, model, self.core, chosen.admission)
+        self.intake: Intake = Intake(
+            config, model, self.core, chosen.admission, chosen.logits_processor
+        )
         self._task = self._new_task(self.core.run())
 
     def _new_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -7,16 +7,16 @@ are numbers shows that what was computed before it is right.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from aioserve.arguments import check, name
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import AioserveError, InvalidRequestError
 
-__all__ = ["Look", "ids_of", "looked_at", "placed"]
+__all__ = ["Look", "LookOptions", "check_options", "ids_of", "looked_at", "placed"]
 
 SUBMITTED_AT_ONCE = 32
 """Then the event loop gets its turn. A short text takes some 100 µs to encode."""
@@ -28,6 +28,23 @@ class Look(Protocol):
     def fields(self, prompt_tokens: int) -> dict[str, Any]:
         """Of the `Request` that it becomes, once its prompt is known to have so many tokens."""
         ...
+
+
+class LookOptions(TypedDict, total=False):
+    """What such calls of an engine take by name, as `Engine.stream` does."""
+
+    request_id: str | None
+    cache_salt: str | None
+    tenant: str | None
+    priority: int
+    ttft_target_seconds: float | None
+    deadline_seconds: float | None
+
+
+def check_options(call: str, options: Mapping[str, Any]) -> None:
+    """Raises TypeError, as for any call, for a name that is none of `LookOptions`."""
+    if unknown := options.keys() - LookOptions.__annotations__.keys():
+        raise TypeError(f"{call}() got an unexpected keyword argument {min(unknown)!r}")
 
 
 def ids_of(request_id: Any, count: int | None) -> list[Any]:

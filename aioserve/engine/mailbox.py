@@ -14,11 +14,14 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.engine.token_gaps import TokenGaps
 from aioserve.errors import AioserveError, StreamBusyError
-from aioserve.request import FinishReason, Logprobs, Timings, Token
+from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
+from aioserve.scheduling.account import RequestAccount
 
 __all__ = ["Mailbox", "MailboxOwner"]
 
@@ -48,14 +51,20 @@ class Mailbox:
     """
 
     __slots__ = (
+        "_encoded_seconds",
+        "_ended_seconds",
+        "_gaps",
         "_owner",
         "_reader",
+        "_timings",
         "_tokens",
+        "account",
         "capacity",
         "completion_tokens",
         "error",
         "finish_reason",
         "finish_reasons",
+        "first_token_seconds",
         "loop",
         "paused",
         "pooled",
@@ -63,7 +72,6 @@ class Mailbox:
         "prompt_tokens",
         "request_id",
         "started_seconds",
-        "timings",
     )
 
     def __init__(
@@ -88,9 +96,17 @@ class Mailbox:
         self.finish_reasons: list[FinishReason | None] = [None] * num_samples
         self.error: AioserveError | None = None
         """What ended the request; each read gets a copy."""
-        self.timings: Timings = Timings(None, 0.0, 0)
         self.started_seconds: float = loop.time()
         """When the request was submitted, on the loop's clock."""
+        self.first_token_seconds: float | None = None
+        """Since then."""
+        self.account: RequestAccount = RequestAccount()
+        """The scheduler's, from when it knows the request until the end; then a copy."""
+        self._encoded_seconds: float | None = None
+        self._ended_seconds: float | None = None
+        self._gaps = TokenGaps(num_samples)
+        self._timings: Timings | None = None
+        """Once somebody has asked after the end."""
         self._owner: MailboxOwner | None = owner
         self._tokens: deque[Token] = deque()
         self._reader: asyncio.Future[None] | None = None
@@ -100,15 +116,47 @@ class Mailbox:
         """Tokens that the reader has taken."""
         return self.completion_tokens - len(self._tokens)
 
+    @property
+    def usage(self) -> Usage:
+        """Prompt tokens (0 until the prompt is encoded) and tokens generated so far."""
+        cached = self.account.cached_tokens or 0
+        return Usage(self.prompt_tokens, self.completion_tokens, cached)
+
+    @property
+    def timings(self) -> Timings:
+        """As far as things have come."""
+        if self._timings is not None:
+            return self._timings
+        began, ended, account = self.started_seconds, self._ended_seconds, self.account
+        timings = Timings(
+            first_token_seconds=self.first_token_seconds,
+            total_seconds=(self.loop.time() if ended is None else ended) - began,
+            completion_tokens=self.completion_tokens,
+            encoding_seconds=_since(began, self._encoded_seconds),
+            queued_seconds=_since(began, account.started_seconds),
+            inter_token_latency=self._gaps.summary(),
+            preemptions=account.preemptions,
+            device_seconds=account.device_seconds,
+        )
+        if ended is not None:
+            self._timings = timings
+        return timings
+
     # -- the core loop's side
+
+    def encoded(self) -> None:
+        """The prompt is token ids, and may enter."""
+        self._encoded_seconds = self.loop.time()
 
     def put(self, token: Token) -> None:
         """Deliver one token; after the end of the request it is dropped."""
         if self.finish_reason is not None:
             return
         self.completion_tokens += 1
-        if self.timings.first_token_seconds is None:
-            self.timings = Timings(self.loop.time() - self.started_seconds, 0.0, 0)
+        now = self.loop.time()
+        if self.first_token_seconds is None:
+            self.first_token_seconds = now - self.started_seconds
+        self._gaps.token_came(token.sample, now)
         self._tokens.append(token)
         self._wake()
         if not self.paused and len(self._tokens) >= self.capacity and self._owner is not None:
@@ -132,11 +180,8 @@ class Mailbox:
         self.finish_reason = reason
         self.finish_reasons = [ended or reason for ended in self.finish_reasons]
         self.error = None if error is None else error.copy()  # without the frames that raised it
-        self.timings = Timings(
-            self.timings.first_token_seconds,
-            self.loop.time() - self.started_seconds,
-            self.completion_tokens,
-        )
+        self._ended_seconds = self.loop.time()
+        self.account = msgspec.structs.replace(self.account)  # steps in flight may add to it
         self._owner = None  # a stream that is kept keeps no request
         self._wake()
         return True
@@ -186,3 +231,7 @@ class Mailbox:
             if self._owner is not None:
                 self._owner.reader_caught_up()
         return token
+
+
+def _since(began_seconds: float, seconds: float | None) -> float | None:
+    return None if seconds is None else seconds - began_seconds

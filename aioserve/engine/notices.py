@@ -66,7 +66,7 @@ class Notices:
 
 
 def _summary(live: LiveRequest) -> RequestSummary:
-    mailbox, error = live.mailbox, live.mailbox.error
+    mailbox, error, timings = live.mailbox, live.mailbox.error, live.mailbox.timings
     return RequestSummary(
         request_id=mailbox.request_id,
         tenant=None if live.request is None else live.request.tenant,
@@ -74,6 +74,12 @@ def _summary(live: LiveRequest) -> RequestSummary:
         error=None if error is None else f"{type(error).__name__}: {error}",
         prompt_tokens=mailbox.prompt_tokens,
         completion_tokens=mailbox.completion_tokens,
-        first_token_seconds=mailbox.timings.first_token_seconds,
-        total_seconds=mailbox.timings.total_seconds,
+        first_token_seconds=timings.first_token_seconds,
+        total_seconds=timings.total_seconds,
+        cached_tokens=mailbox.usage.cached_tokens,
+        encoding_seconds=timings.encoding_seconds,
+        queued_seconds=timings.queued_seconds,
+        inter_token_latency=timings.inter_token_latency,
+        preemptions=timings.preemptions,
+        device_seconds=timings.device_seconds,
     )

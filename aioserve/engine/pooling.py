@@ -16,7 +16,7 @@ import numpy.typing as npt
 from aioserve.arguments import boolean, check, choice
 from aioserve.engine.intake import Prompt
 from aioserve.engine.live import LiveEngine
-from aioserve.engine.looks import ids_of, looked_at
+from aioserve.engine.looks import check_options, ids_of, looked_at
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import holds_prompts, listed
 from aioserve.errors import InvalidRequestError, RequestFailedError
@@ -64,10 +64,11 @@ async def embeddings_of(
     *,
     pooling: Pooling,
     normalize: bool,
-    request_id: str | None,
+    request_id: str | None = None,
     **wishes: Any,
 ) -> npt.NDArray[np.float32]:
     """Float32 `[hidden]`, or `[N, hidden]` of N prompts; `usable` gives the engine or raises."""
+    check_options("embed", wishes)
     live = usable()
     pooled = PooledPrompt(
         check(InvalidRequestError, "pooling", pooling, choice("last", "mean", "cls"))

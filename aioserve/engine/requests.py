@@ -78,6 +78,7 @@ class LiveRequest:
     __slots__ = (
         "_readers",
         "assemblers",
+        "deadline_timer",
         "encoding",
         "mailbox",
         "request",
@@ -102,6 +103,7 @@ class LiveRequest:
         self.samples: list[LiveSample] = []
         """Those that go on."""
         self.stall_timer: asyncio.TimerHandle | None = None
+        self.deadline_timer: asyncio.TimerHandle | None = None
 
     @property
     def request_id(self) -> str:
@@ -213,8 +215,9 @@ class RequestTable:
         self._move(request, RequestState.ENDED)
         if request.encoding is not None:
             request.encoding.cancel()
-        if request.stall_timer is not None:
-            request.stall_timer.cancel()
+        for timer in (request.stall_timer, request.deadline_timer):
+            if timer is not None:
+                timer.cancel()
 
     def _move(self, request: LiveRequest, state: RequestState) -> None:
         self._counts[request.state] -= 1

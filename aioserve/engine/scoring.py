@@ -11,9 +11,9 @@ import msgspec
 
 from aioserve.arguments import check, integer
 from aioserve.engine.continuations import ContinuedPrompt, checked_continuation
-from aioserve.engine.intake import Prompt
+from aioserve.engine.intake import ChatArguments, Prompt
 from aioserve.engine.live import LiveEngine
-from aioserve.engine.looks import ids_of, looked_at, placed
+from aioserve.engine.looks import check_options, ids_of, looked_at, placed
 from aioserve.engine.mailbox import Mailbox
 from aioserve.errors import InvalidRequestError
 from aioserve.request import MAX_LOGPROBS, Logprobs, SamplingParams, Timings, Usage
@@ -47,7 +47,7 @@ async def scores_of(
     *,
     several: str | None,
     top_logprobs: int,
-    request_id: str | None,
+    request_id: str | None = None,
     **wishes: Any,
 ) -> list[Score]:
     """Of each of `continuations`, behind the same prompt; `usable` gives the engine or raises, and
@@ -56,6 +56,7 @@ async def scores_of(
     The first is computed with the prompt, and then the others, which find the prompt's KV in the
     prefix cache: together, they would all begin with the prompt.
     """
+    check_options("score" if several is None else "score_each", wishes)
     live = usable()
     limits, encoder = live.model.limits, live.intake.encoder
     top = check(InvalidRequestError, "top_logprobs", top_logprobs, integer(0, MAX_LOGPROBS))
@@ -73,7 +74,7 @@ async def scores_of(
             parts.append(checked_continuation(part, limits, check_text))
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=top)
     request_ids = ids_of(request_id, len(parts) if several else None)
-    first = ContinuedPrompt(live.intake.checked_prompt(prompt), parts[0])
+    first = ContinuedPrompt(live.intake.checked_prompt(prompt, ChatArguments()), parts[0])
     others = [ContinuedPrompt(None, part) for part in parts[1:]]
 
     def submit(continued: ContinuedPrompt, request_id: str | None) -> Mailbox:
@@ -94,6 +95,6 @@ def _score(continued: ContinuedPrompt, mailbox: Mailbox) -> Score:
         request_id=mailbox.request_id,
         token_ids=continued.continuation_ids,
         logprobs=tuple([one for one in mailbox.prompt_logprobs if one is not None]),
-        usage=Usage(mailbox.prompt_tokens, 0),
+        usage=mailbox.usage,
         timings=mailbox.timings,
     )

@@ -54,8 +54,9 @@ class TokenStream:
 
     @property
     def usage(self) -> Usage:
-        """Prompt tokens (0 until the prompt is encoded) and tokens generated so far."""
-        return Usage(self._mailbox.prompt_tokens, self._mailbox.completion_tokens)
+        """Prompt tokens (0 until the prompt is encoded), those of them that were found in the
+        prefix cache (0 until the request starts), and tokens generated so far."""
+        return self._mailbox.usage
 
     @property
     def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
@@ -65,7 +66,7 @@ class TokenStream:
 
     @property
     def timings(self) -> Timings:
-        """When the first token came and, after the end, how long it all took."""
+        """What took how long: until the end, and while there is none, until now."""
         return self._mailbox.timings
 
     def __aiter__(self) -> TokenStream:

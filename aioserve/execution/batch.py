@@ -55,6 +55,12 @@ class HostStep:
     the last of the batch's `logit_rows`, and need no logits."""
 
     @property
+    def row_failures(self) -> dict[int, str]:
+        """After the draw: what went wrong with rows of `samples` in code that isn't ours."""
+        edits = None if self.extras is None else self.extras.edits
+        return {} if edits is None else dict(edits.failures)
+
+    @property
     def num_logits(self) -> int:
         """Of the batch's `logit_rows`, from the first on, how many need logits."""
         rows = 0 if self.batch is None else len(self.batch.logit_rows)
@@ -77,6 +83,7 @@ class HostStep:
             step=self.step,
             token_ids=tuple(drawn.token_ids.tolist()),
             row_errors=dict(drawn.row_errors),
+            row_failures=self.row_failures,
             logprobs=logprobs,
             scored=scored,
             pooled=() if pooled is None else tuple(pooled),
@@ -133,6 +140,7 @@ class PlanReader:
                 known_ids=start.known_ids,
                 end_ids=start.end_ids,
                 bad_word_ids=start.bad_word_ids,
+                processors=[make() for make in start.logits_processors],
             )
         self._slots.start(start.slot, params, start.seed, edits)
         self._tops_scored[start.slot] = params.prompt_logprobs or 0

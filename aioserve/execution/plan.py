@@ -14,8 +14,9 @@ Only a slot's start carries anything but numbers; from then on items and rows na
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -84,6 +85,8 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     end_ids: frozenset[int] = frozenset()
     """That end an answer which has `min_tokens` tokens."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    logits_processors: tuple[Callable[[], Any], ...] = ()
+    """Make the `aioserve.sampling.processors.GuardedProcessor`s of the slot."""
 
 
 class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -193,6 +196,8 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The id sampled from each row."""
     row_errors: dict[int, str] = {}
     """Index of a row -> why its logits could not be sampled (for example NaN)."""
+    row_failures: dict[int, str] = {}
+    """Index of a row -> what went wrong with it, though nothing is wrong with its logits."""
     logprobs: dict[int, Logprobs] = {}
     """Index of a row -> what its slot asked for."""
     scored: tuple[Logprobs, ...] = ()

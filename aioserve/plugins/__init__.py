@@ -12,13 +12,21 @@ from aioserve.plugins.admission import Admission
 from aioserve.plugins.observers import Observer, Observers
 from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo, info_of
 from aioserve.plugins.registry import BrokenPlugin, Offer, PluginRegistry, check_policy_object
-from aioserve.plugins.specs import API_VERSION, EvictionSpec, ObserverSpec, PolicySpec, hookimpl
+from aioserve.plugins.specs import (
+    API_VERSION,
+    EvictionSpec,
+    LogitsProcessorSpec,
+    ObserverSpec,
+    PolicySpec,
+    hookimpl,
+)
 
 __all__ = [
     "API_VERSION",
     "Admission",
     "BrokenPlugin",
     "EvictionSpec",
+    "LogitsProcessorSpec",
     "Observer",
     "ObserverSpec",
     "Observers",

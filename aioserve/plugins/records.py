@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aioserve.request import FinishReason, Request
+from aioserve.request import FinishReason, InterTokenLatency, Request
 
 __all__ = ["RequestInfo", "RequestSummary", "StepInfo", "info_of"]
 
@@ -19,8 +19,10 @@ class RequestInfo(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int
     """Most tokens that each answer may have, whether the caller or the model limits it."""
     num_samples: int
+    priority: int
     ttft_target_seconds: float | None
     tpot_target_seconds: float | None
+    deadline_seconds: float | None
     arrival_seconds: float
     """When it was submitted, on the clock of the engine's event loop."""
 
@@ -33,8 +35,10 @@ def info_of(request: Request) -> RequestInfo:
         prompt_tokens=request.prompt_tokens,
         max_tokens=request.max_tokens,
         num_samples=request.num_samples,
+        priority=request.priority,
         ttft_target_seconds=request.ttft_target_seconds,
         tpot_target_seconds=request.tpot_target_seconds,
+        deadline_seconds=request.deadline_seconds,
         arrival_seconds=request.arrival_seconds,
     )
 
@@ -73,3 +77,11 @@ class RequestSummary(msgspec.Struct, frozen=True, gc=False):
     """From its arrival; None if it had no token."""
     total_seconds: float
     """From its arrival."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when it started."""
+    encoding_seconds: float | None = None
+    """This and what follows is in the `Timings` of its caller too."""
+    queued_seconds: float | None = None
+    inter_token_latency: InterTokenLatency | None = None
+    preemptions: int = 0
+    device_seconds: float = 0.0

@@ -22,7 +22,14 @@ from aioserve.plugins.installed import InstalledPlugin, Origin, installed_plugin
 from aioserve.plugins.observers import Observer, Observers
 from aioserve.plugins.options import made, split_name
 from aioserve.plugins.records import RequestInfo
-from aioserve.plugins.specs import EvictionSpec, ObserverSpec, PolicySpec, Spec
+from aioserve.plugins.specs import (
+    EvictionSpec,
+    LogitsProcessorSpec,
+    ObserverSpec,
+    PolicySpec,
+    Spec,
+)
+from aioserve.sampling.processors import LogitsProcessor, ProcessorMaker
 from aioserve.scheduling.policy import SchedulingPolicy
 
 __all__ = ["BrokenPlugin", "Offer", "Origin", "PluginRegistry", "check_policy_object"]
@@ -88,10 +95,12 @@ class PluginRegistry:
         self.evictions: dict[str, Offer[EvictionStrategy]] = {}
         """Without the native ones."""
         self.observers: dict[str, Offer[Observer]] = {}
+        self.logits_processors: dict[str, Offer[LogitsProcessor]] = {}
         self._offers: dict[str, dict[str, Offer[Any]]] = {
             PolicySpec.kind: self.policies,
             EvictionSpec.kind: self.evictions,
             ObserverSpec.kind: self.observers,
+            LogitsProcessorSpec.kind: self.logits_processors,
         }
         self.admissions: list[AdmissionOffer] = []
         """In the order in which they are asked."""
@@ -157,6 +166,23 @@ class PluginRegistry:
             known = self._known([*EVICTION_STRATEGIES, *self.evictions])
             raise ConfigError(f"eviction: no strategy {shown(name)}; {known}")
         return GuardedStrategy(_made(offer, options), offer.label)
+
+    # -- what a request chooses
+
+    def logits_processor(self, text: str) -> ProcessorMaker:
+        """What makes logits processors of a name, options as of a policy. Makes one, to see that it
+        can.
+
+        Raises `ConfigError` for a name or an option that there isn't, and `PluginError` for a
+        processor that can't be made.
+        """
+        name, options = split_name(text)
+        offer = self._offer(LogitsProcessorSpec, name)
+        if offer is None:
+            known = self._known(self.logits_processors)
+            raise ConfigError(f"no logits processor {shown(name)}; {known}")
+        _made(offer, options)
+        return ProcessorMaker(offer.label, lambda: _made(offer, options))
 
     # -- what every engine has
 

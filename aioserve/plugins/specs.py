@@ -15,6 +15,7 @@ import pluggy
 from aioserve.kv.eviction import EvictionStrategy
 from aioserve.plugins.observers import Observer
 from aioserve.plugins.records import RequestInfo
+from aioserve.sampling.processors import LogitsProcessor
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "GROUP",
     "EvictionSpec",
     "HookSpecs",
+    "LogitsProcessorSpec",
     "ObserverSpec",
     "PolicySpec",
     "Spec",
@@ -80,6 +82,13 @@ class ObserverSpec(Spec[Observer], frozen=True):
     makes = Observer
 
 
+class LogitsProcessorSpec(Spec[LogitsProcessor], frozen=True):
+    """A logits processor that a plugin offers to requests."""
+
+    kind = "logits processor"
+    makes = LogitsProcessor
+
+
 class HookSpecs:
     """The hooks that a plugin may implement."""
 
@@ -94,6 +103,10 @@ class HookSpecs:
     @hookspec
     def aioserve_observers(self) -> Sequence[ObserverSpec]:  # pyright: ignore[reportReturnType]
         """Observers to attach to every engine."""
+
+    @hookspec
+    def aioserve_logits_processors(self) -> Sequence[LogitsProcessorSpec]:  # pyright: ignore[reportReturnType]
+        """Logits processors that requests may name."""
 
     @hookspec(firstresult=True)
     def aioserve_admit(self, request: RequestInfo) -> Refusal | None:

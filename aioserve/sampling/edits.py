@@ -7,6 +7,7 @@ In this order, each over what the ones before have left:
                           token of prompt and answer (Keskar et al., "CTRL", 2019)
     presence_penalty      taken off for every token of the answer
     frequency_penalty     taken off as often as the answer has the token
+    logits_processors     plugins' own (`aioserve.sampling.processors`)
     bad_words             the last token of a bad word is left out behind its others
     min_tokens            the ids that end the answer are left out until it has so many tokens
     allowed_token_ids     all others are left out
@@ -30,6 +31,8 @@ import torch
 from torch import Tensor
 
 from aioserve.request import SamplingParams
+from aioserve.sampling.processors import GuardedProcessor
+from aioserve.sampling.uploads import upload
 
 __all__ = ["RowEdits", "SlotEdits"]
 
@@ -52,16 +55,19 @@ class SlotEdits:
         known_ids: npt.NDArray[np.int32] | None,
         end_ids: Collection[int],
         bad_word_ids: Sequence[Sequence[int]],
+        processors: Sequence[GuardedProcessor] = (),
     ) -> None:
         self._params = params
         self._prompt_tokens = prompt_tokens
         self._known_ids = known_ids
         self._end_ids = sorted(end_ids)
         self._bad_word_ids = bad_word_ids
+        self._processors = processors
         self._on: _Placed | None = None
 
-    def apply(self, row: Tensor, position: int) -> None:
-        """Change `row`, float32 `[V]`, from which the token at `position` is drawn."""
+    def apply(self, row: Tensor, position: int) -> str | None:
+        """Change `row`, float32 `[V]`, from which the token at `position` is drawn; what went wrong
+        in a processor, if something did."""
         params, on = self._params, self._placed(row.device)
         if params.needs_history and position >= len(on.history):
             longer = on.history.new_zeros(position + SPARE_IDS)
@@ -77,20 +83,25 @@ class SlotEdits:
         if params.presence_penalty:
             row[answer] = row[answer] - params.presence_penalty
         if params.frequency_penalty:
-            off = torch.tensor(-params.frequency_penalty, dtype=row.dtype, device=row.device)
+            off = row.new_full((), -params.frequency_penalty)
             row.index_put_((answer,), off, accumulate=True)
+        prompt, failure = on.history[: self._prompt_tokens], None
+        for processor in self._processors:
+            failure = failure or processor.apply(prompt, answer, row)
         for word in on.bad_words:
             before = len(word) - 1
             if position < before:
                 continue
             same = (on.history[position - before : position] == word[:-1]).all()
-            row[word[-1]] = torch.where(same, -math.inf, row[word[-1]])
+            last = word[-1:]  # an index without dimensions would be read back
+            row[last] = torch.where(same, -math.inf, row[last])
         if on.end_ids is not None and position - self._prompt_tokens < params.min_tokens:
             row.index_fill_(0, on.end_ids, -math.inf)
         if on.allowed_ids is not None:
             allowed = row[on.allowed_ids]
             row.fill_(-math.inf)
             row[on.allowed_ids] = allowed
+        return failure
 
     def note(self, token_id: Tensor, position: int) -> None:
         """The token at `position`, an int64 scalar, was drawn from the row that `apply` changed."""
@@ -121,11 +132,11 @@ class _Placed:
         device: torch.device,
     ) -> None:
         def ids_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> Tensor:
-            return torch.from_numpy(np.array(ids, np.int64)).to(device)
+            return upload(ids, np.int64, device)
 
         bias = dict(params.logit_bias)
         self.bias_ids: Tensor | None = ids_of(list(bias)) if bias else None
-        self.biases: Tensor = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+        self.biases: Tensor = upload(list(bias.values()), np.float32, device)
         self.bad_words: list[Tensor] = [ids_of(word) for word in bad_word_ids]
         self.end_ids: Tensor | None = ids_of(end_ids) if end_ids and params.min_tokens else None
         allowed = params.allowed_token_ids
@@ -139,11 +150,15 @@ class RowEdits:
 
     def __init__(self, rows: Sequence[tuple[int, SlotEdits, int]]) -> None:
         self._rows = rows
+        self.failures: dict[int, str] = {}
+        """By index of a row: what went wrong in a processor."""
 
     def apply(self, logits: Tensor) -> None:
         """Change rows of `logits`, float32 `[S, V]`, in place."""
         for row, edits, position in self._rows:
-            edits.apply(logits[row], position)
+            failure = edits.apply(logits[row], position)
+            if failure is not None:
+                self.failures[row] = failure
 
     def note(self, token_ids: Tensor) -> None:
         """`token_ids`, int64 `[S]`, were drawn."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aioserve.request import Logprobs, TopLogprob
+from aioserve.sampling.uploads import upload
 
 __all__ = ["LogprobRows", "MostLikely"]
 
@@ -71,27 +72,24 @@ class MostLikely:
 
     def __init__(self, wanted: LogprobRows, logits: Tensor) -> None:
         device, count, width = logits.device, len(wanted), wanted.width
-
-        def upload(ids: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(np.array(ids, np.int64)).to(device)
-
+        rows = upload(wanted.rows, np.int64, device)
         self.values: Tensor = torch.empty((count, 1 + width), dtype=torch.float32, device=device)
         """float32 `[R, 1 + K]`: of the token that is there, once it is, and of the most likely."""
         self.ids: Tensor = torch.empty((count, width), dtype=torch.int32, device=device)
         """int32 `[R, K]`: the most likely, in falling order."""
         self._logits = logits
-        self._sampled = upload(wanted.sampled)
-        self._places = upload(wanted.rows) * logits.shape[1]
+        self._sampled = rows[: len(wanted.sampled)]
+        self._places = rows * logits.shape[1]
         """Of each row's first logit."""
         self._tokens = torch.empty(count, dtype=torch.int64, device=device)
-        self._tokens[len(wanted.sampled) :] = upload(wanted.target_ids)
+        self._tokens[len(wanted.sampled) :] = upload(wanted.target_ids, np.int64, device)
         self._sums = torch.empty(count, dtype=torch.float32, device=device)
         self._of_tokens = torch.empty(count, dtype=torch.float32, device=device)
         for start in range(0, count, ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
-            rows = logits[wanted.rows[part]]
-            self._sums[part] = torch.logsumexp(rows, dim=1)
-            top = torch.topk(rows, width, dim=1)
+            found = logits.index_select(0, rows[part])
+            self._sums[part] = torch.logsumexp(found, dim=1)
+            top = torch.topk(found, width, dim=1)
             self.values[part, 1:] = top.values - self._sums[part, None]
             self.ids[part] = top.indices
 

@@ -22,6 +22,7 @@ from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.recovery import recover
 from aioserve.request import Request
+from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
 from aioserve.scheduling.slots import SlotPool
@@ -57,6 +58,10 @@ class Books:
         self.sequences: dict[int, SequenceState] = {}
         """Those that haven't ended, by id."""
         self.running: list[SequenceState] = []
+        self.stopped_at: SequenceState | None = None
+        """The next to start, which the last plan had no room for."""
+        self.has_precedences = False
+        """The policy has ever given one that isn't 0."""
         self._waiting: list[SequenceState] = []
         self._num_ended_waiting = 0
         """Of those in `_waiting`, how many have ended: they are taken out when it is looked at, all
@@ -93,9 +98,11 @@ class Books:
 
     def enter(self, request: Request) -> tuple[int, ...]:
         """Queue the request's sequences, one per sample, and return their ids."""
+        account = RequestAccount()
         first, *others = family = [
             SequenceState(
                 request,
+                account,
                 sequence_id=self._last_id + 1 + sample,
                 sample=sample,
                 arrival_processed_tokens=self.counters.tokens_processed,
@@ -116,6 +123,7 @@ class Books:
         for one in (sequence, *sequence.unborn):
             one.take_slot(self.slots.acquire(one.request, one.seed, one.known_ids))
         sequence.phase = Phase.RUNNING
+        sequence.num_displaced = 0
         _take_out(self._waiting, sequence)
         insort(self.running, sequence, key=_by_arrival)
 
@@ -137,6 +145,7 @@ class Books:
         self.memory.swap_out(victim.lease, victim.num_known, step)
         self.begin_again(victim)
         self.counters.preemptions += 1
+        victim.account.preemptions += 1
         self._preempted.append(victim.sequence_id)
 
     def begin_again(self, sequence: SequenceState) -> None:
@@ -242,6 +251,10 @@ class Books:
         if self._arrived:
             arrived, self._arrived = tuple(self._arrived), []
             self.guard.arrived(arrived)
+            for view in arrived:
+                precedence = self.guard.precedence(view)
+                self.sequence_of(view).precedence = precedence
+                self.has_precedences |= precedence != 0
 
 
 def _take_out(queue: list[SequenceState], sequence: SequenceState) -> None:

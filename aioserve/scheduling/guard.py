@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from aioserve.arguments import plain_int
 from aioserve.isolation import Guard, NotAnAnswer, PluginFault, shown
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.view import RequestView, SchedulerView
@@ -119,6 +120,33 @@ class PolicyGuard(Guard):
 
         chosen = self._ask("victim", ask)
         return FALLBACK.victim(running, need_pages, view) if chosen is None else chosen
+
+    def precedence(self, request: RequestView) -> int:
+        def ask() -> int:
+            answer = self.policy.precedence(request)
+            precedence = plain_int(answer)
+            if precedence is None:
+                raise NotAnAnswer(answer, "not an int")
+            return precedence
+
+        return self._ask("precedence", ask) or 0
+
+    def displaces(
+        self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
+    ) -> Sequence[RequestView]:
+        """Those of `running` who are to give way, none twice; after a fault nobody."""
+        running = tuple(running)
+
+        def ask() -> list[RequestView]:
+            left = {id(one): one for one in running}
+            named: list[RequestView] = []
+            for answer in self.policy.displaces(request, running, view):
+                if id(answer) not in left:
+                    raise NotAnAnswer(answer, "not one of the running requests, or came before")
+                named.append(left.pop(id(answer)))
+            return named
+
+        return self._ask("displaces", ask) or ()
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
         self._tell("arrived", lambda: self.policy.arrived(requests))

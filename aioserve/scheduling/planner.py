@@ -2,10 +2,12 @@
 
 Sequences that run are served before new ones are admitted, decodes first. All pages of a prompt
 are taken when it is admitted, so that a prefill never waits half-done for pages; decoding sequences
-take one page at a time. When those run out, cached pages are evicted, then younger sequences give
-theirs back. The oldest running sequence is never preempted for another and fits alone, so it always
+take one page at a time. When those run out, cached pages are evicted, then sequences give theirs
+back that are younger than the one in need, or to which the policy gave a lower precedence. The
+first in the order of precedence and age is never preempted for another and fits alone, so it always
 gets to its end, and so does everyone in turn. One whose reader is behind doesn't run: it may be
-preempted for anyone, and loses time but no token.
+preempted for anyone, and loses time but no token. Where the next one to start has no room, those of
+lower precedence may have to give way to it (`aioserve.scheduling.displacement`).
 
 The planner decides one sequence at a time and then applies what it decided, because a request may
 find in the prefix tree what another was given in the same step. `working_on` names the sequence
@@ -28,10 +30,11 @@ from aioserve.execution.plan import (
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import Claim, KVMemory
 from aioserve.scheduling.books import Books, Entry
+from aioserve.scheduling.displacement import by_precedence, lowest_precedence, who_gives_way
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.reserve import OutputReserve
-from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
 from aioserve.scheduling.view import SchedulerView
 
 __all__ = ["StepPlanner"]
@@ -67,12 +70,16 @@ class StepPlanner:
         self.working_on: SequenceState | None = None
         self._plan: StepPlan | None = None
         self._has_preempted = False
+        self._gave_way: set[SequenceState] = set()
         self._has_families = False
+        self._started: list[tuple[SequenceState, int]] = []
+        """With the prompt tokens that each found in the prefix tree."""
         self._reserved: int | None = None
 
     def fill(self) -> None:
         """Choose the work of the step, and move the books of its sequences past it."""
         books = self.books
+        self._give_way()
         decoding, prefilling = self._split_running()
         self._decode(decoding)
         self._continue_prefills(prefilling)
@@ -101,6 +108,9 @@ class StepPlanner:
                 items=self._items(),
                 preempted=books.preempted,
             )
+        for sequence, found in self._started:
+            if sequence.slot != NO_SLOT:  # else what it found was lost again before the step was
+                sequence.account.start(sequence.sequence_id, found, self.now_seconds)
         books.in_flight[self.step] = self.entries
         books.launched = self.step
         books.slots.clear_changes()
@@ -117,10 +127,14 @@ class StepPlanner:
     # -- those that run
 
     def _split_running(self) -> tuple[list[SequenceState], list[SequenceState]]:
-        """Running sequences with one token to compute, and those with more. Oldest first."""
+        """Running sequences with one token to compute, and those with more. Oldest first, and
+        before them those of higher precedence: nobody is preempted for one that comes later."""
         decoding: list[SequenceState] = []
         prefilling: list[SequenceState] = []
-        for sequence in self.books.running:
+        running = self.books.running
+        if self.books.has_precedences:
+            running = sorted(running, key=by_precedence)
+        for sequence in running:
             if sequence.paused:
                 continue
             reach = sequence.num_known + sequence.pending
@@ -196,16 +210,30 @@ class StepPlanner:
             short = memory.num_pages_to_reserve([s.lease for s in growing]) - coming
             if short <= 0:
                 return
-            oldest = growing[0].sequence_id
+            first = by_precedence(growing[0])
             candidates = [
                 books.view(s)
                 for s in books.running
-                if (s.sequence_id > oldest or s.paused) and not s.exhausted
+                if (by_precedence(s) > first or s.paused) and not s.exhausted
             ]
             if not candidates:
                 return
             chosen = self.guard.victim(candidates, short, self._view())
             self._preempt(books.sequence_of(chosen))
+
+    def _give_way(self) -> None:
+        """Preempt for the one at whom the last admission stopped. Before anything else is planned:
+        nobody gives way who is in this step, or starts again in it."""
+        sequence, self.books.stopped_at = self.books.stopped_at, None
+        if sequence is None or sequence.phase is not Phase.WAITING or sequence.paused:
+            return
+        self.working_on = sequence
+        for victim in who_gives_way(self.books, sequence, self.reserve, self._view()):
+            self._gave_way.add(victim)
+            self.working_on = victim
+            self.books.preempt(victim, self.step)
+            sequence.num_displaced += 1
+        self.working_on = None
 
     def _preempt(self, victim: SequenceState) -> None:
         self.working_on = victim
@@ -248,17 +276,24 @@ class StepPlanner:
         """
         books = self.books
         seats = books.num_seats_free
-        if seats <= 0:
+        lowest = lowest_precedence(books)
+        if seats <= 0 and (
+            forced
+            or not books.has_precedences
+            or all(s.precedence <= lowest for s in books.waiting)
+        ):
             return any(not s.paused for s in books.waiting)
         view = self._view()
-        waiting = [s.view for s in books.waiting if not s.paused]
+        gave_way = () if forced else self._gave_way
+        waiting = [s.view for s in books.waiting if not s.paused and s not in gave_way]
         refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False
         order = waiting if forced else self.guard.order(waiting, view)
         for sequence in self._one_by_one(books.sequence_of(request) for request in order):
             request = books.view(sequence)
-            if len(sequence.unborn) >= seats:
+            has_seats = len(sequence.unborn) < seats
+            if not has_seats and sequence.precedence <= lowest:
                 blocked = not started
                 break
             verdict = Verdict.NOW if forced else self.guard.admit(request, view)
@@ -269,9 +304,10 @@ class StepPlanner:
             if verdict is not Verdict.NOW:
                 continue
             ahead = self.reserve.pages_ahead(sequence)
-            claim = self._claim(sequence, ahead)
+            claim = self._claim(sequence, ahead) if has_seats else None
             if claim is None:
                 blocked = not started
+                books.stopped_at = sequence
                 break
             count = self._within_budgets(sequence, claim.num_cached)
             if count and not forced:
@@ -333,6 +369,7 @@ class StepPlanner:
         self.books.counters.tokens_cached += found
         self._reserved = self._pages_reserved() + pages_ahead
         self.books.start(sequence)
+        self._started.append((sequence, found))
         self._launch(sequence, count)
         return True
 

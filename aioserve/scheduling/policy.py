@@ -113,16 +113,39 @@ class SchedulingPolicy:
     ) -> RequestView:
         """The request to preempt when `need_pages` more pages are needed.
 
-        `running` holds those that may be preempted: each arrived after the request in need, or
-        waits for its own reader. By default the request that loses the least work among those
-        whose pages cover the need, and of equal ones one whose pages come back at once; where none
-        covers the need, the one that brings back the most pages.
+        `running` holds those that may be preempted: each is of lower precedence than the request in
+        need, or of the same and arrived after it, or waits for its own reader. By default the
+        request that loses the least work among those whose pages cover the need, and of equal ones
+        one whose pages come back at once; where none covers the need, the one that brings back the
+        most pages.
         """
         pages = {request: request.reclaimable_pages for request in running}
         covering = [request for request in running if pages[request] >= need_pages]
         if covering:
             return min(covering, key=lambda r: (r.lost_tokens, r.in_flight, -r.arrival_index))
         return max(running, key=lambda r: (pages[r], r.arrival_index))
+
+    def precedence(self, request: RequestView) -> int:
+        """How far `request` goes before others that run: of two, the one with the greater may
+        displace the other, and takes its pages first. Asked once, when the request arrives: who may
+        preempt whom never changes. By default all are equal, and nobody is displaced.
+        """
+        return 0
+
+    def displaces(
+        self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
+    ) -> Iterable[RequestView]:
+        """Who gives way to `request`, which is the next to start and has no seat or no pages; those
+        to be preempted first come first.
+
+        `running` holds those of lower precedence. As many of them are preempted as have to be, and
+        nobody where all that are named aren't enough. By default all may be, the lowest first, and
+        of equal ones the one that loses the least work.
+        """
+        return sorted(
+            running,
+            key=lambda r: (self.precedence(r), r.lost_tokens, r.in_flight, -r.arrival_index),
+        )
 
     def starvation_bound_tokens(self, request: RequestView) -> int | None:
         """The most that `request` may be overtaken: once that many tokens have been processed since

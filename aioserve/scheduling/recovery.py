@@ -76,6 +76,7 @@ def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdat
             memory.forget_swapped(sequence.lease, books.launched)
     for sequence in list(books.running):
         if sequence in lost or sequence.lease.inherited_step >= step:
+            sequence.lose_found()
             books.begin_again(sequence)
     return [SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, error) for s in ended]
 
@@ -92,6 +93,7 @@ def after_bad_rows(books: Books, broken: list[BrokenRow]) -> None:
         proven = capacity_tokens(num_pages, books.memory.page_size)
         for sequence in list(books.running):
             if sequence.lease.borrowed > proven and sequence.begins_like(suspect, proven + 1):
+                sequence.lose_found()
                 books.begin_again(sequence)
                 if sequence.pooling is not None:
                     sequence.pooling.forget()

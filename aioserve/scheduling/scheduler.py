@@ -18,6 +18,7 @@ from aioserve.execution.plan import MAX_SCORED_TOKENS, StepOutcome, StepPlan, ch
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens
 from aioserve.request import FinishReason, Request
+from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE, Books
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.planner import StepPlanner
@@ -110,6 +111,11 @@ class Scheduler:
             )
         return self.books.enter(request)
 
+    def account_of(self, sequence_id: int) -> RequestAccount:
+        """That of the request to which a sequence belongs that hasn't ended. It is kept up to date
+        until no step that it was in is in flight."""
+        return self.books.sequences[sequence_id].account
+
     def finish(self, sequence_id: int) -> None:
         """End a sequence from outside (cancelled, stop string found), and the unborn samples that
         depend on it. Unknown ids are ignored, so that a cancel may cross the natural end. Tokens
@@ -190,6 +196,16 @@ class Scheduler:
         """No runner heard of `plan`, the last one: it is about to fail."""
         self.books.slots.repeat_changes(plan)
 
+    def charge(self, plan: StepPlan, step_seconds: float) -> None:
+        """Share out the time of a step in flight by the tokens of those in it, whatever came of it:
+        to be called once, before its `commit` or `fail`."""
+        token_seconds = step_seconds / plan.num_tokens
+        for sequence, _, _, item in self.books.in_flight[plan.step]:
+            count, num_rows = item.count, len(item.rows)
+            # An item with several rows has as many entries, all of one request.
+            share = count / num_rows if num_rows > 1 else count
+            sequence.account.device_seconds += token_seconds * share
+
     def commit(
         self, plan: StepPlan, outcome: StepOutcome, now_seconds: float
     ) -> list[SequenceUpdate]:
@@ -200,7 +216,7 @@ class Scheduler:
         books = self.books
         check_outcome(plan, outcome)
         self._check_order(plan)
-        token_ids, errors = outcome.token_ids, outcome.row_errors
+        token_ids, errors, failures = outcome.token_ids, outcome.row_errors, outcome.row_failures
         books.complete(plan.step)
         updates: list[SequenceUpdate] = []
         ended: list[SequenceState] = []
@@ -232,6 +248,11 @@ class Scheduler:
                     updates.append(_failed(sequence, errors[index]))
                 continue
             if drops:
+                continue
+            if index in failures:
+                sequence.pending -= 1
+                updates.append(_failed(sequence, failures[index]))
+                ended.append(sequence)
                 continue
             if not sequence.request.answers:
                 sequence.pending -= 1

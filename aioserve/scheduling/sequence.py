@@ -17,6 +17,7 @@ import numpy.typing as npt
 from aioserve.execution.plan import SampleRow
 from aioserve.kv.lease import KVLease
 from aioserve.request import FinishReason, Request
+from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.pooling import PoolingState
 
 __all__ = ["NO_SLOT", "Phase", "SequenceState"]
@@ -37,6 +38,7 @@ class SequenceState:
 
     __slots__ = (
         "_known_ids",
+        "account",
         "arrival_processed_tokens",
         "decode_rows",
         "end_ids",
@@ -44,11 +46,13 @@ class SequenceState:
         "first_token_seconds",
         "lease",
         "max_length",
+        "num_displaced",
         "num_known",
         "paused",
         "pending",
         "phase",
         "pooling",
+        "precedence",
         "prompt_tokens",
         "proven_pages",
         "request",
@@ -62,9 +66,17 @@ class SequenceState:
     )
 
     def __init__(
-        self, request: Request, *, sequence_id: int, sample: int, arrival_processed_tokens: int
+        self,
+        request: Request,
+        account: RequestAccount,
+        *,
+        sequence_id: int,
+        sample: int,
+        arrival_processed_tokens: int,
     ) -> None:
         self.request: Request = request
+        self.account: RequestAccount = account
+        """Of the request, so of all its samples."""
         self.sequence_id: int = sequence_id
         """Unique, and growing in order of arrival."""
         self.seed: int = request.seed_of(sample)
@@ -90,6 +102,10 @@ class SequenceState:
         self.phase = Phase.UNBORN if sample else Phase.WAITING
         self.epoch: int = 0
         """How often it gave its pages back and began again."""
+        self.precedence: int = 0
+        """Given by the policy when it hears of the sequence, and then fixed."""
+        self.num_displaced: int = 0
+        """Others that gave way to it since it waits."""
         self.paused: bool = False
         """The reader is behind: planned again when it has caught up."""
         self.view: Any = None
@@ -167,6 +183,11 @@ class SequenceState:
         if known + 1 >= self.max_length:
             return FinishReason.LENGTH
         return None
+
+    def lose_found(self) -> None:
+        """What it found in the prefix tree is worth nothing: it is about to begin again."""
+        if self.first_token_seconds is None:
+            self.account.lose_found(self.sequence_id)
 
     def restart(self) -> None:
         """Forget what was computed, after its pages and its slot were given back."""

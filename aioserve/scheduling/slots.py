@@ -48,6 +48,7 @@ class SlotPool:
             known_ids=known_ids if params.needs_history else None,
             end_ids=request.end_ids,
             bad_word_ids=request.bad_word_ids,
+            logits_processors=request.logits_processors,
         )
         return slot
 

@@ -60,6 +60,12 @@ class RequestView:
         return self._sequence.request.tpot_target_seconds
 
     @property
+    def deadline_seconds(self) -> float | None:
+        """How long after its arrival the request is ended, unless it has ended before; None where
+        the caller gave it all the time there is."""
+        return self._sequence.request.deadline_seconds
+
+    @property
     def first_token_seconds(self) -> float | None:
         """When the first token was known, on the clock of `SchedulerView.now_seconds`; None until
         it is."""

@@ -152,8 +152,8 @@ def simulate(
     Options are those of `Engine`, but `eviction` is the name of a native strategy or an object;
     `num_pages=None` is memory without a limit. `max_tokens` is the callers' limit for answers where
     the trace has none; None: as many as the KV memory holds. Each request has its client as its
-    tenant, and the targets as its own, for the policy to see. An answer has at least one token,
-    whatever the trace says. `timeline`, an empty one, takes down every step.
+    tenant, its priority, and the targets as its own, for the policy to see. An answer has at least
+    one token, whatever the trace says. `timeline`, an empty one, takes down every step.
     `on_progress(done, total)` is told of requests that have ended, at most once a step. Raises
     `ConfigError` for options that make no sense or need more memory than is reasonable, and
     `TraceError` for a request that is none.
@@ -395,6 +395,7 @@ class _Run:
                     arrival_seconds=request.arrival_seconds,
                     namespace=request.session.encode(),
                     tenant=request.client or None,
+                    priority=request.priority,
                     ttft_target_seconds=self.ttft_target_seconds,
                     tpot_target_seconds=self.tpot_target_seconds,
                 )

@@ -15,7 +15,12 @@ from aioserve.testing.fake_device import FakeDevice, expected_logprobs, expected
 from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
 from aioserve.testing.faults import Fault, Faults, PlantedError, random_step_seconds
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
-from aioserve.testing.plugin_checks import check_admission, check_eviction, check_observer
+from aioserve.testing.plugin_checks import (
+    check_admission,
+    check_eviction,
+    check_logits_processor,
+    check_observer,
+)
 from aioserve.testing.policy_check import check_policy
 from aioserve.testing.replay import replay
 from aioserve.testing.sim_loop import DeadlockError, SimLoop, SimulationError, run_simulated
@@ -36,6 +41,7 @@ __all__ = [
     "check_admission",
     "check_eviction",
     "check_invariants",
+    "check_logits_processor",
     "check_observer",
     "check_policy",
     "count_leaked_pages",

@@ -2,8 +2,8 @@
 
 A step is packed into 64-bit words, copied to the device, and computed by three kernels there: the
 tokens, which slots may have to fill in; what is kept of them in the pages; and the samples. So what
-`expected_tokens` says holds for a runner that brings the right words at the right time, and for few
-others.
+`expected_tokens` and `expected_logprobs` say holds for a runner that brings the right words at the
+right time, and for few others.
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.failures import HUNG_SECONDS
 from aioserve.execution.gpu.runner import CudaRunner
+from aioserve.execution.gpu.step_model import ResultShape
 from aioserve.execution.gpu.waiting import HostSide
+from aioserve.execution.plan import MAX_SCORED_TOKENS
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
-from aioserve.testing.fake_device import JUNK, VOCAB_SIZE, entries_of, token_of, weights_of
+from aioserve.testing.fake_device import (
+    JUNK,
+    VOCAB_SIZE,
+    entries_of,
+    logprobs_of,
+    token_of,
+    weights_of,
+)
 from aioserve.testing.fake_gpu import Access, FakeGpu, FakeMemory
 from aioserve.testing.fake_model import byte_tokenizer
 from aioserve.testing.gpu_faults import GpuFault, GpuFaults
@@ -41,7 +50,12 @@ Words = npt.NDArray[np.int64]
 
 
 class FakeStepModel:
-    """A `StepModel`. The last page and the last slot are for padding."""
+    """A `StepModel`. The last page and the last slot are for padding.
+
+    There are no logits that could be changed before a draw, and no most likely tokens: steps that
+    ask for the one raise ValueError, and log-probabilities come without the others, as those of
+    `FakeDevice` do.
+    """
 
     def __init__(
         self,
@@ -58,10 +72,10 @@ class FakeStepModel:
         """`max_rows`: of a step, sequences or samples, padding included."""
         self.gpu = gpu
         self.page_size = page_size
-        self.max_rows = max_rows
+        self.max_result_bytes: int = ResultShape.largest(max_rows).num_bytes
         self.table_width: int = pages_for(max_model_len, page_size)
         self.variants: Sequence[Hashable] = VARIANTS
-        words = 3 * max_tokens + max_rows * (self.table_width + 5) + 2
+        words = 3 * max_tokens + max_rows * (self.table_width + 6) + 3 * MAX_SCORED_TOKENS + 2
         self.max_input_bytes: int = 8 * words
         self.num_slots = num_slots
         self.num_pages = num_pages
@@ -102,8 +116,13 @@ class FakeStepModel:
             [samples.slots, np.full(padding, self.num_slots)],
             [samples.seeds.view(np.int64), np.zeros(padding, np.int64)],
         )
+        logprob_rows, target_ids = _logprobs_wanted(step)
+        if padding and len(logprob_rows):
+            raise ValueError(f"step {step.step} is padded, and its log-probabilities are wanted")
         variant = int((samples.temperatures > 0).any())
-        return self._packed(target, parts, width, VARIANTS[variant])
+        return self._packed(
+            target, (*parts, [logprob_rows], [target_ids]), width, VARIANTS[variant]
+        )
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> _Packed:
         """One token at position 0 of the page for padding, for each."""
@@ -118,6 +137,8 @@ class FakeStepModel:
             [after],
             [np.full(padded_to, self.num_slots)],
             [zeros],
+            [zeros[:0]],
+            [zeros[:0]],
         )
         return self._packed(target, parts, self.table_width, str(variant))
 
@@ -171,8 +192,8 @@ class _Packed(msgspec.Struct, frozen=True):
         return 8 * sum(self.sizes)
 
     @property
-    def num_rows(self) -> int:
-        return self.sizes[6]
+    def result_shape(self) -> ResultShape:
+        return ResultShape(num_rows=self.sizes[7], num_logprobs=self.sizes[9])
 
     def enqueue(self, inputs: FakeMemory, results: FakeMemory) -> None:
         stream = self.model.gpu.current_stream
@@ -213,28 +234,54 @@ class _Packed(msgspec.Struct, frozen=True):
         table = self._words(access, inputs, 5).reshape(-1, self.width)
         logit_rows, slots = self._words(access, inputs, 6), self._words(access, inputs, 7)
         seeds = self._words(access, inputs, 8).view(np.uint64)
-        (variant,) = self._words(access, inputs, 9).tolist()
+        logprob_rows = self._words(access, inputs, 9)
+        target_ids = self._words(access, inputs, 10)
+        (variant,) = self._words(access, inputs, 11).tolist()
         if VARIANTS[variant] != self.variant:
             model.gpu.violate(f"a kernel for {self.variant} steps samples for another")
-        token_ids = np.zeros(self.num_rows, np.int64)
-        statuses = np.zeros(self.num_rows, np.int32)
-        if access.fault is GpuFault.BAD_ROW and self.num_rows:
-            statuses[access.source.randrange(self.num_rows)] = NAN_STATUS
+        shape = self.result_shape
+        token_ids = np.zeros(shape.num_rows, np.int64)
+        statuses = np.zeros(shape.num_rows, np.int32)
+        if access.fault is GpuFault.BAD_ROW and shape.num_rows:
+            statuses[access.source.randrange(shape.num_rows)] = NAN_STATUS
         sequences = np.searchsorted(query_start, logit_rows, side="right") - 1
+        totals: list[int] = []
         for row, sequence in enumerate(sequences.tolist()):
-            if statuses[row]:
-                continue
             after = int(query_start[sequence + 1] - logit_rows[row]) - 1
             end = int(context_lens[sequence]) - after
             positions = np.arange(end)
             places = table[sequence, positions // size] * size + positions % size
             entries = access.read(model.kv, places)
-            total = int(np.dot(entries, model.weights[:end]))
-            token_ids[row] = token_of(total, int(seeds[row]))
+            totals.append(int(np.dot(entries, model.weights[:end])))
+        for row in np.flatnonzero(statuses == 0).tolist():
+            token_ids[row] = token_of(totals[row], int(seeds[row]))
+        sampled = logprob_rows[: len(logprob_rows) - len(target_ids)]
+        told = np.concatenate((token_ids[sampled], target_ids)).tolist()
+        logprobs = np.array(
+            [
+                logprobs_of(totals[row], token_id).logprob
+                for row, token_id in zip(logprob_rows.tolist(), told, strict=True)
+            ],
+            np.float32,
+        )
         access.write(model.last_tokens, slots, token_ids)
-        access.write(results, slice(0, 8 * self.num_rows), token_ids.view(np.uint8))
-        start = 8 * self.num_rows
-        access.write(results, slice(start, start + statuses.nbytes), statuses.view(np.uint8))
+        access.write(results, shape.token_ids, token_ids.view(np.uint8))
+        access.write(results, shape.statuses, statuses.view(np.uint8))
+        access.write(results, shape.logprobs, logprobs.view(np.uint8))
+
+
+def _logprobs_wanted(step: HostStep) -> tuple[Words, Words]:
+    """Of which rows of logits, and of which tokens behind the last of these. Raises ValueError for
+    a step that would change logits."""
+    extras = step.extras
+    if extras is not None and extras.edits is not None:
+        raise ValueError(
+            f"step {step.step} has rows with penalties, logit_bias, bad_words, min_tokens or "
+            "allowed_token_ids, and a fake GPU has no logits to change"
+        )
+    if extras is None or extras.logprobs is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    return np.array(extras.logprobs.rows, np.int64), extras.logprobs.target_ids
 
 
 class FakeGpuModel:

@@ -1,5 +1,5 @@
-"""Whether eviction strategies, observers and admission checks keep their contracts, tried on random
-input."""
+"""Whether eviction strategies, observers, admission checks and logits processors keep their
+contracts, tried on random input."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from aioserve.isolation import NotAnAnswer, shown
 from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo
 from aioserve.plugins.admission import refusal_of
-from aioserve.request import FinishReason
+from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, InterTokenLatency
+from aioserve.sampling.processors import LogitsProcessor, changed_by
 
 if TYPE_CHECKING:
     from hypothesis import settings
     from hypothesis.strategies import SearchStrategy
 from aioserve.testing.policy_check import check_arguments
 
-__all__ = ["check_admission", "check_eviction", "check_observer"]
+__all__ = ["check_admission", "check_eviction", "check_logits_processor", "check_observer"]
 
 
 def check_eviction(
@@ -96,6 +97,40 @@ def check_admission(ask: Callable[[RequestInfo], object], *, max_examples: int =
     check()
 
 
+def check_logits_processor(
+    make_processor: Callable[[], LogitsProcessor], *, max_examples: int = 100
+) -> None:
+    """Raise unless the processor changes every row in a way that follows from the ids alone: one
+    that has seen the answer grow and a new one, as after a preemption, must do the same.
+
+    `make_processor` makes a new object with each call. Needs hypothesis.
+    """
+    check_arguments("make_processor", make_processor, max_examples)
+    import torch
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    ids = st.lists(st.integers(0, 31), max_size=8)
+
+    @_settings(max_examples)
+    @given(ids.filter(bool), ids, st.integers(0, 2**32 - 1))
+    def check(prompt: list[int], answer: list[int], seed: int) -> None:
+        logits = torch.randn(32, generator=torch.Generator().manual_seed(seed))
+        prompt_ids, answer_ids = torch.tensor(prompt), torch.tensor(answer, dtype=torch.int64)
+        grown = make_processor()
+        with _answers(f"process({prompt}, {answer}, logits)"):
+            for end in range(len(answer) + 1):
+                old = changed_by(grown, prompt_ids, answer_ids[:end], logits)
+            new = changed_by(make_processor(), prompt_ids, answer_ids, logits)
+        if not torch.equal(old.nan_to_num(7e7), new.nan_to_num(7e7)):
+            raise AssertionError(
+                f"process({prompt}, {answer}, logits) of a processor that saw the answer grow "
+                "isn't that of a new one: it must follow from the ids alone"
+            )
+
+    check()
+
+
 @contextlib.contextmanager
 def _answers(question: str) -> Iterator[None]:
     try:
@@ -137,8 +172,10 @@ def _requests() -> SearchStrategy[RequestInfo]:
         prompt_tokens=st.integers(1, 10**6),
         max_tokens=st.integers(1, 10**6),
         num_samples=st.integers(1, 8),
+        priority=st.integers(MIN_PRIORITY, MAX_PRIORITY),
         ttft_target_seconds=target,
         tpot_target_seconds=target,
+        deadline_seconds=target,
         arrival_seconds=st.floats(0, 1e9),
     )
 
@@ -175,4 +212,24 @@ def _summaries() -> SearchStrategy[RequestSummary]:
         completion_tokens=st.integers(0, 10**6),
         first_token_seconds=st.none() | st.floats(0, 1e6),
         total_seconds=st.floats(0, 1e6),
+        cached_tokens=st.integers(0, 10**6),
+        encoding_seconds=st.none() | st.floats(0, 1e6),
+        queued_seconds=st.none() | st.floats(0, 1e6),
+        inter_token_latency=st.none() | _inter_token_latencies(),
+        preemptions=st.integers(0, 10**6),
+        device_seconds=st.floats(0, 1e6),
+    )
+
+
+def _inter_token_latencies() -> SearchStrategy[InterTokenLatency]:
+    from hypothesis import strategies as st
+
+    seconds = st.floats(0, 1e6)
+    return st.builds(
+        InterTokenLatency,
+        count=st.integers(1, 10**6),
+        mean_seconds=seconds,
+        p50_seconds=seconds,
+        p99_seconds=seconds,
+        max_seconds=seconds,
     )

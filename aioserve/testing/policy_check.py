@@ -231,6 +231,7 @@ class _Run:
                 seed=index,
                 arrival_seconds=step * STEP_SECONDS,
                 tenant=request.tenant,
+                priority=request.priority,
                 ttft_target_seconds=request.ttft_target_seconds,
                 tpot_target_seconds=request.tpot_target_seconds,
             )

@@ -35,6 +35,7 @@ class DrawnRequest(msgspec.Struct, frozen=True):
     max_tokens: int
     num_samples: int
     tenant: str | None = None
+    priority: int = 0
     ttft_target_seconds: float | None = None
     tpot_target_seconds: float | None = None
     leaves_after_steps: int | None = None
@@ -91,6 +92,7 @@ def workloads(*, rush: bool) -> SearchStrategy[Workload]:
             max_tokens=st.integers(1, MAX_ANSWER_TOKENS),
             num_samples=st.sampled_from([1, 1, 1, 2]),
             tenant=st.sampled_from([None, *TENANTS]),
+            priority=st.sampled_from([0, 0, 1, -1, 2**31 - 1, -(2**31)]),
             ttft_target_seconds=targets,
             tpot_target_seconds=targets,
             leaves_after_steps=after_steps,

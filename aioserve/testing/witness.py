@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from aioserve.engine.engine import Engine
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import AioserveError, StepError
-from aioserve.request import FinishReason, SamplingParams
-from aioserve.testing.fake_device import expected_tokens
+from aioserve.request import FinishReason, Logprobs, SamplingParams
+from aioserve.testing.fake_device import expected_logprobs, expected_tokens
 from aioserve.testing.faults import PlantedError
 
 __all__ = ["Witness"]
@@ -19,15 +19,16 @@ BY_ITSELF = (FinishReason.LENGTH, FinishReason.STOP)
 
 
 class Witness:
-    """The contract: tokens are those of `expected_tokens`, in order; then comes exactly one end,
-    and nothing after it; steps fail only where that was planted. `check` raises AssertionError if
-    it was broken."""
+    """The contract: tokens are those of `expected_tokens`, in order, with the log-probabilities of
+    `expected_logprobs` where these are asked for; then comes exactly one end, and nothing after it;
+    steps fail only where that was planted. `check` raises AssertionError if it was broken."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.ends: Counter[str] = Counter()
         """How requests ended: a finish reason, the name of an error, "left" or "cancelled"."""
         self.wrong_tokens: list[str] = []
+        """Requests with wrong tokens, or log-probabilities."""
         self.wrong_ends: list[str] = []
         """Requests with no end, with two, or with tokens after it."""
         self.failed_steps: list[str] = []
@@ -51,15 +52,19 @@ class Witness:
         leave_after: int | None = None,
         pause_seconds: Callable[[int], float] = lambda num_tokens: 0.0,
         request_id: str | None = None,
+        deadline_seconds: float | None = None,
     ) -> str:
         """Submit a request and read it to its end, or until `leave_after` tokens came; how it
         ended. `pause_seconds(n)` is how long to sleep after the n-th token. `params` must have a
         seed."""
         try:
-            stream = self.engine.stream(prompt, params, request_id=request_id)
+            stream = self.engine.stream(
+                prompt, params, request_id=request_id, deadline_seconds=deadline_seconds
+            )
         except AioserveError as error:
             return self._ended(type(error).__name__)
         answers: list[list[int]] = [[] for _ in range(params.n)]
+        logprobs: list[list[Logprobs | None]] = [[] for _ in range(params.n)]
         self.num_open += 1
         end = "left"
         num_tokens = 0
@@ -70,6 +75,7 @@ class Witness:
                     end = stream.finish_reason or "no end"
                     break
                 answers[token.sample].append(token.id)
+                logprobs[token.sample].append(token.logprobs)
                 num_tokens += 1
                 if token.index != len(answers[token.sample]) - 1:
                     self.wrong_tokens.append(f"{stream!r}: {token} is out of order")
@@ -88,6 +94,7 @@ class Witness:
             self.num_open -= 1
             self._ended(end)
             self._check_tokens(stream, end, prompt, params, answers)
+            self._check_logprobs(stream, prompt, params, answers, logprobs)
             self._check_end(stream, end)
         return end
 
@@ -121,6 +128,27 @@ class Witness:
                 self.wrong_tokens.append(
                     f"{stream!r}: sample {sample} has {len(answer)} of {most} tokens"
                 )
+
+    def _check_logprobs(
+        self,
+        stream: TokenStream,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        answers: list[list[int]],
+        logprobs: list[list[Logprobs | None]],
+    ) -> None:
+        prompt_ids = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
+        for sample, (answer, found) in enumerate(zip(answers, logprobs, strict=True)):
+            expected: list[Logprobs | None] = [None] * len(answer)
+            if params.logprobs is not None:
+                expected = [*expected_logprobs([*prompt_ids, *answer], len(prompt_ids))]
+            if found != expected:
+                self.wrong_tokens.append(f"{stream!r}: sample {sample} has wrong logprobs")
+        scored: tuple[Logprobs | None, ...] = ()
+        if params.prompt_logprobs is not None:
+            scored = (None, *expected_logprobs(prompt_ids))
+        if any(answers) and stream.prompt_logprobs != scored:
+            self.wrong_tokens.append(f"{stream!r} has wrong prompt_logprobs")
 
     def _check_end(self, stream: TokenStream, end: str) -> None:
         """What comes after the end, read without awaiting: nothing may be left to wait for."""

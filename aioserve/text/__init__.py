@@ -1,4 +1,5 @@
-"""Text to tokens and back: tokenizer, incremental detokenizer, stop strings, chat templates.
+"""Text to tokens and back: tokenizer, incremental detokenizer, stop strings, chat templates, and
+what an answer is made of.
 
 Knows a model directory's tokenizer files and nothing else: no torch, no scheduling, no I/O past
 loading. Import what you need from the submodules.

@@ -5,6 +5,8 @@ What the engine uses. Knows text rules alone; which ids end an answer is the sch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
 from aioserve.text.detokenizer import IncrementalDetokenizer
@@ -20,17 +22,24 @@ class TextAssembler:
     A piece of text is delivered with the token that made it final: with which its last
     character was completed, and with which it could no longer be part of a stop string. The
     results of all pushes and of `finish`, joined, are `tokenizer.decode` of the pushed ids, cut
-    before the first stop string. Of `params` it uses `stop` alone. Not thread-safe.
+    before the first stop string. Of `params` it uses `stop` alone. `shown` are special tokens that
+    have a text all the same. Not thread-safe.
     """
 
-    __slots__ = ("_detokenizer", "_finished", "_stops")
+    __slots__ = ("_detokenizer", "_finished", "_shown", "_stops")
 
-    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        shown: Mapping[int, str] | None = None,
+    ) -> None:
         if tokenizer is None and params.stop:
             raise InvariantError(f"stop strings without a tokenizer: {params.stop!r}")
         self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer)
         self._stops = StopStrings(params.stop) if params.stop else None
         self._finished = False
+        self._shown = shown or {}
 
     @property
     def matched_stop(self) -> str | None:
@@ -44,7 +53,12 @@ class TextAssembler:
         """
         if self._finished:
             raise InvariantError(f"token {token_id} after the end of its answer")
-        text = "" if self._detokenizer is None else self._detokenizer.push(token_id)
+        if self._detokenizer is None:
+            text = ""
+        elif token_id in self._shown:
+            text = self._detokenizer.flush() + self._shown[token_id]
+        else:
+            text = self._detokenizer.push(token_id)
         if self._stops is None:
             return text, False
         text = self._stops.push(text)

@@ -21,11 +21,11 @@ MAX_TAG_CHARS = 2048
 """Of one tag, strings aside: the library's parser recurses over operators and kills the process
 where thousands nest."""
 MAX_ELIFS = 500
-STEPS, STEPS_PER_MESSAGE = 10_000, 100
+STEPS, STEPS_PER_ITEM = 10_000, 100
 """Iterations, calls of macros, assignments and prints."""
-CHARS, CHARS_PER_MESSAGE, CHARS_PER_CHAR = 1 << 20, 1 << 12, 16
+CHARS, CHARS_PER_ITEM, CHARS_PER_CHAR = 1 << 20, 1 << 12, 16
 """That may be printed and assigned; the last for each character of the messages."""
-FUEL, FUEL_PER_MESSAGE = 1 << 20, 1 << 12
+FUEL, FUEL_PER_ITEM = 1 << 20, 1 << 12
 MAX_SECONDS = 10.0
 """CPU time of the rendering thread."""
 SPEND = "_aioserve_spend"
@@ -48,11 +48,12 @@ class BudgetSpentError(Exception):
 
 
 class Budget:
-    """What is left for one rendering of `num_messages` messages of `num_chars` characters."""
+    """What is left for one rendering of `num_items`, which are messages and values of what comes
+    with them, of `num_chars` characters."""
 
-    def __init__(self, num_messages: int, num_chars: int) -> None:
-        self._max_steps = STEPS + STEPS_PER_MESSAGE * num_messages
-        self._max_chars = CHARS + CHARS_PER_MESSAGE * num_messages + CHARS_PER_CHAR * num_chars
+    def __init__(self, num_items: int, num_chars: int) -> None:
+        self._max_steps = STEPS + STEPS_PER_ITEM * num_items
+        self._max_chars = CHARS + CHARS_PER_ITEM * num_items + CHARS_PER_CHAR * num_chars
         self._steps = self._chars = 0
         self._ends = time.thread_time() + MAX_SECONDS
 
@@ -68,9 +69,9 @@ class Budget:
             raise BudgetSpentError(f"it took more than {MAX_SECONDS:g} s of CPU time")
 
 
-def fuel_for(num_messages: int) -> int:
-    """Instructions for that many messages: a power of two, so that few environments serve all."""
-    return FUEL << (num_messages * FUEL_PER_MESSAGE // FUEL).bit_length()
+def fuel_for(num_items: int) -> int:
+    """Instructions for that many items: a power of two, so that few environments serve all."""
+    return FUEL << (num_items * FUEL_PER_ITEM // FUEL).bit_length()
 
 
 class _Tag(NamedTuple):

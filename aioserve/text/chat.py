@@ -7,15 +7,17 @@ slow (a template is a program, with the bounds of `bounds`), so callers run it i
 Rendered by minijinja, which is Jinja2 except where it isn't. Of what chat templates use, Python's
 methods of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as
 are namespaces, macros, loop controls and slices; `{% generation %}` marks are dropped. Not there
-are `%`-formatting, attributes of Python objects and `import` of other templates; a template that
-needs them fails at load (syntax) or when it is rendered, with the place named. One quiet
-difference is known: trimming takes the control characters U+001C to U+001F for text.
+are `%`-formatting, some methods (`rsplit`, `removeprefix`, `index`), attributes of Python objects
+and `import` of other templates; a template that needs them fails at load (syntax) or when it is
+rendered, with the place named. One quiet difference is known: trimming takes the control characters
+U+001C to U+001F for text.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -23,13 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import minijinja
+import msgspec
 
 from aioserve.arguments import shown
 from aioserve.errors import InvalidPromptError, ModelError, PromptTooLongError, RequestFailedError
 from aioserve.json_file import read_file, read_json_object
 from aioserve.text import bounds
+from aioserve.text.conversation import Conversation, conversation_of
 from aioserve.text.guard import Disguise
-from aioserve.text.messages import validate_messages
+from aioserve.text.messages import Message
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate"]
@@ -55,6 +59,8 @@ class ChatTemplate:
         self, source: str, *, special_tokens: Mapping[str, str] | None = None, origin: str
     ) -> None:
         self.origin = origin
+        self.source: str = source
+        """As it was written, where names are looked for."""
         self._special_tokens = dict(special_tokens or {})
         self._source = bounds.asking(_without_generation_marks(source), origin)
         self._environments: dict[int, minijinja.Environment] = {}
@@ -86,22 +92,43 @@ class ChatTemplate:
         tokens.update(_special_tokens(config))
         return cls(source, special_tokens=tokens, origin=str(origin))
 
+    def reads(self, name: str) -> bool:
+        """Whether a variable of that name is read anywhere in the template."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+
+    def check_read(self, conversation: Conversation) -> None:
+        """Raise `InvalidPromptError` for tools or arguments that the template doesn't read."""
+        if conversation.tools and not self.reads("tools"):
+            raise InvalidPromptError(
+                f"tools are not supported: the chat template {self.origin} doesn't read them",
+                argument="tools",
+            )
+        for name in conversation.template_kwargs:
+            if name in self._special_tokens or not self.reads(name):
+                why = "has a value of its own for it" if self.reads(name) else "doesn't read it"
+                raise InvalidPromptError(
+                    f"chat_template_kwargs must not have {name!r}: the chat template {self.origin} "
+                    f"{why}",
+                    argument="chat_template_kwargs",
+                    value=name,
+                )
+
     def render(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self, messages: Conversation | Sequence[Message], *, add_generation_prompt: bool = True
     ) -> str:
         """The prompt for `messages`, special tokens written out: encode it without adding any.
 
         Raises `InvalidPromptError` for malformed messages and where the template itself
         refuses them (its `raise_exception`), `RequestFailedError` if the template breaks.
+        `add_generation_prompt` is that of a `Conversation` where it is one.
         """
-        return self._rendered(validate_messages(messages), add_generation_prompt)
+        return self._rendered(self._checked(messages, add_generation_prompt))
 
     def encode(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Conversation | Sequence[Message],
         tokenizer: Tokenizer,
         *,
-        add_generation_prompt: bool = True,
         special_tokens_in_messages: bool = False,
         max_chars: int | None = None,
         max_tokens: int | None = None,
@@ -114,39 +141,53 @@ class ChatTemplate:
         rewrites contents. A rendered text of more than `max_chars`, or more than `max_tokens`, is a
         `PromptTooLongError`.
         """
-        checked = validate_messages(messages)
+        checked = self._checked(messages)
         if special_tokens_in_messages or not (guard := tokenizer.message_guard).is_needed:
-            text = self._rendered(checked, add_generation_prompt)
+            text = self._rendered(checked)
             _check_chars(len(text), max_chars)
             return tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens)
         disguised, disguise = guard.disguise(checked, apart_from=self._source)
-        text = self._rendered(disguised, add_generation_prompt, disguise)
+        text = self._rendered(disguised, disguise)
         _check_chars(len(text), max_chars)
         spans = guard.find(text, disguise)
 
-        def written(contents: list[dict[str, str]]) -> list[int]:
-            """The special tokens of the prompt with other contents."""
-            found = guard.find(self._rendered(contents, add_generation_prompt, disguise), disguise)
-            return [span.token_id for span in found]
+        def written(other: Conversation) -> list[int] | None:
+            """The special tokens of the prompt with other texts; None if it has none then."""
+            try:
+                rendered = self._rendered(other, disguise)
+            except (InvalidPromptError, RequestFailedError):
+                return None  # the template reads in texts, and what it reads means nothing
+            return [span.token_id for span in guard.find(rendered, disguise)]
 
         tokens = [span.token_id for span in spans]
-        if tokens != (expected := written(guard.meaningless(disguised))) and (
+        expected = written(guard.meaningless(disguised))
+        if tokens != expected and (
             # The template looks at contents. May it, or does it write what they dictate?
-            guard.may_spell(Counter(tokens) - Counter(expected), disguised)
+            guard.may_spell(Counter(tokens) - Counter(expected or ()), disguised)
             or tokens != written(guard.unmarked(disguised))
         ):
+            others = "none" if expected is None else len(expected)
             raise InvalidPromptError(
                 f"the text of messages must not change which special tokens the prompt has, but "
                 f"the chat template {self.origin} writes {len(tokens)} with these contents and "
-                f"{len(expected)} with others; special_tokens_in_messages=True allows it"
+                f"{others} with others; special_tokens_in_messages=True allows it"
             )
         return guard.encode(text, disguise, spans, max_tokens=max_tokens)
+
+    def _checked(
+        self, messages: Conversation | Sequence[Message], add_generation_prompt: bool = True
+    ) -> Conversation:
+        if not isinstance(messages, Conversation):
+            messages = conversation_of(messages, add_generation_prompt=add_generation_prompt)
+        self.check_read(messages)
+        return messages.validated()
 
     def _environment(self, fuel: int) -> minijinja.Environment:
         if (known := self._environments.get(fuel)) is not None:
             return known
         environment = minijinja.Environment(
             filters={"tojson": _to_json},
+            tests={"callable": callable, "sequence": _is_sequence},
             globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
             auto_escape_callback=_never_escape,
             # The debug report would put the caller's messages into errors and logs.
@@ -165,22 +206,19 @@ class ChatTemplate:
         self._environments[fuel] = environment
         return environment
 
-    def _rendered(
-        self,
-        checked: list[dict[str, str]],
-        add_generation_prompt: bool,
-        disguise: Disguise | None = None,
-    ) -> str:
-        fuel = bounds.fuel_for(len(checked))
-        budget = bounds.Budget(
-            len(checked), sum(len(value) for message in checked for value in message.values())
-        )
+    def _rendered(self, checked: Conversation, disguise: Disguise | None = None) -> str:
+        fuel = bounds.fuel_for(checked.num_items)
+        budget = bounds.Budget(checked.num_items, checked.num_chars)
+        mark = ""
+        if checked.continue_final_message:
+            checked, mark = _marked(checked)
         try:
-            return self._environment(fuel).render_template(
+            text = self._environment(fuel).render_template(
                 _TEMPLATE_NAME,
-                messages=checked,
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
+                **checked.template_kwargs,
+                messages=[_with_aliases(message) for message in checked.messages],
+                add_generation_prompt=checked.add_generation_prompt,
+                tools=checked.tools,
                 documents=None,
                 **{bounds.SPEND: budget.spend},
                 **self._special_tokens,
@@ -199,6 +237,35 @@ class ChatTemplate:
                     f"{self.origin}: rendering was stopped: it took more than {fuel} instructions"
                 ) from error
             raise RequestFailedError(f"{self.origin}: rendering failed: {_brief(error)}") from error
+        return _cut_at(text, mark) if mark else text
+
+
+def _with_aliases(message: dict[str, Any]) -> dict[str, Any]:
+    """Some templates (gpt-oss's) read reasoning by its older name."""
+    if "reasoning_content" not in message:
+        return message
+    return {"thinking": message["reasoning_content"], **message}
+
+
+def _marked(conversation: Conversation) -> tuple[Conversation, str]:
+    """The conversation with a mark at the end of its last content."""
+    *before, last = conversation.messages
+    mark = f"\ue000{secrets.token_hex(8)}\ue001"
+    # A template that trims takes the space away.
+    last = last | {"content": f"{last['content']}{mark} "}
+    return msgspec.structs.replace(conversation, messages=[*before, last]), mark
+
+
+def _cut_at(text: str, mark: str) -> str:
+    """The text before the mark, without what was written after the content."""
+    if (at := text.rfind(mark)) < 0:
+        raise InvalidPromptError(
+            "continue_final_message needs a chat template that writes the last message's content "
+            "as it is",
+            argument="continue_final_message",
+        )
+    kept = text[:at]
+    return kept if text[at + len(mark) : at + len(mark) + 1] == " " else kept.rstrip()
 
 
 def _check_chars(chars: int, limit: int | None) -> None:
@@ -245,6 +312,11 @@ def _to_json(
         separators=(separators[0], separators[1]) if separators is not None else None,
         sort_keys=sort_keys,
     )
+
+
+def _is_sequence(value: Any) -> bool:
+    """As Jinja has it, where strings and mappings are sequences too."""
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _never_escape(_name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Keeps the text of messages from becoming special tokens.
+"""Keeps the text of messages, and of what comes with them, from becoming special tokens.
 
 A chat template writes turns and messages into one text, in which a tokenizer sees no difference
 between the turn mark that the template wrote and the same characters typed by a user. So, before
@@ -22,7 +22,6 @@ The unknown token is no mark of anything: text that the model can't spell may al
 from __future__ import annotations
 
 import json
-import random
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,8 @@ from tokenizers import AddedToken, models
 
 from aioserve.errors import InvalidPromptError, UnsupportedModelError
 from aioserve.text import library
+from aioserve.text.conversation import Conversation
+from aioserve.text.disguise import NOTHING, NOTHINGS, Disguise
 
 __all__ = ["Disguise", "MessageGuard", "SpecialSpan"]
 
@@ -40,13 +41,6 @@ WINDOW_CHARS = 1 << 16
 """Text is searched in pieces of this size, so that other threads get their turn between them."""
 MAX_GAPS = 100_000
 MAX_NAME_CHARS = 128
-STAND_IN_TRIES = 64
-_STAND_INS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-_LETTERS = (range(0x12000, 0x1239A), range(0x13000, 0x1342F))
-"""Cuneiform and hieroglyphs stand for letters and digits, beside which some tokens are none."""
-NOTHING = "\U0010fffd"
-"""A content that means nothing; part of no special token."""
-
 
 _LOOKS_SPECIAL = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 
@@ -107,49 +101,42 @@ class MessageGuard:
     # -- before rendering
 
     def disguise(
-        self, messages: Sequence[Mapping[str, str]], *, apart_from: str
-    ) -> tuple[list[dict[str, str]], Disguise]:
-        """The messages with what could complete a special token disguised, and the disguise. No
-        stand-in occurs in the messages or in `apart_from`. Raises `InvalidPromptError` if none is
-        free."""
-        texts = {apart_from}
-        for message in messages:
-            texts.update(message.values())
-        disguise = Disguise(texts)
-        return [
-            {
-                "role": self._disguised_role(message["role"], disguise),
-                "content": self._disguised_content(message["content"], disguise),
-            }
-            for message in messages
-        ], disguise
+        self, conversation: Conversation, *, apart_from: str
+    ) -> tuple[Conversation, Disguise]:
+        """The conversation with what could complete a special token disguised, and the disguise. No
+        stand-in occurs in the conversation or in `apart_from`. Raises `InvalidPromptError` if none
+        is free."""
+        roles = [message["role"] for message in conversation.messages]
+        disguise = Disguise({apart_from, *roles, *conversation.texts()})
+        return conversation.mapped(
+            lambda text: self._disguised_content(text, disguise),
+            role=lambda role: self._disguised_role(role, disguise),
+        ), disguise
 
-    def meaningless(self, messages: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
-        """The messages with contents that are part of no special token. What is empty stays so, and
-        white space around a content stays."""
-        return [
-            {"role": message["role"], "content": self._meaningless(message["content"])}
-            for message in messages
-        ]
+    def meaningless(self, conversation: Conversation) -> Conversation:
+        """The conversation with texts that are part of no special token. What is empty stays so,
+        white space around a text stays, an id keeps its length, and keys differ."""
+        return conversation.mapped(
+            self._meaningless,
+            identifier=lambda text: NOTHING * len(text),
+            key=lambda _, index: "".join([NOTHINGS[int(bit)] for bit in f"{index:b}"]),
+        )
 
-    def unmarked(self, messages: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
-        """The messages with contents of which words and white space alone are left: what is a
+    def unmarked(self, conversation: Conversation) -> Conversation:
+        """The conversation with texts of which words and white space alone are left: what is a
         special token then has its marks from elsewhere."""
         table = {ord(mark): NOTHING for mark in self._marks if not mark.isspace()}
-        return [
-            {"role": message["role"], "content": message["content"].translate(table)}
-            for message in messages
-        ]
+        return conversation.mapped(lambda text: text.translate(table))
 
-    def may_spell(self, token_ids: Iterable[int], messages: Iterable[Mapping[str, str]]) -> bool:
-        """Whether a content may have the words of one of these tokens, which stand between its
+    def may_spell(self, token_ids: Iterable[int], conversation: Conversation) -> bool:
+        """Whether a text may have the words of one of these tokens, which stand between its
         marks, and with them the whole of one that has no marks."""
         names = [self._names[token_id] for token_id in token_ids]
         if self._any_normalized or any(self._marks.isdisjoint(name) for name in names):
             return True
         words = {_longest_word(name).casefold() for name in names} - {""}
-        contents = [message["content"].casefold() for message in messages]
-        return any(word in content for content in contents for word in words)
+        texts = [text.casefold() for text in conversation.texts()]
+        return any(word in text for text in texts for word in words)
 
     def _meaningless(self, content: str) -> str:
         text = content.strip()
@@ -333,56 +320,6 @@ class MessageGuard:
         return plain
 
 
-class Disguise:
-    """Stand-ins for characters, each in none of `texts`."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = list(texts)
-        self._stand_ins: dict[str, str] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it hides nothing."""
-        return not self._stand_ins
-
-    def put_on(self, text: str, at: Iterable[int]) -> str:
-        """`text` with a stand-in for the character at each index of `at`."""
-        pieces, done = [], 0
-        for index in sorted(set(at)):
-            pieces += (text[done:index], self._stand_in(text[index]))
-            done = index + 1
-        return "".join([*pieces, text[done:]]) if pieces else text
-
-    def hides_in(self, text: str) -> bool:
-        """Whether a stand-in is in `text`."""
-        return any(stand_in in text for stand_in in self._stand_ins.values())
-
-    def take_off(self, text: str) -> str:
-        """`text` as it would be without stand-ins; those that were escaped for JSON, too."""
-        for char, stand_in in self._stand_ins.items():
-            text = text.replace(stand_in, char)
-            text = text.replace(_escaped(stand_in), _escaped(char))
-        return text
-
-    def _stand_in(self, char: str) -> str:
-        if (known := self._stand_ins.get(char)) is not None:
-            return known
-        for _ in range(STAND_IN_TRIES):
-            new = chr(random.choice(random.choice(_LETTERS if char.isalnum() else _STAND_INS)))
-            if (
-                new != NOTHING
-                and new not in self._stand_ins.values()
-                and not any(new in text or _escaped(new) in text for text in self._texts)
-            ):
-                self._stand_ins[char] = new
-                return new
-        raise InvalidPromptError(
-            "messages must leave some of Unicode's supplementary private-use characters, cuneiform "
-            f"and hieroglyphs unused, got texts with {STAND_IN_TRIES} of {STAND_IN_TRIES} drawn at "
-            "random"
-        )
-
-
 def _is_special(token: AddedToken) -> bool:
     return token.special or _LOOKS_SPECIAL.fullmatch(token.content) is not None
 
@@ -395,10 +332,6 @@ def _is_plain(char: str) -> bool:
 def _longest_word(name: str) -> str:
     words = "".join([char if _is_plain(char) else "\n" for char in name])
     return max(words.split("\n"), key=len)
-
-
-def _escaped(char: str) -> str:
-    return json.dumps(char)[1:-1]
 
 
 def _any_of(names: Iterable[str]) -> str:

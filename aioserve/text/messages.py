@@ -1,7 +1,8 @@
 """Chat messages as their sender gave them: what may be in them, and how much.
 
-Sizes are looked at before anything is copied or encoded, and no more is looked at than may be
-there: a sequence without an end, or one that says it is short, costs no more than an honest one.
+Fields are those of the OpenAI API. Sizes are looked at before anything is copied or encoded, and no
+more is looked at than may be there: a sequence without an end, or one that says it is short, costs
+no more than an honest one.
 """
 
 from __future__ import annotations
@@ -12,50 +13,110 @@ from typing import Any
 
 from aioserve.errors import AioserveError, InvalidPromptError, PromptTooLongError
 from aioserve.isolation import shown
+from aioserve.text.json_values import Reader, check_utf8, parsed_object
 
-__all__ = ["MAX_MESSAGES", "MAX_ROLE_CHARS", "plain_messages", "validate_messages"]
+__all__ = [
+    "FIELDS_OF",
+    "MAX_ID_CHARS",
+    "MAX_MESSAGES",
+    "MAX_NAME_CHARS",
+    "MAX_ROLE_CHARS",
+    "Message",
+    "check_strings",
+    "plain_messages",
+    "read_messages",
+    "validate_messages",
+    "validated",
+]
+
+Message = Mapping[str, Any]
 
 MAX_MESSAGES = 10_000
 """Of one prompt. To look at as many takes the event loop some 10 ms."""
 MAX_ROLE_CHARS = 64
+MAX_ID_CHARS = 256
+"""Of a tool call."""
+MAX_NAME_CHARS = 256
+"""Of a function."""
 
 _FIELDS = ("role", "content")
-_PIECE_CHARS = 2**16
+FIELDS_OF = {
+    "assistant": ("tool_calls", "reasoning_content", "reasoning"),
+    "tool": ("tool_call_id", "name"),
+}
+"""Beside role and content."""
+_MAX_FIELDS = 5
 
 
-def validate_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[str, str]]:
-    """As `plain_messages`; raises `InvalidPromptError` also for what can't be encoded as UTF-8.
+def validate_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[str, Any]]:
+    """As `plain_messages`, and arguments of tool calls are objects: those that come as JSON are
+    parsed. Raises `InvalidPromptError` also for what can't be encoded as UTF-8, or isn't JSON.
     Takes as long as the messages are, so long ones are for a thread."""
-    plain = plain_messages(messages, max_chars=max_chars)
+    return validated(plain_messages(messages, max_chars=max_chars), Reader("messages"))
+
+
+def validated(plain: list[dict[str, Any]], reader: Reader) -> list[dict[str, Any]]:
+    """`validate_messages` of what `plain_messages` gave, of which nothing is changed. `reader`
+    counts what is parsed."""
+    checked: list[dict[str, Any]] = []
     for index, message in enumerate(plain):
-        for field, text in message.items():
-            _check_utf8(f"messages[{index}][{field!r}]", text)
-    return plain
+        if "tool_calls" in message:
+            with reader.at(index), reader.at("tool_calls"):
+                calls = [
+                    _parsed(reader, *numbered) for numbered in enumerate(message["tool_calls"])
+                ]
+            message = message | {"tool_calls": calls}
+        for field, value in message.items():
+            check_strings("prompt", f"messages[{index}][{field!r}]", value)
+        checked.append(message)
+    return checked
 
 
-def plain_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[str, str]]:
-    """Check that `messages` is a non-empty list of {"role": str, "content": str}, of at most
-    `max_chars` characters in all; a copy of it, in classes of Python's own.
+def check_strings(argument: str, where: str, value: Any) -> None:
+    """`check_utf8` of every str in a plain value of JSON, keys included."""
+    if isinstance(value, str):
+        check_utf8(argument, where, value)
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            check_utf8(argument, f"a key of {where}", key)
+            check_strings(argument, f"{where}[{key!r}]", entry)
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            check_strings(argument, f"{where}[{index}]", entry)
+
+
+def plain_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[str, Any]]:
+    """Check that `messages` is a non-empty list of messages, of at most `max_chars` characters in
+    all; a copy of it, in classes of Python's own.
+
+    Each has a `role` and a `content`, a str or a list of parts {"type": "text", "text": str}, which
+    are joined by line breaks. The assistant's may have `tool_calls`, beside which the content may
+    be None or left out, and `reasoning_content` (or `reasoning`, the same under another name). A
+    tool's may have the `tool_call_id` that it answers and the function's `name`.
 
     Raises `InvalidPromptError` naming the index and the field, `PromptTooLongError` for too many
     messages or characters.
     """
+    return read_messages(messages, Reader("messages", max_chars))
+
+
+def read_messages(messages: Any, reader: Reader) -> list[dict[str, Any]]:
+    """`plain_messages`, counted by `reader`."""
     try:
-        return _plain(messages, max_chars)
+        return _plain(messages, reader)
     except AioserveError:
         raise
     except Exception as error:  # raised by a class of the sender's
         raise InvalidPromptError(f"messages can't be read: {shown(error)}") from error
 
 
-def _plain(messages: Any, max_chars: int | None) -> list[dict[str, str]]:
+def _plain(messages: Any, reader: Reader) -> list[dict[str, Any]]:
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise InvalidPromptError(f"messages must be a list, got {type(messages).__name__}")
     num_messages = len(messages)
     if num_messages == 0:
         raise InvalidPromptError("messages must not be empty")
-    plain: list[dict[str, str]] = []
-    chars = 0
+    plain: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         num_messages = max(num_messages, index + 1)
         if num_messages > MAX_MESSAGES:
@@ -65,61 +126,127 @@ def _plain(messages: Any, max_chars: int | None) -> list[dict[str, str]]:
                 limit=MAX_MESSAGES,
                 unit="messages",
             )
-        texts = _texts(index, message)
-        chars += sum([str.__len__(text) for text in texts])
-        if max_chars is not None and chars > max_chars:
-            raise PromptTooLongError(
-                f"prompt has {chars} characters up to messages[{index}]; {max_chars} are read at "
-                "most",
-                value=chars,
-                limit=max_chars,
-                unit="characters",
-            )
-        # Of a subclass, what it holds and not what it says.
-        role, content = [text if type(text) is str else str.__str__(text) for text in texts]
-        plain.append({"role": role, "content": content})
+        with reader.at(index):
+            plain.append(_message(message, reader))
     return plain
 
 
-def _texts(index: int, message: Any) -> list[str]:
-    """Role and content, as they are."""
+def _message(message: Any, reader: Reader) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise InvalidPromptError(f"messages[{index}] must be a dict, got {type(message).__name__}")
-    texts: list[str] = []
-    for field in _FIELDS:
-        if field not in message:
-            raise InvalidPromptError(f"messages[{index}] has no {field!r}")
-        value = message[field]
-        if not isinstance(value, str):
-            raise InvalidPromptError(
-                f"messages[{index}][{field!r}] must be a str, got {type(value).__name__}"
+        raise reader.error(f"must be a dict, got {type(message).__name__}")
+    if "role" not in message:
+        raise reader.error("has no 'role'")
+    with reader.at("role"):
+        role = reader.text(message["role"], max_chars=MAX_ROLE_CHARS)
+    more = FIELDS_OF.get(role, ())
+    fields = set()
+    for key in islice(message, _MAX_FIELDS + 1):
+        if key not in _FIELDS and key not in more:
+            also = f"; of role {role!r} {', '.join(more)} are too" if more else ""
+            raise reader.error(
+                f"has the unsupported field {shown(key)}; only role and content are{also}"
             )
-        texts.append(value)
-    role_chars = str.__len__(texts[0])
-    if role_chars > MAX_ROLE_CHARS:
-        raise InvalidPromptError(
-            f"messages[{index}]['role'] must have at most {MAX_ROLE_CHARS} characters, "
-            f"got {role_chars}",
-            value=role_chars,
-            limit=MAX_ROLE_CHARS,
+        fields.add(key)
+    plain: dict[str, Any] = {"role": role}
+    calls = message["tool_calls"] if "tool_calls" in fields else None
+    if "content" in message:
+        with reader.at("content"):
+            plain["content"] = _content(message["content"], reader, may_be_none=bool(calls))
+    elif not calls:
+        raise reader.error("has no 'content'")
+    if calls is not None:
+        with reader.at("tool_calls"):
+            calls = [
+                _tool_call(*numbered, reader) for numbered in enumerate(reader.elements(calls))
+            ]
+        if calls:
+            plain["tool_calls"] = calls
+    for field in ("reasoning_content", "reasoning"):
+        if field in fields and message[field] is not None:
+            if "reasoning_content" in plain:
+                raise reader.error("must have one of reasoning_content and reasoning, not both")
+            with reader.at(field):
+                plain["reasoning_content"] = reader.text(message[field])
+    for field, max_chars in (("tool_call_id", MAX_ID_CHARS), ("name", MAX_NAME_CHARS)):
+        if field in fields and message[field] is not None:
+            with reader.at(field):
+                plain[field] = reader.text(message[field], max_chars=max_chars)
+    return plain
+
+
+def _content(content: Any, reader: Reader, *, may_be_none: bool) -> str | None:
+    if content is None and may_be_none:
+        return None
+    if isinstance(content, str):
+        return reader.text(content)
+    if not isinstance(content, list | tuple):
+        raise reader.error(
+            f"must be a str or a list of content parts, got {type(content).__name__}"
         )
-    for key in islice(message, len(_FIELDS) + 1):
-        if key not in _FIELDS:
-            raise InvalidPromptError(
-                f"messages[{index}] has the unsupported field {shown(key)}; only role and content "
-                "are"
+    texts: list[str] = []
+    for index, part in enumerate(reader.elements(content)):
+        with reader.at(index):
+            texts.append(_text_of_part(part, reader))
+    if not texts:
+        raise reader.error("must have a content part, got []")
+    return "\n".join(texts)
+
+
+def _text_of_part(part: Any, reader: Reader) -> str:
+    fields = _fields(part, ("type", "text"), reader)
+    with reader.at("type"):
+        if (kind := fields.get("type")) != "text":
+            raise reader.error(
+                f"must be 'text', the only part that is supported, got {shown(kind)}"
             )
-    return texts
+    with reader.at("text"):
+        return reader.text(fields.get("text"))
 
 
-def _check_utf8(name: str, text: str) -> None:
-    if text.isascii():
-        return
-    for start in range(0, len(text), _PIECE_CHARS):  # other threads run between two of them
-        try:
-            text[start : start + _PIECE_CHARS].encode()
-        except UnicodeEncodeError as error:
-            raise InvalidPromptError(
-                f"{name} can't be encoded as UTF-8: {text[start + error.start]!r} at "
-                f"{start + error.start}: {error.reason}"
-            ) from None
+def _tool_call(index: int, call: Any, reader: Reader) -> dict[str, Any]:
+    """Arguments may be an object or JSON of one, which isn't parsed here."""
+    with reader.at(index):
+        fields = _fields(call, ("id", "type", "function"), reader)
+        plain: dict[str, Any] = {}
+        if fields.get("id") is not None:
+            with reader.at("id"):
+                plain["id"] = reader.text(fields["id"], max_chars=MAX_ID_CHARS)
+        if "type" in fields:
+            with reader.at("type"):
+                if fields["type"] != "function":
+                    raise reader.error(f"must be 'function', got {shown(fields['type'])}")
+                plain["type"] = "function"
+        with reader.at("function"):
+            function = _fields(fields.get("function"), ("name", "arguments"), reader)
+            with reader.at("name"):
+                name = reader.text(function.get("name"), max_chars=MAX_NAME_CHARS)
+            with reader.at("arguments"):
+                arguments = function.get("arguments")
+                if not isinstance(arguments, str | Mapping | None):
+                    raise reader.error(
+                        f"must be a dict or JSON of one, got {type(arguments).__name__}"
+                    )
+                plain["function"] = {
+                    "name": name,
+                    "arguments": reader.value({} if arguments is None else arguments),
+                }
+        return plain
+
+
+def _fields(value: Any, names: tuple[str, ...], reader: Reader) -> dict[str, Any]:
+    """Of a mapping that has no others."""
+    fields = dict(reader.items(value))
+    for name in fields:
+        if name not in names:
+            raise reader.error(
+                f"has the unsupported field {shown(name)}; only {', '.join(names)} are"
+            )
+    return fields
+
+
+def _parsed(reader: Reader, index: int, call: dict[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):
+        with reader.at(index), reader.at("function"), reader.at("arguments"):
+            arguments = parsed_object(arguments, reader) if arguments.strip() else {}
+    return call | {"function": call["function"] | {"arguments": arguments}}

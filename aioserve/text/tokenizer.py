@@ -7,7 +7,7 @@ so one tokenizer serves any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -70,11 +70,13 @@ class Tokenizer:
         """What each id adds to the text; the incremental detokenizer's input."""
         self.vocab_size: int = one_past_highest_id(backend) if vocab_size is None else vocab_size
         """One past the highest id, added tokens included. A model's logits may be wider."""
-        self.special_ids: frozenset[int] = frozenset(
-            token_id
+        special = {
+            token_id: token.content
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
-        )
+        }
+        self._special = {content: token_id for token_id, content in special.items()}
+        self.special_ids: frozenset[int] = frozenset(special)
         """Ids that `decode` leaves out unless told otherwise."""
 
     @classmethod
@@ -91,6 +93,10 @@ class Tokenizer:
         """Keeps text of messages from becoming special tokens. Made when it is first used, which
         may take a while: use it in a thread."""
         return MessageGuard(self._backend, self._source)
+
+    def special_among(self, names: Iterable[str]) -> dict[int, str]:
+        """Those of the names that are special tokens, by their ids."""
+        return {self._special[name]: name for name in names if name in self._special}
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
+from aioserve.request import MAX_PRIORITY, MIN_PRIORITY
 from aioserve.traces.checks import check_int, check_number
 
 __all__ = [
@@ -71,6 +72,8 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int | None = None
     """Most tokens that the caller asked for, where the trace tells: unlike `output_tokens`, known
     when the request arrives."""
+    priority: int = 0
+    """As its caller would give it: no format records it."""
 
     @property
     def own_token(self) -> int:
@@ -173,6 +176,7 @@ def check_request(place: str, request: TraceRequest) -> None:
         ("output_tokens", request.output_tokens, 0, MAX_REQUEST_TOKENS),
         ("block_tokens", block, 1, MAX_REQUEST_TOKENS),
         ("max_tokens", request.max_tokens, 1, MAX_ASKED_TOKENS),
+        ("priority", request.priority, MIN_PRIORITY, MAX_PRIORITY),
     ):
         if value is not None or name != "max_tokens":
             check_int(f"{place}: {name}", value, least, most, error=TraceError)

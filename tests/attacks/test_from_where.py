@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import trio
 
-from aioserve import AioserveError, Engine, EngineClosedError, TokenStream, WrongLoopError
+from aioserve import (
+    AioserveError,
+    Engine,
+    EngineClosedError,
+    InvalidPromptError,
+    TokenStream,
+    WrongLoopError,
+)
 from aioserve.testing import check_invariants
 from tests.attacks.engines import (
     LONG,
@@ -26,17 +33,28 @@ from tests.attacks.engines import (
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "engine.md"
 
+
+def chat(engine: Engine) -> None:
+    """Which is past all checks of where it is called when it looks for a chat template."""
+    with pytest.raises(InvalidPromptError, match="has no chat template"):
+        engine.chat([{"role": "user", "content": "x"}], SHORT)
+
+
 CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.__aenter__": lambda e, s: e.__aenter__(),
     "Engine.__aexit__": lambda e, s: e.__aexit__(None, None, None),
+    "Engine.chat": lambda e, s: chat(e),
     "Engine.config": lambda e, s: e.config,
     "Engine.default_params": lambda e, s: e.default_params,
     "Engine.drain": lambda e, s: e.drain(0),
     "Engine.dump": lambda e, s: e.dump(),
+    "Engine.embed": lambda e, s: e.embed([1]),
     "Engine.generate": lambda e, s: e.generate([1], SHORT),
     "Engine.has_chat_template": lambda e, s: e.has_chat_template,
     "Engine.has_tokenizer": lambda e, s: e.has_tokenizer,
     "Engine.limits": lambda e, s: e.limits,
+    "Engine.score": lambda e, s: e.score([1], [2]),
+    "Engine.score_each": lambda e, s: e.score_each([1], [[2], [3]]),
     "Engine.stats": lambda e, s: e.stats(),
     "Engine.stream": lambda e, s: e.stream([1], SHORT).request_id,
     "Engine.tokenizer": lambda e, s: e.tokenizer.encode("x"),
@@ -48,6 +66,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "TokenStream.close": lambda e, s: s.close(),
     "TokenStream.finish_reason": lambda e, s: s.finish_reason,
     "TokenStream.finish_reasons": lambda e, s: s.finish_reasons,
+    "TokenStream.prompt_logprobs": lambda e, s: s.prompt_logprobs,
     "TokenStream.request_id": lambda e, s: s.request_id,
     "TokenStream.started": lambda e, s: s.started(),
     "TokenStream.timings": lambda e, s: s.timings,

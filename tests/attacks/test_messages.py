@@ -35,7 +35,10 @@ from aioserve.text.tokenizer import Tokenizer
 from tests.attacks.held_loop import assert_loop_is_free
 from tests.attacks.hostile import hostile_texts, hostile_values, is_named, named_errors
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+)
 PARAMS = SamplingParams(max_tokens=4)
 HUGE = "x" * 10_000_000
 LONG = "x" * (encoding.LONG_CHARS + 1)
@@ -264,6 +267,38 @@ async def test_no_prompt_holds_the_loop(prompt):
         async def attack() -> None:
             with named_errors():
                 await engine.generate(prompt, PARAMS)
+
+        await assert_loop_is_free(attack)
+
+
+def tool(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **more}}
+
+
+CALL = {"name": "f", "arguments": '{"a": [' + "1, " * 300_000 + "1]}"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "options"),
+    [
+        ([message()], {"tools": [tool(description=HUGE)]}),
+        ([message()], {"tools": [tool(x=[0] * 10_000_000)]}),
+        ([message()], {"tools": [tool(x=["x"] * 9_990)]}),
+        ([message()], {"tools": [tool()] * 1_000_000}),
+        ([message()], {"chat_template_kwargs": dict.fromkeys(map(str, range(1_000_000)), 1)}),
+        ([message([{"type": "text", "text": "x"}] * 1_000_000)], {}),
+        ([{"role": "assistant", "tool_calls": [{"function": CALL}]}], {}),
+        ([{"role": "assistant", "tool_calls": [{"function": CALL}] * 1_000_000}], {}),
+    ],
+    ids=["text", "values", "many", "tools", "kwargs", "parts", "arguments", "calls"],
+)
+@pytest.mark.asyncio
+async def test_nothing_that_comes_with_messages_holds_the_loop(messages, options):
+    async with Engine(ChatModel(num_pages=512, max_model_len=8_000)) as engine:
+
+        async def attack() -> None:
+            with named_errors():
+                await engine.generate(messages, PARAMS, **options)
 
         await assert_loop_is_free(attack)
 

@@ -49,6 +49,7 @@ FIELDS = (
     "priority",
     "ttft_target_seconds",
     "tpot_target_seconds",
+    "deadline_seconds",
 )
 PLAIN = (int, float, bool, str, bytes, tuple, type(None))
 SHORT = SamplingParams(max_tokens=3, temperature=0.0, seed=0)
@@ -311,6 +312,9 @@ def test_fuzz_engine_options(values: dict[str, Any]) -> None:
         ("ttft_target_seconds", 10**400, "<int of 1329 bits>", float("inf")),
         ("tpot_target_seconds", float("inf"), float("inf"), float("inf")),
         ("tpot_target_seconds", True, True, None),
+        ("deadline_seconds", 0, 0, 0),
+        ("deadline_seconds", float("inf"), float("inf"), float("inf")),
+        ("deadline_seconds", "1", "1", None),
     ],
     ids=kind_of,
 )

@@ -51,8 +51,10 @@ def test_latency_prints_a_table_and_writes_json(
     )
     assert done.returncode == 0, done.stderr
     for shown in (
+        "queued",
         "time to first token",
         "time per output token",
+        "longest gap between tokens",
         "whole answer",
         "loop lag",
         "host's share",
@@ -105,6 +107,7 @@ def test_what_no_request_has_is_no_zero(aioserve_here: Run, tiny_model: Path) ->
     del words[words.index("--output-len") : words.index("--output-len") + 2]  # the one of SMALL
     result = json.loads(aioserve_here(*words, "--json", "-").stdout)
     assert result["latency_milliseconds"]["tpot"] is None
+    assert result["latency_milliseconds"]["longest_gap"] is None
     assert result["latency_milliseconds"]["ttft"]["p50"] > 0
     rows = [line.split() for line in aioserve_here(*words).stdout.splitlines()]
     assert ["time", "per", "output", "token", *"----"] in rows

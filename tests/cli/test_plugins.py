@@ -134,8 +134,16 @@ def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install
         ("bad:size=1", 1, "bad (bad-dist 3.4) is broken: RuntimeError('planted')"),
         ("pack", 1, "pack (pack-dist 3.4) is broken: PluginError("),
         ("only_in_pack", 1, "pack (pack-dist 3.4) is broken: PluginError("),
-        ("counter:foo=1", 2, "only policies and eviction strategies have options, got 'counter:"),
-        ("all_kinds:foo=1", 2, "only policies and eviction strategies have options, got 'all_k"),
+        (
+            "counter:foo=1",
+            2,
+            "only policies, eviction strategies and logits processors have options, got",
+        ),
+        (
+            "all_kinds:foo=1",
+            2,
+            "only policies, eviction strategies and logits processors have options, got",
+        ),
         ("lru", 2, "eviction strategy 'lru' is built in: there is no plugin to check"),
         ("slru:foo=1", 2, "eviction strategy 'slru' is built in"),
         ("sideways", 2, "no plugin offers 'sideways'; there are: all_kinds, backwards, bad"),

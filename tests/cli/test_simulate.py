@@ -161,6 +161,17 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
         (["--synthetic", "bursts", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
         (["--synthetic", "bursts", "--rate", "0"], "rate must be more than 0"),
         (["--synthetic", "bursts", "--hardware", "tpu"], "no hardware 'tpu'"),
+        (["--synthetic", "bursts", "--priority", "a=1"], "CLIENT=NUMBER, once for each client of"),
+        (["--synthetic", "tenants", "--priority", "tenant-0"], "CLIENT=NUMBER, once for each"),
+        (["--synthetic", "tenants", "--priority", "tenant-0=x"], "tenant-0 must be an int, got"),
+        (
+            ["--synthetic", "tenants", "--priority", "tenant-0=2147483648"],
+            "priority of tenant-0 must be at most 2147483647",
+        ),
+        (
+            ["--synthetic", "tenants", "--priority", "tenant-0=1", "--priority", "tenant-0=1"],
+            "priority must be CLIENT=NUMBER, once for each client",
+        ),
         (
             ["--synthetic", "bursts", "--eviction", "mru"],
             "eviction: no strategy 'mru'; there are: fifo",
@@ -204,6 +215,16 @@ def test_a_mistake_is_named(aioserve_here: Run, arguments: list[str], message: s
     done = aioserve_here("simulate", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_an_urgent_client_waits_less(aioserve_here: Run) -> None:
+    arguments = ["--synthetic", "tenants", "--num-requests", 60, "--rate", 50]
+    arguments += ["--max-num-seqs", 4, "--policy", "fcfs", "--policy", "priority"]
+    found = simulated(aioserve_here, *arguments, "--priority", "tenant-0=-1")
+    fcfs, priority = (
+        run["clients"]["tenant-0"]["ttft_seconds"]["p99"] for run in found["policies"].values()
+    )
+    assert priority < fcfs / 2
 
 
 @pytest.mark.usefixtures("late")

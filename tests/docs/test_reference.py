@@ -5,24 +5,36 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import aioserve.errors
 import aioserve.testing
 from aioserve import (
+    ChatAnswer,
+    ChatCompletion,
+    ChatDelta,
+    ChatStream,
     Completion,
     Engine,
     EngineStats,
+    InterTokenLatency,
     RequestView,
     Sample,
     SamplingParams,
     SchedulerView,
     SchedulingPolicy,
+    Timings,
     Token,
     TokenStream,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
     Verdict,
 )
+from aioserve.text.answers.forms import ReasoningParserName, ToolParserName
+from aioserve.text.messages import FIELDS_OF
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -72,10 +84,39 @@ def test_what_a_stream_offers_is_all_there() -> None:
         assert f"`{name}" in shown or f"await {name}" in shown, name
 
 
+def test_what_a_chat_stream_offers_is_all_there() -> None:
+    shown = section("engine.md", "`ChatStream`")
+    for name in public(ChatStream):
+        assert f"`{name}" in shown or f"await {name}" in shown, name
+    for kind in (ChatDelta, ChatCompletion, ChatAnswer, ToolCall, ToolCallDelta):
+        assert set(re.findall(r"`(\w+)`", shown)) >= {kind.__name__, *public(kind)}
+    parsers = [*get_args(ToolParserName), *get_args(ReasoningParserName)]
+    assert sorted(re.findall(r'^\| `"(\w+)"`', shown, re.MULTILINE)) == sorted(parsers)
+
+
+def test_every_field_of_a_message_and_what_goes_with_it_has_a_row() -> None:
+    rows = first_column(section("engine.md", "A message"))
+    fields = ["role", "content", *FIELDS_OF["assistant"], *FIELDS_OF["tool"]]
+    assert rows == [name for name in fields if name != "reasoning"] + [
+        *("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+    ]
+
+
 @pytest.mark.parametrize("kind", [Token, Completion])
 def test_the_fields_of_what_comes_back_are_all_there(kind: type) -> None:
     shown = section("engine.md", f"`{kind.__name__}`")
     assert set(re.findall(r"`(\w+)`", shown)) >= set(kind.__struct_fields__)
+
+
+@pytest.mark.parametrize("kind", [Usage, Timings, InterTokenLatency])
+def test_what_is_told_of_a_request_is_all_there(kind: type) -> None:
+    shown = section("engine.md", "Usage and timings")
+    if kind is InterTokenLatency:
+        assert set(re.findall(r"`(\w+)`", shown)) >= public(kind)
+        return
+    table = shown.split(f"| `{kind.__name__}` |", 1)[1].split("\n\n", 1)[0]
+    fields = kind.__struct_fields__
+    assert first_column(table) == [*fields, *sorted(public(kind) - set(fields))]
 
 
 def test_the_fields_of_a_sample_are_those_of_a_completion_too() -> None:

@@ -177,8 +177,8 @@ def test_a_bad_sampling_parameter_is_refused_by_name(fields, message):
 
 
 def test_a_sampling_parameter_that_does_not_exist_is_refused():
-    with pytest.raises(TypeError, match="presence_penalty"):
-        SamplingParams(presence_penalty=1.0)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="vocabulary_penalty"):
+        SamplingParams(vocabulary_penalty=1.0)  # pyright: ignore[reportCallIssue]
 
 
 def test_one_stop_string_needs_no_tuple():
@@ -487,11 +487,13 @@ async def test_a_policy_sees_what_the_caller_says_of_a_request(prompt):
             priority=-7,
             ttft_target_seconds=2,
             tpot_target_seconds=0.25,
+            deadline_seconds=3600,
         )
         await engine.generate(prompt, SHORT)
     told = [(r.tenant, r.priority, r.ttft_target_seconds, r.tpot_target_seconds) for r in arrived]
     assert told == [("blue", -7, 2, 0.25), (None, 0, None, None)]
     assert isinstance(told[0][2], float)
+    assert [request.deadline_seconds for request in arrived] == [3600, None]
     (came, first), (came_later, _) = ended
     assert completion.timings.first_token_seconds is not None
     assert before <= came < first <= came + completion.timings.first_token_seconds < came_later

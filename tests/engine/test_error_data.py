@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aioserve import (
+    DeadlineExceededError,
     DuplicateRequestError,
     Engine,
     EngineClosedError,
@@ -251,5 +252,15 @@ def test_a_stalled_stream_says_how_long_the_engine_waited():
                 async for _ in stream:
                     pass
             assert caught.value.timeout_seconds == 2.0
+
+    run_simulated(main)
+
+
+def test_a_request_that_is_late_says_how_long_it_was_given():
+    async def main():
+        async with an_engine() as engine:
+            with pytest.raises(DeadlineExceededError, match=r"'x'.* 1\.5 s .*deadline_") as caught:
+                await engine.generate(PROMPT, LONG, request_id="x", deadline_seconds=1.5)
+            assert caught.value.deadline_seconds == 1.5
 
     run_simulated(main)

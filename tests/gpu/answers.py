@@ -7,9 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aioserve import Engine, SamplingParams
+import msgspec
+import pytest
 
-__all__ = ["OPTIONS", "Request", "answers", "reference", "requests"]
+from aioserve import Completion, Engine, SamplingParams
+
+__all__ = [
+    "OPTIONS",
+    "Request",
+    "answers",
+    "asking_requests",
+    "check_close",
+    "completions",
+    "reference",
+    "reference_completions",
+    "requests",
+]
 
 Request = tuple[list[int], SamplingParams]
 
@@ -39,6 +52,51 @@ def requests(count: int, max_tokens: int) -> list[Request]:
         )
         for index in range(count)
     ]
+
+
+def asking_requests(count: int, max_tokens: int) -> list[Request]:
+    """The same prompts: of five requests one is plain, and the others ask for more than a draw."""
+    asked: list[dict[str, Any]] = [
+        {"logprobs": 3, "prompt_logprobs": 0},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+        {"logit_bias": {5: 3.0, 40: -100.0}, "min_tokens": 2, "logprobs": 0},
+        {},
+        {"allowed_token_ids": list(range(3, 90)), "repetition_penalty": 0.8, "prompt_logprobs": 4},
+    ]
+    return [
+        (prompt, msgspec.structs.replace(params, **asked[index % 5]))
+        for index, (prompt, params) in enumerate(requests(count, max_tokens))
+    ]
+
+
+async def completions(engine: Engine, asked: Sequence[Request]) -> list[Completion]:
+    """All at once."""
+    return list(await asyncio.gather(*(engine.generate(*request) for request in asked)))
+
+
+async def reference_completions(path: Path, asked: Sequence[Request]) -> list[Completion]:
+    """In float32, in plain torch on the CPU."""
+    options = {"backend": "reference", "dtype": "float32", **OPTIONS}
+    async with Engine(path, **options) as engine:
+        return await completions(engine, asked)
+
+
+def check_close(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    """The same tokens, with log-probabilities of which only the rounding may differ."""
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        for mine, theirs in (
+            (one.logprobs, other.logprobs),
+            (one.prompt_logprobs, other.prompt_logprobs),
+        ):
+            assert (mine is None) == (theirs is None)
+            for each, wanted in zip(mine or (), theirs or (), strict=True):
+                assert (each is None) == (wanted is None)
+                if each is None or wanted is None:
+                    continue
+                assert each.logprob == pytest.approx(wanted.logprob, abs=1e-3)
+                logprobs = [top.logprob for top in wanted.top]
+                assert [top.logprob for top in each.top] == pytest.approx(logprobs, abs=1e-3)
 
 
 async def answers(engine: Engine, asked: Sequence[Request]) -> list[list[int]]:

@@ -18,7 +18,17 @@ import pytest
 from aioserve import Engine, EngineStats
 from aioserve.execution.gpu.waiting import Way
 from tests.execution.gpu.assembled import Assembled
-from tests.gpu.answers import OPTIONS, Request, answers, reference, requests
+from tests.gpu.answers import (
+    OPTIONS,
+    Request,
+    answers,
+    asking_requests,
+    check_close,
+    completions,
+    reference,
+    reference_completions,
+    requests,
+)
 from tests.gpu.place import Place
 
 SMALL_POOL = {"num_pages": 30}
@@ -80,6 +90,22 @@ def test_tokens_are_those_of_the_reference(
         assert stats.preemptions_total > 0
     if not options.get("prefix_caching", True):
         assert stats.tokens_cached_total == 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("variation", ["overlapped", "graphs", "chunks", "swapped"])
+def test_rows_that_ask_for_more_than_a_draw_get_what_the_reference_gives(
+    place: Place, directory_of: Callable[[str], Path], variation: str
+) -> None:
+    path, options = directory_of("qwen3"), {**OPTIONS, **VARIATIONS[variation]}
+    asked = asking_requests(*asked_at(place))
+
+    async def main() -> None:
+        async with Engine(place.assembled(path), dtype="float32", **options) as engine:
+            found = await completions(engine, asked)
+        check_close(found, await reference_completions(path, asked))
+
+    asyncio.run(main())
 
 
 @pytest.mark.timeout(300)

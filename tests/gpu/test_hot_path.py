@@ -1,4 +1,5 @@
-"""Decodes that are warm take no memory: not of the card, not pinned, of no library."""
+"""Decodes that are warm take no memory: not of the card, not pinned, of no library. No step waits
+for the card while it is launched."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch
 
 from aioserve import Engine, SamplingParams
 from aioserve.ops.gpu.cupy_module import cupy_module
-from tests.gpu.answers import OPTIONS
+from tests.gpu.answers import OPTIONS, asking_requests, completions
 from tests.gpu.place import Place
 
 STREAMS = 4
@@ -71,3 +72,21 @@ def test_warm_decodes_allocate_nothing(
     if not graph_sizes:
         assert after.pop("tensors") > before.pop("tensors")
     assert after == before
+
+
+@pytest.mark.timeout(300)
+def test_rows_that_ask_for_more_than_a_draw_make_no_launch_wait(
+    card: Place, directory_of: Callable[[str], Path]
+) -> None:
+    """torch raises wherever it would wait for the card; the runner waits for events of CuPy."""
+
+    async def main() -> None:
+        source = card.assembled(directory_of("qwen3"))
+        async with Engine(source, dtype="float32", **OPTIONS) as engine:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                await completions(engine, asking_requests(10, 12))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    asyncio.run(main())

@@ -116,6 +116,10 @@ def test_an_observer_hears_of_a_request_from_its_arrival_to_its_end():
             assert ended.finish_reason is FinishReason.LENGTH
             assert ended.first_token_seconds == pytest.approx(0.5)
             assert ended.total_seconds == pytest.approx(2.5)
+            assert ended.device_seconds == pytest.approx(2.5)
+            assert (ended.encoding_seconds, ended.queued_seconds) == pytest.approx((0, 0))
+            assert (ended.cached_tokens, ended.preemptions) == (0, 0)
+            assert ended.inter_token_latency.count == 4
             first, *others = observer.of("step")
             assert (first.computed_tokens, first.num_sequences, first.failed) == (3, 1, False)
             assert [step.computed_tokens for step in others] == [1, 1, 1, 1]

@@ -12,6 +12,7 @@ from aioserve_plugins.cache_aware import CacheAware
 from aioserve_plugins.deadline import Deadline
 from aioserve_plugins.fair_share import FairShare
 from aioserve_plugins.fcfs import FirstComeFirstServed
+from aioserve_plugins.priority import Priority
 from aioserve_plugins.round_robin import RoundRobin
 from aioserve_plugins.shortest_first import ShortestFirst
 from tests.scheduling.bench import Bench, work
@@ -21,6 +22,7 @@ BY_NAME = {
     "deadline": Deadline,
     "fair_share": FairShare,
     "fcfs": FirstComeFirstServed,
+    "priority": Priority,
     "round_robin": RoundRobin,
     "shortest_first": ShortestFirst,
 }
@@ -36,7 +38,12 @@ def planned(bench: Bench) -> StepPlan:
 @pytest.mark.parametrize(
     "make_policy",
     [
-        *BY_NAME.values(),
+        *(policy for policy in BY_NAME.values() if policy is not Priority),
+        lambda: Priority(patience_tokens=20_000),
+        lambda: Priority(patience_tokens=None),
+        lambda: Priority(patience_tokens=0),
+        lambda: Priority(patience_tokens=300),
+        lambda: Priority(patience_tokens=300, preempt=False, first="highest"),
         lambda: RoundRobin(chunk_size=1),
         lambda: RoundRobin(chunk_size=8),
         lambda: RoundRobin(chunk_size=3, adaptive=True),

@@ -23,7 +23,7 @@ LONG_PROMPT = [(i * i) % 256 for i in range(MAX_MODEL_LEN)]
 
 
 class Shuffled(SchedulingPolicy):
-    """Any order, chunks of any size, any victim."""
+    """Any order, chunks of any size, any victim, and anybody displaces anybody."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -40,6 +40,12 @@ class Shuffled(SchedulingPolicy):
     def victim(self, running, need_pages, view):
         return self.random.choice(running)
 
+    def precedence(self, request):
+        return self.random.randint(-2, 2)
+
+    def displaces(self, request, running, view):
+        return self.random.sample(running, self.random.randint(0, len(running)))
+
 
 requests = st.tuples(
     st.integers(1, 30),
@@ -47,6 +53,7 @@ requests = st.tuples(
     st.integers(1, 12),
     st.sampled_from([1, 1, 1, 3]),
     st.sampled_from([None, None, "a"]),
+    st.integers(-1, 1),
 )
 engines = st.fixed_dictionaries(
     {
@@ -69,7 +76,7 @@ async def serve(options, batch, spare_pages, whim):
         options = {**options, "preemption": "swap"}
     if not options["prefix_caching"]:
         options = {**options, "eviction": "lru"}
-    policy = "fcfs" if whim is None else Shuffled(whim)
+    policy = whim if isinstance(whim, str) else Shuffled(whim)
     model = FakeModel(num_pages=num_pages, max_model_len=MAX_MODEL_LEN)
     async with Engine(model, policy=policy, **options) as engine:
         answers = await asyncio.gather(
@@ -78,8 +85,9 @@ async def serve(options, batch, spare_pages, whim):
                     [*LONG_PROMPT[:length], *tail],
                     SamplingParams(temperature=0.0, max_tokens=max_tokens, n=n, seed=7),
                     cache_salt=salt,
+                    priority=priority,
                 )
-                for length, tail, max_tokens, n, salt in batch
+                for length, tail, max_tokens, n, salt, priority in batch
             )
         )
     return [[list(sample.token_ids) for sample in answer.samples] for answer in answers]
@@ -90,7 +98,7 @@ async def serve(options, batch, spare_pages, whim):
     options=engines,
     batch=st.lists(requests, min_size=1, max_size=8),
     spare_pages=st.integers(0, 6),
-    whim=st.none() | st.integers(0, 100),
+    whim=st.sampled_from(["fcfs", "priority"]) | st.integers(0, 100),
     seed=st.integers(0, 2**16),
 )
 @pytest.mark.timeout(300)
@@ -99,5 +107,5 @@ def test_answers_depend_on_the_prompt_and_the_seed_alone(options, batch, spare_p
 
     assert answers == [
         [expected_tokens([*LONG_PROMPT[:length], *tail], count, 7 + i) for i in range(n)]
-        for length, tail, count, n, _ in batch
+        for length, tail, count, n, *_ in batch
     ]

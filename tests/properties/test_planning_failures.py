@@ -22,6 +22,7 @@ from aioserve.execution.plan import StepPlan
 from aioserve.kv import lease, memory, page_pool, page_table, pages, prefix_tree
 from aioserve.request import FinishReason
 from aioserve.scheduling import (
+    account,
     books,
     guard,
     planner,
@@ -37,9 +38,10 @@ from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
+from tests.scheduling.request_model import RequestModel
 
 MODULES = (planner, scheduler, books, slots, sequence, reserve, memory, lease, page_table)
-MODULES += (guard, view, page_pool, pages, prefix_tree)
+MODULES += (guard, view, account, page_pool, pages, prefix_tree)
 FILES = {module.__file__ for module in MODULES}
 
 
@@ -118,6 +120,8 @@ class Workload:
         self.failed: set[int] = set()
         self.ended: set[int] = set()
         self.request_of: dict[int, int] = {}
+        self.models: dict[int, RequestModel] = {}
+        self.now = 0.0
         longest = self.bench.memory.capacity_tokens
         self.todo = [self._draw_request(draw, longest) for _ in range(draw.randint(3, 6))]
 
@@ -129,6 +133,9 @@ class Workload:
         return prompt, draw.randint(1, min(8, longest - len(prompt))), n
 
     def _launched(self, plan: StepPlan) -> StepPlan:
+        for one, slot, _, item in self.bench.scheduler.books.in_flight[plan.step]:
+            if item.slot == slot:
+                self.models[item.sequence_id].plan(item, one.epoch, self.now)
         return plan
 
     def run(self) -> None:
@@ -136,9 +143,12 @@ class Workload:
         for step in range(2000):
             if step % 2 == 0 and self.todo:
                 self._submit(*self.todo.pop())
+            self.now += 1.0
             with self.trap:
-                self.pipeline.advance(0.0)
+                self.pipeline.advance(self.now)
             scheduler.sanity_check()
+            for model in self.models.values():
+                model.check()
             for update in scheduler.take_ended_unplanned():
                 self._take(update)
                 scheduler.finish(update.sequence_id)  # as an engine does, whatever the books say
@@ -160,17 +170,21 @@ class Workload:
 
     def _finish(self, plan: StepPlan) -> list[updates.SequenceUpdate]:
         outcome = self.bench.device.execute(plan)
+        self.bench.scheduler.charge(plan, 1.0)
+        for item in plan.items:
+            self.models[item.sequence_id].charge(item.count / plan.num_tokens)
         if self.draw.random() < self.failing:
             return self.pipeline.fail("the step")
         if self.draw.random() < self.failing and plan.num_rows:
             outcome.row_errors[self.draw.randrange(plan.num_rows)] = "the row"
-        return self.pipeline.finish(outcome, 0.0)
+        return self.pipeline.finish(outcome, self.now)
 
     def _take(self, update: updates.SequenceUpdate) -> None:
         sequence_id = update.sequence_id
         assert sequence_id not in self.ended, "something comes after the end"
         if update.token_id is not None:
             self.received[sequence_id].append(update.token_id)
+            self.models[sequence_id].take(sequence_id)
             assert (
                 self.received[sequence_id]
                 == self.expected[sequence_id][: len(self.received[sequence_id])]
@@ -184,9 +198,11 @@ class Workload:
 
     def _submit(self, prompt: list[int], max_tokens: int, n: int) -> None:
         number = len(self.todo)
-        for sample, sequence_id in enumerate(
-            self.bench.submit_all(prompt, max_tokens, n=n, end_ids=self.end_ids)
-        ):
+        sequence_ids = self.bench.submit_all(prompt, max_tokens, n=n, end_ids=self.end_ids)
+        account = self.bench.scheduler.account_of(sequence_ids[0])
+        model = RequestModel(sequence_ids, len(prompt), account)
+        for sample, sequence_id in enumerate(sequence_ids):
+            self.models[sequence_id] = model
             self.request_of[sequence_id] = number
             self.expected[sequence_id] = expected_tokens(prompt, max_tokens, seed=sample)
             self.received[sequence_id] = []

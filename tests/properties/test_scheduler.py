@@ -32,6 +32,7 @@ from aioserve.testing.fake_device import (
     expected_logprobs,
     expected_tokens,
 )
+from tests.scheduling.request_model import RequestModel
 
 MAX_LENGTH = 48
 LONG_PROMPTS = [[(7 * k + i * i) % 256 for i in range(MAX_LENGTH)] for k in range(2)]
@@ -65,6 +66,15 @@ class Whimsical(SchedulingPolicy):
     def victim(self, running, need_pages, view):
         self.maybe_break()
         return self.random.choice([*running, None])
+
+    def precedence(self, request):
+        self.maybe_break()
+        return self.random.choice([0, 0, 1, 2, -1, None])
+
+    def displaces(self, request, running, view):
+        self.maybe_break()
+        named = self.random.sample(running, self.random.randint(0, len(running)))
+        return [*named, request] if self.random.random() < 0.05 else named
 
     def maybe_break(self) -> None:
         if self.random.random() < 0.05:
@@ -136,6 +146,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.found_bad_rows = False
         self.suspects: set[int] = set()
         self.now = 0.0
+        self.requests: dict[int, RequestModel] = {}
+        self.request_of: dict[int, RequestModel] = {}
+        self.busy_seconds = 0.0
 
     @rule(
         prompt=prompts(),
@@ -163,7 +176,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 namespace=tenant,
             )
         )
+        model = RequestModel(sequence_ids, len(prompt), self.scheduler.account_of(sequence_ids[0]))
+        self.requests[sequence_ids[0]] = model
         for sample, sequence_id in enumerate(sequence_ids):
+            assert self.scheduler.account_of(sequence_id) is model.account
+            self.request_of[sequence_id] = model
             tokens = expected_tokens(prompt, max_length - len(prompt), (seed + sample) % 2**64)
             self.expected[sequence_id] = tokens
             self.received[sequence_id] = []
@@ -208,6 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.in_flight) < self.pipeline.depth)
     @rule()
     def launch(self):
+        self.now += 1.0
         self.pipeline.advance(self.now)
         assert not any(update.cause for update in self.scheduler.take_ended_unplanned())
 
@@ -217,6 +235,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_scored <= self.scheduler.max_scored_tokens
         assert len({item.sequence_id for item in plan.items}) == len(plan.items)
         self.assert_fenced(plan)
+        for sequence, slot, _, item in self.scheduler.books.in_flight[plan.step]:
+            if item.slot == slot:
+                self.request_of[item.sequence_id].plan(item, sequence.epoch, self.now)
         return plan
 
     def assert_fenced(self, plan: StepPlan) -> None:
@@ -278,12 +299,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = self.in_flight[0]
         outcome = self.device.execute(plan)
         self.find_bad_rows(plan, outcome)
+        self.charge(plan)
         self.take(self.pipeline.finish(outcome, self.now))
 
     @precondition(lambda self: self.in_flight)
     @rule(done=st.integers(0, 20))
     def fail(self, done):
         self.device.execute_in_part(self.in_flight[0], done)
+        self.charge(self.in_flight[0])
         self.take(self.pipeline.fail("planted"))
 
     @precondition(lambda self: self.in_flight)
@@ -301,7 +324,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.suspects = set(self.live())
             self.found_bad_rows = True
         self.find_bad_rows(plan, outcome)
+        self.charge(plan)
         self.take(self.pipeline.finish(outcome, self.now))
+
+    def charge(self, plan):
+        """Each step takes another time."""
+        seconds = 1.0 + plan.step % 7
+        self.scheduler.charge(plan, seconds)
+        self.busy_seconds += seconds
+        for item in plan.items:
+            model = self.request_of[item.sequence_id]
+            model.charge(seconds * item.count / plan.num_tokens)
 
     def find_bad_rows(self, plan, outcome):
         """A row that is computed over junk is not made of numbers."""
@@ -346,6 +379,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert entry.sequence_id in self.suspects, "bad numbers that came before it"
             if entry.token_id is not None:
                 self.received[entry.sequence_id].append(entry.token_id)
+                self.request_of[entry.sequence_id].take(entry.sequence_id)
             if entry.logprobs is not None:
                 self.received_logprobs[entry.sequence_id].append(entry.logprobs)
             if entry.scored:
@@ -368,6 +402,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.found_bad_rows:
                 self.logprobs_are_right(sequence_id, len(received))
                 self.pools_are_right(sequence_id)
+        for model in self.requests.values():
+            model.check()
+        preemptions = sum(model.account.preemptions for model in self.requests.values())
+        assert preemptions == self.scheduler.counters.preemptions
+        charged = sum(model.account.device_seconds for model in self.requests.values())
+        assert charged == pytest.approx(self.busy_seconds)
 
     def logprobs_are_right(self, sequence_id: int, num_received: int) -> None:
         """Those of the tokens that are there, and those of the prompt before the first of them."""

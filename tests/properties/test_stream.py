@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from aioserve import FinishReason, RequestFailedError, StreamBusyError, Token, TokenStream
 from aioserve.engine.mailbox import Mailbox
+from aioserve.scheduling.account import RequestAccount
 from aioserve.testing import SimLoop
 
 END = "end"
@@ -90,6 +94,12 @@ class StreamMachine(RuleBasedStateMachine):
         self.has_error = False
         self.paused = False
         self.expect_told: list[str] = []
+        self.began = self.loop.time()
+        self.end_seconds: float | None = None
+        self.put_seconds: list[list[float]] = [[] for _ in range(samples)]
+        self.account = RequestAccount()
+        self.told_account = RequestAccount()
+        """As it was at the end."""
 
     def run(self) -> None:
         """Let the event loop do all that it can."""
@@ -108,9 +118,22 @@ class StreamMachine(RuleBasedStateMachine):
         if self.end is None:
             self.num_put += 1
             self.buffer.append(token)
+            self.put_seconds[token.sample].append(self.loop.time())
             if not self.paused and len(self.buffer) >= self.capacity:
                 self.paused = True
                 self.expect_told.append("fell behind")
+
+    @precondition(lambda self: self.end is None)
+    @rule()
+    def enter_the_scheduler(self):
+        self.mailbox.encoded()
+        self.mailbox.account = self.account
+
+    @rule(cached=st.integers(0, 9))
+    def be_planned(self, cached):
+        self.account.start(1, cached, self.loop.time())
+        self.account.device_seconds += 0.5
+        self.account.preemptions += 1
 
     def may_end(self) -> bool:
         return self.lifetime <= 0
@@ -249,10 +272,41 @@ class StreamMachine(RuleBasedStateMachine):
         assert mailbox.taken == self.num_put - len(self.buffer)
         assert mailbox.paused is self.paused
         assert self.told.count("left") <= 1
+        if self.end is not None and self.end_seconds is None:
+            self.end_seconds = self.loop.time()
+            self.told_account = replace(mailbox.account)
+            assert self.told_account in (self.account, RequestAccount())
+        self.times_equal_the_model()
         if self.stream is not None:
             assert self.stream.finish_reason is self.end
             assert self.stream.finish_reasons == tuple(self.ends)
             assert self.stream.usage.completion_tokens == self.num_put
+
+    def times_equal_the_model(self):
+        timings, usage = self.mailbox.timings, self.mailbox.usage
+        account = self.mailbox.account if self.end is None else self.told_account
+        assert (timings.preemptions, timings.device_seconds) == (
+            account.preemptions,
+            account.device_seconds,
+        )
+        assert usage.cached_tokens == (account.cached_tokens or 0)
+        assert timings.completion_tokens == usage.completion_tokens == self.num_put
+        ended = self.loop.time() if self.end_seconds is None else self.end_seconds
+        # The end may have come since the rule began that let the loop run.
+        assert timings.total_seconds == pytest.approx(ended - self.began, abs=0.01)
+        came = [seconds for of in self.put_seconds for seconds in of]
+        first = min(came) - self.began if came else None
+        assert timings.first_token_seconds == first
+        if account.started_seconds is not None:
+            assert timings.queued_seconds == account.started_seconds - self.began
+        gaps = [b - a for of in self.put_seconds for a, b in itertools.pairwise(of)]
+        told = timings.inter_token_latency
+        if not gaps:
+            assert told is None
+            return
+        assert told is not None
+        assert (told.count, told.max_seconds) == (len(gaps), max(gaps))
+        assert told.mean_seconds == pytest.approx(sum(gaps) / len(gaps))
 
     def teardown(self):
         if not self.started():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import sys
 from typing import Any
@@ -45,6 +46,10 @@ NONSENSE = [
     ("chunk", 99, "answered 99, not an int in"),
     ("chunk", -1, "answered -1"),
     ("chunk", "all", "answered 'all'"),
+    ("precedence", ValueError("planted"), "precedence raised ValueError"),
+    ("precedence", None, "answered None, not an int"),
+    ("precedence", True, "answered True, not an int"),
+    ("precedence", 1.0, "answered 1.0, not an int"),
     ("arrived", ValueError("planted"), "arrived raised ValueError"),
     ("arrived", asyncio.CancelledError(), "arrived raised CancelledError"),
 ]
@@ -108,6 +113,33 @@ def test_a_nonsense_victim_is_replaced_by_the_default_one(answer, caplog):
     assert "victim" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (ValueError("planted"), "displaces raised ValueError"),
+        (SystemExit(3), "displaces raised SystemExit"),
+        (None, "displaces raised TypeError"),
+        (lambda request, running, view: [request], "not one of the running requests"),
+        (lambda request, running, view: [*running, running[0]], "or came before"),
+        (lambda request, running, view: itertools.repeat(running[0]), "or came before"),
+        (lambda request, running, view: [None], "answered None, not one of the running"),
+    ],
+)
+def test_nobody_gives_way_where_a_policy_says_nonsense(answer, message, caplog):
+    policy = answering("displaces", answer)
+    policy.precedence = lambda request: request.priority
+    bench = Bench(policy=policy, max_num_seqs=1)
+    bench.submit(3, 9)
+    bench.step()
+    bench.submit(3, priority=1)
+    for _ in range(3):
+        assert bench.step()
+    assert bench.scheduler.counters.preemptions == 0
+    assert message in caplog.text
+    assert bench.scheduler.guard.faults_total == 2
+    bench.run()
+
+
 def test_a_policy_cannot_change_what_its_answers_are_checked_against(caplog):
     class Grabbing(SchedulingPolicy):
         def order(self, waiting, view):
@@ -157,7 +189,9 @@ def test_an_answer_that_raises_when_it_is_looked_at_is_one_fault(touches, error,
 
 
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("question", ["order", "admit", "chunk", "step_finished", "finished"])
+@pytest.mark.parametrize(
+    "question", ["order", "admit", "chunk", "precedence", "step_finished", "finished"]
+)
 @contained
 def test_an_exception_that_raises_when_it_is_looked_at_is_one_fault(question, error):
     raised = hostile(TOUCHES, error, base=Exception)

@@ -19,6 +19,7 @@ from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.simulator import Ending, SimulationResult, simulate
 from aioserve.simulation.timeline import Span, Timeline
 from aioserve.traces.request import TraceRequest
+from aioserve_plugins.priority import Priority
 
 
 class LinearCost:
@@ -265,6 +266,23 @@ def test_a_policy_sees_clients_as_tenants_and_the_targets_of_the_run() -> None:
     trace = [asking(0, 0.0, 8, 1, client="a"), asking(1, 0.0, 8, 1)]
     run(trace, Recording(), ttft_target_seconds=2.0, tpot_target_seconds=0.5)
     assert seen == [("a", 2.0, 0.5), (None, 2.0, 0.5)]
+
+
+def test_a_policy_sees_the_priorities_of_a_trace() -> None:
+    """One seat, taken by a request of 50 tokens: the urgent one doesn't wait for its end."""
+    trace = [
+        asking(0, 0.0, 8, 50, priority=1),
+        asking(1, 2.5, 8, 2, priority=0),
+        asking(2, 2.5, 8, 2, priority=-1),
+    ]
+
+    def waits(policy: SchedulingPolicy) -> list[float]:
+        records = run(trace, policy, max_num_seqs=1).requests
+        return [(r.first_token_seconds or 0.0) - r.request.arrival_seconds for r in records]
+
+    assert min(waits(SchedulingPolicy())[1:]) > 40
+    _, second, first = waits(Priority())
+    assert first < 5 < second < 10
 
 
 def test_a_policy_sees_when_the_first_token_came() -> None:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
-from aioserve import Engine, FinishReason, SamplingParams, SchedulingPolicy, StepError, Token
+from aioserve import (
+    Engine,
+    FinishReason,
+    Logprobs,
+    SamplingParams,
+    SchedulingPolicy,
+    StepError,
+    Token,
+    TokenStream,
+)
 from aioserve.engine.mailbox import Mailbox
 from aioserve.testing import FakeModel, Fault, Faults, Witness, run_simulated
 from aioserve.testing.soak import main as soak
 
-PARAMS = SamplingParams(max_tokens=8, seed=1, n=2)
+PARAMS = SamplingParams(max_tokens=8, seed=1, n=2, logprobs=0, prompt_logprobs=0)
 
 
 def witness_of(*, faults=None, **reading) -> Witness:
@@ -41,9 +51,29 @@ def test_how_requests_end_is_counted():
 
 def test_a_wrong_token_is_noted(monkeypatch):
     put = Mailbox.put
-    changed = lambda it, token: put(it, Token(7, token.text, token.index, token.sample))  # noqa: E731
+    changed = lambda it, token: put(it, msgspec.structs.replace(token, id=7))  # noqa: E731
     monkeypatch.setattr(Mailbox, "put", changed)
     with pytest.raises(AssertionError, match="sample 0 has wrong tokens"):
+        witness_of().check()
+
+
+@pytest.mark.parametrize("logprobs", [None, Logprobs(-0.123)])
+def test_a_wrong_log_probability_is_noted(monkeypatch, logprobs):
+    put = Mailbox.put
+
+    def changed(it: Mailbox, token: Token) -> None:
+        put(it, msgspec.structs.replace(token, logprobs=logprobs) if token.index == 3 else token)
+
+    monkeypatch.setattr(Mailbox, "put", changed)
+    with pytest.raises(AssertionError, match="sample 0 has wrong logprobs"):
+        witness_of().check()
+
+
+def test_a_lost_score_of_the_prompt_is_noted(monkeypatch):
+    scores = TokenStream.prompt_logprobs.fget
+    assert scores is not None
+    monkeypatch.setattr(TokenStream, "prompt_logprobs", property(lambda it: scores(it)[:-1]))
+    with pytest.raises(AssertionError, match="has wrong prompt_logprobs"):
         witness_of().check()
 
 

@@ -245,7 +245,7 @@ def test_the_date_can_be_printed() -> None:
         ),
         (
             [{"role": "user", "content": [{"type": "text"}]}],
-            r"messages\[0\]\['content'\] must be a str, got list",
+            r"messages\[0\]\['content'\]\[0\]\['text'\] must be a str, got NoneType",
         ),
         ([{"role": "user", "content": None}], r"messages\[0\]\['content'\] must be a str"),
         ([{"role": "user", "content": "\ud800"}], r"messages\[0\]\['content'\] can't be encoded"),

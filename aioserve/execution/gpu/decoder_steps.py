@@ -15,6 +15,8 @@ from torch import Tensor
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import HostMemory
+from aioserve.execution.gpu.step_model import ResultShape
+from aioserve.execution.plan import MAX_SCORED_TOKENS
 from aioserve.kv.pages import pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch, KVCache, SampleRows
@@ -22,6 +24,7 @@ from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.attention_tiles import decode_splits
 from aioserve.ops.gpu.inputs import InputLayout, InputShape, Padding, fill_pending
 from aioserve.ops.gpu.page_copies import PageCopies
+from aioserve.sampling.extras import RowExtras
 
 __all__ = ["DecoderSteps"]
 
@@ -49,13 +52,14 @@ class DecoderSteps:
         self.max_model_len = max_model_len
         self.cache = cache
         self.page_size: int = cache.page_size
-        self.max_rows: int = num_slots
+        self.max_result_bytes: int = ResultShape.largest(num_slots).num_bytes
         self.variants: Sequence[Hashable] = (False, True)
         """Whether rows may have a temperature."""
         self._layout = InputLayout(
             max_tokens=max(max_tokens, max_sequences),
             max_sequences=max_sequences,
             max_rows=num_slots,
+            max_scored=MAX_SCORED_TOKENS,
             max_pages=pages_for(max_model_len, cache.page_size),
             page_size=cache.page_size,
         )
@@ -71,37 +75,60 @@ class DecoderSteps:
     def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> _PackedStep:
         if step.batch is None:
             raise InvariantError(f"step {step.step} has nothing to compute")
-        return self._pack(step.batch, step.samples, target, padded_to)
+        return self._pack(step.batch, step.samples, step.extras, target, padded_to)
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> _PackedStep:
-        packed = self._pack(_no_batch(), _no_rows(), target, padded_to)
+        packed = self._pack(_no_batch(), _no_rows(), None, target, padded_to)
         return replace(packed, shape=replace(packed.shape, drawn=bool(variant)))
 
     def _pack(
-        self, batch: HostBatch, samples: SampleRows, target: HostMemory, padded_to: int | None
+        self,
+        batch: HostBatch,
+        samples: SampleRows,
+        extras: RowExtras | None,
+        target: HostMemory,
+        padded_to: int | None,
     ) -> _PackedStep:
+        if extras is not None and padded_to is not None:
+            raise ValueError(f"a step with extras can't be padded to {padded_to} decodes")
         padding, max_context = None, batch.max_context
         if padded_to is not None:
             padding = Padding(padded_to, self._padding_page, self._padding_slot)
             # Of a graph nothing may depend on the step.
             max_context = self.max_model_len
-        shape = self._layout.pack(batch, samples, target.array, padding=padding)
+        logprobs = None if extras is None else extras.logprobs
+        num_scored = 0 if logprobs is None else len(logprobs.target_ids)
+        shape = self._layout.pack(
+            batch, samples, target.array, num_scored=num_scored, padding=padding
+        )
         splits = decode_splits(shape.num_decodes, self.cache.num_kv_heads, max_context)
-        return _PackedStep(self, shape, splits)
+        results = ResultShape(shape.num_samples)
+        if logprobs is not None:
+            results = ResultShape(shape.num_samples, len(logprobs), logprobs.width)
+        return _PackedStep(self, shape, splits, results, extras)
 
     def copy_pages(self, table: HostMemory, num_copies: int) -> None:
         copies = torch.from_numpy(table.array[: 20 * num_copies]).view(torch.int32)
         self._page_copies.launch(copies.view(num_copies, 5), num_copies)
 
-    def enqueue(self, shape: InputShape, num_splits: int, inputs: Tensor, results: Tensor) -> None:
+    def enqueue(self, packed: _PackedStep, inputs: Tensor, results: Tensor) -> None:
         """Compute a packed step on torch's current stream."""
-        views = self._layout.views(inputs, shape, num_splits)
+        shape, extras = packed.result_shape, packed.extras
+        views = self._layout.views(inputs, packed.shape, packed.num_splits)
         fill_pending(views, self._last_tokens)
         logits = self.decoder.forward(views.batch, self.cache)
-        rows = shape.num_samples
-        token_ids = results[: 8 * rows].view(torch.int64)
-        statuses = results[8 * rows : 12 * rows].view(torch.int32)
-        sampling.draw(logits, views.samples, self._last_tokens, token_ids, statuses)
+        token_ids = results[shape.token_ids].view(torch.int64)
+        statuses = results[shape.statuses].view(torch.int32)
+        if extras is None:
+            sampling.draw(logits, views.samples, self._last_tokens, token_ids, statuses)
+            return
+        asked = extras.before_draw(logits, shape.num_rows)
+        sampling.draw(asked.sampled, views.samples, self._last_tokens, token_ids, statuses)
+        asked.after_draw(token_ids)
+        if (most_likely := asked.most_likely) is not None:
+            values, top_ids = most_likely.values, most_likely.ids
+            results[shape.logprobs].view(torch.float32).view(values.shape).copy_(values)
+            results[shape.top_ids].view(torch.int32).view(top_ids.shape).copy_(top_ids)
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,21 +136,19 @@ class _PackedStep:
     model: DecoderSteps
     shape: InputShape
     num_splits: int
+    result_shape: ResultShape
+    extras: RowExtras | None
 
     @property
     def num_bytes(self) -> int:
         return self.shape.num_bytes
 
     @property
-    def num_rows(self) -> int:
-        return self.shape.num_samples
-
-    @property
     def variant(self) -> Hashable:
         return self.shape.drawn
 
     def enqueue(self, inputs: Tensor, results: Tensor) -> None:
-        self.model.enqueue(self.shape, self.num_splits, inputs, results)
+        self.model.enqueue(self, inputs, results)
 
 
 def _no_batch() -> HostBatch:

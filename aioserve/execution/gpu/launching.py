@@ -29,7 +29,7 @@ from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import Device, Event, HostMemory, Stream
 from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemoryError
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
-from aioserve.execution.gpu.step_model import RESULT_BYTES, PackedStep, StepModel, outcome_of
+from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
 from aioserve.execution.gpu.timing import StepTimer, TimedStep
 from aioserve.execution.gpu.waiting import Waiting
 from aioserve.execution.plan import StepOutcome
@@ -50,7 +50,7 @@ class Block:
 
     def __init__(self, device: Device, model: StepModel) -> None:
         self.inputs: HostMemory = device.host_memory(model.max_input_bytes)
-        self.results: HostMemory = device.host_memory(RESULT_BYTES * model.max_rows)
+        self.results: HostMemory = device.host_memory(model.max_result_bytes)
         self.copies: HostMemory = device.host_memory(20 * COPIES_AT_FIRST)
         self.before: Event = device.new_event()
         self.copied: Event = device.new_event()
@@ -121,7 +121,7 @@ class StepInFlight:
         if self.packed is None or self.padding is not None:
             return StepOutcome(step=self.step.step, token_ids=())
         try:
-            return outcome_of(self.step, self.block.results.array, self.packed.num_rows)
+            return outcome_of(self.step, self.block.results.array, self.packed.result_shape)
         except InvariantError as error:
             return error
 
@@ -157,7 +157,7 @@ class Launcher:
         """Times the steps that are launched from now on."""
         # One of each is enough: on the device, the next step's come after this one's.
         self._inputs = device.memory(model.max_input_bytes)
-        self._results = device.memory(RESULT_BYTES * model.max_rows)
+        self._results = device.memory(model.max_result_bytes)
 
     def within(self) -> AbstractContextManager[object]:
         """What the step thread enters."""
@@ -208,8 +208,7 @@ class Launcher:
             self._copy_pages(flight)
         if packed is not None:
             self._compute(packed, flight.graph_key)
-            if packed.num_rows:
-                num_bytes = RESULT_BYTES * packed.num_rows
+            if num_bytes := packed.result_shape.num_bytes:
                 self.main.copy_to_host(block.results, self._results, num_bytes)
 
     def _pack(self, flight: StepInFlight) -> PackedStep | None:
@@ -219,7 +218,8 @@ class Launcher:
             size, variant = flight.padding
             packed = self._model.pack_padding(inputs, size, variant)
         elif batch is not None:
-            size = self._graphs.size_for(batch)
+            # What some rows ask for takes launches and memory of its own: no graph has them.
+            size = None if flight.step.extras is not None else self._graphs.size_for(batch)
             packed = self._model.pack(flight.step, inputs, size)
         else:
             return None

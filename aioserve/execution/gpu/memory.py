@@ -15,8 +15,12 @@ from aioserve.errors import ConfigError
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device
-from aioserve.execution.gpu.step_model import RESULT_BYTES
+from aioserve.execution.plan import MAX_SCORED_TOKENS
 from aioserve.ops import HostBatch, SampleRows
+from aioserve.request import MAX_LOGPROBS
+from aioserve.sampling.edits import RowEdits
+from aioserve.sampling.extras import RowExtras
+from aioserve.sampling.logprobs import LogprobRows
 
 __all__ = ["MemoryCounts", "MemoryUse", "TorchMemory", "largest_step", "measure_step", "room_bytes"]
 
@@ -68,11 +72,17 @@ def measure_step(
 ) -> int:
     """Bytes that the largest step takes beside weights, KV pages and its inputs. Runs it, on a
     model whose first two pages nobody has, and so compiles kernels too."""
-    step = largest_step(max_tokens, max_sequences, model.max_model_len, model.page_size)
+    step = largest_step(
+        max_tokens,
+        max_sequences,
+        model.max_model_len,
+        model.page_size,
+        vocab_size=model.decoder.config.vocab_size,
+    )
     with device.within():
         host = device.host_memory(model.max_input_bytes)
         inputs = device.memory(model.max_input_bytes)
-        results = device.memory(RESULT_BYTES * model.max_rows)
+        results = device.memory(model.max_result_bytes)
         stream = device.new_stream()
         device.synchronize()
         memory.reset_peak()
@@ -105,10 +115,14 @@ def room_bytes(use: MemoryUse, step_bytes: int, utilization: float) -> int:
 
 
 def largest_step(
-    max_tokens: int, max_sequences: int, max_model_len: int, page_size: int
+    max_tokens: int, max_sequences: int, max_model_len: int, page_size: int, *, vocab_size: int
 ) -> HostStep:
     """As many tokens as there may be, of as many sequences, each with a row that is drawn: decodes
-    of the longest contexts, and prompts behind them. All of them share one page."""
+    of the longest contexts, and prompts behind them. All of them share one page.
+
+    As many tokens as there may be are scored, every row asks for the most log-probabilities, and
+    the logits that are drawn from are not the model's own.
+    """
     counts = np.ones(min(max_sequences, max_tokens), np.int64)
     left = max_tokens - len(counts)
     for sequence in range(len(counts) - 1, -1, -1):
@@ -118,6 +132,7 @@ def largest_step(
     contexts = np.where(counts == 1, max_model_len, counts)
     ends = np.cumsum(counts)
     tokens, rows = int(ends[-1]), len(counts)
+    scored = min(tokens, MAX_SCORED_TOKENS)
     positions = np.arange(tokens) - np.repeat(ends - contexts, counts)
     width = -(-max_model_len // page_size)
     batch = HostBatch(
@@ -127,7 +142,7 @@ def largest_step(
         page_table=np.zeros((rows, width), np.int32),
         token_locations=positions % page_size,
         positions=positions.astype(np.int32),
-        logit_rows=ends - 1,
+        logit_rows=np.concatenate((ends - 1, np.arange(tokens - scored, tokens))),
         pending_rows=np.empty(0, np.int64),
         pending_slots=np.empty(0, np.int64),
     )
@@ -139,4 +154,11 @@ def largest_step(
         seeds=np.zeros(rows, np.uint64),
         positions=np.zeros(rows, np.uint64),
     )
-    return HostStep(0, np.empty((0, 5), np.int32), batch, samples)
+    logprobs = LogprobRows(
+        range(rows),
+        [min(MAX_LOGPROBS, vocab_size)] * (rows + scored),
+        first_scored=rows,
+        target_ids=np.zeros(scored, np.int64),
+    )
+    extras = RowExtras(RowEdits(()), logprobs)
+    return HostStep(0, np.empty((0, 5), np.int32), batch, samples, extras)

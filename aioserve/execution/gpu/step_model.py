@@ -4,7 +4,7 @@
         │ copy_to_device
     inputs              enqueue(...)          kernels read them, keys and values, slots' tokens
         │
-    results             tokens, statuses      and each slot's last token stays in the model's memory
+    results             ResultShape           and each slot's last token stays in the model's memory
         │ copy_to_host
     pinned block        outcome(...)
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -23,13 +24,12 @@ import numpy.typing as npt
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import DeviceMemory, HostMemory
-from aioserve.execution.plan import StepOutcome
+from aioserve.execution.plan import MAX_SCORED_TOKENS, StepOutcome
 from aioserve.ops.draws import row_error
+from aioserve.request import MAX_LOGPROBS, Logprobs
 
-__all__ = ["RESULT_BYTES", "PackedStep", "StepModel", "outcome_of"]
+__all__ = ["PackedStep", "ResultShape", "StepModel", "outcome_of"]
 
-RESULT_BYTES = 12
-"""Of a row: a token, int64, and a status, int32."""
 STATUSES: dict[int, str | None] = {
     0: None,
     1: row_error(math.nan),
@@ -37,6 +37,51 @@ STATUSES: dict[int, str | None] = {
     3: row_error(-math.inf),
 }
 """What a row's status says: nothing is wrong, or why no token could be drawn."""
+
+
+@dataclass(slots=True, frozen=True)
+class ResultShape:
+    """What lies where in a step's results, from their first byte on, without gaps:
+
+    token_ids  int64 [S]          sampled
+    statuses   int32 [S]          keys of STATUSES
+    logprobs   float32 [R, 1 + K] as `aioserve.sampling.logprobs.MostLikely` has its values
+    top_ids    int32 [R, K]       its ids
+    """
+
+    num_rows: int
+    """S: padding included, whose rows come last."""
+    num_logprobs: int = 0
+    """R"""
+    num_most_likely: int = 0
+    """K"""
+
+    @classmethod
+    def largest(cls, max_rows: int) -> ResultShape:
+        """Of steps that sample up to `max_rows` rows."""
+        return cls(max_rows, max_rows + MAX_SCORED_TOKENS, MAX_LOGPROBS)
+
+    @property
+    def token_ids(self) -> slice:
+        return slice(0, 8 * self.num_rows)
+
+    @property
+    def statuses(self) -> slice:
+        return slice(8 * self.num_rows, 12 * self.num_rows)
+
+    @property
+    def logprobs(self) -> slice:
+        start = 12 * self.num_rows
+        return slice(start, start + 4 * self.num_logprobs * (1 + self.num_most_likely))
+
+    @property
+    def top_ids(self) -> slice:
+        start = self.logprobs.stop
+        return slice(start, start + 4 * self.num_logprobs * self.num_most_likely)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.top_ids.stop
 
 
 class PackedStep(Protocol):
@@ -48,8 +93,8 @@ class PackedStep(Protocol):
         ...
 
     @property
-    def num_rows(self) -> int:
-        """Rows of results, padding included; those of the step come first."""
+    def result_shape(self) -> ResultShape:
+        """Of what `enqueue` leaves."""
         ...
 
     @property
@@ -61,11 +106,10 @@ class PackedStep(Protocol):
     def enqueue(self, inputs: DeviceMemory, results: DeviceMemory) -> None:
         """Compute the step on the current stream, from `inputs` and the model's own memory.
 
-        `results` then begins with a token for each row, int64, and behind all of them a status for
-        each, int32. Nothing is allocated behind the launch that writes the slots' tokens, so that
-        a step for which memory was missing may be enqueued again. Where it is captured, a replay
-        computes what `inputs` hold by then, if that was padded to the same size and is of the same
-        variant.
+        `results` then begins with what `result_shape` says. Nothing is allocated behind the launch
+        that writes the slots' tokens, so that a step for which memory was missing may be enqueued
+        again. Where it is captured, a replay computes what `inputs` hold by then, if that was
+        padded to the same size and is of the same variant.
         """
         ...
 
@@ -84,14 +128,14 @@ class StepModel(Protocol):
         ...
 
     @property
-    def max_rows(self) -> int:
+    def max_result_bytes(self) -> int:
         """Of the largest step, padding included."""
         ...
 
     def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> PackedStep:
         """Write the inputs of a step with a batch. With `padded_to` it is one of decodes, with a
-        row each: it is made one of so many sequences, whose keys, values and tokens go to a page
-        and a slot that nobody reads."""
+        row each and no extras: it is made one of so many sequences, whose keys, values and tokens
+        go to a page and a slot that nobody reads."""
         ...
 
     @property
@@ -113,10 +157,10 @@ class StepModel(Protocol):
         ...
 
 
-def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], num_rows: int) -> StepOutcome:
+def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], shape: ResultShape) -> StepOutcome:
     """What a step's results say. Raises `InvariantError` for a status that there isn't."""
     rows = len(step.samples)
-    statuses = results[8 * num_rows : RESULT_BYTES * num_rows].view(np.int32)[:rows]
+    statuses = results[shape.statuses].view(np.int32)[:rows]
     row_errors: dict[int, str] = {}
     for row in np.flatnonzero(statuses).tolist():
         status = int(statuses[row])
@@ -124,5 +168,19 @@ def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], num_rows: int) ->
         if error is None:
             raise InvariantError(f"step {step.step}: row {row} has the status {status}")
         row_errors[row] = error
-    token_ids = results[: 8 * num_rows].view(np.int64)[:rows]
-    return StepOutcome(step=step.step, token_ids=tuple(token_ids.tolist()), row_errors=row_errors)
+    token_ids = results[shape.token_ids].view(np.int64)[:rows]
+    logprobs: dict[int, Logprobs] = {}
+    scored: tuple[Logprobs, ...] = ()
+    if step.extras is not None and step.extras.logprobs is not None:
+        count, width = shape.num_logprobs, shape.num_most_likely
+        values = results[shape.logprobs].view(np.float32).reshape(count, 1 + width)
+        top_ids = results[shape.top_ids].view(np.int32).reshape(count, width)
+        logprobs, scored = step.extras.logprobs.read(values, top_ids)
+    return StepOutcome(
+        step=step.step,
+        token_ids=tuple(token_ids.tolist()),
+        row_errors=row_errors,
+        row_failures=step.row_failures,
+        logprobs=logprobs,
+        scored=scored,
+    )

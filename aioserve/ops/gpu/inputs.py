@@ -8,6 +8,8 @@
 One copy takes a step to the device, and a captured graph finds the next step where it found the
 last one. The page table is the last and by far the largest: of it only the rows in use are copied.
 
+Rows of logits are sampled from, but for the last ones of a step: those are only looked at.
+
 A step of decodes can be padded to a captured size. Padding sequences have no context: they attend
 to nothing, write their keys and values to a page of their own, and leave their token in a slot of
 their own.
@@ -64,7 +66,7 @@ class InputShape:
     num_rows: int
     """Of logits."""
     num_samples: int
-    """As many as rows, or none if they were not packed."""
+    """Of the first rows; none if they were not packed."""
     num_decodes: int
     num_query_blocks: int
     table_width: int
@@ -104,15 +106,23 @@ _DTYPES = {
 
 
 class InputLayout:
-    """Where each array lies, for steps of up to these many tokens, sequences, sampled rows, and
-    pages of a sequence."""
+    """Where each array lies, for steps of up to these many tokens, sequences, sampled rows, rows of
+    logits that are not sampled, and pages of a sequence."""
 
     def __init__(
-        self, *, max_tokens: int, max_sequences: int, max_rows: int, max_pages: int, page_size: int
+        self,
+        *,
+        max_tokens: int,
+        max_sequences: int,
+        max_rows: int,
+        max_scored: int = 0,
+        max_pages: int,
+        page_size: int,
     ) -> None:
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences
         self.max_rows = max_rows
+        self.max_scored = max_scored
         self.max_pages = max_pages
         self.page_size = page_size
         max_blocks = max_tokens // QUERY_BLOCK + max_sequences
@@ -126,7 +136,7 @@ class InputLayout:
             ("query_start", "int32", max_sequences + 1),
             ("context_lens", "int32", max_sequences),
             ("query_blocks", "int32", 2 * max_blocks),
-            ("logit_rows", "int64", max_rows),
+            ("logit_rows", "int64", max_rows + max_scored),
             ("slots", "int64", max_rows),
             ("temperatures", "float64", max_rows),
             ("top_ks", "int64", max_rows),
@@ -157,27 +167,34 @@ class InputLayout:
         samples: SampleRows | None,
         target: Bytes,
         *,
+        num_scored: int = 0,
         padding: Padding | None = None,
     ) -> InputShape:
         """Write a step to `target`, `num_bytes` long. What it doesn't write it leaves as it was.
 
-        With `padding` each sequence must have one token and one row of logits; there may be none.
-        Raises ValueError for a step that is larger than the layout, and naming what doesn't fit.
+        `samples` are of all rows of logits but the last `num_scored`, which are not sampled. With
+        `padding` each sequence must have one token and one row, and none is only scored; there may
+        be no sequence. Raises ValueError for a step that is larger than the layout, and naming what
+        doesn't fit.
         """
         tokens, sequences, rows = len(host.token_ids), len(host.context_lens), len(host.logit_rows)
-        if samples is not None:
-            samples.check_count(rows)
+        if samples is not None and len(samples) != rows - num_scored:
+            raise ValueError(
+                f"a step with {rows} rows of logits, {num_scored} of them not sampled, must have "
+                f"{rows - num_scored} rows of samples, got {len(samples)}"
+            )
         size = sequences
         if padding is not None:
             size = padding.num_sequences
-            if not tokens == sequences == rows or sequences > size:
+            if not tokens == sequences == rows or num_scored or sequences > size:
                 raise ValueError(
                     f"a step of {tokens} tokens of {sequences} sequences with {rows} rows of "
-                    f"logits can't be padded to {size} decodes"
+                    f"logits, {num_scored} of them not sampled, can't be padded to {size} decodes"
                 )
         added = size - sequences
         needed_pages = pages_for(host.max_context, self.page_size)
-        self._check_sizes(tokens + added, size, rows + added, needed_pages)
+        sampled = 0 if samples is None else rows - num_scored + added
+        self._check_sizes(tokens + added, size, sampled, rows + added, needed_pages)
 
         def put(name: str, array: Array, fill: float = 0, *, pad: bool = True) -> None:
             section = self._view(name, target)
@@ -224,7 +241,7 @@ class InputLayout:
             num_tokens=tokens + added,
             num_sequences=size,
             num_rows=rows + added,
-            num_samples=0 if samples is None else rows + added,
+            num_samples=sampled,
             num_decodes=decodes + added,
             num_query_blocks=len(blocks),
             table_width=width,
@@ -284,11 +301,14 @@ class InputLayout:
     def _table(self, target: Bytes) -> npt.NDArray[np.generic]:
         return self._view("page_table", target).reshape(self.max_sequences, self.max_pages)
 
-    def _check_sizes(self, tokens: int, sequences: int, rows: int, pages: int) -> None:
+    def _check_sizes(
+        self, tokens: int, sequences: int, sampled: int, rows: int, pages: int
+    ) -> None:
         for name, given, limit in (
             ("tokens", tokens, self.max_tokens),
             ("sequences", sequences, self.max_sequences),
-            ("rows of logits", rows, self.max_rows),
+            ("sampled rows", sampled, self.max_rows),
+            ("rows of logits", rows, self.max_rows + self.max_scored),
             ("pages of a sequence", pages, self.max_pages),
         ):
             if given > limit:

@@ -17,6 +17,7 @@ are left the whole row is searched: right as well, but slow.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -65,6 +66,24 @@ class DeviceSampleRows:
     drawn: bool
 
 
+class _Weighed(NamedTuple):
+    """Of rows with a temperature."""
+
+    masses: Tensor
+    totals: Tensor
+    listed: Tensor
+    listed_ids: Tensor
+
+    @classmethod
+    def of(cls, count: int, blocks: int, device: torch.device) -> _Weighed:
+        return cls(
+            torch.empty((count, blocks, LEVELS), dtype=torch.int64, device=device),
+            torch.empty(count, dtype=torch.int64, device=device),
+            torch.empty((count, LISTED), dtype=torch.float32, device=device),
+            torch.empty((count, LISTED), dtype=torch.int32, device=device),
+        )
+
+
 def draw(
     logits: Tensor,
     rows: DeviceSampleRows,
@@ -75,7 +94,8 @@ def draw(
     """Draw a token from each row of `logits`, float32 `[S, V]`, and leave it in its slot as well.
 
     `token_ids_out` int64 `[S]` has 0 in rows that failed, and `statuses_out` int32 `[S]` why: an
-    index of STATUS_LARGEST, 0 in all others.
+    index of STATUS_LARGEST, 0 in all others. All memory is taken before anything is written to
+    these, or to a slot: a draw for which there was none may be repeated.
     """
     count, vocab = logits.shape
     if not count:
@@ -95,6 +115,7 @@ def draw(
     floors = torch.empty(count, dtype=torch.float32, device=device)
     kinds = torch.empty(count, dtype=torch.int32, device=device)
     counts = torch.empty(count, dtype=torch.int32, device=device)
+    weighed = _Weighed.of(count, blocks, device) if rows.drawn else None
     tile = {"VOCAB": vocab, "LINES": LINES, "COLS": COLUMNS}
     parts = {"BLOCKS": blocks, "BLOCKS_TILE": triton.next_power_of_2(blocks)}
     stride = logits.stride(0)
@@ -130,12 +151,9 @@ def draw(
         SEARCHED=SEARCHED,
         num_warps=4,
     )
-    if not rows.drawn:
+    if weighed is None:
         return
-    masses = torch.empty((count, blocks, LEVELS), dtype=torch.int64, device=device)
-    totals = torch.empty(count, dtype=torch.int64, device=device)
-    listed = torch.empty((count, LISTED), dtype=torch.float32, device=device)
-    listed_ids = torch.empty((count, LISTED), dtype=torch.int32, device=device)
+    masses, totals, listed, listed_ids = weighed
     weigh_kernel[(count, blocks)](
         logits,
         rows.temperatures,

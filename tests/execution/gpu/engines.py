@@ -38,9 +38,11 @@ def options_of(draw: random.Random) -> dict[str, Any]:
 async def serve(
     model: FakeGpuModel, draw: random.Random, num_requests: int = 40, **options: Any
 ) -> tuple[Witness, Engine]:
-    """Requests that share prefixes, fork, leave early and are cancelled, until all have ended."""
+    """Requests that share prefixes, fork, ask for log-probabilities, leave early and are cancelled,
+    until all have ended."""
     async with Engine(model, **options) as engine:
         witness = Witness(engine)
+        asking = draw.random() < 0.5  # steps in which anybody asks run eagerly
         prefixes = [[draw.randrange(256) for _ in range(draw.randrange(40))] for _ in range(4)]
         checking = asyncio.create_task(_check(engine))
 
@@ -54,6 +56,8 @@ async def serve(
                 max_tokens=draw.choice([1, 2, 5, 20]),
                 seed=draw.randrange(99),
                 n=draw.choice([1, 1, 1, 3]),
+                logprobs=draw.choice([None, None, 0, 5]) if asking else None,
+                prompt_logprobs=draw.choice([None, None, 0, 5]) if asking else None,
             )
             reading = asyncio.create_task(
                 witness.read(prompt, params, leave_after=draw.choice([None, None, None, 3]))

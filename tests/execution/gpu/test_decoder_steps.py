@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from aioserve import ConfigError, Engine, SamplingParams
+from aioserve import Completion, ConfigError, Engine, SamplingParams
 from aioserve.config import EngineConfig
 from aioserve.execution.gpu.assembling import graph_sizes
 from aioserve.execution.gpu.memory import MemoryUse, largest_step, room_bytes
+from aioserve.execution.plan import MAX_SCORED_TOKENS
 from tests.execution.gpu.assembled import on_host
 from tests.execution.gpu.host_device import HostCounts
 from tests.parity.tiny_models import write
@@ -26,16 +27,34 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def answers(engine: Engine, *, drawn: bool, max_tokens: int = 3) -> list[list[int]]:
-    async def one(index: int, prompt: list[int]) -> list[int]:
-        temperature = 0.8 if drawn and index == 0 else 0.0
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, seed=5, ignore_eos=True
-        )
-        async with engine.stream(prompt, params) as stream:
-            return [token.id async for token in stream]
+ASKING = {"repetition_penalty": 1.5, "logit_bias": {9: 2.0}, "logprobs": 2, "prompt_logprobs": 1}
 
-    return await asyncio.gather(*[one(*entry) for entry in enumerate(PROMPTS)])
+
+async def answers(
+    engine: Engine, *, drawn: bool, max_tokens: int = 3
+) -> tuple[list[tuple[int, ...]], list[float]]:
+    """Tokens, and the log-probabilities of the request that asks for them. With `drawn` one request
+    has a temperature, and another one asks for more than a draw."""
+
+    async def one(index: int, prompt: list[int]) -> Completion:
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0.8 if drawn and index == 0 else 0.0,
+            seed=5,
+            ignore_eos=True,
+            **(ASKING if drawn and index == 2 else {}),
+        )
+        return await engine.generate(prompt, params)
+
+    found = await asyncio.gather(*[one(*entry) for entry in enumerate(PROMPTS)])
+    told = [each for one in found for each in [*(one.prompt_logprobs or ()), *(one.logprobs or ())]]
+    logprobs = [
+        logprob
+        for each in told
+        if each is not None
+        for logprob in [each.logprob, *[top.logprob for top in each.top]]
+    ]
+    return [one.token_ids for one in found], logprobs
 
 
 OPTIONS: dict[str, Any] = {
@@ -67,12 +86,15 @@ async def test_an_engine_gives_the_tokens_of_the_reference(
     }
     reference = Engine(tiny, backend="reference", dtype="float32", **OPTIONS)
     async with reference:
-        expected = await answers(reference, **how)
+        expected, logprobs = await answers(reference, **how)
     source = on_host(tiny)
     engine = Engine(source, dtype="float32", **(OPTIONS | options))
     async with engine:
-        assert await answers(engine, **how) == expected
+        tokens, found = await answers(engine, **how)
         stats = engine.stats()
+    assert tokens == expected
+    assert len(logprobs) == (4 * 2 + 3 * 3 if how["drawn"] else 0)
+    assert found == pytest.approx(logprobs, abs=1e-4)
     sizes = options["graph_sizes"]
     if options.get("capture_graphs", True):
         total = 2 * len(sizes)
@@ -117,10 +139,17 @@ def test_room_that_is_not_there_is_an_error_that_says_what_to_lower() -> None:
 def test_the_largest_step_has_all_tokens_and_rows_that_fit(
     tokens: int, sequences: int, length: int
 ) -> None:
-    step = largest_step(tokens, sequences, length, 4)
+    step = largest_step(tokens, sequences, length, 4, vocab_size=7)
     assert step.batch is not None
     counts = step.batch.query_start[1:] - step.batch.query_start[:-1]
     assert len(counts) == len(step.samples) == min(tokens, sequences)
+    assert step.extras is not None
+    wanted = step.extras.logprobs
+    assert wanted is not None
+    assert (len(wanted.sampled), wanted.width) == (len(counts), 7)
+    assert len(wanted.target_ids) == min(counts.sum(), MAX_SCORED_TOKENS)
+    assert len(step.batch.logit_rows) == len(wanted)
+    assert step.batch.logit_rows.max() < counts.sum()
     assert counts.sum() == min(tokens, sequences * length)
     assert (counts >= 1).all()
     assert (counts <= step.batch.context_lens).all()

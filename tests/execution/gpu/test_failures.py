@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aioserve import Engine, EngineFailedError, SamplingParams
+from aioserve import Engine, EngineFailedError, SamplingParams, StepError
 from aioserve.errors import InvariantError
 from aioserve.execution.gpu.failures import (
     DeviceFailedError,
@@ -150,7 +150,7 @@ def test_a_status_that_there_is_not_fails_the_step():
             enqueue = type(packed).enqueue
 
             class Spoiled:
-                num_bytes, num_rows = packed.num_bytes, packed.num_rows
+                num_bytes, result_shape = packed.num_bytes, packed.result_shape
                 variant = packed.variant
 
                 def enqueue(self, *memories):
@@ -164,6 +164,16 @@ def test_a_status_that_there_is_not_fails_the_step():
             await runner.launch(plan(1, decode(1, 6)))
         assert block in runner._free_blocks
         await runner.aclose()
+
+    run_simulated(main)
+
+
+def test_a_fake_gpu_refuses_to_change_logits_that_it_has_not():
+    async def main() -> None:
+        async with Engine(FakeGpuModel()) as engine:
+            with pytest.raises(StepError, match="has no logits to change"):
+                await engine.generate([1, 2], SamplingParams(max_tokens=3, presence_penalty=1.0))
+            assert (await engine.generate([1, 2], PARAMS)).token_ids
 
     run_simulated(main)
 

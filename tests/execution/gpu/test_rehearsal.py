@@ -14,7 +14,10 @@ import torch
 from tests.gpu.place import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
-REHEARSED = "qwen3 and (padded or swapped or float32) or callback or answered_the_same or loop_of"
+REHEARSED = (
+    "qwen3 and (padded or swapped or float32) or callback or answered_the_same or loop_of "
+    "or (ask_for_more and chunks)"
+)
 """One of each kind: all of them take many minutes."""
 
 pytestmark = [

@@ -41,7 +41,8 @@ def samples_for(rows: int, generator: np.random.Generator) -> SampleRows:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[HostBatch, SampleRows]:
-    """Decodes in front, then chunks of prompts, some tokens pending, some rows sampled."""
+    """Decodes in front, then chunks of prompts, some tokens pending, some rows of logits,
+    of which the first are sampled."""
     counts = [1] * draw(st.integers(0, 4)) + draw(st.lists(st.integers(1, 200), max_size=2))
     contexts = [count + draw(st.integers(0, 40)) for count in counts]
     generator = np.random.default_rng(draw(st.integers(0, 1000)))
@@ -60,7 +61,7 @@ def steps(draw: st.DrawFn) -> tuple[HostBatch, SampleRows]:
         pending_rows=pending,
         pending_slots=generator.integers(0, 30, len(pending)),
     )
-    return host, samples_for(rows, generator)
+    return host, samples_for(draw(st.integers(0, rows)), generator)
 
 
 def packed(
@@ -72,7 +73,8 @@ def packed(
 ) -> tuple[InputShape, DeviceInputs]:
     """Only what is said to be needed reaches the device; the rest there is noise."""
     block = np.full(layout.num_bytes, 0xAA, np.uint8)
-    shape = layout.pack(host, samples, block, padding=padding)
+    num_scored = 0 if samples is None else len(host.logit_rows) - len(samples)
+    shape = layout.pack(host, samples, block, num_scored=num_scored, padding=padding)
     there = torch.full((layout.num_bytes,), 0x55, dtype=torch.uint8)
     there[: shape.num_bytes] = torch.from_numpy(block[: shape.num_bytes])
     return shape, layout.views(there.to(device), shape, 3)
@@ -110,12 +112,14 @@ def test_what_is_packed_is_what_is_seen(step: tuple[HostBatch, SampleRows], spar
     layout = InputLayout(
         max_tokens=len(host.token_ids) + spare,
         max_sequences=len(host.context_lens) + spare,
-        max_rows=len(host.logit_rows) + spare,
+        max_rows=len(samples) + spare,
+        max_scored=len(host.logit_rows) - len(samples),
         max_pages=host.page_table.shape[1] + spare,
         page_size=PAGE_SIZE,
     )
     shape, inputs = packed(layout, host, samples, device)
     check_equal(inputs, host, samples)
+    assert (shape.num_rows, shape.num_samples) == (len(host.logit_rows), len(samples))
     assert shape.pending == (len(host.pending_rows) > 0)
     # The same places in every step: a graph looks for them there.
     for tensor in (inputs.batch.token_ids, inputs.batch.page_table, inputs.samples.seeds):
@@ -175,8 +179,11 @@ def test_only_decodes_with_a_row_each_are_padded() -> None:
     with pytest.raises(ValueError, match=r"a step of 3 tokens of 3 sequences .* to 2 decodes"):
         layout.pack(host, samples, block, padding=Padding(2, 0, 0))
     fewer = dataclasses.replace(host, logit_rows=np.arange(2))
-    with pytest.raises(ValueError, match="with 2 rows of logits can't be padded to 4 decodes"):
+    with pytest.raises(ValueError, match=r"with 2 rows of logits, 0 of them .* to 4 decodes"):
         layout.pack(fewer, None, block, padding=Padding(4, 0, 0))
+    _, two = decodes(2)
+    with pytest.raises(ValueError, match="with 3 rows of logits, 1 of them not sampled, can't be"):
+        layout.pack(host, two, block, num_scored=1, padding=Padding(4, 0, 0))
 
 
 def test_steps_larger_than_the_layout_are_refused_by_name() -> None:
@@ -184,7 +191,7 @@ def test_steps_larger_than_the_layout_are_refused_by_name() -> None:
     for name, limit, message in (
         ("max_tokens", 4, "at most 4 tokens, got 5"),
         ("max_sequences", 4, "at most 4 sequences, got 5"),
-        ("max_rows", 4, "at most 4 rows of logits, got 5"),
+        ("max_rows", 4, "at most 4 sampled rows, got 5"),
         ("max_pages", 2, "at most 2 pages of a sequence, got"),
     ):
         layout = empty_layout(**{name: limit})
@@ -192,8 +199,16 @@ def test_steps_larger_than_the_layout_are_refused_by_name() -> None:
             layout.pack(host, samples, np.zeros(layout.num_bytes, np.uint8))
     layout, wrong = empty_layout(), decodes(4)[1]
     block = np.zeros(layout.num_bytes, np.uint8)
-    with pytest.raises(ValueError, match="rows must be 5"):
+    with pytest.raises(ValueError, match=r"5 rows of logits, 0 of .* must have 5 rows .* got 4"):
         layout.pack(host, wrong, block)
+    with pytest.raises(ValueError, match=r"5 rows of logits, 2 of .* must have 3 rows .* got 4"):
+        layout.pack(host, wrong, block, num_scored=2)
+    layout = empty_layout(max_rows=4)
+    with pytest.raises(ValueError, match="a step may have at most 4 rows of logits, got 5"):
+        layout.pack(host, wrong, np.zeros(layout.num_bytes, np.uint8), num_scored=1)
+    layout = empty_layout(max_rows=3, max_scored=1)
+    with pytest.raises(ValueError, match="a step may have at most 4 rows of logits, got 5"):
+        layout.pack(host, decodes(3)[1], np.zeros(layout.num_bytes, np.uint8), num_scored=2)
 
 
 def test_a_step_leaves_no_trace_in_the_next_one(device: torch.device) -> None:

@@ -1,0 +1,289 @@
+"""`ChatStream`: the answer to messages as its parts, over a `TokenStream` and nothing else.
+
+Knows which forms of tool calls and reasoning a model writes; how they are read is
+`aioserve.text.answers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypedDict
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.engine.stream import TokenStream
+from aioserve.execution.runner import LoadedModel
+from aioserve.request import FinishReason, Timings, Token, Usage
+from aioserve.text.answers.answer_reader import AnswerReader
+from aioserve.text.answers.forms import (
+    ReasoningForm,
+    ToolForm,
+    reasoning_form,
+    tool_form,
+)
+from aioserve.text.answers.parts import Parts, ToolCall, ToolCallDelta, whole_calls
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["AnswerForm", "ChatAnswer", "ChatCompletion", "ChatDelta", "ChatStream", "StreamOptions"]
+
+PROMPT_END_TOKENS = 32
+"""Of a prompt, which show whether a tag is open at its end."""
+
+
+class StreamOptions(TypedDict, total=False):
+    """What `Engine.stream` takes by name."""
+
+    request_id: str | None
+    cache_salt: str | None
+    tenant: str | None
+    priority: int
+    ttft_target_seconds: float | None
+    tpot_target_seconds: float | None
+    deadline_seconds: float | None
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """What became known of one answer with its last tokens."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    sample: int = 0
+    """Which of the request's `n` answers, from 0."""
+    tokens: tuple[Token, ...] = ()
+    """Those that came since this answer's last delta."""
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """One of a request's answers, whole."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: FinishReason
+    tokens: tuple[Token, ...]
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """To go on with the conversation: the assistant's message, as `Engine.chat` takes it."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    """All that a request brought; what is one answer's is also here, of the first."""
+
+    request_id: str
+    answers: tuple[ChatAnswer, ...]
+    usage: Usage
+    timings: Timings
+
+    @property
+    def content(self) -> str:
+        return self.answers[0].content
+
+    @property
+    def reasoning(self) -> str:
+        return self.answers[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.answers[0].tool_calls
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.answers[0].finish_reason
+
+    @property
+    def message(self) -> dict[str, Any]:
+        return self.answers[0].message
+
+
+class AnswerForm:
+    """How the answers of one request are written. What only its prompt shows is filled in when that
+    is encoded."""
+
+    def __init__(
+        self,
+        tools: ToolForm | None,
+        reasoning: ReasoningForm | None,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._tools = tools
+        self._reasoning = reasoning
+        self._prompt_end = ""
+        marks = (*(tools.marks if tools else ()), *(reasoning.marks if reasoning else ()))
+        self.shown: Mapping[int, str] = {} if tokenizer is None else tokenizer.special_among(marks)
+        """Special tokens that are part of the answers' text."""
+
+    @classmethod
+    def of(
+        cls, model: LoadedModel, tools: object, tool_parser: object, reasoning_parser: object
+    ) -> AnswerForm:
+        """That of a model's chat template, or as it is named. Raises `InvalidRequestError`."""
+        source = "" if model.chat_template is None else model.chat_template.source
+        has_tools = tools is not None and not (type(tools) in (list, tuple) and not tools)
+        return cls(
+            tool_form(tool_parser, source, has_tools=has_tools),
+            reasoning_form(reasoning_parser, source),
+            model.tokenizer,
+        )
+
+    def prompt_is(self, ids: npt.NDArray[np.int32], tokenizer: Tokenizer | None) -> None:
+        """Look at the end of the prompt."""
+        if self._reasoning is not None and tokenizer is not None:
+            tail = ids[-PROMPT_END_TOKENS:].tolist()
+            self._prompt_end = tokenizer.decode(tail, skip_special_tokens=False)
+
+    def reader(self) -> AnswerReader:
+        """For one answer."""
+        return AnswerReader(self._tools, self._reasoning, prompt_end=self._prompt_end)
+
+
+class _Reading:
+    """One answer as far as it was read."""
+
+    def __init__(self, sample: int) -> None:
+        self.sample = sample
+        self.reader: AnswerReader | None = None
+        self.deltas: list[ChatDelta] = []
+        self._tokens: list[Token] = []
+
+    def push(self, token: Token, form: AnswerForm) -> ChatDelta | None:
+        if self.reader is None:
+            self.reader = form.reader()
+        self._tokens.append(token)
+        parts = self.reader.push(token.text)
+        return self._delta(parts) if parts else None
+
+    def finish(self) -> ChatDelta | None:
+        parts = Parts() if self.reader is None else self.reader.finish()
+        self.reader = None
+        return self._delta(parts) if parts or self._tokens else None
+
+    def _delta(self, parts: Parts) -> ChatDelta:
+        tokens, self._tokens = tuple(self._tokens), []
+        delta = ChatDelta(parts.content, parts.reasoning, parts.tool_calls, self.sample, tokens)
+        self.deltas.append(delta)
+        return delta
+
+    def answer(self, finish_reason: FinishReason | None) -> ChatAnswer:
+        return ChatAnswer(
+            content="".join([delta.content for delta in self.deltas]),
+            reasoning="".join([delta.reasoning for delta in self.deltas]),
+            tool_calls=whole_calls(call for delta in self.deltas for call in delta.tool_calls),
+            finish_reason=finish_reason or FinishReason.ABORT,
+            tokens=tuple(token for delta in self.deltas for token in delta.tokens),
+        )
+
+
+class ChatStream:
+    """The parts of the answers to one prompt of messages, as they come.
+
+    Each delta says something new; joined, the deltas of a sample are its answer, whatever tokens
+    the model wrote it with. It owns the request, ends as a `TokenStream` does, and is read like
+    one: by one task, on the engine's event loop.
+    """
+
+    __slots__ = ("_ending", "_form", "_readings", "_stream")
+
+    def __init__(self, stream: TokenStream, form: AnswerForm) -> None:
+        self._stream = stream
+        self._form = form
+        self._readings = [_Reading(sample) for sample in range(len(stream.finish_reasons))]
+        self._ending: Iterator[_Reading] | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self._stream.request_id
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._stream.finish_reason
+
+    @property
+    def finish_reasons(self) -> tuple[FinishReason | None, ...]:
+        return self._stream.finish_reasons
+
+    @property
+    def usage(self) -> Usage:
+        return self._stream.usage
+
+    @property
+    def timings(self) -> Timings:
+        return self._stream.timings
+
+    def __aiter__(self) -> ChatStream:
+        return self
+
+    async def started(self) -> None:
+        """Wait until the first token is there, or the end, as `TokenStream.started` does."""
+        await self._stream.started()
+
+    async def __anext__(self) -> ChatDelta:
+        """The next delta. Raises what ended the request, if that was an error."""
+        while True:
+            try:
+                token = await self._stream.__anext__()
+            except StopAsyncIteration:
+                break
+            delta = self._readings[token.sample].push(token, self._form)
+            if delta is not None:
+                return delta
+        if self._ending is None:
+            self._ending = iter(self._readings)
+        for reading in self._ending:
+            if (delta := reading.finish()) is not None:
+                return delta
+        raise StopAsyncIteration
+
+    async def completion(self) -> ChatCompletion:
+        """Read to the end; all of the answers, what was read before included. Cancelling it ends
+        the request."""
+        async for _ in self:
+            pass
+        answers = tuple(
+            reading.answer(reason)
+            for reading, reason in zip(self._readings, self.finish_reasons, strict=True)
+        )
+        return ChatCompletion(self.request_id, answers, self.usage, self.timings)
+
+    def close(self) -> None:
+        """End the request if it hasn't ended, as `TokenStream.close` does."""
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        """The same as `close()`, for `contextlib.aclosing`."""
+        self._stream.close()
+
+    async def __aenter__(self) -> ChatStream:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stream.close()
+
+    def __repr__(self) -> str:
+        return f"ChatStream({self.request_id!r}, {self.finish_reason or 'open'})"

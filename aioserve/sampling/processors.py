@@ -1,0 +1,80 @@
+"""Logits processors: code of a plugin that changes a row of logits before it is drawn from.
+
+A request names them, and each of its answers has objects of its own. What one of them raises ends
+that request. Imports torch for types alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aioserve.isolation import Guard, NotAnAnswer, PluginFault
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["GuardedProcessor", "LogitsProcessor", "ProcessorMaker", "changed_by"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class LogitsProcessor:
+    """Changes the logits of one answer, a row at a time. Override `process`."""
+
+    def process(self, prompt_ids: Tensor, answer_ids: Tensor, logits: Tensor) -> Tensor | None:
+        """Change `logits`, float32 `[V]`, in place and return None, or return others of that shape.
+
+        `prompt_ids` and `answer_ids`, int64 `[prompt tokens]` and `[tokens so far]`, are for
+        reading. All are on the device that computes the model. Called once a token on the thread of
+        the steps, which waits for it: every answer in the batch does. After a preemption the answer
+        goes on with a new object, so what is made of the logits must follow from the ids.
+        """
+        raise NotImplementedError
+
+
+class ProcessorMaker:
+    """Makes objects of one offer, guarded. `label` names it and its distribution."""
+
+    def __init__(self, label: str, make: Callable[[], LogitsProcessor]) -> None:
+        self.label = label
+        self.make = make
+
+    def __call__(self) -> GuardedProcessor:
+        return GuardedProcessor(self)
+
+
+class GuardedProcessor:
+    """One processor of one answer. It is made when it is first asked."""
+
+    def __init__(self, maker: ProcessorMaker) -> None:
+        self._maker = maker
+        self._processor: LogitsProcessor | None = None
+        self._guard = Guard(f"logits processor {maker.label}", "its request ends", logger)
+
+    def apply(self, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor) -> str | None:
+        """Change `row`, float32 `[V]`; what went wrong, if something did."""
+        try:
+            self._guard.call("process", self._process, prompt_ids, answer_ids, row)
+        except PluginFault as fault:
+            return str(fault)
+        return None
+
+    def _process(self, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor) -> None:
+        if self._processor is None:
+            self._processor = self._maker.make()
+        row.copy_(changed_by(self._processor, prompt_ids, answer_ids, row))
+
+
+def changed_by(
+    processor: LogitsProcessor, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor
+) -> Tensor:
+    """What a processor makes of `row`, which stays as it is. Raises `NotAnAnswer`, and whatever the
+    processor does."""
+    given = row.clone()
+    answer = processor.process(prompt_ids, answer_ids, given)
+    changed = given if answer is None else answer
+    if getattr(changed, "shape", None) != row.shape or changed.dtype != row.dtype:
+        raise NotAnAnswer(answer, f"not None or {row.dtype} of shape {list(row.shape)}")
+    return changed

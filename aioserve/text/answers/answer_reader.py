@@ -1,0 +1,44 @@
+"""The text of one answer, told apart as it comes: reasoning, content, tool calls."""
+
+from __future__ import annotations
+
+from aioserve.text.answers.forms import ReasoningForm, ToolForm
+from aioserve.text.answers.parts import Parts
+from aioserve.text.answers.reasoning import ReasoningReader
+
+__all__ = ["AnswerReader"]
+
+
+class AnswerReader:
+    """Whatever the pieces in which the text comes, what is given out is the same when joined.
+
+    `prompt_end` is how the prompt ends, which may have opened the tag of reasoning. A form that is
+    None leaves its part in the content. Tool calls within reasoning are none.
+    """
+
+    def __init__(
+        self, tools: ToolForm | None, reasoning: ReasoningForm | None, *, prompt_end: str
+    ) -> None:
+        self._tools = None if tools is None else tools.parser()
+        self._reasoning = None
+        if reasoning is not None:
+            is_open = reasoning.is_open or prompt_end.rstrip().endswith(reasoning.opens)
+            self._reasoning = ReasoningReader(reasoning.opens, reasoning.closes, is_open=is_open)
+
+    def push(self, text: str) -> Parts:
+        """What became known with more text."""
+        if not text:
+            return Parts()
+        reasoning, content = ("", text) if self._reasoning is None else self._reasoning.push(text)
+        if self._tools is None or not content:
+            return Parts(content, reasoning)
+        parts = self._tools.push(content)
+        return Parts(parts.content, reasoning, parts.tool_calls)
+
+    def finish(self) -> Parts:
+        """What was held back, when no more text follows. Nothing may be pushed afterwards."""
+        reasoning, content = ("", "") if self._reasoning is None else self._reasoning.finish()
+        if self._tools is None:
+            return Parts(content, reasoning)
+        first, last = self._tools.push(content), self._tools.finish()
+        return Parts(first.content + last.content, reasoning, (*first.tool_calls, *last.tool_calls))

@@ -1,0 +1,137 @@
+"""A tool call as one JSON object: {"name": ..., "arguments": {...}}, read as it comes."""
+
+from __future__ import annotations
+
+import json
+
+from aioserve.text.answers.json_machine import JsonMachine, Place
+
+__all__ = ["ArgumentsReader", "CallReader"]
+
+ARGUMENTS = ("arguments", "parameters")
+OTHERS = ("id", "type")
+"""Keys that some models write beside; what they say is of no use."""
+MAX_NAME_CHARS = 256
+
+
+class ArgumentsReader:
+    """Reads the object of arguments alone. As `CallReader`, of which the name is known."""
+
+    def __init__(self) -> None:
+        self._machine = JsonMachine()
+        self._fragments: list[str] = []
+        self.is_broken: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._machine.place is Place.DONE
+
+    def read(self, text: str, start: int) -> int:
+        """Take what belongs to the object; where it stopped, which is before the end of the text
+        where the object ends, or isn't one."""
+        at = start
+        while at < len(text) and not self.is_done:
+            if (end := self._machine.read(text, at)) < 0:
+                self.is_broken = True
+                break
+            at = end
+        self._fragments.append(text[start:at])
+        return at
+
+    def take(self) -> str:
+        """The arguments that came since this was called last."""
+        fragments, self._fragments = self._fragments, []
+        return "".join(fragments)
+
+
+class CallReader:
+    """Reads one call from its brace on. The order of keys doesn't matter; there is one name, a str,
+    and one object of arguments."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.is_broken: bool = False
+        """No call, or no JSON any more."""
+        self.has_arguments: bool = False
+        """All of them."""
+        self.raw: str = ""
+        """All that was read, until the call has begun."""
+        self._machine = JsonMachine()
+        self._key = ""
+        self._keys: set[str] = set()
+        self._collected: list[str] | None = None
+        self._fragments: list[str] = []
+        self._in_arguments = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._machine.place is Place.DONE
+
+    @property
+    def has_begun(self) -> bool:
+        """The name is known, and arguments are there."""
+        return self.name is not None and bool(self._in_arguments or self.has_arguments)
+
+    def read(self, text: str, start: int) -> int:
+        """As `ArgumentsReader.read`."""
+        at = start
+        while at < len(text) and not self.is_done:
+            place, depth = self._machine.place, self._machine.depth
+            if (end := self._machine.read(text, at)) < 0:
+                self.is_broken = True
+                break
+            piece = text[at:end]
+            if depth <= 1 and not self._fits(piece, place, depth):
+                self.is_broken = True
+                break
+            if self._in_arguments:
+                self._fragments.append(piece)
+                if self._machine.depth == 1:
+                    self._in_arguments, self.has_arguments = False, True
+            elif self._collected is not None:
+                self._collected.append(piece)
+                if self._machine.place in (Place.COLON, Place.COMMA_OR_END):
+                    self._take_string()
+                    if self.is_broken:
+                        break
+            at = end
+        if not self.has_begun:
+            self.raw += text[start:at]
+            if self.is_done:
+                self.is_broken = True
+        return at
+
+    def take(self) -> str:
+        """As `ArgumentsReader.take`."""
+        fragments, self._fragments = self._fragments, []
+        return "".join(fragments)
+
+    def _fits(self, piece: str, place: Place, depth: int) -> bool:
+        """Whether a piece may be where members of the call are; notes what starts with it."""
+        if depth == 0:
+            return piece == "{"
+        if piece.isspace() and place not in (Place.STRING, Place.KEY_STRING):
+            return True
+        if place in (Place.KEY, Place.KEY_OR_END) and piece == '"':
+            self._collected = []
+        elif place is Place.VALUE:
+            if self._key == "name":
+                self._collected = []
+                return piece == '"'
+            if self._key in ARGUMENTS:
+                self._in_arguments = piece == "{"
+                return self._in_arguments
+        return True
+
+    def _take_string(self) -> None:
+        """A key or the name is whole."""
+        text = json.loads("".join(self._collected or ()))
+        self._collected = None
+        if self._machine.place is Place.COMMA_OR_END:
+            self.is_broken = not 0 < len(text) <= MAX_NAME_CHARS or not text.isprintable()
+            self.name = None if self.is_broken else text
+            return
+        key = "arguments" if text in ARGUMENTS else text
+        self.is_broken = key in self._keys or key not in ("name", *ARGUMENTS, *OTHERS)
+        self._keys.add(key)
+        self._key = text

@@ -1,0 +1,121 @@
+"""The forms that are known, by name, and which of them a chat template is written for.
+
+Names are those that vLLM has for its parsers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
+
+import msgspec
+
+from aioserve.errors import InvalidRequestError
+from aioserve.isolation import shown
+from aioserve.text.answers import hermes, llama3_json, mistral
+from aioserve.text.answers.tool_parser import ToolParser
+
+__all__ = [
+    "REASONING_FORMS",
+    "TOOL_FORMS",
+    "ReasoningForm",
+    "ReasoningParserName",
+    "ToolForm",
+    "ToolParserName",
+    "reasoning_form",
+    "tool_form",
+]
+
+T = TypeVar("T")
+
+ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
+ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
+
+
+class ToolForm(msgspec.Struct, frozen=True):
+    """How a family writes tool calls."""
+
+    parser: Callable[[], ToolParser]
+    marks: tuple[str, ...]
+    """May be special tokens, which an answer's text then has all the same."""
+    is_of: Callable[[str], bool]
+    """Whether a template is written for it."""
+
+
+class ReasoningForm(msgspec.Struct, frozen=True):
+    """The tags around reasoning."""
+
+    opens: str
+    closes: str
+    is_open: bool
+    """An answer begins with reasoning, whatever the prompt ends with."""
+    is_of: Callable[[str], bool]
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.opens, self.closes)
+
+
+def _is_hermes(source: str) -> bool:
+    # Others have the same tag around what is no JSON (Qwen3-Coder, GLM).
+    return hermes.OPENS in source and "<function=" not in source and "<arg_key>" not in source
+
+
+def _is_llama3_json(source: str) -> bool:
+    return llama3_json.TAG in source or (
+        "<|start_header_id|>" in source and '"parameters"' in source
+    )
+
+
+TOOL_FORMS: Mapping[str, ToolForm] = {
+    "hermes": ToolForm(hermes.HermesParser, (hermes.OPENS, hermes.CLOSES), _is_hermes),
+    "llama3_json": ToolForm(llama3_json.Llama3JsonParser, (llama3_json.TAG,), _is_llama3_json),
+    "mistral": ToolForm(
+        mistral.MistralParser,
+        (mistral.CALLS, mistral.CALL_ID, mistral.ARGS),
+        lambda source: mistral.CALLS in source,
+    ),
+}
+REASONING_FORMS: Mapping[str, ReasoningForm] = {
+    "qwen3": ReasoningForm("<think>", "</think>", False, lambda source: "</think>" in source),
+    "deepseek_r1": ReasoningForm("<think>", "</think>", True, lambda source: False),
+    "mistral": ReasoningForm("[THINK]", "[/THINK]", False, lambda source: "[/THINK]" in source),
+}
+
+
+def tool_form(name: object, source: str, *, has_tools: bool) -> ToolForm | None:
+    """The form of that name; of "auto" that of the template, where there are tools. Raises
+    `InvalidRequestError` for an unknown name, and where none is known for a template with tools."""
+    if name == "auto":
+        if not has_tools:
+            return None
+        for form in TOOL_FORMS.values():
+            if form.is_of(source):
+                return form
+        raise InvalidRequestError(
+            "tool_parser must be named, one of "
+            f"{', '.join(TOOL_FORMS)}, as nothing in the chat template tells in which form the "
+            "model calls tools; with 'none' calls are text",
+            argument="tool_parser",
+            value="auto",
+        )
+    return _named("tool_parser", name, TOOL_FORMS)
+
+
+def reasoning_form(name: object, source: str) -> ReasoningForm | None:
+    """The form of that name; of "auto" that of the template, None if it has none."""
+    if name == "auto":
+        return next((form for form in REASONING_FORMS.values() if form.is_of(source)), None)
+    return _named("reasoning_parser", name, REASONING_FORMS)
+
+
+def _named(argument: str, name: object, forms: Mapping[str, T]) -> T | None:
+    if type(name) is str and name in forms:
+        return forms[name]
+    if name != "none":
+        raise InvalidRequestError(
+            f"{argument} must be one of auto, none, {', '.join(forms)}, got {shown(name)}",
+            argument=argument,
+            value=name,
+        )
+    return None

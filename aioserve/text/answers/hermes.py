@@ -1,0 +1,32 @@
+"""Tool calls as Hermes and Qwen write them:
+
+    <tool_call>
+    {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    </tool_call>
+
+one after the other. The closing tag may be missing at the end, or before the next call.
+"""
+
+from __future__ import annotations
+
+from aioserve.text.answers.reading import Reading
+from aioserve.text.answers.tool_parser import CallEnd, ToolParser
+
+__all__ = ["HermesParser"]
+
+OPENS, CLOSES = "<tool_call>", "</tool_call>"
+
+
+class HermesParser(ToolParser):
+    def _read(self) -> Reading[None]:
+        held = ""
+        while raw := (yield from self._give_up_to(OPENS, held=held)):
+            held = ""
+            raw += yield from self._spaces()
+            end = yield from self._call(raw)
+            if end is CallEnd.BROKEN:
+                yield from self._broken_arguments(CLOSES)
+            elif end is CallEnd.WHOLE:
+                held = yield from self._spaces()
+                if (yield from self._one_of(CLOSES)):
+                    held = ""

@@ -1,0 +1,65 @@
+"""Parts of an answer, as they come and whole."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Iterable
+
+import msgspec
+
+__all__ = ["Parts", "ToolCall", "ToolCallDelta", "call_id", "short_id", "whole_calls"]
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
+    """What became known of one tool call. Its first delta has the id and the name."""
+
+    index: int
+    """Of the call in its answer, from 0."""
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    """The next piece of the arguments: joined over a call, the JSON that the model wrote."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
+    """One tool call of an answer."""
+
+    id: str
+    name: str
+    arguments: str
+    """As the model wrote it: JSON of an object, unless the model made a mistake or was cut off."""
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """What became known of an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.tool_calls)
+
+
+def whole_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls of one answer, put together."""
+    begun: dict[int, tuple[str, str]] = {}
+    arguments: dict[int, list[str]] = {}
+    for delta in deltas:
+        if delta.id is not None and delta.name is not None:
+            begun[delta.index] = (delta.id, delta.name)
+        arguments.setdefault(delta.index, []).append(delta.arguments)
+    return tuple(ToolCall(*begun[index], "".join(pieces)) for index, pieces in arguments.items())
+
+
+def call_id() -> str:
+    """A new id of a tool call, in the form that OpenAI's have."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def short_id() -> str:
+    """A new id of nine letters and digits, which is all that Mistral's templates take."""
+    return "".join([secrets.choice(_LETTERS) for _ in range(9)])

@@ -1,0 +1,100 @@
+"""How a reader of text that comes in pieces is written as if the text were there.
+
+A reader is a generator that yields where it needs more; what it does depends on the text alone, and
+never on where the pieces end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from typing import TypeVar
+
+__all__ = ["Reading", "TextReader"]
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+"""What gives a `T`, in the end."""
+
+_SPACES = re.compile(r"\s*")
+
+
+class TextReader:
+    """A subclass has `_read`, which ends with the text; `_push` and `_end` run it."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._is_whole = False
+        self._run = self._read()
+        next(self._run)
+
+    def _read(self) -> Reading[None]:
+        raise NotImplementedError
+
+    def _push(self, text: str) -> None:
+        self._text, self._at = self._text[self._at :] + text, 0
+        next(self._run)
+
+    def _end(self) -> None:
+        self._is_whole = True
+        next(self._run, None)
+
+    # -- for `_read`
+
+    def _next(self) -> Reading[str]:
+        """The next character, not taken; empty at the end."""
+        while self._at == len(self._text) and not self._is_whole:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def _spaces(self) -> Reading[str]:
+        """Take white space."""
+        taken = ""
+        while True:
+            found = _SPACES.match(self._text, self._at)
+            if found is not None:
+                taken += found[0]
+                self._at = found.end()
+            if self._at < len(self._text) or self._is_whole:
+                return taken
+            yield
+
+    def _one_of(self, *literals: str) -> Reading[str]:
+        """Take the one that is next; empty if none is."""
+        while True:
+            rest = self._text[self._at : self._at + max(map(len, literals))]
+            for literal in literals:
+                if rest.startswith(literal):
+                    self._at += len(literal)
+                    return literal
+            if self._is_whole or not any(literal.startswith(rest) for literal in literals):
+                return ""
+            yield
+
+    def _some(self, marks: tuple[str, ...]) -> Reading[tuple[str, str]]:
+        """Take text that has no mark, and the mark that follows it, if one is there; both are empty
+        at the end. The text isn't empty, or a mark follows."""
+        while True:
+            found = min(
+                ((at, mark) for mark in marks if (at := self._text.find(mark, self._at)) >= 0),
+                default=None,
+            )
+            if found is not None:
+                at, mark = found
+                text = self._text[self._at : at]
+                self._at = at + len(mark)
+                return text, mark
+            end = len(self._text) if self._is_whole else self._safe_end(marks)
+            if end > self._at or self._is_whole:
+                text, self._at = self._text[self._at : end], end
+                return text, ""
+            yield
+
+    def _safe_end(self, marks: tuple[str, ...]) -> int:
+        """Before the longest end of the text that starts a mark."""
+        longest = max(map(len, marks), default=1) - 1
+        for at in range(max(len(self._text) - longest, self._at), len(self._text)):
+            if any(mark.startswith(self._text[at:]) for mark in marks):
+                return at
+        return len(self._text)

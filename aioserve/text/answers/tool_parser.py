@@ -1,0 +1,132 @@
+"""What the parsers of tool calls have in common.
+
+A call is one from the moment that its name and the start of its arguments are there; from then on
+its arguments are given out as they come. What turns out to be no call before that is content,
+marks included. Where arguments stop being JSON after that, what follows up to the mark of the end
+belongs to them as the model wrote it: nothing is lost, and the caller sees what was wrong. White
+space around calls is content of nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+from aioserve.text.answers.call_object import ArgumentsReader, CallReader
+from aioserve.text.answers.parts import Parts, ToolCallDelta, call_id
+from aioserve.text.answers.reading import Reading, TextReader
+
+__all__ = ["CallEnd", "ToolParser"]
+
+
+class CallEnd(Enum):
+    """How a call came out."""
+
+    WHOLE = auto()
+    BROKEN = auto()
+    """Its arguments aren't JSON, or the text ended in them."""
+    NO_CALL = auto()
+    """It was given out as content."""
+
+
+class ToolParser(TextReader):
+    """Tells tool calls from content in the text of one answer; `new_id` makes their ids."""
+
+    def __init__(self, new_id: Callable[[], str] = call_id) -> None:
+        self._new_id = new_id
+        self._content: list[str] = []
+        self._deltas: list[ToolCallDelta] = []
+        self._num_calls = 0
+        self._model_ids: set[str] = set()
+        self._is_after_call = False
+        """Nothing but white space came since the last call."""
+        super().__init__()
+
+    def push(self, text: str) -> Parts:
+        """What became known with more text."""
+        self._push(text)
+        return self._taken()
+
+    def finish(self) -> Parts:
+        """What was held back, when no more text follows."""
+        self._end()
+        return self._taken()
+
+    def _taken(self) -> Parts:
+        parts = Parts("".join(self._content), "", tuple(self._deltas))
+        self._content.clear()
+        self._deltas.clear()
+        return parts
+
+    # -- for `_read`
+
+    def _give(self, text: str) -> None:
+        if text:
+            self._content.append(text)
+            self._is_after_call = False
+
+    def _give_up_to(self, *marks: str, held: str = "") -> Reading[str]:
+        """Give out content up to the next mark, and take that: the mark, white space before it
+        included; empty at the end of the text. `held` is white space that came before."""
+        mark = ""
+        while not mark and (yield from self._next()):
+            text, mark = yield from self._some(marks)
+            kept = (held + text).rstrip()
+            held = (held + text)[len(kept) :]
+            self._give(kept)
+        if not mark and not self._is_after_call:
+            self._give(held)
+        return held + mark if mark else ""
+
+    def _begin_call(self, name: str, model_id: str = "") -> None:
+        """`model_id` is the one that the model wrote; it may have written it twice."""
+        if not model_id or model_id in self._model_ids:
+            self._deltas.append(ToolCallDelta(self._num_calls, self._new_id(), name))
+        else:
+            self._model_ids.add(model_id)
+            self._deltas.append(ToolCallDelta(self._num_calls, model_id, name))
+        self._num_calls += 1
+        self._is_after_call = True
+
+    def _give_arguments(self, fragment: str) -> None:
+        index = self._num_calls - 1
+        if not fragment:
+            return
+        if self._deltas and self._deltas[-1].index == index:
+            last = self._deltas.pop()
+            delta = ToolCallDelta(index, last.id, last.name, last.arguments + fragment)
+        else:
+            delta = ToolCallDelta(index, arguments=fragment)
+        self._deltas.append(delta)
+
+    def _call(self, raw: str) -> Reading[CallEnd]:
+        """Read a call that is an object; `raw` is what led to it, which is content if it is none.
+        What is taken ends with the object, or before what can't be part of it."""
+        call, begun = CallReader(), False
+        while not call.is_done and not call.is_broken and (yield from self._next()):
+            self._at = call.read(self._text, self._at)
+            if call.has_begun:
+                if not begun and call.name is not None:
+                    self._begin_call(call.name)
+                begun = True
+                self._give_arguments(call.take())
+        if not begun:
+            self._give(raw + call.raw)
+            return CallEnd.NO_CALL
+        return CallEnd.WHOLE if call.has_arguments else CallEnd.BROKEN
+
+    def _arguments(self) -> Reading[CallEnd]:
+        """Read an object of arguments, of the call that has begun."""
+        arguments = ArgumentsReader()
+        while not arguments.is_done and not arguments.is_broken and (yield from self._next()):
+            self._at = arguments.read(self._text, self._at)
+            self._give_arguments(arguments.take())
+        return CallEnd.WHOLE if arguments.is_done else CallEnd.BROKEN
+
+    def _broken_arguments(self, *marks: str) -> Reading[str]:
+        """Give out all up to a mark as arguments; the mark, which is taken."""
+        mark = ""
+        while not mark and (yield from self._next()):
+            text, mark = yield from self._some(marks)
+            self._give_arguments(text)
+        return mark

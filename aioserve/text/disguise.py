@@ -1,0 +1,83 @@
+"""Characters that stand for others while a chat template renders, so that it can't tell what they
+are part of. Knows text alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+
+from aioserve.errors import InvalidPromptError
+
+__all__ = ["NOTHING", "NOTHINGS", "Disguise"]
+
+STAND_IN_TRIES = 64
+_STAND_INS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_LETTERS = (range(0x12000, 0x1239A), range(0x13000, 0x1342F))
+"""Cuneiform and hieroglyphs stand for letters and digits, beside which some tokens are none."""
+NOTHING = "\U0010fffd"
+"""A content that means nothing; part of no special token."""
+NOTHINGS = (NOTHING, "\U0010fffc")
+"""To tell keys that mean nothing from each other."""
+
+
+class Disguise:
+    """Stand-ins for characters, each in none of `texts`."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = list(texts)
+        self._stand_ins: dict[str, str] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it hides nothing."""
+        return not self._stand_ins
+
+    def put_on(self, text: str, at: Iterable[int]) -> str:
+        """`text` with a stand-in for the character at each index of `at`."""
+        pieces, done = [], 0
+        for index in sorted(set(at)):
+            pieces += (text[done:index], self._stand_in(text[index]))
+            done = index + 1
+        return "".join([*pieces, text[done:]]) if pieces else text
+
+    def hides_in(self, text: str) -> bool:
+        """Whether a stand-in is in `text`."""
+        return any(stand_in in text for stand_in in self._stand_ins.values())
+
+    def take_off(self, text: str) -> str:
+        """`text` as it would be without stand-ins; those that were escaped for JSON, or for a
+        `repr` of what has them, too."""
+        for char, stand_in in self._stand_ins.items():
+            text = text.replace(stand_in, char)
+            text = text.replace(_escaped(stand_in), _escaped(char))
+            text = text.replace(_as_shown(stand_in), _as_shown(char))
+        return text
+
+    def _stand_in(self, char: str) -> str:
+        if (known := self._stand_ins.get(char)) is not None:
+            return known
+        for _ in range(STAND_IN_TRIES):
+            new = chr(random.choice(random.choice(_LETTERS if char.isalnum() else _STAND_INS)))
+            if (
+                new not in NOTHINGS
+                and new not in self._stand_ins.values()
+                and not any(
+                    form(new) in text for form in (str, _escaped, _as_shown) for text in self._texts
+                )
+            ):
+                self._stand_ins[char] = new
+                return new
+        raise InvalidPromptError(
+            "messages must leave some of Unicode's supplementary private-use characters, cuneiform "
+            f"and hieroglyphs unused, got texts with {STAND_IN_TRIES} of {STAND_IN_TRIES} drawn at "
+            "random"
+        )
+
+
+def _as_shown(char: str) -> str:
+    return repr(char)[1:-1]
+
+
+def _escaped(char: str) -> str:
+    return json.dumps(char)[1:-1]

@@ -1,0 +1,202 @@
+"""Values of JSON as their sender gave them: copied into Python's own classes, and how much.
+
+What a sender's class says of its size is not believed: no more is looked at than may be there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from aioserve.arguments import plain_int, plain_str
+from aioserve.errors import InvalidPromptError, PromptTooLongError
+from aioserve.isolation import shown
+
+__all__ = ["MAX_DEPTH", "MAX_VALUES", "Reader", "check_utf8", "parsed_object"]
+
+MAX_DEPTH = 32
+"""Of lists and objects in each other."""
+MAX_VALUES = 10_000
+"""In the tools, tool calls, content parts and template arguments of one prompt, all together. To
+look at as many takes the event loop some 10 ms."""
+MAX_INT_BITS = 127
+MAX_JSON_CHARS = 2**20
+"""Of one text that is parsed."""
+
+_PIECE_CHARS = 2**16
+
+
+class Reader:
+    """Copies what one prompt is made of, of at most `max_chars` characters in all.
+
+    `argument` names it in errors, and is followed by the path to the value. Raises
+    `InvalidPromptError`, and `PromptTooLongError` for too many characters.
+    """
+
+    def __init__(self, argument: str, max_chars: int | None = None) -> None:
+        self.argument: str = argument
+        self.num_chars: int = 0
+        self.num_values: int = 0
+        self._max_chars = max_chars
+        self._path: list[str | int] = []
+
+    @property
+    def where(self) -> str:
+        return self.argument + "".join([f"[{shown(part)}]" for part in self._path])
+
+    def error(self, must: str, *, value: object = None, limit: object = None) -> InvalidPromptError:
+        """That the value where the reader is must be something else."""
+        argument = "prompt" if self.argument == "messages" else self.argument
+        return InvalidPromptError(
+            f"{self.where} {must}", argument=argument, value=value, limit=limit
+        )
+
+    def text(self, value: object, *, max_chars: int | None = None) -> str:
+        """The characters of a str of any class, of at most `max_chars`."""
+        text = plain_str(value)
+        if text is None:
+            raise self.error(f"must be a str, got {type(value).__name__}")
+        if max_chars is not None and len(text) > max_chars:
+            raise self.error(
+                f"must have at most {max_chars} characters, got {len(text)}",
+                value=len(text),
+                limit=max_chars,
+            )
+        self.count_chars(len(text))
+        return text
+
+    def count_chars(self, chars: int) -> None:
+        self.num_chars += chars
+        if self._max_chars is not None and self.num_chars > self._max_chars:
+            top = self.argument + "".join([f"[{shown(part)}]" for part in self._path[:1]])
+            raise PromptTooLongError(
+                f"prompt has {self.num_chars} characters up to {top}; {self._max_chars} are read "
+                "at most",
+                value=self.num_chars,
+                limit=self._max_chars,
+                unit="characters",
+            )
+
+    def at(self, part: str | int) -> Reader:
+        """For `with`: what is read inside is this part of what is read outside."""
+        self._path.append(part)
+        return self
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._path.pop()
+
+    def items(self, value: Any) -> list[tuple[str, Any]]:
+        """Of a mapping with keys of str, each counted as a value."""
+        if not issubclass(type(value), Mapping):
+            raise self.error(f"must be a dict, got {type(value).__name__}")
+        items: list[tuple[str, Any]] = []
+        for key in islice(value, MAX_VALUES - self.num_values + 1):
+            text = plain_str(key)
+            if text is None:
+                raise self.error(f"must have keys of str, got {shown(key)}")
+            self._count_value()
+            items.append((text, value[key]))
+        return items
+
+    def elements(self, value: Any) -> list[Any]:
+        """Of a list, each counted as a value."""
+        kind = type(value)
+        if not issubclass(kind, Sequence) or issubclass(kind, str | bytes | bytearray | memoryview):
+            raise self.error(f"must be a list, got {kind.__name__}")
+        elements: list[Any] = []
+        for element in islice(value, MAX_VALUES - self.num_values + 1):
+            self._count_value()
+            elements.append(element)
+        return elements
+
+    def value(self, value: Any) -> Any:
+        """A copy of any value of JSON."""
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if issubclass(kind, str):
+            return self.text(value)
+        if len(self._path) > MAX_DEPTH:
+            raise self.error(
+                f"must be nested at most {MAX_DEPTH} deep, got {len(self._path)}",
+                value=len(self._path),
+                limit=MAX_DEPTH,
+            )
+        if issubclass(kind, Mapping):
+            copy: dict[str, Any] = {}
+            for key, entry in self.items(value):
+                self.count_chars(len(key))
+                with self.at(key):
+                    copy[key] = self.value(entry)
+            return copy
+        if issubclass(kind, list | tuple):
+            entries: list[Any] = []
+            for index, entry in enumerate(self.elements(value)):
+                with self.at(index):
+                    entries.append(self.value(entry))
+            return entries
+        return self._number(value)
+
+    def _number(self, value: Any) -> int | float:
+        if (number := plain_int(value)) is not None:
+            if number.bit_length() > MAX_INT_BITS:
+                raise self.error(
+                    f"must be an int of at most {MAX_INT_BITS} bits, got {number.bit_length()}",
+                    value=number.bit_length(),
+                    limit=MAX_INT_BITS,
+                )
+            return number
+        if issubclass(type(value), float):
+            if not math.isfinite(plain := float.__float__(value)):
+                raise self.error(f"must be finite, got {plain}", value=plain)
+            return plain
+        raise self.error(f"must be a value of JSON, got {type(value).__name__}")
+
+    def _count_value(self) -> None:
+        self.num_values += 1
+        if self.num_values > MAX_VALUES:
+            raise self.error(
+                f"must not bring more than {MAX_VALUES} values of tools, tool calls, content parts "
+                "and template arguments into one prompt",
+                value=self.num_values,
+                limit=MAX_VALUES,
+            )
+
+
+def parsed_object(text: str, reader: Reader) -> dict[str, Any]:
+    """The JSON object that a text is, read as `Reader.value` reads it. Takes as long as the text
+    is, so a long one is for a thread."""
+    if len(text) > MAX_JSON_CHARS:
+        raise reader.error(
+            f"must have at most {MAX_JSON_CHARS} characters, got {len(text)}",
+            value=len(text),
+            limit=MAX_JSON_CHARS,
+        )
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise reader.error(f"must be JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise reader.error(f"must be a JSON object, got {type(value).__name__}")
+    return reader.value(value)
+
+
+def check_utf8(argument: str, where: str, text: str) -> None:
+    """Raise `InvalidPromptError` for text that can't be encoded: half of a surrogate pair."""
+    if text.isascii():
+        return
+    for start in range(0, len(text), _PIECE_CHARS):  # other threads run between two of them
+        try:
+            text[start : start + _PIECE_CHARS].encode()
+        except UnicodeEncodeError as error:
+            raise InvalidPromptError(
+                f"{where} can't be encoded as UTF-8: {text[start + error.start]!r} at "
+                f"{start + error.start}: {error.reason}",
+                argument=argument,
+            ) from None

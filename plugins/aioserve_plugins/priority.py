@@ -1,0 +1,129 @@
+"""The most urgent first, with preemption of others and ageing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Literal
+
+from aioserve import (
+    ConfigError,
+    PolicySpec,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    hookimpl,
+)
+
+__all__ = ["Priority"]
+
+YIELDED_STEPS = 3
+"""In which prompts that are being computed leave room for more urgent ones that came: by then these
+have started (they come, others give way, their pages come back), or wait for something else."""
+
+
+class Priority(SchedulingPolicy):
+    """Serves requests by their `priority`, the lowest number first, as vLLM does; those of one
+    priority in order of arrival. With `first="highest"` greater numbers come first.
+
+    With `preempt`, running requests that are less urgent give way to one that is next to start and
+    has no seat or no pages: the least urgent first, of those the one that loses the least work.
+    Without, they run to their end, unless one that came before them runs out of pages.
+
+    A prompt that is being computed leaves room in the step for more urgent ones that have just
+    come, so that these start although it is long.
+
+    Once `patience_tokens` tokens have been processed since a request arrived, it goes before all
+    that arrived later, however urgent they are, and gives way to none of them. None: it never does,
+    and may starve.
+
+    Raises `ConfigError` for a `first` or `preempt` that is none, or a `patience_tokens` below 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        first: Literal["lowest", "highest"] = "lowest",
+        preempt: bool = True,
+        patience_tokens: int | None = 200_000,
+    ) -> None:
+        if first not in ("lowest", "highest"):
+            raise ConfigError(f"first must be 'lowest' or 'highest', got {first!r}")
+        if not isinstance(preempt, bool):
+            raise ConfigError(f"preempt must be True or False, got {preempt!r}")
+        is_int = isinstance(patience_tokens, int) and not isinstance(patience_tokens, bool)
+        if patience_tokens is not None and not (is_int and patience_tokens >= 0):
+            raise ConfigError(
+                f"patience_tokens must be an int of at least 0, or None, got {patience_tokens!r}"
+            )
+        self.first = first
+        self.preempt = preempt
+        self.patience_tokens = patience_tokens
+        self._came: dict[RequestView, int | None] = {}
+        """Requests to leave room for, with the step in which that began."""
+
+    def starvation_bound_tokens(self, request: RequestView) -> int | None:
+        return self.patience_tokens
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        queues: defaultdict[int, list[RequestView]] = defaultdict(list)
+        overdue = 0  # in order of arrival, so those that have waited longest come first
+        while overdue < len(waiting) and self._is_overdue(waiting[overdue], view):
+            overdue += 1
+        for request in waiting[overdue:]:
+            queues[self._urgency(request)].append(request)
+        by_urgency = [queues[urgency] for urgency in sorted(queues, reverse=True)]
+        return chain(waiting[:overdue], *by_urgency)
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        if not request.pages or self._is_overdue(request, view):
+            return budget_tokens
+        for one, step in list(self._came.items()):
+            if one.pages or (step is not None and view.step >= step + YIELDED_STEPS):
+                del self._came[one]
+            elif step is None:
+                self._came[one] = view.step
+        urgency = self._urgency(request)
+        more_urgent = [one for one in self._came if self._urgency(one) > urgency]
+        return max(0, budget_tokens - sum(one.uncached_tokens for one in more_urgent))
+
+    def arrived(self, requests: Sequence[RequestView]) -> None:
+        self._came.update(dict.fromkeys(requests))
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        for request in requests:
+            self._came.pop(request, None)
+
+    def precedence(self, request: RequestView) -> int:
+        return self._urgency(request) if self.preempt else 0
+
+    def displaces(
+        self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
+    ) -> Iterable[RequestView]:
+        return super().displaces(
+            request, [one for one in running if not self._is_overdue(one, view)], view
+        )
+
+    def victim(
+        self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
+    ) -> RequestView:
+        """Of the least urgent, as by default."""
+        spared = [one for one in running if not self._is_overdue(one, view)] or running
+        least = min(map(self._urgency, spared))
+        return super().victim(
+            [one for one in spared if self._urgency(one) == least], need_pages, view
+        )
+
+    def _urgency(self, request: RequestView) -> int:
+        """The greater, the sooner."""
+        return request.priority if self.first == "highest" else -request.priority
+
+    def _is_overdue(self, request: RequestView, view: SchedulerView) -> bool:
+        waited = view.processed_tokens - request.arrival_processed_tokens
+        return self.patience_tokens is not None and waited >= self.patience_tokens
+
+
+@hookimpl
+def aioserve_scheduling_policies() -> list[PolicySpec]:
+    return [PolicySpec("priority", Priority, "the most urgent first, preempting others")]

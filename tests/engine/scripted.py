@@ -1,0 +1,79 @@
+"""A model that answers what it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from aioserve.config import EngineConfig
+from aioserve.execution.plan import SampleRow, WorkItem
+from aioserve.execution.runner import LoadedModel
+from aioserve.testing.fake_device import FakeDevice, SlotStart
+from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["SPECIAL", "ScriptedModel", "chat_tokenizer"]
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
+END = "<|im_end|>"
+
+
+def chat_tokenizer() -> Tokenizer:
+    """Bytes, and special tokens after them."""
+    backend = tokenizers.Tokenizer.from_str(byte_tokenizer()._backend.to_str())
+    backend.add_special_tokens(list(SPECIAL))
+    return Tokenizer(backend, source="chat tokenizer")
+
+
+class _ScriptedDevice(FakeDevice):
+    """The sample of seed `i` gets the tokens of answer `i`."""
+
+    def __init__(self, answers: Sequence[Sequence[int]], *shape: int) -> None:
+        super().__init__(*shape)
+        self._answers = answers
+        self._given: dict[int, tuple[SlotStart | None, int]] = {}
+
+    def _sample(self, item: WorkItem, row: SampleRow) -> int:
+        super()._sample(item, row)
+        start = self._slots[row.slot]
+        assert start is not None
+        last, count = self._given.get(row.slot, (None, 0))
+        count = count + 1 if last is start else 0
+        self._given[row.slot] = start, count
+        answer = self._answers[start.seed % len(self._answers)]
+        token_id = self._last_tokens[row.slot] = answer[min(count, len(answer) - 1)]
+        return token_id
+
+
+class ScriptedModel(FakeModel):
+    """`answers` are texts in which special tokens are written out; each ends by itself. A request's
+    seed says which it gets."""
+
+    def __init__(self, template: str, *answers: str, **options: Any) -> None:
+        super().__init__(**{"num_pages": 256, "max_model_len": 2048, **options})
+        self.tokenizer = chat_tokenizer()
+        self.template = ChatTemplate(template, origin="test")
+        self.answers = [self.tokenizer.encode(answer + END) for answer in answers]
+
+    async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
+        loaded = await super().load(config, num_slots=num_slots)
+        num_pages = loaded.limits.num_pages
+        shape = (num_pages, config.page_size, num_slots, config.num_host_pages)
+        device = _ScriptedDevice(self.answers, *shape)
+        limits = msgspec.structs.replace(
+            loaded.limits,
+            vocab_size=self.tokenizer.vocab_size,
+            eos_token_ids=frozenset(self.tokenizer.encode(END)),
+        )
+        return msgspec.structs.replace(
+            loaded,
+            name="scripted",
+            runner=FakeRunner(device, self),
+            limits=limits,
+            tokenizer=self.tokenizer,
+            chat_template=self.template,
+        )

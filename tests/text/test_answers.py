@@ -1,0 +1,451 @@
+"""Reasoning and tool calls: the same whatever the pieces, nothing lost, no mark shown."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aioserve.errors import InvalidRequestError
+from aioserve.text.answers.answer_reader import AnswerReader
+from aioserve.text.answers.forms import (
+    REASONING_FORMS,
+    TOOL_FORMS,
+    reasoning_form,
+    tool_form,
+)
+from aioserve.text.answers.hermes import HermesParser
+from aioserve.text.answers.json_machine import JsonMachine, Place
+from aioserve.text.answers.llama3_json import Llama3JsonParser
+from aioserve.text.answers.mistral import MistralParser
+from aioserve.text.answers.parts import Parts, ToolCallDelta, short_id, whole_calls
+from aioserve.text.answers.reasoning import ReasoningReader
+from aioserve.text.answers.tool_parser import ToolParser
+
+PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "mistral": MistralParser,
+}
+MARKS = {name: form.marks for name, form in TOOL_FORMS.items()}
+
+
+def numbers() -> Callable[[], str]:
+    counter = itertools.count()
+    return lambda: f"id{next(counter)}"
+
+
+def parsed(style: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]], list[Parts]]:
+    """Content, name and arguments of each call, and all deltas."""
+    parser = PARSERS[style](numbers())
+    parts = [parser.push(piece) for piece in pieces] + [parser.finish()]
+    deltas = [delta for part in parts for delta in part.tool_calls]
+    calls = whole_calls(deltas)
+    begun: set[int] = set()
+    for delta in deltas:  # in order, each begins once, with its id and its name
+        assert (delta.index in begun) == (delta.name is None) == (delta.id is None)
+        assert delta.index in (len(begun), len(begun) - 1)
+        begun.add(delta.index)
+    assert len({call.id for call in calls}) == len(calls)
+    content = "".join(part.content for part in parts)
+    return content, [(call.name, call.arguments) for call in calls], parts
+
+
+def whole(style: str, text: str) -> tuple[str, list[tuple[str, str]]]:
+    content, calls, _ = parsed(style, [text])
+    return content, calls
+
+
+# -- texts
+
+names = st.from_regex(r"[a-z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
+words = st.text(st.characters(codec="utf-8"), max_size=6)
+arguments = st.dictionaries(
+    st.one_of(words, st.sampled_from(["name", "arguments", "</tool_call>", "[TOOL_CALLS]"])),
+    st.recursive(
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.floats(allow_nan=False, allow_infinity=False),
+            words,
+            st.sampled_from(["</tool_call>", "<tool_call>", '"}]', "\\", '\\"', "[ARGS]{", "😀"]),
+        ),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(words, inner, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=3,
+).flatmap(
+    lambda value: st.sampled_from(
+        [
+            json.dumps(value),
+            json.dumps(value, ensure_ascii=False),
+            json.dumps(value, indent=1),
+            json.dumps(value, separators=(",", ":")),
+        ]
+    )
+)
+calls_of = st.lists(st.tuples(names, arguments), min_size=1, max_size=3)
+spaces = st.sampled_from(["", " ", "\n", "\n\n"])
+
+
+@st.composite
+def objects(draw: st.DrawFn, name: str, arguments: str, key: str) -> str:
+    members = [f'"name": {json.dumps(name)}', f'"{key}": {arguments}']
+    members += draw(st.sampled_from([[], ['"type": "function"'], ['"id": "x}"']]))
+    gap = draw(spaces)
+    return "{" + gap + f",{gap}".join(draw(st.permutations(members))) + gap + "}"
+
+
+@st.composite
+def well_formed(draw: st.DrawFn, style: str) -> tuple[str, str, list[tuple[str, str]]]:
+    """A text, and its content and calls."""
+    calls = draw(calls_of)
+    before = draw(st.sampled_from(["", "Let me see.", "a <tool", "[TOOL", "x\n\ny", "<|python_"]))
+    if style == "llama3_json" and not draw(st.booleans()):
+        before, text = "", draw(spaces)
+    else:
+        text = before + draw(spaces) + MARKS[style][0]
+    if style == "hermes":
+        pieces = []
+        for name, value in calls:
+            inner = draw(objects(name, value, "arguments"))
+            closing = draw(st.sampled_from(["</tool_call>", "\n</tool_call>", "\n"]))
+            pieces.append(draw(spaces) + inner + closing + draw(spaces))
+        text += MARKS[style][0].join(pieces)
+    elif style == "llama3_json":
+        between = draw(st.sampled_from(["; ", ";", "\n", ", ", ""]))
+        text += between.join([draw(objects(*call, "parameters")) for call in calls])
+    elif draw(st.booleans()):
+        inner = f",{draw(spaces)}".join([draw(objects(*call, "arguments")) for call in calls])
+        text += f"{draw(spaces)}[{draw(spaces)}{inner}{draw(spaces)}]"
+    else:
+        text += MARKS[style][0].join(
+            [
+                draw(st.sampled_from([f"{name}[ARGS]", name, f"{name}[CALL_ID]a1[ARGS]"])) + value
+                for name, value in calls
+            ]
+        )
+    return text, before, calls
+
+
+def confusing(style: str) -> st.SearchStrategy[str]:
+    """Marks, parts of marks, and JSON that may or may not be a call."""
+    parts = [part for mark in MARKS[style] for part in (mark, mark[:-1], mark[1:])]
+    json_parts = [
+        *'{}[]",:;\\ \n',
+        '{"name": "f", ',
+        '"arguments": {',
+        '"parameters": {}}',
+        '{"name": "f", "arguments": {"a": 1}}',
+        '{"name": "f", "arguments": {"a": tru}}',
+        '"\\u12',
+        "12e",
+        "f[ARGS]{",
+        "text",
+    ]
+    return st.lists(st.sampled_from(parts + json_parts), max_size=12).map("".join)
+
+
+def cuts(draw: Any, text: str) -> list[str]:
+    at = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[a:b] for a, b in itertools.pairwise([0, *at, len(text)])]
+
+
+# -- properties
+
+
+@pytest.mark.parametrize("style", PARSERS)
+def test_calls_are_found_and_content_is_what_is_around_them(style: str) -> None:
+    @settings(max_examples=100)
+    @given(well_formed(style), st.data())
+    def check(made: tuple[str, str, list[tuple[str, str]]], data: st.DataObject) -> None:
+        text, content, calls = made
+        assert whole(style, text) == (content, calls)
+        assert parsed(style, cuts(data.draw, text))[:2] == (content, calls)
+        assert parsed(style, list(text))[:2] == (content, calls)
+        assert not any(mark in content for mark in MARKS[style])
+
+    check()
+
+
+@pytest.mark.parametrize("style", PARSERS)
+def test_pieces_make_no_difference_and_nothing_is_lost(style: str) -> None:
+    @settings(max_examples=100)
+    @given(confusing(style), st.data())
+    def check(text: str, data: st.DataObject) -> None:
+        content, calls = whole(style, text)
+        assert parsed(style, cuts(data.draw, text))[:2] == (content, calls)
+        assert parsed(style, list(text))[:2] == (content, calls)
+        if not calls:
+            assert content == text
+        # Every letter is somewhere: only marks, white space and the brackets of calls go.
+        given_ = content + "".join(name + value for name, value in calls)
+        for letters in ("text", "tru"):
+            assert given_.count(letters) == text.count(letters)
+
+    check()
+
+
+@pytest.mark.parametrize("style", PARSERS)
+@given(text=st.text(st.characters(codec="utf-8"), max_size=40), data=st.data())
+def test_text_without_a_call_is_content(style: str, text: str, data: st.DataObject) -> None:
+    content, calls, parts = parsed(style, cuts(data.draw, text))
+    assert (content, calls) == (text, [])
+    assert all(not part.tool_calls for part in parts)
+
+
+@given(arguments, st.data())
+def test_the_machine_takes_json_and_ends_where_it_ends(text: str, data: st.DataObject) -> None:
+    machine, at = JsonMachine(), 0
+    whole_text = text + data.draw(st.sampled_from(["", "x", "}", " "]))
+    while machine.place is not Place.DONE:
+        at = machine.read(whole_text[: data.draw(st.integers(at + 1, len(whole_text)))], at)
+        assert at > 0
+    assert whole_text[:at] == text
+
+
+@given(arguments, st.data())
+@example('{"a": [01]}', None)
+@example('{"a": -}', None)
+@example('{"a": 1.}', None)
+@example('{"a": "\n"}', None)
+@example('{"a" 1}', None)
+@example('{"a": 1,}', None)
+@example('{"a": [1,]}', None)
+@example('{"a": nul}', None)
+@example('{"a": "\\x"}', None)
+@example("{1: 2}", None)
+@example('{"a": 1]', None)
+def test_the_machine_refuses_what_no_json_starts_with(text: str, data: Any) -> None:
+    if data is not None:
+        at = data.draw(st.integers(0, len(text) - 1))
+        char = data.draw(st.sampled_from('{}[]",:\\ 019.eE+-truefalsn\n\x00x'))
+        text = text[:at] + char + text[at + data.draw(st.integers(0, 1)) :]
+    machine, at = JsonMachine(), 0
+    while at < len(text) and machine.place is not Place.DONE:
+        if (end := machine.read(text, at)) < 0:
+            break
+        at = end
+    is_json = machine.place is Place.DONE and not text[at:].strip(" \t\r\n")
+    try:
+        json.loads(text)
+        assert is_json
+    except ValueError:
+        assert not is_json
+
+
+# -- reasoning
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@given(
+    st.text(st.sampled_from("ab\n <>/think"), max_size=30),
+    st.text(st.sampled_from("ab\n <>/think"), max_size=30),
+    st.booleans(),
+    spaces,
+    st.data(),
+)
+def test_reasoning_is_what_is_between_the_tags(
+    is_open: bool, reasoning: str, content: str, tagged: bool, space: str, data: st.DataObject
+) -> None:
+    text = f"{space}<think>{space}{reasoning}{space}</think>{space}{content}"
+    if not tagged:
+        text = f"{space}{reasoning}</think>{content}" if is_open else f"{space}x{content}"
+
+    def split(pieces: list[str]) -> tuple[str, str]:
+        reader = ReasoningReader("<think>", "</think>", is_open=is_open)
+        parts = [reader.push(piece) for piece in pieces] + [reader.finish()]
+        return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
+
+    found = split([text])
+    assert split(cuts(data.draw, text)) == split(list(text)) == found
+    if "</think>" in reasoning + content or reasoning.lstrip().startswith("<think>"):
+        return
+    if not tagged and not is_open:
+        assert found == ("", text)
+    else:
+        assert found == (reasoning.strip(), content.lstrip())
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "reasoning", "content"),
+    [
+        ("<think>\n\n</think>\n\nHi", False, "", "Hi"),
+        ("<think>cut off", False, "cut off", ""),
+        ("<think>cut off</thi", False, "cut off</thi", ""),
+        ("cut off ", True, "cut off ", ""),
+        ("a <think>b</think>", False, "", "a <think>b</think>"),
+        ("a</think><think>b</think>", True, "a", "<think>b</think>"),
+        ("\n<thin", False, "", "\n<thin"),
+        ("", True, "", ""),
+    ],
+)
+def test_tags_count_where_an_answer_begins(
+    text: str, is_open: bool, reasoning: str, content: str
+) -> None:
+    reader = ReasoningReader("<think>", "</think>", is_open=is_open)
+    pieces = [reader.push(char) for char in text] + [reader.finish()]
+    assert "".join(piece[0] for piece in pieces) == reasoning
+    assert "".join(piece[1] for piece in pieces) == content
+
+
+# -- one by one
+
+CALL = '{"name": "f", "arguments": {"a": 1}}'
+F = ("f", '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "content", "calls"),
+    [
+        ("hermes", f"<tool_call>{CALL}</tool_call> and more", " and more", [F]),
+        ("hermes", f"<tool_call>{CALL[:-1]}</tool_call>", "", [F]),
+        ("hermes", f"<tool_call>{CALL}}}</tool_call>", "}</tool_call>", [F]),
+        ("hermes", "<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
+        ("hermes", ' <tool_call>{"name": "f"}</tool_call>', " ", None),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "x"}', None, []),
+        ("hermes", '<tool_call>{"name": "", "arguments": {}}', None, []),
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}', None, []),
+        ("hermes", '<tool_call>{"name": "f", "name": "g", "arguments": {}}', None, []),
+        ("hermes", '<tool_call>{"name": "f", "x": 1, "arguments": {}}', None, []),
+        ("hermes", f"<tool_call>{{x<tool_call>{CALL}", "<tool_call>{x", [F]),
+        ("hermes", f'<tool_call>{CALL[:-2]}, "b": tru}}}}</tool_call>!', "!",
+         [("f", '{"a": 1, "b": tru}}')]),
+        ("hermes", f"<tool_call>{CALL[:-3]}", "", [("f", '{"a": ')]),
+        ("hermes", "<tool_call>\n", "<tool_call>\n", []),
+        ("llama3_json", CALL, "", [F]),
+        ("llama3_json", f"<|python_tag|>{CALL}; {CALL}", "", [F, F]),
+        ("llama3_json", f"Sure. <|python_tag|>{CALL}", "Sure.", [F]),
+        ("llama3_json", f"Sure. {CALL}", f"Sure. {CALL}", []),
+        ("llama3_json", '<|python_tag|>f.call(a="b")', '<|python_tag|>f.call(a="b")', []),
+        ("llama3_json", '{"answer": 42}', '{"answer": 42}', []),
+        ("llama3_json", f"{CALL}; done", "; done", [F]),
+        ("mistral", f"[TOOL_CALLS] [{CALL}, {CALL}]", "", [F, F]),
+        ("mistral", f"[TOOL_CALLS]{CALL}", "", [F]),
+        ("mistral", "Hm. [TOOL_CALLS]f[ARGS]" + F[1], "Hm.", [F]),
+        ("mistral", f"[TOOL_CALLS]f[ARGS]{F[1]} [TOOL_CALLS]f{F[1]}\n", "", [F, F]),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{x[TOOL_CALLS]f[ARGS]" + F[1], "", [("f", "{x"), F]),
+        ("mistral", "[TOOL_CALLS] []", "[TOOL_CALLS] []", []),
+        ("mistral", "[TOOL_CALLS]f(a)", "[TOOL_CALLS]f(a)", []),
+        ("mistral", f"[TOOL_CALLS] [{CALL} oops", " oops", [F]),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_a_text(
+    style: str, text: str, content: str | None, calls: list[tuple[str, str]] | None
+) -> None:
+    if calls is None:
+        calls, content = [], text
+    assert whole(style, text) == (text if content is None else content, calls)
+
+
+def test_content_and_arguments_are_given_out_as_they_come() -> None:
+    parser = HermesParser(numbers())
+    pieces = [
+        "Hi ",
+        "<to",
+        "ol_call>",
+        '{"name": "f", ',
+        '"arguments": {"a',
+        '": 1}',
+        "}",
+        "</tool",
+    ]
+    parts = [parser.push(piece) for piece in pieces]
+    assert parts == [
+        Parts("Hi"),
+        Parts(),
+        Parts(),
+        Parts(),
+        Parts(tool_calls=(ToolCallDelta(0, "id0", "f", '{"a'),)),
+        Parts(tool_calls=(ToolCallDelta(0, arguments='": 1}'),)),
+        Parts(),
+        Parts(),
+    ]
+    assert parser.push("_call>") == parser.finish() == Parts()
+
+
+def test_an_object_that_is_no_call_is_given_out_when_its_first_key_shows_it() -> None:
+    parser = Llama3JsonParser()
+    assert parser.push('{"answer').content == ""
+    assert parser.push('": 4').content == '{"answer": 4'
+
+
+def test_ids_are_as_the_models_templates_take_them() -> None:
+    assert re.fullmatch("[a-zA-Z0-9]{9}", short_id())
+    (delta,) = MistralParser().push("[TOOL_CALLS]f[CALL_ID]abc[ARGS]{").tool_calls
+    assert delta.id == "abc"
+    (delta,) = HermesParser().push(f"<tool_call>{CALL}").tool_calls
+    assert re.fullmatch("call_[0-9a-f]{24}", delta.id or "")
+
+
+def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
+    text = f"<think>a<tool_call>{CALL}</tool_call></think>\n\nb\n<tool_call>{CALL}</tool_call>"
+    for prompt_end, given_ in (("", text), ("x<think>\n", text.removeprefix("<think>"))):
+        for pieces in ([given_], list(given_)):
+            reader = AnswerReader(
+                TOOL_FORMS["hermes"], REASONING_FORMS["qwen3"], prompt_end=prompt_end
+            )
+            parts = [reader.push(piece) for piece in pieces] + [reader.finish()]
+            assert "".join(p.reasoning for p in parts) == f"a<tool_call>{CALL}</tool_call>"
+            assert "".join(p.content for p in parts) == "b"
+            (call,) = whole_calls(d for p in parts for d in p.tool_calls)
+            assert (call.name, call.arguments) == F
+
+
+def test_a_reader_without_forms_gives_the_text() -> None:
+    reader = AnswerReader(None, None, prompt_end="<think>")
+    assert [reader.push("<think>"), reader.push(""), reader.finish()] == [
+        Parts("<think>"),
+        Parts(),
+        Parts(),
+    ]
+
+
+# -- which form
+
+SOURCES = {
+    "hermes": "{{ '<tool_call>' ~ call | tojson ~ '</tool_call>' }}",
+    "llama3_json": "{{ '<|start_header_id|>' }}{{ '{\"name\": f, \"parameters\": x}' }}",
+    "mistral": "{{ '[TOOL_CALLS]' }}",
+}
+
+
+@pytest.mark.parametrize("name", TOOL_FORMS)
+def test_the_form_of_tool_calls_is_named_or_the_templates(name: str) -> None:
+    form = TOOL_FORMS[name]
+    assert tool_form("auto", SOURCES[name], has_tools=True) is form
+    assert tool_form("auto", SOURCES[name], has_tools=False) is None
+    assert tool_form(name, "", has_tools=False) is form
+    assert tool_form("none", SOURCES[name], has_tools=True) is None
+
+
+@pytest.mark.parametrize("source", ["{{ tools }}", "<tool_call><function=", "<tool_call><arg_key>"])
+def test_where_no_form_is_known_one_must_be_named(source: str) -> None:
+    with pytest.raises(
+        InvalidRequestError, match="tool_parser must be named, one of hermes"
+    ) as got:
+        tool_form("auto", source, has_tools=True)
+    assert got.value.argument == "tool_parser"
+
+
+def test_the_form_of_reasoning_is_named_or_the_templates() -> None:
+    assert reasoning_form("auto", "{{ x.split('</think>') }}") is REASONING_FORMS["qwen3"]
+    assert reasoning_form("auto", "[THINK][/THINK]") is REASONING_FORMS["mistral"]
+    assert reasoning_form("auto", "plain") is None
+    assert reasoning_form("deepseek_r1", "plain") is REASONING_FORMS["deepseek_r1"]
+    assert reasoning_form("none", "</think>") is None
+
+
+@pytest.mark.parametrize("value", ["Hermes", None, 5, ["hermes"]])
+def test_unknown_forms_are_refused_by_name(value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="tool_parser must be one of auto, none, hermes"):
+        tool_form(value, "", has_tools=True)
+    with pytest.raises(InvalidRequestError, match="reasoning_parser must be one of auto, none, qw"):
+        reasoning_form(value, "")
