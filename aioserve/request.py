@@ -83,6 +83,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the smallest set of tokens whose probabilities sum to this; in (0, 1]."""
     top_k: int = 0
     """Keep this many most likely tokens, in [0, 2**63); 0 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens that are at least so many times as likely as the most likely one; in [0, 1]."""
+    typical_p: float = 1.0
+    """Keep the tokens about as likely as the entropy would have it, whose probabilities sum to
+    this (Meister et al., "Locally typical sampling", 2023); in (0, 1]."""
     repetition_penalty: float = 1.0
     """Above 1, tokens of prompt and answer become less likely: a positive logit is divided by it, a
     negative one multiplied (Keskar et al., "CTRL", 2019); in [0.01, 100]."""
@@ -162,6 +167,8 @@ _RULES: dict[str, Rule[Any]] = {
     "temperature": number(0, 100),
     "top_p": number(0, 1, above=True),
     "top_k": integer(0),
+    "min_p": number(0, 1),
+    "typical_p": number(0, 1, above=True),
     "repetition_penalty": number(0.01, 100),
     "presence_penalty": number(-2, 2),
     "frequency_penalty": number(-2, 2),

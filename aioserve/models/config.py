@@ -30,8 +30,6 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _CHANGE_SAMPLING = {
     # name -> the value that changes nothing
     "encoder_repetition_penalty": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
     "no_repeat_ngram_size": 0,
@@ -52,6 +50,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     unsupported: tuple[str, ...] = ()
     """Settings of the file that aioserve can't apply, as "name=value", for a caller to show."""
 
@@ -69,6 +69,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,
+            min_p=self.min_p or 0.0,
+            typical_p=1.0 if self.typical_p is None else self.typical_p,
             **others,
         )
 
@@ -165,6 +167,8 @@ def _read_generation(fields: Fields) -> GenerationDefaults:
         temperature=fields.number("temperature", least=0) if fields.has("temperature") else None,
         top_p=number("top_p"),
         top_k=integer("top_k"),
+        min_p=fields.number("min_p", least=0) if fields.has("min_p") else None,
+        typical_p=number("typical_p"),
         repetition_penalty=number("repetition_penalty"),
         min_tokens=integer("min_new_tokens"),
         max_tokens=integer("max_new_tokens"),

@@ -74,6 +74,8 @@ class SampleRows:
         temperatures  float64 [S]  at least 0; 0 takes the largest logit
         top_ks        int64 [S]    0: all
         top_ps        float64 [S]  in (0, 1]
+        min_ps        float64 [S]  in [0, 1]
+        typical_ps    float64 [S]  in (0, 1]
         seeds         uint64 [S]
         positions     uint64 [S]   of the token that is sampled
 
@@ -84,6 +86,8 @@ class SampleRows:
     temperatures: npt.NDArray[np.float64]
     top_ks: npt.NDArray[np.int64]
     top_ps: npt.NDArray[np.float64]
+    min_ps: npt.NDArray[np.float64]
+    typical_ps: npt.NDArray[np.float64]
     seeds: npt.NDArray[np.uint64]
     positions: npt.NDArray[np.uint64]
 
@@ -93,6 +97,8 @@ class SampleRows:
         _check("temperatures", self.temperatures, np.float64, shape)
         _check("top_ks", self.top_ks, np.int64, shape)
         _check("top_ps", self.top_ps, np.float64, shape)
+        _check("min_ps", self.min_ps, np.float64, shape)
+        _check("typical_ps", self.typical_ps, np.float64, shape)
         _check("seeds", self.seeds, np.uint64, shape)
         _check("positions", self.positions, np.uint64, shape)
 

@@ -1,7 +1,7 @@
 """Tokens from the logits of the native backend, of which the largest of each row is known.
 
-Each row is worked out by itself, in the same operations whatever its neighbours and its place in
-memory, so its token is the same in any batch.
+Each row is worked out by itself, in the same operations whatever its neighbours, its place in
+memory and the number of threads, so its token is the same in any batch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from aioserve import _native
 from aioserve.ops.batch import Drawn, SampleRows
-from aioserve.ops.draws import RowSampler, row_error
+from aioserve.ops.draws import row_error
 from aioserve.ops.philox import uniforms
 
 __all__ = ["Largest", "NativeSampler"]
@@ -31,11 +32,10 @@ class Largest:
 
 
 class NativeSampler:
-    """Keeps the buffers of its draws. Not thread-safe."""
+    """Keeps room for the largest logits. Not thread-safe."""
 
     def __init__(self) -> None:
         self._largest = Largest(64)
-        self._sampler: RowSampler | None = None
 
     def room(self, rows: int) -> Largest:
         """For this many rows or more; the next call gives the same again."""
@@ -62,33 +62,32 @@ class NativeSampler:
                 errors[row] = error
                 token_ids[row] = 0
         if logits is not None:
-            self._draw_others(values, logits, rows, token_ids, errors)
+            drawn = rows.temperatures > 0
+            drawn[list(errors)] = False
+            _draw(np.flatnonzero(drawn), logits, values, rows, token_ids)
         tokens = torch.from_numpy(token_ids)
         last_tokens.numpy()[rows.slots] = token_ids
         return Drawn(tokens, errors)
 
-    def _draw_others(
-        self,
-        largest: npt.NDArray[np.float32],
-        logits: npt.NDArray[np.float32],
-        rows: SampleRows,
-        token_ids: npt.NDArray[np.int64],
-        errors: dict[int, str],
-    ) -> None:
-        """The rows that are not greedy."""
-        drawn = np.flatnonzero(rows.temperatures > 0)
-        noise = uniforms(rows.seeds[drawn], rows.positions[drawn]).tolist()
-        sampler, vocab = self._sampler, logits.shape[1]
-        if sampler is None or sampler.vocab != vocab:
-            sampler = self._sampler = RowSampler(vocab)
-        for i, uniform in zip(drawn.tolist(), noise, strict=True):
-            if i in errors:
-                continue
-            token_ids[i] = sampler.draw(
-                logits[i],
-                largest[i],
-                uniform,
-                temperature=float(rows.temperatures[i]),
-                top_k=int(rows.top_ks[i]),
-                top_p=float(rows.top_ps[i]),
-            )
+
+def _draw(
+    drawn: npt.NDArray[np.int64],
+    logits: npt.NDArray[np.float32],
+    largest: npt.NDArray[np.float32],
+    rows: SampleRows,
+    token_ids: npt.NDArray[np.int64],
+) -> None:
+    """The tokens of the rows `drawn`, which are not greedy and have no error."""
+    _native.draw(
+        logits.ctypes.data,
+        logits.shape[1],
+        largest.ctypes.data,
+        token_ids.ctypes.data,
+        rows.temperatures,
+        rows.top_ks,
+        rows.top_ps,
+        rows.min_ps,
+        rows.typical_ps,
+        drawn,
+        uniforms(rows.seeds[drawn], rows.positions[drawn]),
+    )

@@ -7,6 +7,7 @@ be fast.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -151,8 +152,14 @@ class ReferenceBackend(Backend):
                 token_ids[i] = int(row.argmax())
             else:
                 row = (row - row.max()) / float(rows.temperatures[i])
-                limits = int(rows.top_ks[i]), float(rows.top_ps[i])
-                token_ids[i] = _invert(row, *limits, noise[i])
+                kept = _kept(
+                    row,
+                    int(rows.top_ks[i]),
+                    float(rows.top_ps[i]),
+                    float(rows.min_ps[i]),
+                    float(rows.typical_ps[i]),
+                )
+                token_ids[i] = _invert(row, kept, noise[i])
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
         last_tokens[self._upload(rows.slots)] = tokens
         return Drawn(tokens, errors)
@@ -293,17 +300,39 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-def _invert(scores: Tensor, top_k: int, top_p: float, uniform: float) -> int:
-    """The id at `uniform` of the cumulative distribution of one row of scaled logits, float64."""
+def _kept(
+    scores: Tensor, top_k: int, top_p: float, min_p: float, typical_p: float
+) -> Tensor | None:
+    """Ids that may be drawn from one row of scaled logits, float64 with a largest of 0, by falling
+    logit; None where nothing is left out."""
     vocab = len(scores)
-    if 0 < top_k < vocab or top_p < 1:
-        order = scores.argsort(descending=True, stable=True)
-        order = order[: top_k or vocab]
+    if not 0 < top_k < vocab and top_p == typical_p == 1 and not min_p:
+        return None
+    order = scores.argsort(descending=True, stable=True)
+    order = order[: top_k or vocab]
+    if top_p < 1:
         ends = scores[order].exp().cumsum(0)
-        if top_p < 1:
-            order = order[: int((ends < top_p * ends[-1]).sum()) + 1]
-    else:
-        # The order of the columns of a matrix of LINES lines, in which the fast draw sums them.
+        order = order[: int((ends < top_p * ends[-1]).sum()) + 1]
+    if min_p:
+        order = order[scores[order] >= math.log(min_p)]
+    if typical_p < 1:
+        order = order[scores[order] > -math.inf]
+        surprise = -scores[order].log_softmax(0)
+        entropy = (surprise * surprise.neg().exp()).sum()
+        distance = (surprise - entropy).abs()
+        nearest = distance.argsort(stable=True)
+        ends = scores[order][nearest].softmax(0).cumsum(0)
+        last = min(int((ends < typical_p).sum()), len(nearest) - 1)
+        order = order[distance <= distance[nearest[last]]]
+    return order
+
+
+def _invert(scores: Tensor, kept: Tensor | None, uniform: float) -> int:
+    """The id at `uniform` of the cumulative distribution of one row of scaled logits."""
+    order = kept
+    if order is None:
+        # The order of the columns of a matrix of LINES lines, in which fast draws sum them.
+        vocab = len(scores)
         width = -(-vocab // LINES)
         order = torch.arange(LINES * width, device=scores.device).view(LINES, width).T.flatten()
         order = order[order < vocab]

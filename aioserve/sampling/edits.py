@@ -155,6 +155,7 @@ class RowEdits:
 
     def apply(self, logits: Tensor) -> None:
         """Change rows of `logits`, float32 `[S, V]`, in place."""
+        self.failures.clear()  # those of a step that is computed again
         for row, edits, position in self._rows:
             failure = edits.apply(logits[row], position)
             if failure is not None:

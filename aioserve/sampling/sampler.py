@@ -1,11 +1,22 @@
 """Which token is drawn from a row of logits, and the arrays that say so to a backend.
 
 `temperature` 0 takes the largest logit, the lowest id among equals. Otherwise logits are divided by
-`temperature`; `top_k` keeps that many largest; `top_p` keeps the smallest set of the largest
-remaining ones whose probabilities, renormalised after `top_k`, reach it, so the token that crosses
-it stays (Holtzman et al., "The curious case of neural text degeneration", ICLR 2020). Among equal
-logits lower ids come first. Then one uniform number, a function of the row's seed and position
-alone, picks a kept token by inverting the cumulative distribution.
+`temperature`, and then, in the order of the transformers library, each over what the ones before
+have left:
+
+    top_k      keeps that many largest
+    top_p      keeps the smallest set of the largest whose probabilities reach it, so the token that
+               crosses it stays (Holtzman et al., "The curious case of neural text degeneration",
+               ICLR 2020)
+    min_p      keeps what is at least that many times as likely as the most likely token (Nguyen et
+               al., "Turning up the heat: min-p sampling", ICLR 2025)
+    typical_p  keeps the tokens whose -log(p) is nearest to the entropy, until their probabilities
+               reach it, with all that are as near as the last (Meister et al., "Locally typical
+               sampling", TACL 2023)
+
+Probabilities are renormalised each time. Among equal logits lower ids come first. Then one uniform
+number, a function of the row's seed and position alone, picks a kept token by inverting the
+cumulative distribution, of the tokens by falling logit where anything may be left out.
 
 `aioserve.ops.Backend.draw` does it.
 """
@@ -13,6 +24,7 @@ alone, picks a kept token by inverting the cumulative distribution.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +47,8 @@ class SlotTable:
         self._temperatures = np.zeros(num_slots, np.float64)
         self._top_ks = np.zeros(num_slots, np.int64)
         self._top_ps = np.ones(num_slots, np.float64)
+        self._min_ps = np.zeros(num_slots, np.float64)
+        self._typical_ps = np.ones(num_slots, np.float64)
         self._seeds = np.zeros(num_slots, np.uint64)
         self._edits: dict[int, SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
@@ -56,6 +70,8 @@ class SlotTable:
         self._temperatures[slot] = params.temperature
         self._top_ks[slot] = params.top_k
         self._top_ps[slot] = params.top_p
+        self._min_ps[slot] = params.min_p
+        self._typical_ps[slot] = params.typical_p
         self._seeds[slot] = seed
 
     def end(self, slot: int) -> None:
@@ -73,10 +89,7 @@ class SlotTable:
         """
         positions_array = np.array(positions, np.uint64)
         if self._last is not None and self._last[0] == slots:
-            last = self._last[1]
-            return SampleRows(
-                last.slots, last.temperatures, last.top_ks, last.top_ps, last.seeds, positions_array
-            )
+            return replace(self._last[1], positions=positions_array)
         at = np.array(slots, np.int64)
         if not self._started[at].all():
             unknown = at[~self._started[at]].tolist()
@@ -86,6 +99,8 @@ class SlotTable:
             temperatures=self._temperatures[at],
             top_ks=self._top_ks[at],
             top_ps=self._top_ps[at],
+            min_ps=self._min_ps[at],
+            typical_ps=self._typical_ps[at],
             seeds=self._seeds[at],
             positions=positions_array,
         )

@@ -11,6 +11,7 @@ namespace aioserve::ops {
 namespace {
 
 #include "ops/rowwise.inl"
+#include "ops/sampling.inl"
 #include "ops/attention_product.inl"
 #include "ops/attention_block.inl"
 #include "ops/attention_weights.inl"
@@ -29,6 +30,7 @@ constexpr Kernels kKernels = {
     .scale = scale<T>,
     .soft_cap = soft_cap,
     .largest = largest,
+    .sampling = kSampling,
     .attention = attention<T>,
     .attention_split = attention_split<T>,
     .attention_merge = attention_merge<T>,

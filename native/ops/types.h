@@ -146,6 +146,31 @@ struct Largest {
     int64_t index;
 };
 
+// How logits of a row become weights: an entry's gap is (largest - x) * factor, cut off at kWidestGap,
+// and its weight 2^-gap, 0 from about a gap of 125.5 on. Gaps never fall where logits fall.
+struct RowScale {
+    float largest;  // of the row's logits, finite
+    float factor;   // positive and finite
+};
+constexpr float kWidestGap = 127.0f;
+
+// The kernels of draws. Logits are float32, and finite or -inf.
+struct SamplingKernels {
+    double (*sum_weights)(const float* row, int64_t size, const RowScale&);
+    void (*weigh)(const float* logits, int64_t size, const RowScale&, float* gaps, float* weights);
+    // The row as a matrix of kLines lines, `width` entries each: what its columns weigh.
+    void (*sum_columns)(const float* row, int64_t size, int64_t width, const RowScale&,
+                        float* sums);
+    // The largest of each of some parts, whose number it returns: at most size / 32 + 16. Which
+    // entries a part has is the instruction set's affair.
+    int64_t (*part_maxima)(const float* row, int64_t size, float* maxima);
+    // Appends the entries of [begin, end) that are at least `floor`, by rising id, and returns how
+    // many. There is room for all, and for one more.
+    int64_t (*gather)(const float* row, int64_t begin, int64_t end, float floor, int32_t* ids,
+                      float* logits);
+};
+constexpr int64_t kLines = 32;  // as LINES in aioserve/ops/draws.py
+
 // Floats that a partial result of an attention unit takes: of each row the maximum score, the sum of
 // the weights and the weighted values, in whole vectors or tiles of any instruction set.
 constexpr int64_t kPartialAlignment = 16;
@@ -181,6 +206,7 @@ struct Kernels {
     // Elements of float32, whatever the dtype, become cap * tanh(x / cap).
     void (*soft_cap)(float* x, float cap, int64_t begin, int64_t end);
     Largest (*largest)(const float* row, int64_t size);
+    SamplingKernels sampling;  // of float32, whatever the dtype
     // All splits of a unit, merged and written to `out`. `next`, unless null, is what this thread
     // probably does next: its first keys are fetched on the way.
     void (*attention)(const AttentionArgs&, const AttentionUnit&, const AttentionUnit* next);

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -74,6 +76,11 @@ def every_kind_of_params(count: int) -> list[SamplingParams]:
         SamplingParams(top_p=0.7, temperature=0.6),
         SamplingParams(top_k=40, top_p=0.9),
         SamplingParams(top_p=0.99, temperature=5.0),
+        SamplingParams(min_p=0.05, temperature=1.4),
+        SamplingParams(typical_p=0.8),
+        SamplingParams(top_k=50, top_p=0.95, min_p=0.02, typical_p=0.6, temperature=1.3),
+        SamplingParams(top_p=0.98, min_p=0.01, temperature=2.0),
+        SamplingParams(top_k=30, typical_p=0.3),
     ]
     return [kinds[i % len(kinds)] for i in range(count)]
 
@@ -81,16 +88,63 @@ def every_kind_of_params(count: int) -> list[SamplingParams]:
 def ranking(row: list[float], params: SamplingParams) -> list[tuple[int, float]]:
     """Kept ids and their unnormalised probabilities in rank order, by the definition."""
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    scores = {i: (row[i] - row[order[0]]) / params.temperature for i in order}
+    weights = {i: math.exp(score) for i, score in scores.items()}
     if params.top_k:
         order = order[: params.top_k]
-    weights = [math.exp((row[i] - row[order[0]]) / params.temperature) for i in order]
     if params.top_p < 1:
-        mass, total = 0.0, sum(weights)
-        for kept, weight in enumerate(weights):
-            mass += weight
-            if mass >= params.top_p * total:
-                return list(zip(order[: kept + 1], weights, strict=False))
-    return list(zip(order, weights, strict=True))
+        order = order[: _reaching([weights[i] for i in order], params.top_p)]
+    if params.min_p:
+        order = [i for i in order if weights[i] >= params.min_p]
+    if params.typical_p < 1:
+        order = [i for i in order if weights[i] > 0]
+        total = sum(weights[i] for i in order)
+        surprise = {i: math.log(total) - scores[i] for i in order}
+        entropy = sum(surprise[i] * weights[i] / total for i in order)
+        nearest = sorted(order, key=lambda i: abs(surprise[i] - entropy))
+        last = nearest[_reaching([weights[i] for i in nearest], params.typical_p) - 1]
+        widest = abs(surprise[last] - entropy)
+        order = [i for i in order if abs(surprise[i] - entropy) <= widest]
+    return [(i, weights[i]) for i in order]
+
+
+def _reaching(weights: list[float], share: float) -> int:
+    """How many of them sum to this share of all."""
+    mass, total = 0.0, sum(weights)
+    for count, weight in enumerate(weights, 1):
+        mass += weight
+        if mass >= share * total:
+            return count
+    return len(weights)
+
+
+def distinct(row: list[float], params: SamplingParams, uniform: float) -> bool:
+    """Whether no border of a draw is where float32 may round to either side of it."""
+    top_k = SamplingParams(temperature=params.temperature, top_k=params.top_k)
+    top_p = msgspec.structs.replace(top_k, top_p=params.top_p)
+    min_p = msgspec.structs.replace(top_p, min_p=params.min_p)
+    if params.top_p < 1:
+        ends = np.cumsum([weight for _, weight in ranking(row, top_k)])
+        if np.abs(ends / ends[-1] - params.top_p).min() < 1e-5:
+            return False
+    weights = np.array([weight for _, weight in ranking(row, top_p)])
+    if params.min_p and np.abs(weights / params.min_p - 1).min() < 1e-5:
+        return False
+    if params.typical_p < 1:
+        left = [(i, weight) for i, weight in ranking(row, min_p) if weight > 0]
+        p = np.array([weight for _, weight in left])
+        p /= p.sum()
+        distance = np.abs(-np.log(p) + (p * np.log(p)).sum())
+        order = np.argsort(distance, kind="stable")
+        ends = p[order].cumsum()
+        if np.abs(ends - params.typical_p).min() < 1e-5:
+            return False
+        last = order[int((ends < params.typical_p).sum())]
+        logits = np.array([row[i] for i, _ in left])
+        if (logits != logits[last])[np.abs(distance - distance[last]) < 1e-4].any():
+            return False
+    ends = np.cumsum([weight for _, weight in ranking(row, params)])
+    return bool(np.abs(ends - uniform * ends[-1]).min() > 1e-5 * ends[-1])
 
 
 def check_against_the_reference(backend: Backend, vocab: int, num_rows: int) -> None:

@@ -209,6 +209,8 @@ def sample_rows(count: int, temperature: float) -> SampleRows:
         temperatures=np.full(count, temperature),
         top_ks=np.zeros(count, np.int64),
         top_ps=np.ones(count),
+        min_ps=np.zeros(count),
+        typical_ps=np.ones(count),
         seeds=np.arange(count, dtype=np.uint64),
         positions=np.full(count, 3, np.uint64),
     )

@@ -6,13 +6,22 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
+from aioserve import _native
 from aioserve.errors import InvariantError
-from aioserve.ops import Backend, draws
+from aioserve.ops import Backend
 from aioserve.ops.philox import uniforms
 from aioserve.request import SamplingParams
 from aioserve.sampling.sampler import SlotTable
@@ -31,44 +40,60 @@ from tests.ops.draw_scenes import (
     check_the_nucleus,
     check_top_k_before_top_p,
     coarse_rows,
+    distinct,
     draw,
     logit_rows,
     ranking,
 )
-from tests.ops.scenarios import BACKENDS, NATIVE
+from tests.ops.scenarios import BACKENDS, NATIVE, REFERENCE
 
+ISAS = _native.cpu_info()["isas_supported"]
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 
 
-@pytest.mark.parametrize("buckets", [1, 2, 16])
-def test_a_restricted_draw_inverts_the_distribution_of_the_ranked_tokens(buckets: int) -> None:
-    @given(
-        row=logit_rows,
-        temperature=st.sampled_from([0.2, 0.5, 1.0, 3.0]),
-        top_k=st.integers(0, 90),
-        top_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
-        seed=st.integers(0, 2**64 - 1),
-        position=st.integers(0, 10**6),
-    )
-    def check(
-        row: list[float], temperature: float, top_k: int, top_p: float, seed: int, position: int
-    ) -> None:
-        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-        assume(0 < top_k < len(row) or top_p < 1)
-        candidates = ranking(row, SamplingParams(temperature=temperature, top_k=top_k))
-        ends = np.cumsum([weight for _, weight in candidates])
-        kept = ranking(row, params)
-        target = uniforms([seed], [position])[0] * ends[len(kept) - 1]
-        # Skip what float32 may round to either side: the end of the nucleus, the draw's borders.
-        assume(top_p == 1 or np.abs(ends / ends[-1] - top_p).min() > 1e-5)
-        assume(np.abs(ends - target).min() > 1e-5 * ends[len(kept) - 1])
-        expected = kept[int(np.searchsorted(ends, target, side="right"))][0]
-        assert draw(NATIVE, torch.tensor([row]), params, [seed], [position]) == [expected]
+# Rows long enough to be spread over buckets, with many ties and few.
+long_rows = st.builds(
+    lambda seed, size, steps, scale: (
+        (np.round(np.random.default_rng(seed).normal(0, scale, size) * steps) / steps)
+        .astype(np.float32)
+        .tolist()
+    ),
+    st.integers(0, 10**6),
+    st.integers(100, 3000),
+    st.sampled_from([1, 8, 10**6]),
+    st.sampled_from([0.1, 2.0, 12.0]),
+)
+limits = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.2, 0.5, 1.0, 3.0]),
+        "top_k": st.one_of(st.just(0), st.integers(0, 90), st.integers(90, 3000)),
+        "top_p": st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
+        "min_p": st.one_of(st.just(0.0), st.floats(1e-6, 1.0)),
+        "typical_p": st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
+    }
+)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draws, "_SORTED_AT_ONCE", 0)
-        patch.setattr(draws, "_BUCKETS", buckets)
-        check()
+
+@on_every_backend
+@settings(max_examples=100)
+@given(
+    row=st.one_of(logit_rows, long_rows),
+    limits=limits,
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 10**6),
+)
+def test_a_restricted_draw_inverts_the_distribution_of_the_ranked_tokens(
+    backend: Backend, row: list[float], limits: dict[str, Any], seed: int, position: int
+) -> None:
+    params = SamplingParams(**limits)
+    restricted = params.top_p < 1 or params.min_p > 0 or params.typical_p < 1
+    assume(0 < params.top_k < len(row) or restricted)
+    uniform = float(uniforms([seed], [position])[0])
+    assume(distinct(row, params, uniform))
+    kept = ranking(row, params)
+    ends = np.cumsum([weight for _, weight in kept])
+    expected = kept[int(np.searchsorted(ends, uniform * ends[-1], side="right"))][0]
+    assert draw(backend, torch.tensor([row]), params, [seed], [position]) == [expected]
 
 
 @given(
@@ -81,9 +106,11 @@ def test_an_unrestricted_draw_has_a_weight(row: list[float], temperature: float,
     assert (row[token] - max(row)) / temperature > -120
 
 
-def chi_square(row: torch.Tensor, params: SamplingParams, count: int, seed: int) -> float:
+def chi_square(
+    backend: Backend, row: torch.Tensor, params: SamplingParams, count: int, seed: int
+) -> float:
     """Normal deviate of Pearson's statistic of `count` draws (Wilson and Hilferty, 1931)."""
-    tokens = draw(NATIVE, row.expand(count, -1), params, [seed] * count, list(range(count)))
+    tokens = draw(backend, row.expand(count, -1), params, [seed] * count, list(range(count)))
     kept = ranking(row.tolist(), params)
     expected = np.array([weight for _, weight in kept])
     expected *= count / expected.sum()
@@ -101,23 +128,39 @@ def chi_square(row: torch.Tensor, params: SamplingParams, count: int, seed: int)
     return ((statistic / degrees) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
 
 
+KINDS = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.5},
+    {"top_k": 20},
+    {"top_k": 700, "temperature": 3.0},
+    {"top_p": 0.6},
+    {"top_p": 0.97, "temperature": 4.0},
+    {"min_p": 0.02},
+    {"min_p": 0.3, "temperature": 5.0},
+    {"typical_p": 0.5},
+    {"typical_p": 0.95, "temperature": 3.0},
+    {"top_k": 12, "top_p": 0.8, "temperature": 1.5},
+    {"top_p": 0.9, "min_p": 0.01},
+    {"top_k": 60, "min_p": 0.04, "temperature": 1.5},
+    {"min_p": 0.01, "typical_p": 0.8, "temperature": 1.5},
+    {"top_k": 200, "top_p": 0.95, "min_p": 0.01, "typical_p": 0.7, "temperature": 2.0},
+]
+
+
 @pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(),
-        SamplingParams(temperature=0.5),
-        SamplingParams(temperature=2.5),
-        SamplingParams(top_k=20),
-        SamplingParams(top_k=700, temperature=3.0),
-        SamplingParams(top_p=0.6),
-        SamplingParams(top_p=0.97, temperature=4.0),
-        SamplingParams(top_k=12, top_p=0.8, temperature=1.5),
-    ],
-    ids=lambda params: f"T={params.temperature:g} k={params.top_k} p={params.top_p:g}",
+    ("backend", "vocab", "count"),
+    [(NATIVE, 3000, 6000), (REFERENCE, 300, 1000)],
+    ids=["native", "reference"],
 )
-def test_draws_follow_the_exact_probabilities(params: SamplingParams) -> None:
-    row = torch.randn(3000, generator=torch.Generator().manual_seed(3)) * 2.5
-    assert abs(chi_square(row, params, 8000, seed=5)) < 4
+@pytest.mark.parametrize(
+    "kind", KINDS, ids=lambda kind: " ".join(f"{name}={value}" for name, value in kind.items())
+)
+def test_draws_follow_the_exact_probabilities(
+    kind: dict[str, Any], backend: Backend, vocab: int, count: int
+) -> None:
+    row = torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * 2.5
+    assert abs(chi_square(backend, row, SamplingParams(**kind), count, seed=5)) < 4
 
 
 @on_every_backend
@@ -132,9 +175,18 @@ def test_draws_with_different_seeds_follow_the_exact_probabilities(backend: Back
     assert ((observed - expected) ** 2 / expected).sum() < 100  # p < 1e-4 at 49 degrees
 
 
-@pytest.mark.parametrize("vocab", [1, 7, 1000, 8192, 40_001])
-def test_a_row_draws_the_same_token_alone_in_any_order_and_on_any_strides(vocab: int) -> None:
-    check_a_row_among_others(NATIVE, vocab, 24)
+@pytest.mark.parametrize(
+    ("vocab", "threads"), [(1, 2), (7, 2), (1000, 2), (8192, 1), (8192, 5), (40_001, 3)]
+)
+def test_a_row_draws_the_same_token_alone_in_any_order_and_on_any_strides(
+    vocab: int, threads: int
+) -> None:
+    before = _native.cpu_info()["threads"]
+    _native.set_num_threads(threads)
+    try:
+        check_a_row_among_others(NATIVE, vocab, 33)
+    finally:
+        _native.set_num_threads(before)
 
 
 @on_every_backend
@@ -157,42 +209,67 @@ def test_greedy_takes_the_lowest_id_among_the_largest(
 
 
 @on_every_backend
-@pytest.mark.parametrize("params", [SamplingParams(top_k=1), SamplingParams(top_p=1e-9)])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(top_k=1),
+        SamplingParams(top_p=1e-9),
+        SamplingParams(top_k=5, min_p=1, typical_p=1e-9, top_p=1e-9),
+    ],
+)
 def test_keeping_one_token_is_greedy(params: SamplingParams, backend: Backend) -> None:
     check_keeping_one_token(backend, params, 50)
 
 
 @on_every_backend
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-45, 1e-30, 1e-6])
-@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.5}])
+@pytest.mark.parametrize(
+    "limits", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}, {"typical_p": 0.5}]
+)
 def test_a_tiny_temperature_is_greedy_and_overflows_nothing(
     temperature: float, limits: dict[str, Any], backend: Backend
 ) -> None:
     check_a_tiny_temperature(backend, SamplingParams(temperature=temperature, **limits), 20)
 
 
-@pytest.mark.parametrize("limits", [{}, {"top_k": 90}, {"top_p": 0.999}])
+@pytest.mark.parametrize("limits", [{}, {"top_k": 90}, {"top_p": 0.999}, {"typical_p": 0.999}])
 @pytest.mark.parametrize("vocab", [100, 3000])
 def test_the_ends_of_the_unit_interval_draw_the_first_and_last_token_with_a_weight(
     vocab: int, limits: dict[str, float]
 ) -> None:
     row = np.full(vocab, -np.inf, dtype=np.float32)
     row[[40, 41]] = 1.0, 0.5
-    kept = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **limits}
-    sampler = draws.RowSampler(vocab)
-    assert sampler.draw(row, 1.0, 0.0, **kept) in (40, 41)
-    drawn = {sampler.draw(row, 1.0, uniform, **kept) for uniform in (0.0, 1 - 2**-53)}
-    assert drawn == {40, 41}
+    assert drawn_at(row, 0.0, **limits) == 40
+    assert drawn_at(row, 1 - 2**-53, **limits) == 41
 
 
-def test_a_target_that_rounding_put_at_the_end_draws_the_last_token_with_a_weight() -> None:
-    ends = np.array([0.0, 0.5, 1.0, 1.0])
-    assert [draws._first_above(ends, target) for target in (0.0, 0.5, 1.0, 2.0)] == [
-        1,
-        2,
-        2,
-        2,
-    ]
+def drawn_at(row: npt.NDArray[np.float32], uniform: float, **limits: float) -> int:
+    """The token of the native backend, whatever the noise."""
+    given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, **limits}
+    top_k = np.array([int(given.pop("top_k"))])
+    temperature, *others = (np.array([value]) for value in given.values())
+    token, largest = np.array([-1]), np.array([row.max()], np.float32)
+    _native.draw(
+        row.ctypes.data,
+        len(row),
+        largest.ctypes.data,
+        token.ctypes.data,
+        temperature,
+        top_k,
+        *others,
+        np.array([0]),
+        np.array([uniform]),
+    )
+    return int(token[0])
+
+
+def test_rows_that_there_are_not_are_refused() -> None:
+    ones, rows = np.ones(2), np.zeros(2, np.int64)
+    for drawn in (np.array([2]), np.array([-1])):
+        with pytest.raises(ValueError, match="drawn must be rows"):
+            _native.draw(0, 1, 0, 0, ones, rows, ones, ones, ones, drawn, np.ones(1))
+    with pytest.raises(ValueError, match="arrays of a draw have different lengths"):
+        _native.draw(0, 1, 0, 0, ones, rows[:1], ones, ones, ones, rows, ones)
 
 
 @on_every_backend
@@ -227,9 +304,50 @@ def test_an_empty_batch_has_no_tokens(backend: Backend) -> None:
     check_an_empty_batch(backend)
 
 
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("vocab", [1, 7, 33, 1000, 8192])
-def test_the_reference_draws_the_same_tokens(vocab: int) -> None:
-    check_against_the_reference(NATIVE, vocab, 120)
+def test_the_reference_draws_the_same_tokens(vocab: int, isa: str) -> None:
+    before = _native.cpu_info()["isa"]
+    _native.set_isa(isa)
+    try:
+        check_against_the_reference(NATIVE, vocab, 44)
+    finally:
+        _native.set_isa(before)
+
+
+@on_every_backend
+@settings(max_examples=60)
+@given(row=st.one_of(logit_rows, long_rows), limits=limits)
+def test_the_tokens_that_may_be_drawn_are_those_of_transformers(
+    backend: Backend, row: list[float], limits: dict[str, Any]
+) -> None:
+    """By their logits: which of equal ones it keeps isn't said. Of those that tie for the last
+    place of `top_k` it keeps all."""
+    params = SamplingParams(**limits)
+    ranked = sorted(row, reverse=True)
+    k = params.top_k
+    assume(not 0 < k < len(row) or ranked[k - 1] > ranked[k])
+    assume(distinct(row, params, 0.5))
+    theirs = [logit for logit, score in zip(row, warped(row, params), strict=True) if score > -80]
+    kept = [row[i] for i, weight in ranking(row, params) if weight > math.exp(-80)]
+    assert kept == sorted(theirs, reverse=True)
+    drawn = draw(backend, torch.tensor([row]).expand(20, -1), params, [3] * 20)
+    assert {row[i] for i in drawn} <= set(theirs)
+
+
+def warped(row: list[float], params: SamplingParams) -> list[float]:
+    """What transformers leaves of a row, in its order."""
+    scores, no_ids = torch.tensor([row]), torch.LongTensor(1, 0)
+    scores = TemperatureLogitsWarper(params.temperature)(no_ids, scores - scores.max())
+    if params.top_k:
+        scores = TopKLogitsWarper(params.top_k)(no_ids, scores)
+    if params.top_p < 1:
+        scores = TopPLogitsWarper(params.top_p)(no_ids, scores)
+    if params.min_p:
+        scores = MinPLogitsWarper(params.min_p)(no_ids, scores)
+    if params.typical_p < 1:
+        scores = TypicalLogitsWarper(params.typical_p)(no_ids, scores)
+    return scores[0].tolist()
 
 
 @on_every_backend

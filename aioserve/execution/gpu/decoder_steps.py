@@ -53,8 +53,8 @@ class DecoderSteps:
         self.cache = cache
         self.page_size: int = cache.page_size
         self.max_result_bytes: int = ResultShape.largest(num_slots).num_bytes
-        self.variants: Sequence[Hashable] = (False, True)
-        """Whether rows may have a temperature."""
+        self.variants: Sequence[Hashable] = (sampling.Draws.GREEDY, sampling.Draws.OPEN)
+        """Steps with rows that are filtered are rare: their graphs wait until they are needed."""
         self._layout = InputLayout(
             max_tokens=max(max_tokens, max_sequences),
             max_sequences=max_sequences,
@@ -79,7 +79,7 @@ class DecoderSteps:
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> _PackedStep:
         packed = self._pack(_no_batch(), _no_rows(), None, target, padded_to)
-        return replace(packed, shape=replace(packed.shape, drawn=bool(variant)))
+        return replace(packed, shape=replace(packed.shape, draws=_draws(variant)))
 
     def _pack(
         self,
@@ -145,10 +145,16 @@ class _PackedStep:
 
     @property
     def variant(self) -> Hashable:
-        return self.shape.drawn
+        return self.shape.draws
 
     def enqueue(self, inputs: Tensor, results: Tensor) -> None:
         self.model.enqueue(self, inputs, results)
+
+
+def _draws(variant: Hashable) -> sampling.Draws:
+    if not isinstance(variant, sampling.Draws):
+        raise InvariantError(f"steps of a decoder have no variant {variant!r}")
+    return variant
 
 
 def _no_batch() -> HostBatch:
@@ -168,4 +174,4 @@ def _no_batch() -> HostBatch:
 
 def _no_rows() -> SampleRows:
     floats, ids, keys = np.empty(0, np.float64), np.empty(0, np.int64), np.empty(0, np.uint64)
-    return SampleRows(ids, floats, ids, floats, keys, keys)
+    return SampleRows(ids, floats, ids, floats, floats, floats, keys, keys)

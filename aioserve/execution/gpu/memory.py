@@ -151,6 +151,8 @@ def largest_step(
         temperatures=np.ones(rows),
         top_ks=np.zeros(rows, np.int64),
         top_ps=np.full(rows, 0.9),
+        min_ps=np.full(rows, 0.1),
+        typical_ps=np.full(rows, 0.9),
         seeds=np.zeros(rows, np.uint64),
         positions=np.zeros(rows, np.uint64),
     )

@@ -254,7 +254,7 @@ def _nothing() -> HostStep:
     """A step without copies and without tokens."""
     floats, ids = np.empty(0, np.float64), np.empty(0, np.int64)
     keys = np.empty(0, np.uint64)
-    samples = SampleRows(ids, floats, ids, floats, keys, keys)
+    samples = SampleRows(ids, floats, ids, floats, floats, floats, keys, keys)
     return HostStep(PADDING_STEP, np.empty((0, 5), np.int32), None, samples)
 
 

@@ -99,8 +99,7 @@ class PackedStep(Protocol):
 
     @property
     def variant(self) -> Hashable:
-        """Which kernels it launches, where that depends on more than its size. Of a padded step,
-        one of the model's `variants`."""
+        """Which kernels it launches, where that depends on more than its size."""
         ...
 
     def enqueue(self, inputs: DeviceMemory, results: DeviceMemory) -> None:
@@ -140,7 +139,8 @@ class StepModel(Protocol):
 
     @property
     def variants(self) -> Sequence[Hashable]:
-        """Of padded steps: graphs of one size and different variants are different."""
+        """Of padded steps whose graphs are captured beforehand. Graphs of one size and different
+        variants are different."""
         ...
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> PackedStep:

@@ -30,7 +30,7 @@ from torch import Tensor
 from aioserve.kv.pages import pages_for
 from aioserve.ops.batch import HostBatch, SampleRows
 from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, HostPrompts
-from aioserve.ops.gpu.sampling import DeviceSampleRows
+from aioserve.ops.gpu.sampling import DeviceSampleRows, Draws
 
 __all__ = [
     "DeviceInputs",
@@ -74,8 +74,8 @@ class InputShape:
     max_context: int
     pending: bool
     """Whether tokens may have to be filled in on the device."""
-    drawn: bool
-    """Whether a row may have a temperature."""
+    draws: Draws
+    """What its rows may ask for."""
     num_bytes: int
     """From the start of the block on: what the device needs."""
     prompts: HostPrompts
@@ -141,6 +141,8 @@ class InputLayout:
             ("temperatures", "float64", max_rows),
             ("top_ks", "int64", max_rows),
             ("top_ps", "float64", max_rows),
+            ("min_ps", "float64", max_rows),
+            ("typical_ps", "float64", max_rows),
             ("seeds", "int64", max_rows),
             ("sample_positions", "int64", max_rows),
             ("page_table", "int32", max_sequences * max_pages),
@@ -225,6 +227,8 @@ class InputLayout:
             put("temperatures", samples.temperatures)
             put("top_ks", samples.top_ks)
             put("top_ps", samples.top_ps, 1.0)
+            put("min_ps", samples.min_ps)
+            put("typical_ps", samples.typical_ps, 1.0)
             put("seeds", samples.seeds.view(np.int64))
             put("sample_positions", samples.positions.view(np.int64))
         decodes = _leading_ones(counts)
@@ -247,7 +251,7 @@ class InputLayout:
             table_width=width,
             max_context=host.max_context,
             pending=padding is not None or len(host.pending_rows) > 0,
-            drawn=samples is not None and bool((samples.temperatures > 0).any()),
+            draws=Draws.GREEDY if samples is None else Draws.of(samples),
             num_bytes=self._sections["page_table"].offset + 4 * size * self.max_pages,
             prompts=HostPrompts(
                 counts[decodes:], host.context_lens[decodes:], host.page_table[decodes:]
@@ -287,9 +291,11 @@ class InputLayout:
             temperatures=get("temperatures", rows),
             top_ks=get("top_ks", rows),
             top_ps=get("top_ps", rows),
+            min_ps=get("min_ps", rows),
+            typical_ps=get("typical_ps", rows),
             seeds=get("seeds", rows),
             positions=get("sample_positions", rows),
-            drawn=shape.drawn,
+            draws=shape.draws,
         )
         return DeviceInputs(batch, samples, get("token_slots", tokens))
 
@@ -341,9 +347,11 @@ def upload_samples(rows: SampleRows, device: torch.device) -> DeviceSampleRows:
         temperatures=upload(rows.temperatures),
         top_ks=upload(rows.top_ks),
         top_ps=upload(rows.top_ps),
+        min_ps=upload(rows.min_ps),
+        typical_ps=upload(rows.typical_ps),
         seeds=upload(rows.seeds.view(np.int64)),
         positions=upload(rows.positions.view(np.int64)),
-        drawn=bool((rows.temperatures > 0).any()),
+        draws=Draws.of(rows),
     )
 
 

@@ -12,18 +12,23 @@ Each row is worked out by itself. A greedy row costs two launches' worth: the la
 of columns, and of these. The others weigh their blocks; what `top_k` or `top_p` may keep is
 gathered in a list of seldom more than some hundreds, and searched there. Where more than LISTED
 are left the whole row is searched: right as well, but slow.
+
+Steps with rows that ask for `min_p` or `typical_p` are filtered first (`filters`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from aioserve.ops.batch import SampleRows
 from aioserve.ops.draws import LINES
+from aioserve.ops.gpu.filters import filtered
 from aioserve.ops.gpu.sampling_kernels import (
     draw_open_kernel,
     draw_ranked_kernel,
@@ -34,7 +39,7 @@ from aioserve.ops.gpu.sampling_kernels import (
 )
 from aioserve.ops.gpu.selection import MAX_VOCAB
 
-__all__ = ["STATUS_LARGEST", "DeviceSampleRows", "draw"]
+__all__ = ["STATUS_LARGEST", "DeviceSampleRows", "Draws", "draw"]
 
 STATUS_LARGEST = (0.0, float("nan"), float("inf"), float("-inf"))
 """Status of a row -> what stands for its largest logit in `aioserve.ops.draws.row_error`."""
@@ -50,20 +55,36 @@ SEARCHED = 512
 """Entries that a search looks at together."""
 
 
+class Draws(IntEnum):
+    """What rows of a step ask for: nothing, a temperature, or `min_p` or `typical_p` as well."""
+
+    GREEDY = 0
+    OPEN = 1
+    FILTERED = 2
+
+    @classmethod
+    def of(cls, rows: SampleRows) -> Draws:
+        if not rows.temperatures.any():
+            return cls.GREEDY
+        return cls.FILTERED if (rows.min_ps > 0).any() or (rows.typical_ps < 1).any() else cls.OPEN
+
+
 @dataclass(slots=True, frozen=True)
 class DeviceSampleRows:
     """`SampleRows` on the device. `seeds` and `positions` are int64 with the same bits.
 
-    `drawn`: whether any row has a temperature, which a launch must know beforehand.
+    `draws`: what any of them may ask for, which a launch must know beforehand.
     """
 
     slots: Tensor
     temperatures: Tensor
     top_ks: Tensor
     top_ps: Tensor
+    min_ps: Tensor
+    typical_ps: Tensor
     seeds: Tensor
     positions: Tensor
-    drawn: bool
+    draws: Draws
 
 
 class _Weighed(NamedTuple):
@@ -104,6 +125,11 @@ def draw(
         raise ValueError(f"logits must have at most {MAX_VOCAB} columns, got {vocab}")
     if logits.stride(1) != 1 and vocab > 1:
         logits = logits.contiguous()
+    top_ks, top_ps = rows.top_ks, rows.top_ps
+    if rows.draws is Draws.FILTERED:
+        logits, top_ks, top_ps = filtered(
+            logits, rows.temperatures, top_ks, top_ps, rows.min_ps, rows.typical_ps
+        )
     width = -(-vocab // LINES)
     blocks = triton.cdiv(width, COLUMNS)
     device = logits.device
@@ -115,7 +141,7 @@ def draw(
     floors = torch.empty(count, dtype=torch.float32, device=device)
     kinds = torch.empty(count, dtype=torch.int32, device=device)
     counts = torch.empty(count, dtype=torch.int32, device=device)
-    weighed = _Weighed.of(count, blocks, device) if rows.drawn else None
+    weighed = None if rows.draws is Draws.GREEDY else _Weighed.of(count, blocks, device)
     tile = {"VOCAB": vocab, "LINES": LINES, "COLS": COLUMNS}
     parts = {"BLOCKS": blocks, "BLOCKS_TILE": triton.next_power_of_2(blocks)}
     stride = logits.stride(0)
@@ -135,8 +161,8 @@ def draw(
         block_ids,
         group_largest,
         rows.temperatures,
-        rows.top_ks,
-        rows.top_ps,
+        top_ks,
+        top_ps,
         rows.slots,
         last_tokens,
         token_ids_out,
@@ -157,7 +183,7 @@ def draw(
     weigh_kernel[(count, blocks)](
         logits,
         rows.temperatures,
-        rows.top_ks,
+        top_ks,
         largests,
         kinds,
         masses,
@@ -169,8 +195,8 @@ def draw(
     gather_kernel[(count, blocks)](
         logits,
         rows.temperatures,
-        rows.top_ks,
-        rows.top_ps,
+        top_ks,
+        top_ps,
         largests,
         floors,
         kinds,
@@ -207,8 +233,8 @@ def draw(
     draw_ranked_kernel[(count,)](
         logits,
         rows.temperatures,
-        rows.top_ks,
-        rows.top_ps,
+        top_ks,
+        top_ps,
         rows.seeds,
         rows.positions,
         rows.slots,

@@ -34,6 +34,8 @@ def samples_for(rows: int, generator: np.random.Generator) -> SampleRows:
         temperatures=generator.choice([0.0, 0.7, 1.3], rows),
         top_ks=generator.integers(0, 50, rows),
         top_ps=generator.random(rows) + 1e-3,
+        min_ps=generator.choice([0.0, 0.05], rows),
+        typical_ps=generator.choice([1.0, 0.8], rows),
         seeds=generator.integers(0, 2**64, rows, np.uint64),
         positions=generator.integers(0, 2**64, rows, np.uint64),
     )
@@ -101,7 +103,7 @@ def check_equal(inputs: DeviceInputs, host: HostBatch, samples: SampleRows) -> N
         array = getattr(samples, name)
         bits = array.view(np.int64) if array.dtype == np.uint64 else array
         assert np.array_equal(getattr(inputs.samples, name).cpu().numpy(), bits), name
-    assert inputs.samples.drawn == bool((samples.temperatures > 0).any())
+    assert inputs.samples.draws is sampling.Draws.of(samples)
 
 
 @settings(deadline=None)

@@ -11,10 +11,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from aioserve.ops.gpu import sampling
+from aioserve.ops.gpu import filters, sampling
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.philox import noise
 from aioserve.ops.gpu.selection import MAX_VOCAB
@@ -35,6 +35,7 @@ from tests.ops.draw_scenes import (
     check_the_nucleus,
     check_top_k_before_top_p,
     coarse_rows,
+    distinct,
     draw,
     every_kind_of_params,
     logit_rows,
@@ -135,6 +136,61 @@ def test_long_rows_draw_the_defined_token_from_a_list_and_without(
 @pytest.mark.parametrize("vocab", [1, 7, 33, 8192])
 def test_the_tokens_are_those_of_the_reference(backend, vocab: int) -> None:
     check_against_the_reference(backend, vocab, 12)
+
+
+FILTERS = [
+    SamplingParams(min_p=0.2),
+    SamplingParams(typical_p=0.4, temperature=2.0),
+    SamplingParams(top_k=5, top_p=0.8, min_p=0.1, typical_p=0.7, temperature=1.5),
+    SamplingParams(top_k=5, top_p=0.8),
+    SamplingParams(),
+    GREEDY,
+]
+
+
+def test_rows_that_are_filtered_change_nothing_for_the_others(backend, monkeypatch) -> None:
+    monkeypatch.setattr(filters, "ROWS_AT_ONCE", 4)
+    generator = torch.Generator().manual_seed(6)
+    count = 4 * len(FILTERS)
+    logits = torch.randn(count, 40, generator=generator) * 2
+    params = FILTERS * 4
+    seeds = torch.randint(0, 2**62, (count,), generator=generator).tolist()
+    expected = draw(REFERENCE, logits, params, seeds)
+    assert draw(backend, logits, params, seeds) == expected
+    others = [i for i in range(count) if i % len(FILTERS) > 2]
+    alone = draw(
+        backend, logits[others], [params[i] for i in others], [seeds[i] for i in others], others
+    )
+    assert alone == [expected[i] for i in others]
+
+
+@ANY_TIME
+@given(
+    row=logit_rows,
+    temperature=st.sampled_from([0.2, 1.0, 3.0]),
+    top_k=st.integers(0, 90),
+    top_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
+    min_p=st.one_of(st.just(0.0), st.floats(1e-6, 1.0)),
+    typical_p=st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
+)
+def test_what_is_filtered_out_is_what_the_definition_leaves_out(
+    backend, row, temperature, top_k, top_p, min_p, typical_p
+) -> None:
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p
+    )
+    assume(min_p > 0 or typical_p < 1)
+    assume(distinct(row, params, 0.5))
+    given = temperature, top_k, top_p, min_p, typical_p
+    tensors = [
+        backend.place(torch.tensor([value], dtype=None if value is top_k else torch.float64))
+        for value in given
+    ]
+    left, top_ks, top_ps = filters.filtered(backend.place(torch.tensor([row])), *tensors)
+    kept = {i for i, weight in ranking(row, params) if weight > 0}
+    assert set(torch.nonzero(left[0] > -math.inf).flatten().tolist()) == kept
+    assert top_ks.tolist() == [0]
+    assert 0 < 1 - top_ps.item() < 1e-15
 
 
 @pytest.mark.parametrize("vocab", [151_936, pytest.param(262_144, marks=pytest.mark.slow)])

@@ -1,0 +1,225 @@
+#include "sampling/draw.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "common/thread_pool.h"
+#include "dispatch.h"
+#include "ops/types.h"
+#include "sampling/ranked.h"
+
+namespace aioserve::sampling {
+namespace {
+
+using ops::kLines;
+using ops::RowScale;
+using ops::SamplingKernels;
+
+// Nanoseconds per logit on one thread, roughly.
+constexpr double kWork = 0.3;
+// Logits that are gathered before there must be room for more.
+constexpr int64_t kGatheredAtOnce = 4096;
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// Memory of one thread, kept from row to row. It grows with the entries that can matter, seldom more
+// than some thousands.
+struct Workspace {
+    std::vector<float> floats;
+    std::vector<double> doubles;
+    Entries entries, kept;
+    Ranked ranked, by_distance;
+};
+
+struct Limits {
+    int64_t top_k;
+    double top_p, min_p, typical_p;
+};
+
+class Row {
+  public:
+    Row(const SamplingKernels& kernels, const float* logits, int64_t vocab, float largest,
+        double temperature, Workspace& work)
+        : kernels_(kernels), logits_(logits), vocab_(vocab), work_(work) {
+        constexpr double kLog2E = 1.4426950408889634;
+        constexpr double kMost = std::numeric_limits<float>::max();
+        scale_ = {largest, static_cast<float>(std::min(kLog2E / temperature, kMost))};
+    }
+
+    int64_t draw(Limits limits, double uniform) {
+        const bool by_count = 0 < limits.top_k && limits.top_k < vocab_;
+        if (!by_count && limits.top_p >= 1 && limits.min_p <= 0 && limits.typical_p >= 1)
+            return draw_from_all(uniform);
+        // Only a share of what `top_k` leaves has to know all that it leaves.
+        const bool cut_late = by_count && limits.top_p < 1;
+        const float widest = widest_gap(limits.min_p);
+        float floor = floor_at(cut_late ? ops::kWidestGap : widest);
+        double mass = 0;
+        if (by_count) {
+            floor = std::max(floor, floor_of_first(limits.top_k));
+        } else if (limits.top_p < 1) {
+            const double total = kernels_.sum_weights(logits_, vocab_, scale_);
+            mass = limits.top_p * total;
+            floor = std::max(floor, floor_of_nucleus(limits.top_p, total));
+        }
+        gather(floor, cut_late ? ops::kWidestGap : widest);
+        Ranked& ranked = work_.ranked;
+        ranked.assign(work_.entries);
+        if (by_count) {
+            ranked.keep_first(limits.top_k);
+            mass = limits.top_p * ranked.total();
+        }
+        if (limits.top_p < 1) ranked.keep_mass(mass);
+        if (cut_late) ranked.keep_within(widest);
+        if (limits.typical_p < 1) keep_typical(limits.typical_p);
+        return ranked.draw(uniform);
+    }
+
+  private:
+    int64_t draw_from_all(double uniform) {
+        const int64_t width = (vocab_ + kLines - 1) / kLines;
+        auto& sums = resized(work_.floats, width);
+        auto& ends = resized(work_.doubles, width);
+        kernels_.sum_columns(logits_, vocab_, width, scale_, sums.data());
+        double end = 0;
+        for (int64_t i = 0; i < width; ++i) ends[i] = end += static_cast<double>(sums[i]);
+        const double target = uniform * end;
+        const int64_t column = first_above(ends.data(), width, target);
+        const double begin = column ? ends[column - 1] : 0.0;
+        const double part = (target - begin) / (ends[column] - begin);
+        float logits[kLines], gaps[kLines], weights[kLines];
+        int64_t lines = 0;
+        for (int64_t i = column; i < vocab_; i += width) logits[lines++] = logits_[i];
+        kernels_.weigh(logits, lines, scale_, gaps, weights);
+        double line_ends[kLines];
+        end = 0;
+        for (int64_t i = 0; i < lines; ++i) line_ends[i] = end += static_cast<double>(weights[i]);
+        return first_above(line_ends, lines, part * end) * width + column;
+    }
+
+    // Gap of a weight of min_p.
+    static float widest_gap(double min_p) {
+        if (min_p <= 0) return ops::kWidestGap;
+        return static_cast<float>(std::min<double>(-std::log2(min_p), ops::kWidestGap));
+    }
+
+    // A logit that all with this gap or a smaller one reach, and few others: it is lowered by more
+    // than gaps are rounded.
+    float floor_at(double gap) const {
+        const double logit = scale_.largest - gap * (1 + 1e-6) / scale_.factor;
+        if (logit < -std::numeric_limits<float>::max()) return kMinusInfinity;
+        return std::nextafter(static_cast<float>(logit), kMinusInfinity);
+    }
+
+    // What the `count` largest reach: `count` parts of the row have an entry at or above the
+    // `count`-th largest of their maxima.
+    float floor_of_first(int64_t count) const {
+        auto& maxima = resized(work_.floats, vocab_ / kLines + 16);
+        const int64_t parts = kernels_.part_maxima(logits_, vocab_, maxima.data());
+        if (count > parts) return kMinusInfinity;
+        const auto at = maxima.begin() + (count - 1);
+        std::nth_element(maxima.begin(), at, maxima.begin() + parts, std::greater<float>());
+        return *at;
+    }
+
+    // Entries below (1 - share) * total / vocab weigh less than 1 - share of the whole even
+    // together, so the nucleus is complete without them. The bound is lowered by far more than sums
+    // of float32 weights are off.
+    float floor_of_nucleus(double share, double total) const {
+        const double weight = 0.99 * (1 - share) * total / static_cast<double>(vocab_);
+        return floor_at(std::min<double>(-std::log2(weight), ops::kWidestGap));
+    }
+
+    // The entries with a weight that are at least `floor` and no wider apart than `widest`.
+    void gather(float floor, float widest) {
+        Entries& entries = work_.entries;
+        entries.count = 0;
+        for (int64_t begin = 0; begin < vocab_; begin += kGatheredAtOnce) {
+            const int64_t end = std::min(begin + kGatheredAtOnce, vocab_);
+            entries.reserve(entries.count + kGatheredAtOnce + 1);
+            entries.count +=
+                kernels_.gather(logits_, begin, end, floor, entries.ids.data() + entries.count,
+                                entries.logits.data() + entries.count);
+        }
+        kernels_.weigh(entries.logits.data(), entries.count, scale_, entries.keys.data(),
+                       entries.weights.data());
+        keep(entries, [widest](const Entry& x) { return x.weight > 0 && x.key <= widest; });
+    }
+
+    template <class Test>
+    static void keep(Entries& entries, const Test& test) {
+        int64_t count = 0;
+        for (int64_t i = 0; i < entries.count; ++i) {
+            const Entry entry = entries.at(i);
+            entries.set(count, entry);
+            count += test(entry);
+        }
+        entries.count = count;
+    }
+
+    // Of what is kept, with the entropy H: tokens whose -log(p) is nearest to H, until they weigh
+    // `share`, and all that are as near as the last. In units of gaps: H less the gap of p = 1 is
+    // the mean gap, so distances are those of gaps to their mean.
+    void keep_typical(double share) {
+        Entries& kept = work_.kept;
+        work_.ranked.copy_kept(kept);
+        double total = 0, sum = 0;
+        for (int64_t i = 0; i < kept.count; ++i) {
+            total += static_cast<double>(kept.weights[i]);
+            sum += static_cast<double>(kept.weights[i]) * static_cast<double>(kept.keys[i]);
+        }
+        const double mean = sum / total;
+        const auto distance = [mean](float gap) {
+            return static_cast<float>(std::abs(static_cast<double>(gap) - mean));
+        };
+        Entries& entries = work_.entries;
+        entries.reserve(kept.count);
+        entries.count = kept.count;
+        for (int64_t i = 0; i < kept.count; ++i) {
+            Entry entry = kept.at(i);
+            entry.key = distance(entry.key);
+            entries.set(i, entry);
+        }
+        work_.by_distance.assign(entries);
+        const float widest = work_.by_distance.keep_mass(share * work_.by_distance.total());
+        keep(kept, [=](const Entry& x) { return distance(x.key) <= widest; });
+        work_.ranked.assign(kept);
+    }
+
+    template <class T>
+    static std::vector<T>& resized(std::vector<T>& vector, int64_t size) {
+        if (static_cast<int64_t>(vector.size()) < size)
+            vector.resize(static_cast<std::size_t>(size));
+        return vector;
+    }
+
+    const SamplingKernels& kernels_;
+    const float* logits_;
+    int64_t vocab_;
+    RowScale scale_{};
+    Workspace& work_;
+};
+
+}  // namespace
+
+void draw(const DrawArgs& args) {
+    const SamplingKernels& sampling = aioserve::kernels(ops::DType::float32).sampling;
+    const auto draw_one = [&](int64_t i) {
+        thread_local Workspace work;
+        const int64_t at = args.drawn[i];
+        Row row(sampling, args.logits + at * args.vocab, args.vocab, args.largest[at],
+                args.temperatures[at], work);
+        const Limits limits{args.top_ks[at], args.top_ps[at], args.min_ps[at], args.typical_ps[at]};
+        args.token_ids[at] = row.draw(limits, args.uniforms[i]);
+    };
+    const double work = kWork * static_cast<double>(args.num_drawn * args.vocab);
+    if (work < kParallelThreshold) {
+        for (int64_t i = 0; i < args.num_drawn; ++i) draw_one(i);
+    } else {
+        parallel_for(args.num_drawn, draw_one);
+    }
+}
+
+}  // namespace aioserve::sampling
