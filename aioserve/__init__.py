@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from aioserve.config import Device, DType, EngineConfig, Preemption
 from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream, StreamOptions
+from aioserve.engine.continuations import Continuation
 from aioserve.engine.engine import Engine
 from aioserve.engine.intake import Message, Prompt
+from aioserve.engine.looks import LookOptions
+from aioserve.engine.pooling import Pooling
+from aioserve.engine.scoring import Score
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
@@ -88,6 +92,7 @@ __all__ = [
     "ChatStream",
     "Completion",
     "ConfigError",
+    "Continuation",
     "DType",
     "DeadlineExceededError",
     "Device",
@@ -111,6 +116,7 @@ __all__ = [
     "LogitsProcessor",
     "LogitsProcessorSpec",
     "Logprobs",
+    "LookOptions",
     "Message",
     "ModelError",
     "ModelLimits",
@@ -121,6 +127,7 @@ __all__ = [
     "PageUse",
     "PluginError",
     "PolicySpec",
+    "Pooling",
     "Preemption",
     "Prompt",
     "PromptTooLongError",
@@ -136,6 +143,7 @@ __all__ = [
     "SamplingParams",
     "SchedulerView",
     "SchedulingPolicy",
+    "Score",
     "StepError",
     "StepInfo",
     "StreamBusyError",

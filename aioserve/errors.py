@@ -132,11 +132,12 @@ class PromptTooLongError(InvalidRequestError):
         self,
         message: str,
         *,
+        argument: str = "prompt",
         value: int | None = None,
         limit: int | None = None,
         unit: Literal["tokens", "characters", "messages"] = "tokens",
     ) -> None:
-        super().__init__(message, argument="prompt")
+        super().__init__(message, argument=argument)
         self.value: int | None = value
         """The prompt's length."""
         self.limit: int | None = limit

@@ -225,6 +225,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Each makes one of `params.logits_processors` for one answer."""
     score_from: int | None = None
     """Position, at least 1, of the first token of the prompt whose log-probability is wanted."""
+    pooled: range | None = None
+    """Positions of the prompt, at least one and with step 1: the sum of the model's hidden states
+    there is wanted."""
+    answers: bool = True
+    """False where something is wanted of the prompt, and no token of an answer."""
     namespace: bytes = b""
     """KV pages are shared with requests of the same namespace alone (`aioserve.kv.namespace`)."""
     arrival_seconds: float = 0.0

@@ -70,6 +70,8 @@ class Delivery:
                 self._deliver_token(sample, update.token_id, update)
             elif update.scored:
                 sample.request.mailbox.prompt_logprobs += update.scored
+            elif update.finish_reason is FinishReason.LENGTH:
+                self._deliver_look(sample, update)
             else:
                 self.fail(sample.request, self._error_of(update, sample.request, step_error))
 
@@ -115,6 +117,13 @@ class Delivery:
         elif reason is not None:
             named = is_end and sample.request.names_stop(token_id)
             self._end_sample(sample, reason, token_id if named else None)
+
+    def _deliver_look(self, sample: LiveSample, update: SequenceUpdate) -> None:
+        """All that a request wants of its prompt is there."""
+        mailbox = sample.request.mailbox
+        mailbox.pooled = update.pooled
+        self._end_sample(sample, FinishReason.LENGTH, None)
+        self.last_wait_seconds = mailbox.timings.total_seconds
 
     def _end_sample(
         self, sample: LiveSample, reason: FinishReason, stop_reason: int | str | None

@@ -23,13 +23,17 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.engine.continuations import ContinuedPrompt
 from aioserve.engine.prompts import too_long
 from aioserve.errors import InvalidPromptError, PromptTooLongError, QueueFullError
 from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["Encoder", "Encoding"]
+__all__ = ["Encoded", "Encoder", "Encoding"]
 
 MAX_CHARS_PER_TOKEN = 128
 """A text of more characters than this times the model's context is refused unread: no vocabulary
@@ -42,7 +46,7 @@ EXIT_SECONDS = 0.5
 MAX_LONG_CHARS = 2**26
 """Of long texts that are being encoded or wait to be, all together, where there are several."""
 
-Encoded = list[int] | BaseException
+Encoded = list[int] | npt.NDArray[np.int32] | BaseException
 
 
 class Encoding:
@@ -112,24 +116,42 @@ class Encoder:
         """Of one prompt."""
         return self._model.limits.max_model_len * MAX_CHARS_PER_TOKEN
 
-    def check_chars(self, chars: int) -> None:
+    def check_text(self, argument: str, text: str) -> None:
+        """Raise `InvalidPromptError` without a tokenizer, and what `check_chars` raises."""
+        if self._model.tokenizer is None:
+            raise InvalidPromptError(
+                f"{argument} must be token ids, got text: {self._model.why_no_tokenizer}",
+                argument=argument,
+            )
+        self.check_chars(len(text), argument)
+
+    def check_chars(self, chars: int, argument: str = "prompt") -> None:
         """Raise `PromptTooLongError` for a text that is longer than any that fits the model."""
         if chars > self.max_chars:
             raise PromptTooLongError(
-                f"prompt has {chars} characters, which can't be fewer than max_model_len = "
+                f"{argument} has {chars} characters, which can't be fewer than max_model_len = "
                 f"{self._model.limits.max_model_len} tokens; {self.max_chars} are read at most",
+                argument=argument,
                 value=chars,
                 limit=self.max_chars,
                 unit="characters",
             )
 
-    def encode(self, prompt: Any) -> list[int]:
-        """Token ids of a text, or of a `Conversation`. On any thread, for as long as it takes."""
+    def encode(self, prompt: Any) -> list[int] | npt.NDArray[np.int32]:
+        """Token ids of a text, of a `Conversation`, or of one of these and what goes on behind it.
+        On any thread, for as long as it takes."""
+        if isinstance(prompt, ContinuedPrompt):
+            return prompt.encode(self._encode, self._model.limits.max_model_len - 1)
+        return self._encode(prompt)
+
+    def _encode(self, prompt: Any, *, add_special_tokens: bool = True) -> list[int]:
         template = self._model.chat_template
         max_model_len = self._model.limits.max_model_len
         try:
             if isinstance(prompt, str) or template is None:
-                return self.tokenizer.encode(prompt, max_tokens=max_model_len - 1)
+                return self.tokenizer.encode(
+                    prompt, add_special_tokens=add_special_tokens, max_tokens=max_model_len - 1
+                )
             return template.encode(
                 prompt,
                 self.tokenizer,

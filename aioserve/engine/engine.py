@@ -15,17 +15,24 @@ from types import TracebackType
 from typing import Any, Unpack
 
 import anyio
+import numpy as np
+import numpy.typing as npt
 
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
 from aioserve.engine.answers import drawn_for, read_whole
 from aioserve.engine.beam_search import BeamSearch
 from aioserve.engine.beams import EarlyStopping
 from aioserve.engine.chat import AnswerForm, ChatStream, StreamOptions
+from aioserve.engine.continuations import Continuation
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import ChatArguments, Message, Prompt
 from aioserve.engine.live import Chosen, LiveEngine
+from aioserve.engine.looks import LookOptions
 from aioserve.engine.options import check_listener, checked_deadline, checked_plugins
+from aioserve.engine.pooling import Pooling, embeddings_of
+from aioserve.engine.prompts import listed
 from aioserve.engine.reports import dump_of, stats_of
+from aioserve.engine.scoring import Score, scores_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
@@ -415,6 +422,71 @@ class Engine:
             ignore_eos=ignore_eos,
         )
         return await search.run(partial(self.stream, **wishes), prompt)
+
+    async def score(
+        self,
+        prompt: Prompt,
+        continuation: Continuation,
+        *,
+        top_logprobs: int = 0,
+        **options: Unpack[LookOptions],
+    ) -> Score:
+        """How likely the model finds `continuation`, text or token ids, behind the prompt; nothing
+        is generated. `top_logprobs` of the most likely tokens are told at each place, in [0, 20].
+        Other options and errors are those of `generate`; `ttft_target_seconds` says how soon the
+        score is wanted."""
+        scores = await scores_of(
+            self._usable,
+            prompt,
+            [continuation],
+            several=None,
+            top_logprobs=top_logprobs,
+            **options,
+        )
+        return scores[0]
+
+    async def score_each(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[Continuation],
+        *,
+        top_logprobs: int = 0,
+        **options: Unpack[LookOptions],
+    ) -> list[Score]:
+        """The same for several continuations, each by itself behind the prompt, which is computed
+        once. They are as many requests: number `i` has the id `request_id`-`i`."""
+        live = self._usable()
+        return await scores_of(
+            self._usable,
+            prompt,
+            listed("continuations", continuations, live.config.max_waiting),
+            several="continuations",
+            top_logprobs=top_logprobs,
+            **options,
+        )
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        **options: Unpack[LookOptions],
+    ) -> npt.NDArray[np.float32]:
+        """The model's hidden states behind the final norm, pooled to one vector: float32
+        `[hidden]` of a prompt, `[N, hidden]` of a sequence of N, which are as many requests.
+
+        `pooling` takes the state of the "last" token, that of the first ("cls"), or the "mean" of
+        all; `normalize` divides by the Euclidean length. Other options, ids and errors are those
+        of `score_each`.
+        """
+        return await embeddings_of(
+            self._usable,
+            prompts,
+            pooling=pooling,
+            normalize=normalize,
+            **options,
+        )
 
     def chat(
         self,

@@ -19,8 +19,10 @@ import numpy.typing as npt
 from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.chat import AnswerForm
+from aioserve.engine.continuations import ContinuedPrompt
 from aioserve.engine.core import CoreLoop
-from aioserve.engine.encoding import Encoder
+from aioserve.engine.encoding import Encoded, Encoder
+from aioserve.engine.looks import Look
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import checked_ids, kind_of
 from aioserve.engine.requests import LiveRequest
@@ -84,6 +86,7 @@ class _Checked(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     """Of the `Request` that it becomes."""
     form: AnswerForm | None = None
+    look: Look | None = None
 
 
 class Intake:
@@ -113,19 +116,20 @@ class Intake:
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ContinuedPrompt,
         params: SamplingParams | None,
         request_id: str | None = None,
         cache_salt: str | None = None,
         *,
         chat: ChatArguments | None = None,
         form: AnswerForm | None = None,
+        look: Look | None = None,
         **wishes: Any,
     ) -> Mailbox:
         """Check and queue a request. `chat` is what comes with messages, `form` how they are
-        answered where that is to be read; `wishes` are the fields of
-        `Request` that the caller may set as they are. Raises what `Engine.stream` says, and has
-        then changed nothing."""
+        answered where that is to be read, `look` what is wanted where no answer is; `wishes` are
+        the fields of `Request` that the caller may set as they are. A `ContinuedPrompt` was
+        checked. Raises what `Engine.stream` says, and has then changed nothing."""
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
@@ -143,7 +147,10 @@ class Intake:
                 limit=self._config.max_waiting,
                 retry_after_seconds=self._core.delivery.last_wait_seconds,
             )
-        text_or_ids = self._checked_prompt(prompt, chat or ChatArguments())
+        if isinstance(prompt, ContinuedPrompt):
+            text_or_ids = prompt
+        else:
+            text_or_ids = self.checked_prompt(prompt, chat or ChatArguments())
         if form is not None and not isinstance(text_or_ids, Conversation):
             raise InvalidPromptError(
                 f"messages must be a list of messages, got {shown(prompt)}", value=prompt
@@ -166,13 +173,13 @@ class Intake:
             "logits_processors": processors,
             **wishes,
         }
-        checked = _Checked(live, params, fields, form)
+        checked = _Checked(live, params, fields, form, look)
         self._core.table.enter(live)
         self._core.delivery.watch_deadline(live, wishes.get("deadline_seconds"))
         try:
             if isinstance(text_or_ids, np.ndarray):
                 self._queue(checked, text_or_ids)
-            elif isinstance(text_or_ids, str) and len(text_or_ids) <= INLINE_CHARS:
+            elif _has_no_messages(text_or_ids) and num_chars <= INLINE_CHARS:
                 with self._failing(live):
                     self._queue_encoded(checked, self.encoder.encode(text_or_ids))
             else:
@@ -261,7 +268,7 @@ class Intake:
             )
         return request_id
 
-    def _checked_prompt(
+    def checked_prompt(
         self, prompt: Prompt, chat: ChatArguments
     ) -> str | Conversation | npt.NDArray[np.int32]:
         """Token ids as an int32 array; text as it is, not empty."""
@@ -294,22 +301,25 @@ class Intake:
 
     # -- encoding
 
-    def _encoded(self, checked: _Checked, encoded: list[int] | BaseException) -> None:
+    def _encoded(self, checked: _Checked, encoded: Encoded) -> None:
         checked.live.encoding = None
         with self._failing(checked.live):
             if isinstance(encoded, BaseException):
                 raise encoded
             self._queue_encoded(checked, encoded)
 
-    def _queue_encoded(self, checked: _Checked, ids: list[int]) -> None:
-        if not ids:
+    def _queue_encoded(self, checked: _Checked, ids: list[int] | npt.NDArray[np.int32]) -> None:
+        if not len(ids):
             raise InvalidPromptError("prompt must not be empty, got a text without tokens")
         self._queue(checked, self._checked_ids(ids))
 
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         live, params, limits = checked.live, checked.params, self._model.limits
         live.mailbox.prompt_ids = ids
-        if params.prompt_logprobs is not None:
+        look: dict[str, Any] = {"score_from": None if params.prompt_logprobs is None else 1}
+        if checked.look is not None:
+            look = checked.look.fields(len(ids))
+        elif params.prompt_logprobs is not None:
             live.mailbox.prompt_logprobs = [None]
         max_length = limits.max_model_len
         if params.max_tokens is not None:
@@ -324,9 +334,9 @@ class Intake:
             params=params,
             end_ids=end_ids,
             bad_word_ids=self._bad_word_ids(params),
-            score_from=None if params.prompt_logprobs is None else 1,
             arrival_seconds=live.mailbox.started_seconds,
             **checked.fields,
+            **look,
         )
         self._asking = True
         self._core.table.ask(live)
@@ -384,8 +394,15 @@ class Intake:
         live.mailbox.finish(FinishReason.ERROR, error)
 
 
-def _num_chars(prompt: str | Conversation | npt.NDArray[np.int32]) -> int:
+def _has_no_messages(prompt: Any) -> bool:
+    parts = prompt.parts if isinstance(prompt, ContinuedPrompt) else (prompt,)
+    return all(isinstance(part, str | np.ndarray) for part in parts)
+
+
+def _num_chars(prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt) -> int:
     """To encode."""
+    if isinstance(prompt, ContinuedPrompt):
+        return sum(map(_num_chars, prompt.parts))
     if isinstance(prompt, str):
         return len(prompt)
     if isinstance(prompt, np.ndarray):

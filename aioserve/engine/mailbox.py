@@ -68,6 +68,7 @@ class Mailbox:
         "first_token_seconds",
         "loop",
         "paused",
+        "pooled",
         "prompt_ids",
         "prompt_logprobs",
         "request_id",
@@ -90,6 +91,8 @@ class Mailbox:
         """Once the prompt is encoded."""
         self.prompt_logprobs: list[Logprobs | None] = []
         """Of the tokens of the prompt, so far, where they are wanted: None for the first."""
+        self.pooled: npt.NDArray[np.float64] | None = None
+        """The sum of hidden states, float64 `[hidden]`, at the end of a request that wants it."""
         self.completion_tokens: int = 0
         self.paused: bool = False
         self.finish_reason: FinishReason | None = None

@@ -20,76 +20,118 @@ import numpy.typing as npt
 from aioserve.arguments import plain_int, shown
 from aioserve.errors import AioserveError, InvalidPromptError, PromptTooLongError
 
-__all__ = ["checked_ids", "kind_of", "too_long"]
+__all__ = ["checked_ids", "holds_prompts", "kind_of", "listed", "too_long"]
 
 IDS_AT_ONCE = 16_384
+_KINDS = {"prompt": "a str, token ids or messages", "continuation": "a str or token ids"}
 
 
-def kind_of(prompt: Any) -> Literal["text", "messages", "ids"]:
+def kind_of(prompt: Any, argument: str = "prompt") -> Literal["text", "messages", "ids"]:
     """Raises `InvalidPromptError` for what is none of them."""
     kind = type(prompt)
-    with _reading():
+    with _reading(argument):
         if issubclass(kind, str):
             return "text"
         if issubclass(kind, np.ndarray):
             return "ids"
         if not issubclass(kind, Sequence) or issubclass(kind, bytes | bytearray | memoryview):
             raise InvalidPromptError(
-                f"prompt must be a str, token ids or messages, got {kind.__name__:.100}",
+                f"{argument} must be {_KINDS[argument]}, got {kind.__name__:.100}",
+                argument=argument,
                 value=prompt,
             )
         first = prompt[0] if len(prompt) else None
         return "messages" if issubclass(type(first), Mapping) else "ids"
 
 
-def too_long(num_tokens: int, max_model_len: int) -> PromptTooLongError:
+def listed(argument: str, values: Any, most: int) -> list[Any]:
+    """The entries of a sequence that may be anybody's, not endless: at least one, at most `most`.
+    Raises `InvalidPromptError`."""
+    kind = type(values)
+    with _reading(argument):
+        if not issubclass(kind, Sequence) or issubclass(kind, str | bytes | bytearray | memoryview):
+            raise InvalidPromptError(
+                f"{argument} must be a sequence of them, got {shown(values)}",
+                argument=argument,
+                value=values,
+            )
+        entries = list(islice(values, most + 1))
+    if not 0 < len(entries) <= most:
+        got = f"more than {most}" if entries else "none"
+        raise InvalidPromptError(
+            f"{argument} must be 1 to {most}, got {got}",
+            argument=argument,
+            value=values,
+            limit=most if entries else 1,
+        )
+    return entries
+
+
+def holds_prompts(prompts: Any) -> bool:
+    """Whether it is a sequence of prompts, and no prompt itself: so its first entry says."""
+    with _reading("prompts"):
+        kind = type(prompts)
+        if issubclass(kind, str | np.ndarray | bytes | bytearray | memoryview):
+            return False
+        if not issubclass(kind, Sequence) or not len(prompts):
+            return False
+        return issubclass(type(prompts[0]), str | Sequence | np.ndarray)
+
+
+def too_long(num_tokens: int, max_model_len: int, argument: str = "prompt") -> PromptTooLongError:
     """The error of a prompt that leaves no room for an answer."""
     return PromptTooLongError(
-        f"prompt has {num_tokens} tokens; max_model_len is {max_model_len}, and at least one "
+        f"{argument} has {num_tokens} tokens; max_model_len is {max_model_len}, and at least one "
         "token must be left for the answer",
+        argument=argument,
         value=num_tokens,
         limit=max_model_len - 1,
     )
 
 
-def checked_ids(prompt: Any, *, vocab_size: int, max_model_len: int) -> npt.NDArray[np.int32]:
-    """The token ids of a sequence or an array of ints.
+def checked_ids(
+    prompt: Any, *, vocab_size: int, max_model_len: int, argument: str = "prompt"
+) -> npt.NDArray[np.int32]:
+    """The token ids of a sequence or an array of ints, which errors call `argument`.
 
     Raises `InvalidPromptError`, naming the first that is no id of the vocabulary, and
     `PromptTooLongError` unless one token of the context is left for the answer.
     """
-    with _reading():
-        ids = _copied(prompt, max_model_len)
+    with _reading(argument):
+        ids = _copied(prompt, max_model_len, argument)
     checked = np.empty(len(ids), np.int32)
     for start in range(0, len(ids), IDS_AT_ONCE):
         part = ids[start : start + IDS_AT_ONCE]
         found = part if isinstance(part, np.ndarray) else _as_array(part)
         if found is None or ((found < 0) | (found >= vocab_size)).any():
-            found = _one_by_one(part, start, vocab_size)
+            found = _one_by_one(part, start, vocab_size, argument)
         checked[start : start + len(part)] = found
     return checked
 
 
-def _copied(prompt: Any, max_model_len: int) -> list[Any] | npt.NDArray[Any]:
+def _copied(prompt: Any, max_model_len: int, argument: str) -> list[Any] | npt.NDArray[Any]:
     array = np.asarray(prompt) if issubclass(type(prompt), np.ndarray) else None
     if array is not None and array.ndim != 1:
         raise InvalidPromptError(
-            "prompt must be a str, token ids or messages, got ndarray of shape "
-            f"{shown(array.shape)}",
+            f"{argument} must be {_KINDS[argument]}, got ndarray of shape {shown(array.shape)}",
+            argument=argument,
             value=prompt,
         )
     length = len(prompt) if array is None else len(array)
     if length == 0:
-        raise InvalidPromptError(f"prompt must not be empty, got {shown(prompt)}")
+        raise InvalidPromptError(
+            f"{argument} must not be empty, got {shown(prompt)}", argument=argument
+        )
     if length >= max_model_len:
-        raise too_long(length, max_model_len)
+        raise too_long(length, max_model_len, argument)
     if array is not None:
         return array.copy() if array.dtype.kind in "iu" else list(array)
     items = list(islice(prompt, length + 1))
     if len(items) != length:
         raise InvalidPromptError(
-            f"prompt must have as many token ids as its length says, {length}, got "
-            f"{'more' if len(items) > length else len(items)}"
+            f"{argument} must have as many token ids as its length says, {length}, got "
+            f"{'more' if len(items) > length else len(items)}",
+            argument=argument,
         )
     return items
 
@@ -108,7 +150,7 @@ def _as_array(items: list[Any]) -> npt.NDArray[np.int64] | None:
     return None
 
 
-def _one_by_one(items: Any, start: int, vocab_size: int) -> list[int]:
+def _one_by_one(items: Any, start: int, vocab_size: int, argument: str) -> list[int]:
     """Raises `InvalidPromptError` for the first that is no id, `start` being the first's index."""
     ids: list[int] = []
     for index, item in enumerate(items, start):
@@ -117,8 +159,9 @@ def _one_by_one(items: Any, start: int, vocab_size: int) -> list[int]:
             value = item if number is None else number
             limit = None if number is None else 0 if number < 0 else vocab_size
             raise InvalidPromptError(
-                f"token ids of the prompt must be ints in [0, {vocab_size}), "
+                f"token ids of the {argument} must be ints in [0, {vocab_size}), "
                 f"got {shown(value)} at index {index}",
+                argument=argument,
                 value=value,
                 limit=limit,
             )
@@ -127,10 +170,12 @@ def _one_by_one(items: Any, start: int, vocab_size: int) -> list[int]:
 
 
 @contextmanager
-def _reading() -> Iterator[None]:
+def _reading(argument: str) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, AioserveError):
         raise
     except BaseException as error:
-        raise InvalidPromptError(f"prompt can't be read: {shown(error)}") from error
+        raise InvalidPromptError(
+            f"{argument} can't be read: {shown(error)}", argument=argument
+        ) from error

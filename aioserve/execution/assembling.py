@@ -86,9 +86,10 @@ def described(
     max_model_len: int,
     seconds: dict[str, float],
     facts: Mapping[str, Any] | None = None,
+    pools: bool = True,
 ) -> LoadedModel:
     """A model that is ready on some device, with what the engine wants to know of it. `facts` are
-    more of them for `Engine.dump()`."""
+    more of them for `Engine.dump()`; `pools` is as in `LoadedModel`."""
     host_cache = kept.host_cache
     return LoadedModel(
         name=name,
@@ -114,6 +115,7 @@ def described(
             **(facts or {}),
         },
         why_no_tokenizer=text.why_no_tokenizer,
+        pools=pools,
     )
 
 

@@ -47,9 +47,12 @@ class HostStep:
     """None: there is nothing to compute."""
     samples: SampleRows
     """A row for each of the first of the batch's `logit_rows`, in the plan's order. Behind them are
-    those of targets whose log-probabilities are wanted."""
+    those of targets whose log-probabilities are wanted, then those of tokens that are pooled."""
     extras: RowExtras | None = None
     """What the rows ask for beyond a draw."""
+    pooled: tuple[int, ...] = ()
+    """How many tokens of each item that asks for a sum of hidden states are pooled. Their rows are
+    the last of the batch's `logit_rows`, and need no logits."""
 
     @property
     def row_failures(self) -> dict[int, str]:
@@ -57,8 +60,20 @@ class HostStep:
         edits = None if self.extras is None else self.extras.edits
         return {} if edits is None else dict(edits.failures)
 
-    def outcome(self, drawn: Drawn, most_likely: MostLikely | None = None) -> StepOutcome:
-        """What was drawn for `samples`, with the log-probabilities that `extras` asks for."""
+    @property
+    def num_logits(self) -> int:
+        """Of the batch's `logit_rows`, from the first on, how many need logits."""
+        rows = 0 if self.batch is None else len(self.batch.logit_rows)
+        return rows - sum(self.pooled)
+
+    def outcome(
+        self,
+        drawn: Drawn,
+        most_likely: MostLikely | None = None,
+        pooled: npt.NDArray[np.float32] | None = None,
+    ) -> StepOutcome:
+        """What was drawn for `samples`, with the log-probabilities that `extras` asks for, and the
+        sums of hidden states, float32 `[len(self.pooled), hidden]`."""
         logprobs: dict[int, Logprobs] = {}
         scored: tuple[Logprobs, ...] = ()
         if most_likely is not None and self.extras is not None and self.extras.logprobs is not None:
@@ -71,6 +86,7 @@ class HostStep:
             row_failures=self.row_failures,
             logprobs=logprobs,
             scored=scored,
+            pooled=() if pooled is None else tuple(pooled),
         )
 
 
@@ -112,7 +128,8 @@ class PlanReader:
         samples = self._slots.rows(slots, positions)
         extras = self._slots.extras(slots, positions, scored)
         batch = _batch(items, self._page_size) if items else None
-        return HostStep(plan.step, copies, batch, samples, extras)
+        pooled = tuple([item.pooled.count for item in items if item.pooled is not None])
+        return HostStep(plan.step, copies, batch, samples, extras, pooled)
 
     def _start(self, start: SlotStart) -> None:
         params, edits = start.params, None
@@ -133,6 +150,8 @@ def _only_decodes(items: Sequence[WorkItem]) -> bool:
     """Whether each is one token and the sample behind it, as in most steps."""
     for item in items:
         if item.count != 1 or len(item.rows) != 1 or item.scored is not None:
+            return False
+        if item.pooled is not None:
             return False
     return True
 
@@ -158,12 +177,14 @@ def _batch(items: Sequence[WorkItem], page_size: int) -> HostBatch:
     rows = np.repeat(np.arange(size), counts)
     positions = np.arange(len(rows)) - query_start[rows] + starts[rows]
     firsts = zip(query_start.tolist(), items, strict=False)
-    logit_rows, scored_rows = [], []
+    logit_rows, scored_rows, pooled_rows = [], [], []
     for first, item in firsts:
         logit_rows += [first + row.offset for row in item.rows]
         if (scored := item.scored) is not None:
             begin = first + scored.offset
             scored_rows += range(begin, begin + len(scored.target_ids))
+        if (pooled := item.pooled) is not None:
+            pooled_rows += range(first + pooled.offset, first + pooled.offset + pooled.count)
     pending = np.flatnonzero(token_ids == PENDING_TOKEN)
     return HostBatch(
         token_ids=token_ids,
@@ -172,7 +193,7 @@ def _batch(items: Sequence[WorkItem], page_size: int) -> HostBatch:
         page_table=page_table,
         token_locations=token_locations(page_table, rows, positions, page_size),
         positions=positions.astype(np.int32),
-        logit_rows=np.array(logit_rows + scored_rows, np.int64),
+        logit_rows=np.array(logit_rows + scored_rows + pooled_rows, np.int64),
         pending_rows=pending,
         pending_slots=np.array([items[row].slot for row in rows[pending]], np.int64),
     )

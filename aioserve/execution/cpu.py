@@ -6,6 +6,8 @@ import functools
 from collections.abc import Awaitable, Sequence
 from typing import NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from aioserve.execution.batch import HostStep, PlanReader
@@ -65,13 +67,28 @@ class CpuRunner:
             return StepOutcome(step=step.step, token_ids=())
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
         self._thread.tell_loop()
-        if (extras := step.extras) is None:
+        if step.extras is None and not step.pooled:
             drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens)
             return step.outcome(drawn)
-        asked = extras.before_draw(self._model.forward(batch, self._cache), len(step.samples))
+        pooled = None
+        if step.pooled:
+            logits, hidden = self._model.hidden(batch, self._cache, step.num_logits)
+            pooled = _sums(hidden, step.pooled)
+        else:
+            logits = self._model.forward(batch, self._cache)
+        if (extras := step.extras) is None:
+            drawn = backend.draw(logits, step.samples, self._last_tokens)
+            return step.outcome(drawn, pooled=pooled)
+        asked = extras.before_draw(logits, len(step.samples))
         drawn = backend.draw(asked.sampled, step.samples, self._last_tokens)
         asked.after_draw(drawn.token_ids)
-        return step.outcome(drawn, asked.most_likely)
+        return step.outcome(drawn, asked.most_likely, pooled)
+
+
+def _sums(hidden: torch.Tensor, counts: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Of so many rows each, one after the other: float32 `[len(counts), hidden]`."""
+    parts = hidden.split(list(counts))
+    return torch.stack([part.sum(dim=0, dtype=torch.float32) for part in parts]).numpy()
 
 
 def _raise(error: Exception) -> NoReturn:

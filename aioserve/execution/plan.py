@@ -30,6 +30,7 @@ __all__ = [
     "PENDING_TOKEN",
     "CopyKind",
     "PageCopy",
+    "PooledTokens",
     "SampleRow",
     "ScoredTokens",
     "SlotStart",
@@ -108,6 +109,15 @@ class ScoredTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     computes; the last one may be behind its last token."""
 
 
+class PooledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tokens of an item over whose hidden states a sum is wanted: those at `[offset, offset +
+    count)` of the item, at least one. A hidden state is what the head makes logits of: it has
+    passed the last layer and the final norm."""
+
+    offset: int
+    count: int
+
+
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`count` tokens of one sequence, from position `start`, in one step.
 
@@ -129,6 +139,7 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rows: tuple[SampleRow, ...] = ()
     """What is sampled; none while a prompt is only computed in part."""
     scored: ScoredTokens | None = None
+    pooled: PooledTokens | None = None
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -170,6 +181,11 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Tokens of prompts whose log-probabilities this step gives."""
         return sum([len(i.scored.target_ids) for i in self.items if i.scored is not None])
 
+    @property
+    def num_pooled(self) -> int:
+        """Items of which this step gives a sum of hidden states."""
+        return sum([item.pooled is not None for item in self.items])
+
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a step produced, row by row: the first item's rows, then the second's, and so on."""
@@ -186,10 +202,13 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Index of a row -> what its slot asked for."""
     scored: tuple[Logprobs, ...] = ()
     """Of the targets of all items' `scored`, one item after the other."""
+    pooled: tuple[npt.NDArray[np.float32], ...] = ()
+    """float32 `[hidden]`, for each item with `pooled`, in order: the sum that it asks for."""
 
 
 def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
-    """Raise `InvariantError` for the outcome of another step, or one with other rows or scores."""
+    """Raise `InvariantError` for the outcome of another step, or one with other rows, scores or
+    sums."""
     if outcome.step != plan.step:
         raise InvariantError(f"step {plan.step} got the outcome of step {outcome.step}")
     rows = plan.num_rows
@@ -201,4 +220,8 @@ def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
     if len(outcome.scored) != plan.num_scored:
         raise InvariantError(
             f"step {plan.step} scores {plan.num_scored} tokens, its outcome {len(outcome.scored)}"
+        )
+    if len(outcome.pooled) != plan.num_pooled:
+        raise InvariantError(
+            f"step {plan.step} pools {plan.num_pooled} items, its outcome {len(outcome.pooled)}"
         )

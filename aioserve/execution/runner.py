@@ -75,6 +75,8 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """Facts for `Engine.dump()`: architecture, dtype, bytes."""
     why_no_tokenizer: str = "it was loaded without a tokenizer"
     """Of a model that has none, and what to do about it."""
+    pools: bool = True
+    """Whether its runner gives sums of hidden states, as `WorkItem.pooled` asks for them."""
 
 
 class ModelSource(Protocol):

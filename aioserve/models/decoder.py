@@ -116,9 +116,23 @@ class Decoder:
         for table in self._weights.rotary_tables:
             table.cover(max_context)
 
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, kv: KVCache, num_logits: int) -> tuple[Tensor, Tensor]:
+        """As `forward`, op by op: logits of the first `num_logits` of the batch's `logit_rows`,
+        float32 [num_logits, vocab], and the hidden states of the others, [S - num_logits, hidden],
+        which no logits are made of."""
+        self.cover(batch.max_context)
+        ops = TensorOps(self.backend, batch, kv)
+        hidden = self._hidden(ops)
+        return self._logits(ops, hidden[:num_logits]), hidden[num_logits:]
+
     def compute(self, ops: LayerOps[X]) -> X:
         """Logits, from the ops of one batch or of a recording."""
-        weights, config = self._weights, self.config
+        return self._logits(ops, self._hidden(ops))
+
+    def _hidden(self, ops: LayerOps[X]) -> X:
+        """Behind the final norm."""
+        weights = self._weights
         residual = ops.embed(weights.embedding)
         if self._embedding_scale != 1.0:
             ops.scale(residual, self._embedding_scale)
@@ -141,7 +155,10 @@ class Decoder:
             if layer.mlp_post_norm is not None:
                 x = layer.mlp_post_norm(ops, x)
             x = following.add(ops, x, residual)
-        logits = ops.linear(x, weights.head)
-        if config.final_soft_cap:
-            ops.soft_cap(logits, config.final_soft_cap)
+        return x
+
+    def _logits(self, ops: LayerOps[X], hidden: X) -> X:
+        logits = ops.linear(hidden, self._weights.head)
+        if self.config.final_soft_cap:
+            ops.soft_cap(logits, self.config.final_soft_cap)
         return logits

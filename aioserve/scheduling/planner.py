@@ -421,6 +421,7 @@ class StepPlanner:
             scored = ScoredTokens(offset=first - 1 - start, target_ids=targets)
             sequence.score_at = first + num_scored
             self.score_budget -= num_scored
+        pooled = None if sequence.pooling is None else sequence.pooling.launch(start, end)
         self.memory.advance(lease, count, self.step)
         if end // self.memory.page_size > lease.published:
             self.memory.publish(lease, sequence.known_ids)
@@ -442,6 +443,7 @@ class StepPlanner:
             page_ids=page_ids,
             rows=rows,
             scored=scored,
+            pooled=pooled,
         )
         self._has_families |= len(family) > 1
         self.entries += [(one, one.slot, one.lease, item) for one in family]

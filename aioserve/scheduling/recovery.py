@@ -95,6 +95,8 @@ def after_bad_rows(books: Books, broken: list[BrokenRow]) -> None:
             if sequence.lease.borrowed > proven and sequence.begins_like(suspect, proven + 1):
                 sequence.lose_found()
                 books.begin_again(sequence)
+                if sequence.pooling is not None:
+                    sequence.pooling.forget()
                 suspects.append((sequence, num_pages))
 
 

@@ -222,7 +222,7 @@ class Scheduler:
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
         index = -1
-        num_failed = num_scores = scores_read = 0
+        num_tokens = scores_read = pools_read = 0
         for sequence, slot, _, item in books.in_flight.pop(plan.step):
             # Of a family's entries, which have one item, the first is the prompt's own.
             if item.scored is not None and sequence.sequence_id == item.sequence_id:
@@ -230,8 +230,11 @@ class Scheduler:
                 if sequence.slot == slot:
                     scored = outcome.scored[begin:scores_read]
                     sequence.scored += len(scored)
-                    num_scores += 1
                     updates.append(SequenceUpdate(sequence.sequence_id, None, scored=scored))
+            if item.pooled is not None:
+                if sequence.slot == slot and sequence.pooling is not None:
+                    sequence.pooling.add(outcome.pooled[pools_read], item.pooled.count)
+                pools_read += 1
             if not item.rows:
                 continue
             index += 1
@@ -241,18 +244,22 @@ class Scheduler:
             if errors and index in errors:
                 broken.append((sequence, slot, item.page_ids))
                 if not drops:
-                    num_failed += 1
                     sequence.pending -= 1
                     updates.append(_failed(sequence, errors[index]))
                 continue
             if drops:
                 continue
             if index in failures:
-                num_failed += 1
                 sequence.pending -= 1
                 updates.append(_failed(sequence, failures[index]))
                 ended.append(sequence)
                 continue
+            if not sequence.request.answers:
+                sequence.pending -= 1
+                updates.append(_looked_at(sequence))
+                ended.append(sequence)
+                continue
+            num_tokens += 1
             token_id = token_ids[index]
             reason = sequence.append(token_id)
             if sequence.first_token_seconds is None:
@@ -266,7 +273,7 @@ class Scheduler:
             )
             if reason is not None:
                 ended.append(sequence)
-        books.counters.tokens_generated += len(updates) - num_failed - num_scores
+        books.counters.tokens_generated += num_tokens
         books.end(ended)
         if broken:
             after_bad_rows(books, broken)
@@ -302,6 +309,13 @@ class Scheduler:
             )
             self._ended_unplanned.append(update)
         self.books.end([request])
+
+
+def _looked_at(sequence: SequenceState) -> SequenceUpdate:
+    """All that is wanted of its prompt is there. The token behind it was drawn, which shows that
+    the logits are numbers, and nobody hears of it."""
+    pooled = None if sequence.pooling is None else sequence.pooling.total
+    return SequenceUpdate(sequence.sequence_id, None, FinishReason.LENGTH, pooled=pooled)
 
 
 def _failed(sequence: SequenceState, error: str) -> SequenceUpdate:

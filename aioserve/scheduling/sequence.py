@@ -18,6 +18,7 @@ from aioserve.execution.plan import SampleRow
 from aioserve.kv.lease import KVLease
 from aioserve.request import FinishReason, Request
 from aioserve.scheduling.account import RequestAccount
+from aioserve.scheduling.pooling import PoolingState
 
 __all__ = ["NO_SLOT", "Phase", "SequenceState"]
 
@@ -50,6 +51,7 @@ class SequenceState:
         "paused",
         "pending",
         "phase",
+        "pooling",
         "precedence",
         "prompt_tokens",
         "proven_pages",
@@ -90,6 +92,10 @@ class SequenceState:
         known; the end of the prompt where there is none."""
         if request.score_from is not None and not sample:
             self.scored = request.score_from
+        self.pooling: PoolingState | None = None
+        """Where the request asks for hidden states."""
+        if request.pooled is not None:
+            self.pooling = PoolingState(request.pooled)
         self.lease: KVLease = KVLease(request.namespace)
         self.unborn: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
@@ -111,6 +117,8 @@ class SequenceState:
         """Tokens that launched steps sample and the host has not seen yet."""
         self.score_at: int = self.scored
         """As `scored`, with what launched steps score."""
+        if self.pooling is not None:
+            self.pooling.begin_again()
         self.slot: int = NO_SLOT
         self.decode_rows: tuple[SampleRow, ...] = ()
         """What a step that computes one token samples."""
@@ -131,7 +139,10 @@ class SequenceState:
     def num_cacheable(self) -> int | None:
         """Leading tokens that may be taken from what is cached; None where any may. To score a
         token, the one before it must be computed."""
-        return None if self.score_at >= self.prompt_tokens else self.score_at - 1
+        limit = None if self.score_at >= self.prompt_tokens else self.score_at - 1
+        if self.pooling is not None and (other := self.pooling.num_cacheable) is not None:
+            return other if limit is None else min(limit, other)
+        return limit
 
     def num_scored_by(self, end: int) -> int:
         """How many tokens are scored when those up to position `end` are computed next."""

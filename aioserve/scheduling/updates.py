@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from aioserve.request import FinishReason, Logprobs
 
@@ -27,6 +29,8 @@ class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
     """Of the token, where the request asks for them."""
     scored: tuple[Logprobs, ...] = ()
     """Of the prompt's next tokens, where it asks for these: such an update tells of no more."""
+    pooled: npt.NDArray[np.float64] | None = None
+    """The sum of hidden states, float64 `[hidden]`, at the end of a sequence that asks for it."""
 
 
 class SchedulerCounters(msgspec.Struct):

@@ -35,12 +35,15 @@ from aioserve.kv.pages import pages_for
 from aioserve.request import Logprobs, TopLogprob
 
 __all__ = [
+    "HIDDEN_SIZE",
     "JUNK",
     "VOCAB_SIZE",
     "FakeDevice",
     "entries_of",
+    "expected_hidden",
     "expected_logprobs",
     "expected_tokens",
+    "hidden_of",
     "logprobs_of",
     "token_of",
     "weights_of",
@@ -48,6 +51,7 @@ __all__ = [
 
 VOCAB_SIZE = 256
 """One token per byte."""
+HIDDEN_SIZE = 2
 
 JUNK = 0xDEAD_DEAD_DEAD_DEAD
 JUNK_BIT = 1 << 63
@@ -80,6 +84,13 @@ def expected_logprobs(token_ids: Sequence[int], start: int = 1, *, top: int = 0)
     entries = entries_of(np.array(token_ids, np.int64), 0, 0)
     totals = (entries * weights_of(len(entries))).cumsum(dtype=np.uint64).tolist()
     return [logprobs_of(totals[p - 1], token_ids[p], top) for p in range(start, len(token_ids))]
+
+
+def expected_hidden(token_ids: Sequence[int]) -> npt.NDArray[np.float64]:
+    """What stands for the tokens' hidden states, float64 `[len(token_ids), HIDDEN_SIZE]`."""
+    entries = entries_of(np.array(token_ids, np.int64), 0, 0)
+    totals = (entries * weights_of(len(entries))).cumsum(dtype=np.uint64).tolist()
+    return np.array([hidden_of(total, position) for position, total in enumerate(totals)])
 
 
 class FakeDevice:
@@ -119,6 +130,7 @@ class FakeDevice:
             token_ids=tuple(token_ids),
             logprobs=self._logprobs(plan, token_ids),
             scored=tuple([score for item in plan.items for score in self._scored(item)]),
+            pooled=tuple([self._pooled(item) for item in plan.items if item.pooled is not None]),
         )
 
     def execute_in_part(self, plan: StepPlan, parts: int) -> None:
@@ -173,6 +185,8 @@ class FakeDevice:
             offsets = [row.offset for row in item.rows]
             if (scored := item.scored) is not None:
                 offsets += [scored.offset, scored.offset + len(scored.target_ids) - 1]
+            if (pooled := item.pooled) is not None:
+                offsets += [pooled.offset, pooled.offset + pooled.count - 1]
             for offset in offsets:
                 if not 0 <= offset < item.count:
                     raise ValueError(f"{what} has a row of token {offset} of {item.count}")
@@ -259,6 +273,14 @@ class FakeDevice:
             for offset, token_id in enumerate(scored.target_ids.tolist(), scored.offset)
         ]
 
+    def _pooled(self, item: WorkItem) -> npt.NDArray[np.float32]:
+        pooled = item.pooled
+        if pooled is None:
+            return np.zeros(HIDDEN_SIZE, np.float32)
+        offsets = range(pooled.offset, pooled.offset + pooled.count)
+        states = [hidden_of(self._total(item, o), item.start + o) for o in offsets]
+        return np.array(states, np.float32).sum(axis=0)
+
     def _start_of(self, slot: int) -> SlotStart:
         start = self._slots[slot]
         if start is None:  # checked before
@@ -292,6 +314,12 @@ def logprobs_of(total: int, token_id: int, count: int = 0) -> Logprobs:
 
     ids = sorted(range(VOCAB_SIZE), key=logprob, reverse=True)[:count] if count else ()
     return Logprobs(logprob(token_id), tuple([TopLogprob(id, logprob(id)) for id in ids]))
+
+
+def hidden_of(total: int, position: int) -> list[float]:
+    """What stands for the hidden state of the token at `position`: small whole numbers, so that
+    sums are exact."""
+    return [float(position + 1), float(token_of(total, 0))]
 
 
 def _scatter(value: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,9 @@ from aioserve.execution.plan import (
     PENDING_TOKEN,
     CopyKind,
     PageCopy,
+    PooledTokens,
     SampleRow,
+    ScoredTokens,
     SlotStart,
     StepOutcome,
     StepPlan,
@@ -260,3 +263,37 @@ def test_an_outcome_has_a_token_for_each_row() -> None:
     step = PlanReader(16, NUM_SLOTS).read(plan)
     outcome = step.outcome(Drawn(torch.tensor([11, 12, 0]), {2: "no"}))
     assert outcome == StepOutcome(step=7, token_ids=(11, 12, 0), row_errors={2: "no"})
+
+
+def test_rows_to_score_and_rows_to_pool_come_behind_those_that_are_sampled():
+    first = msgspec.structs.replace(
+        item(3, 4, [10, 11, 12, 13], [(3, 3)]), pooled=PooledTokens(offset=1, count=3)
+    )
+    second = msgspec.structs.replace(
+        item(5, 0, [20, 21]),
+        scored=ScoredTokens(offset=0, target_ids=np.array([21, 22], np.int32)),
+        pooled=PooledTokens(offset=0, count=1),
+    )
+    third = item(6, 8, [30], [(0, 6)])
+    one = msgspec.structs.replace(
+        item(7, 0, [40], [(0, 7)]), pooled=PooledTokens(offset=0, count=1)
+    )
+    plan = StepPlan(
+        step=1,
+        started_slots=tuple(start(slot) for slot in (3, 5, 6, 7)),
+        items=(first, second, third),
+    )
+    reader = PlanReader(16, NUM_SLOTS)
+    step = reader.read(plan)
+
+    assert step.batch is not None
+    assert step.batch.logit_rows.tolist() == [3, 6, 4, 5, 1, 2, 3, 4]
+    assert step.pooled == (3, 1)
+    assert step.num_logits == 4
+    assert len(step.samples) == 2
+
+    # A step that looks like decodes and is none.
+    step = reader.read(StepPlan(step=2, items=(one,)))
+    assert step.batch is not None
+    assert step.batch.logit_rows.tolist() == [0, 0]
+    assert (step.pooled, step.num_logits) == ((1,), 1)

@@ -26,7 +26,12 @@ from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
-from aioserve.testing.fake_device import FakeDevice, expected_logprobs, expected_tokens
+from aioserve.testing.fake_device import (
+    FakeDevice,
+    expected_hidden,
+    expected_logprobs,
+    expected_tokens,
+)
 from tests.scheduling.request_model import RequestModel
 
 MAX_LENGTH = 48
@@ -134,6 +139,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.received_logprobs: dict[int, list[Logprobs]] = {}
         self.expected_scores: dict[int, list[Logprobs]] = {}
         self.received_scores: dict[int, list[Logprobs]] = {}
+        self.expected_pools: dict[int, list[float]] = {}
+        self.received_pools: dict[int, list[float]] = {}
         self.ended: dict[int, FinishReason] = {}
         self.left: set[int] = set()
         self.found_bad_rows = False
@@ -183,6 +190,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             scored = [] if score_from is None or sample else every[score_from - 1 : len(prompt) - 1]
             self.expected_scores[sequence_id] = scored
             self.received_scores[sequence_id] = []
+
+    @rule(prompt=prompts(), data=st.data(), score_from=st.none() | st.integers(1, MAX_LENGTH))
+    def look(self, prompt, data, score_from):
+        """A request that wants something of its prompt, and no answer."""
+        prompt = prompt[: MAX_LENGTH - 1]
+        first = data.draw(st.integers(0, len(prompt) - 1) | st.just(0), label="first")
+        stop = data.draw(st.integers(first + 1, len(prompt)) | st.just(len(prompt)), label="stop")
+        if score_from is not None and score_from >= len(prompt):
+            score_from = None
+        (sequence_id,) = self.scheduler.submit(
+            Request(
+                request_id=f"look{len(self.expected)}",
+                prompt_ids=np.array(prompt, np.int32),
+                max_length=len(prompt) + 1,
+                params=SamplingParams(temperature=0.0),
+                score_from=score_from,
+                pooled=range(first, stop),
+                answers=False,
+                arrival_seconds=self.now,
+            )
+        )
+        for values in (self.expected, self.received, self.received_logprobs, self.received_scores):
+            values[sequence_id] = []
+        self.expected_logprobs[sequence_id] = []
+        every = expected_logprobs(prompt)
+        self.expected_scores[sequence_id] = [] if score_from is None else every[score_from - 1 :]
+        self.expected_pools[sequence_id] = expected_hidden(prompt)[first:stop].sum(axis=0).tolist()
 
     @property
     def in_flight(self):
@@ -351,6 +385,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             if entry.scored:
                 assert not self.received[entry.sequence_id], "scores behind the first token"
                 self.received_scores[entry.sequence_id] += entry.scored
+            if entry.pooled is not None:
+                self.received_pools[entry.sequence_id] = entry.pooled.tolist()
             if entry.finish_reason is not None:
                 self.ended[entry.sequence_id] = entry.finish_reason
 
@@ -365,6 +401,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert received == self.expected[sequence_id]
             if not self.found_bad_rows:
                 self.logprobs_are_right(sequence_id, len(received))
+                self.pools_are_right(sequence_id)
         for model in self.requests.values():
             model.check()
         preemptions = sum(model.account.preemptions for model in self.requests.values())
@@ -381,6 +418,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.expected_scores[sequence_id],
         )
         assert scores == (expected_scores if num_received else expected_scores[: len(scores)])
+
+    def pools_are_right(self, sequence_id: int) -> None:
+        """Each hidden state counts once, and the sum is told at the end."""
+        if sequence_id not in self.expected_pools:
+            return
+        told = self.ended.get(sequence_id) is FinishReason.LENGTH
+        expected = self.expected_pools[sequence_id] if told else None
+        assert self.received_pools.get(sequence_id) == expected
+        scores = self.received_scores[sequence_id]
+        assert scores == self.expected_scores[sequence_id][: None if told else len(scores)]
 
     def teardown(self):
         if not hasattr(self, "scheduler"):

@@ -125,6 +125,7 @@ class GpuAssembling:
                         "why": attention.why,
                     }
                 },
+                pools=False,
             )
         except BaseException:
             await runner.aclose()

@@ -1,0 +1,62 @@
+"""How far the sum over a prompt's hidden states has come, which steps make part by part.
+
+    positions   0 ........ added ........ launched ........ end
+                  in total      in flight       to compute
+
+A token counts once, whatever happens in between: a sequence that begins again may take what was
+added from the prefix cache, and computes all behind it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.execution.plan import PooledTokens
+
+__all__ = ["PoolingState"]
+
+
+class PoolingState:
+    """Of one sequence. `positions` are those that its request names."""
+
+    __slots__ = ("_added", "_first", "_launched", "_total", "end")
+
+    def __init__(self, positions: range) -> None:
+        self._first = positions.start
+        self.end: int = positions.stop
+        self.forget()
+
+    @property
+    def num_cacheable(self) -> int | None:
+        """Leading tokens that needn't be computed for the sum; None where none must be."""
+        return self._launched if self._launched < self.end else None
+
+    def launch(self, start: int, end: int) -> PooledTokens | None:
+        """What a step adds that computes the tokens at `[start, end)`, with `start` at most
+        `num_cacheable`."""
+        first = self._launched
+        count = min(end, self.end) - first
+        if count <= 0:
+            return None
+        self._launched = first + count
+        return PooledTokens(offset=first - start, count=count)
+
+    def add(self, part: npt.NDArray[np.float32], count: int) -> None:
+        """A step has summed up the next `count` tokens, float32 `[hidden]`."""
+        self._added += count
+        self._total = part + self._total
+
+    def begin_again(self) -> None:
+        """What is in flight won't be added."""
+        self._launched = self._added
+
+    def forget(self) -> None:
+        """What was added may be wrong."""
+        self._added = self._launched = self._first
+        self._total = np.zeros(1, np.float64)
+
+    @property
+    def total(self) -> npt.NDArray[np.float64]:
+        """float64 `[hidden]`, once all was added."""
+        return self._total
