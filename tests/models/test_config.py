@@ -11,6 +11,7 @@ import pytest
 from aioserve.errors import ModelError, UnsupportedModelError
 from aioserve.models.config import DecoderConfig, GenerationDefaults
 from aioserve.models.families import SUPPORTED_ARCHITECTURES
+from aioserve.request import SamplingParams
 from tests.parity.tiny_models import CONFIGS
 
 
@@ -182,7 +183,8 @@ def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path):
 def test_sampling_defaults_are_read_and_what_cant_be_applied_is_listed():
     generation = {
         "do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20,
-        "repetition_penalty": 1.05, "min_p": 0.0, "transformers_version": "4.37.0",
+        "min_p": 0.05, "typical_p": 0.9, "repetition_penalty": 1.05, "epsilon_cutoff": 0.0,
+        "transformers_version": "4.37.0",
     }  # fmt: skip
 
     config = DecoderConfig.from_dict(CONFIGS["qwen2"], generation=generation)
@@ -192,7 +194,12 @@ def test_sampling_defaults_are_read_and_what_cant_be_applied_is_listed():
         temperature=0.7,
         top_p=0.8,
         top_k=20,
+        min_p=0.05,
+        typical_p=0.9,
         unsupported=("repetition_penalty=1.05",),
+    )
+    assert config.generation.sampling_params() == SamplingParams(
+        temperature=0.7, top_p=0.8, top_k=20, min_p=0.05, typical_p=0.9
     )
     assert parse("qwen2").generation == GenerationDefaults()
 
