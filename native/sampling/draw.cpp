@@ -55,16 +55,17 @@ class Row {
         // Only a share of what `top_k` leaves has to know all that it leaves.
         const bool cut_late = by_count && limits.top_p < 1;
         const float widest = widest_gap(limits.min_p);
-        float floor = floor_at(cut_late ? ops::kWidestGap : widest);
         double mass = 0;
         if (by_count) {
-            floor = std::max(floor, floor_of_first(limits.top_k));
+            const float most = cut_late ? ops::kWidestGap : widest;
+            gather(std::max(floor_at(most), floor_of_first(limits.top_k)), most);
         } else if (limits.top_p < 1) {
             const double total = kernels_.sum_weights(logits_, vocab_, scale_);
             mass = limits.top_p * total;
-            floor = std::max(floor, floor_of_nucleus(limits.top_p, total));
+            gather_nucleus(limits.top_p, total, widest);
+        } else {
+            gather(floor_at(widest), widest);
         }
-        gather(floor, cut_late ? ops::kWidestGap : widest);
         Ranked& ranked = work_.ranked;
         ranked.assign(work_.entries);
         if (by_count) {
@@ -124,12 +125,25 @@ class Row {
         return *at;
     }
 
-    // Entries below (1 - share) * total / vocab weigh less than 1 - share of the whole even
-    // together, so the nucleus is complete without them. The bound is lowered by far more than sums
-    // of float32 weights are off.
-    float floor_of_nucleus(double share, double total) const {
+    // Entries that hold the nucleus of `share`, as far as it is within `widest`.
+    void gather_nucleus(double share, double total, float widest) {
+        // Entries below (1 - share) * total / vocab weigh less than 1 - share of the whole even
+        // together, so the nucleus is complete without them. The bound is lowered by far more than
+        // sums of float32 weights are off.
         const double weight = 0.99 * (1 - share) * total / static_cast<double>(vocab_);
-        return floor_at(std::min<double>(-std::log2(weight), ops::kWidestGap));
+        const float enough = static_cast<float>(std::min<double>(-std::log2(weight), widest));
+        // Few entries near the largest often weigh as much already: hardly where the largest is a
+        // small part of the whole.
+        for (const float gap : {6.0f, 12.0f}) {
+            if (gap >= enough) break;
+            if (total > 4 * std::exp2(gap)) continue;
+            gather(floor_at(gap), gap);
+            const double sum =
+                kernels_.sum_weights(work_.entries.logits.data(), work_.entries.count, scale_);
+            // More, by far, than the sum is off.
+            if (sum >= 1.0001 * share * total) return;
+        }
+        gather(floor_at(enough), widest);
     }
 
     // The entries with a weight that are at least `floor` and no wider apart than `widest`.
@@ -145,16 +159,22 @@ class Row {
         }
         kernels_.weigh(entries.logits.data(), entries.count, scale_, entries.keys.data(),
                        entries.weights.data());
-        keep(entries, [widest](const Entry& x) { return x.weight > 0 && x.key <= widest; });
+        keep(entries, [widest](float gap, float weight) { return weight > 0 && gap <= widest; });
     }
 
+    // Most often that is all of them.
     template <class Test>
     static void keep(Entries& entries, const Test& test) {
+        const float* const keys = entries.keys.data();
+        const float* const weights = entries.weights.data();
+        int dropped = 0;
+        for (int64_t i = 0; i < entries.count; ++i) dropped += !test(keys[i], weights[i]);
+        if (!dropped) return;
         int64_t count = 0;
         for (int64_t i = 0; i < entries.count; ++i) {
             const Entry entry = entries.at(i);
             entries.set(count, entry);
-            count += test(entry);
+            count += test(entry.key, entry.weight);
         }
         entries.count = count;
     }
@@ -184,7 +204,7 @@ class Row {
         }
         work_.by_distance.assign(entries);
         const float widest = work_.by_distance.keep_mass(share * work_.by_distance.total());
-        keep(kept, [=](const Entry& x) { return distance(x.key) <= widest; });
+        keep(kept, [=](float gap, float) { return distance(gap) <= widest; });
         work_.ranked.assign(kept);
     }
 

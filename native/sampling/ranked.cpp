@@ -40,13 +40,6 @@ void Entries::reserve(int64_t size) {
     ids.resize(room);
 }
 
-void Entries::set(int64_t i, const Entry& entry) {
-    keys[i] = entry.key;
-    logits[i] = entry.logit;
-    weights[i] = entry.weight;
-    ids[i] = entry.id;
-}
-
 void Ranked::assign(const Entries& entries) {
     entries_ = &entries;
     const int64_t num_buckets = entries.count > kSortedAtOnce ? kBuckets : 1;
@@ -77,13 +70,14 @@ void Ranked::open(int64_t bucket) {
     if (opened_ == bucket) return;
     opened_ = bucket;
     members_.clear();
+    const auto wanted = static_cast<uint16_t>(bucket);
     for (int64_t begin = 0; begin < entries_->count; begin += kBlock) {
         const uint16_t* const block = buckets_.data() + begin;
-        int found = 0;
-        for (int64_t i = 0; i < kBlock; ++i) found |= block[i] == bucket;
+        uint16_t found = 0;
+        for (int64_t i = 0; i < kBlock; ++i) found |= block[i] == wanted ? 1 : 0;
         if (!found) continue;
         for (int64_t i = 0; i < kBlock; ++i)
-            if (block[i] == bucket) members_.push_back(entries_->at(begin + i));
+            if (block[i] == wanted) members_.push_back(entries_->at(begin + i));
     }
     // Equal logits may be very many, and they come by rising id.
     if (!std::is_sorted(members_.begin(), members_.end(), ranks_before))
@@ -138,9 +132,11 @@ void Ranked::copy_kept(Entries& to) {
     open(last_bucket_);
     const int64_t count = last_count_ < 0 ? static_cast<int64_t>(members_.size()) : last_count_;
     to.count = 0;
-    to.reserve(entries_->count);
-    for (int64_t i = 0; i < entries_->count; ++i)
-        if (buckets_[i] < last_bucket_) to.set(to.count++, entries_->at(i));
+    to.reserve(entries_->count + 1);
+    for (int64_t i = 0; i < entries_->count; ++i) {
+        to.set(to.count, entries_->at(i));
+        to.count += buckets_[i] < last_bucket_;
+    }
     for (int64_t i = 0; i < count; ++i) to.set(to.count++, members_[i]);
 }
 

@@ -26,7 +26,12 @@ struct Entries {
     // Room for so many, the first `count` of which stay.
     void reserve(int64_t size);
     Entry at(int64_t i) const { return {keys[i], logits[i], weights[i], ids[i]}; }
-    void set(int64_t i, const Entry& entry);
+    void set(int64_t i, const Entry& entry) {
+        keys[i] = entry.key;
+        logits[i] = entry.logit;
+        weights[i] = entry.weight;
+        ids[i] = entry.id;
+    }
 };
 
 // Keeps its memory from one set of entries to the next.

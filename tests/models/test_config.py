@@ -183,8 +183,9 @@ def test_end_of_sequence_ids_come_from_the_generation_config_first(tmp_path):
 def test_sampling_defaults_are_read_and_what_cant_be_applied_is_listed():
     generation = {
         "do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20,
-        "repetition_penalty": 1.05, "min_new_tokens": 3, "max_new_tokens": 99,
-        "no_repeat_ngram_size": 4, "num_beams": 1, "transformers_version": "4.37.0",
+        "min_p": 0.05, "typical_p": 0.9, "repetition_penalty": 1.05, "min_new_tokens": 3,
+        "max_new_tokens": 99, "no_repeat_ngram_size": 4, "num_beams": 1, "epsilon_cutoff": 0.0,
+        "transformers_version": "4.37.0",
     }  # fmt: skip
 
     config = DecoderConfig.from_dict(CONFIGS["qwen2"], generation=generation)
@@ -194,14 +195,17 @@ def test_sampling_defaults_are_read_and_what_cant_be_applied_is_listed():
         temperature=0.7,
         top_p=0.8,
         top_k=20,
+        min_p=0.05,
+        typical_p=0.9,
         repetition_penalty=1.05,
         min_tokens=3,
         max_tokens=99,
         unsupported=("no_repeat_ngram_size=4",),
     )
     assert config.generation.sampling_params() == SamplingParams(
-        temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, min_tokens=3, max_tokens=99
-    )
+        temperature=0.7, top_p=0.8, top_k=20, min_p=0.05, typical_p=0.9,
+        repetition_penalty=1.05, min_tokens=3, max_tokens=99,
+    )  # fmt: skip
     assert parse("qwen2").generation == GenerationDefaults()
 
 
