@@ -17,7 +17,7 @@ import msgspec
 from aioserve.arguments import boolean, check, optional, plain_int, plain_str, sequence, shown, text
 from aioserve.errors import InvalidSamplingError
 
-__all__ = ["StructuredOutput"]
+__all__ = ["StructuredOutput", "structured_output"]
 
 MAX_CHARS = 2**17
 """Of a schema, an expression, a grammar, or all choices together."""
@@ -93,6 +93,17 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
     def form(self) -> str:
         """Which of the five is given."""
         return next(name for name in FORMS if getattr(self, name) not in (None, False))
+
+
+def structured_output(value: object) -> StructuredOutput:
+    """The rule of an argument that is one."""
+    if issubclass(type(value), StructuredOutput):
+        return value  # pyright: ignore[reportReturnType]
+    raise InvalidSamplingError(
+        f"structured_output must be a StructuredOutput, got {shown(value)}",
+        argument="structured_output",
+        value=value,
+    )
 
 
 def _schema(value: object) -> str | None:

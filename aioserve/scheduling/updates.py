@@ -27,6 +27,8 @@ class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
     """Of the token, where the request asks for them."""
     scored: tuple[Logprobs, ...] = ()
     """Of the prompt's next tokens, where it asks for these: such an update tells of no more."""
+    forced: bool = False
+    """The token wasn't drawn: the form of the answer leaves no other."""
 
 
 class SchedulerCounters(msgspec.Struct):
