@@ -290,9 +290,9 @@ class CoreLoop:
         """What may come next in an answer is known."""
         if self.table.samples.get(sample.sequence_id) is not sample:
             return  # it has ended meanwhile
-        now, sequence_id, error = self._loop.time(), sample.sequence_id, guide.error
+        sequence_id, error = sample.sequence_id, guide.error
         try:
-            self.delivery.deliver(self.scheduler.guide(sequence_id, guide.mask, guide.forced, now))
+            self.delivery.deliver(self.scheduler.guide(sequence_id, guide.mask, guide.forced))
         except Exception as raised:
             failed = RequestFailedError("what may come next in this answer can't be said")
             error = failed.with_cause(raised)

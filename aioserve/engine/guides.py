@@ -63,9 +63,7 @@ class Guides:
         request = sample.request.request
         if request is None:
             return
-        # A sample that is to fork off another has no place of its own to put tokens.
-        jumps = self._jump_forward and request.num_samples == 1 and _may_jump(sample)
-        self._call([sample], partial(_begin, sample, grammar, request.end_ids, jumps))
+        self._call([sample], partial(_begin, sample, grammar, request.end_ids))
 
     def note(self, sample: LiveSample, token_id: int) -> None:
         """A token was drawn for an answer that goes on. `ask` asks about all."""
@@ -112,18 +110,17 @@ def _may_jump(sample: LiveSample) -> bool:
     return request is not None and request.params.logprobs is None
 
 
-def _begin(
-    sample: LiveSample, grammar: CompiledGrammar, end_ids: frozenset[int], jumps: bool
-) -> list[Guide]:
+def _begin(sample: LiveSample, grammar: CompiledGrammar, end_ids: frozenset[int]) -> list[Guide]:
+    """The first token is sampled, whatever it must be."""
     sample.matcher = grammar.matcher(end_ids)
-    return [_next(sample.matcher, jumps)]
+    return [_next(sample.matcher, jumps=False)]
 
 
 def _advance(steps: Sequence[tuple[GrammarMatcher | None, int, bool]]) -> list[Guide]:
     guides = []
     for matcher, token_id, jumps in steps:
         if matcher is not None and matcher.accept(token_id):
-            guides.append(_next(matcher, jumps))
+            guides.append(_next(matcher, jumps=jumps))
         else:
             failed = RequestFailedError(
                 f"token {token_id} was drawn, which the form of the answer doesn't allow: other "
@@ -133,7 +130,7 @@ def _advance(steps: Sequence[tuple[GrammarMatcher | None, int, bool]]) -> list[G
     return guides
 
 
-def _next(matcher: GrammarMatcher, jumps: bool) -> Guide:
+def _next(matcher: GrammarMatcher, *, jumps: bool) -> Guide:
     """On a thread, the only one that knows the matcher now."""
     taken: list[int] = []
     while jumps and (forced := matcher.forced()):

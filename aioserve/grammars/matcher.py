@@ -54,10 +54,11 @@ class GrammarMatcher:
         """Go on by a token; False for one that isn't allowed, which changes nothing."""
         if self._has_ended or self._failed:
             return False
-        if token_id in self._end_ids and self._ends(token_id):
-            self._has_ended = True
-            self._forced = ()
-            return True
+        if token_id in self._end_ids:
+            self._has_ended = self.is_accepting
+            if self._has_ended:
+                self._forced = ()
+            return self._has_ended
         forced = self.forced()
         if forced and token_id != forced[0]:
             return False
@@ -83,8 +84,8 @@ class GrammarMatcher:
 
     def allowed(self) -> npt.NDArray[np.int32]:
         """Mask int32 `[num_words]`: bit `i % 32` of word `i // 32` says whether id `i` may come
-        next. Ends of the answer are allowed where it has the form. None is where `error` is
-        set or no token can go on."""
+        next. Those that end the answer may where it has the form, and nowhere else. None may where
+        `error` is set, or no token can go on."""
         vocabulary = self._vocabulary
         mask = np.zeros(vocabulary.num_words, np.int32)
         if self._has_ended or self._failed:
@@ -101,10 +102,7 @@ class GrammarMatcher:
             mask[: len(words)] = words[: len(mask)]
         if vocabulary.not_first is not None and not self._num_accepted:
             mask &= ~vocabulary.not_first
-        specials = [i for i in self._end_ids if self._is_special(i)]
-        _clear(mask, specials)
-        if self._matcher.is_accepting():
-            _set(mask, specials)
+        (_set if self._matcher.is_accepting() else _clear)(mask, self._end_ids)
         return mask
 
     def copy(self) -> GrammarMatcher:
@@ -114,15 +112,6 @@ class GrammarMatcher:
         other._num_accepted = self._num_accepted
         other._has_ended = self._has_ended
         return other
-
-    def _ends(self, token_id: int) -> bool:
-        """Whether an end of the answer may come now."""
-        if self._is_special(token_id):
-            return self.is_accepting
-        return self._matcher.validate_tokens([token_id]) == 1
-
-    def _is_special(self, token_id: int) -> bool:
-        return self._vocabulary.adds_nothing(token_id)
 
     def _differs_here(self, token_id: int) -> bool:
         not_first = self._vocabulary.not_first
@@ -134,12 +123,11 @@ class GrammarMatcher:
         if self._has_ended or self._failed:
             return ()
         if self._matcher.is_stopped() or self._matcher.is_accepting():
-            specials = [i for i in self._end_ids if self._is_special(i)]
-            only = self._matcher.is_stopped() and len(specials) == 1
-            return tuple(specials) if only else ()
+            only = self._matcher.is_stopped() and len(self._end_ids) == 1
+            return tuple(self._end_ids) if only else ()
         forced = self._matcher.compute_ff_tokens()
-        end = self._vocabulary.end
-        known = next((i for i, token_id in enumerate(forced) if token_id >= end), len(forced))
+        end, ends = self._vocabulary.end, self._end_ids
+        known = next((n for n, i in enumerate(forced) if i >= end or i in ends), len(forced))
         if known and self._differs_here(forced[0]):
             return ()
         return tuple(forced[: self._matcher.validate_tokens(forced[:known])]) if known else ()

@@ -36,7 +36,7 @@ class Vocabulary:
         size = min(tokenizer.vocab_size, num_logits)
         self.end: int = size
         """Stands for the end of an answer in llguidance; beyond every id."""
-        self._pieces = pieces = tokenizer.pieces
+        pieces = tokenizer.pieces
         texts = [_bytes(pieces[token_id]) for token_id in range(size)]
         self.library: Any = llguidance().LLTokenizer(_Wrapped(tokenizer, texts))
         """llguidance's own."""
@@ -52,10 +52,6 @@ class Vocabulary:
                 for token_id, text in enumerate(texts)
             ]
             self.not_first = np.packbits(bits, bitorder="little").view(np.int32)
-
-    def adds_nothing(self, token_id: int) -> bool:
-        """Whether the text of an answer is the same without it."""
-        return token_id >= self.end or not self._pieces[token_id]
 
 
 class _Wrapped:

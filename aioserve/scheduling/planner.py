@@ -230,7 +230,7 @@ class StepPlanner:
         """Preempt for the one at whom the last admission stopped. Before anything else is planned:
         nobody gives way who is in this step, or starts again in it."""
         sequence, self.books.stopped_at = self.books.stopped_at, None
-        if sequence is None or sequence.phase is not Phase.WAITING or sequence.paused:
+        if sequence is None or sequence.phase is not Phase.WAITING or sequence.is_held:
             return
         self.working_on = sequence
         for victim in who_gives_way(self.books, sequence, self.reserve, self._view()):
@@ -397,6 +397,8 @@ class StepPlanner:
         """Raise unless there is a reason that nothing runs: no work, readers that are behind, or
         answers of which nobody has said what may come next."""
         self.working_on = None
+        if any(s.is_held and not s.paused for s in self.books.running):
+            return  # others may wait for its seat and its pages, which come back in their time
         for sequence in (*self.books.running, *self.books.waiting):
             if not sequence.is_held:
                 raise InvariantError(

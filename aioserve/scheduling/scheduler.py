@@ -34,7 +34,7 @@ from aioserve.scheduling.recovery import (
 )
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sanity import check_books
-from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 
 __all__ = ["Scheduler"]
@@ -137,22 +137,18 @@ class Scheduler:
             self.books.sequences[sequence_id].paused = False
 
     def guide(
-        self,
-        sequence_id: int,
-        mask: npt.NDArray[np.int32] | None,
-        forced: Sequence[int],
-        now_seconds: float,
+        self, sequence_id: int, mask: npt.NDArray[np.int32] | None, forced: Sequence[int] = ()
     ) -> list[SequenceUpdate]:
         """Say what may come next in a sequence whose request asks for structured output, of which
         no token is in flight: first the `forced` tokens, which are taken without being sampled, and
         then one that `mask` allows (`SampleRow.mask`; None where the last forced one ends it).
-        Unknown ids are ignored. Only a sequence on its own may be forced: no sample that is to
-        fork off another, nor that other."""
+        Unknown ids are ignored. The first token of an answer is always sampled: before it, samples
+        share what they have, and nobody waits any shorter."""
         sequence = self.books.sequences.get(sequence_id)
         if sequence is None:
             return []
-        family = sequence.unborn or sequence.phase is Phase.UNBORN
-        if not sequence.guided or sequence.pending or (forced and family):
+        has_begun = sequence.num_known > sequence.prompt_tokens
+        if not sequence.guided or sequence.pending or (forced and not has_begun):
             raise InvariantError(f"{sequence} can't be guided by {len(forced)} tokens now")
         updates: list[SequenceUpdate] = []
         for token_id in forced:
@@ -161,8 +157,6 @@ class Scheduler:
             if reason is not None:
                 self.books.end([sequence])
                 break
-        if updates and sequence.first_token_seconds is None:
-            sequence.first_token_seconds = now_seconds
         sequence.mask = mask
         self.books.counters.tokens_generated += len(updates)
         return updates

@@ -133,14 +133,17 @@ def test_ids_beyond_the_vocabulary_are_never_allowed_unless_they_end_an_answer()
     assert not matcher.allowed().any()
 
 
-def test_an_end_that_has_a_text_is_allowed_where_its_text_is() -> None:
+def test_an_end_that_has_a_text_ends_an_answer_that_has_the_form_and_is_no_part_of_it() -> None:
     tokenizer, _ = pyhelp()
-    (letter,) = tokenizer.encode("b")
-    matcher = grammar(regex="ab*c").matcher({letter})
-    assert not matcher.accept(letter)
+    (b,) = tokenizer.encode("b")
+    matcher = grammar(regex="ab*c?").matcher({b})
+    assert not matcher.accept(b)
     assert matcher.accept_all(tokenizer.encode("a"))
-    assert matcher.accept(letter)
+    assert b in ids_in(matcher.allowed())
+    assert matcher.accept(b)
     assert matcher.has_ended
+    forced = grammar(choice=["abc"]).matcher({b}).forced()
+    assert b not in forced
 
 
 def test_a_grammar_that_is_too_costly_to_follow_says_so() -> None:
