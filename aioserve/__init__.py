@@ -78,6 +78,7 @@ from aioserve.request import (
 from aioserve.sampling.processors import LogitsProcessor
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.view import RequestView, SchedulerView
+from aioserve.structured_output import StructuredOutput
 from aioserve.text.answers.parts import ToolCall, ToolCallDelta
 from aioserve.text.tokenizer import Tokenizer
 
@@ -149,6 +150,7 @@ __all__ = [
     "StreamBusyError",
     "StreamOptions",
     "StreamStalledError",
+    "StructuredOutput",
     "Timings",
     "Token",
     "TokenStream",

@@ -129,6 +129,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     start. 0 starts requests as soon as their prompts fit and preempts more."""
     overlap: bool = True
     """Plan and launch a step while the one before still runs."""
+    jump_forward: bool = True
+    """Take tokens that the form of an answer leaves no choice of without computing logits for them.
+    False: one by one. The tokens are the same either way."""
     step_program: bool = True
     """Run the model's ops of a step by one call that holds no GIL, where the backend can record
     them: the native one can. False: op by op. The tokens are the same either way."""
@@ -240,6 +243,7 @@ _RULES: dict[str, Rule[Any]] = {
     "max_model_len": optional(integer(2, MAX_COUNT)),
     "output_reserve_tokens": integer(0, MAX_COUNT),
     "overlap": boolean,
+    "jump_forward": boolean,
     "step_program": boolean,
     "graph_sizes": optional(sequence(integer(1, MAX_SEQS), MAX_GRAPH_SIZES)),
     "capture_graphs": boolean,

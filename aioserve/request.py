@@ -27,6 +27,7 @@ from aioserve.arguments import (
     text,
 )
 from aioserve.errors import InvalidSamplingError
+from aioserve.structured_output import StructuredOutput, structured_output
 
 __all__ = [
     "Beam",
@@ -125,6 +126,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     [0, 64]; None: none. They are those of the model itself, before `temperature` and all else."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, but for the first."""
+    structured_output: StructuredOutput | None = None
+    """The form that the answer must have, as JSON of a schema; None: any."""
     n: int = 1
     """Answers to draw for the prompt, which is computed and kept once for all of them; at most the
     engine's `max_num_seqs`. Answer `i` of a request with seed `s` is that of a request with seed
@@ -197,6 +200,7 @@ _RULES: dict[str, Rule[Any]] = {
     "ignore_eos": boolean,
     "logprobs": optional(integer(0, MAX_LOGPROBS)),
     "prompt_logprobs": optional(integer(0, MAX_LOGPROBS)),
+    "structured_output": optional(structured_output),
     "n": integer(1),
     "best_of": optional(integer(1)),
 }

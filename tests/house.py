@@ -32,6 +32,7 @@ ORDER = (
     "sampling",
     "models",
     "ops",
+    "grammars",
     "text",
     "assets",
 )
@@ -42,6 +43,7 @@ FOR_ALL = (
     "aioserve.errors",
     "aioserve.config",
     "aioserve.request",
+    "aioserve.structured_output",
     "aioserve.isolation",
     "aioserve.json_file",
     "aioserve._native",
@@ -71,6 +73,7 @@ FORBIDDEN = {
     "engine": TENSORS + PAGES,
     "plugins": (*TENSORS, "asyncio", "anyio"),
     "server": TENSORS,
+    "grammars": (*TENSORS, "asyncio", "anyio"),
     "text": TENSORS,
 }
 """What a place must not know, whether imported at the top or inside a function."""

@@ -22,6 +22,7 @@ from collections.abc import Awaitable
 
 from aioserve.engine.delivery import Delivery
 from aioserve.engine.event_loop import running_loop
+from aioserve.engine.guides import Guide, Guides
 from aioserve.engine.host_times import HostTimes
 from aioserve.engine.notices import Notices
 from aioserve.engine.requests import (
@@ -36,6 +37,7 @@ from aioserve.errors import (
     EngineClosedError,
     EngineError,
     EngineFailedError,
+    RequestFailedError,
     StepError,
 )
 from aioserve.execution.plan import StepOutcome, StepPlan, check_outcome
@@ -61,7 +63,9 @@ class CoreLoop:
         runner: Runner,
         *,
         observers: Observers,
+        name: str,
         overlap: bool,
+        jump_forward: bool,
         stall_timeout_seconds: float,
     ) -> None:
         self.scheduler = scheduler
@@ -73,7 +77,9 @@ class CoreLoop:
             self.notices,
             stall_timeout_seconds=stall_timeout_seconds,
             wake=self._wake_up,
+            note=self._note,
         )
+        self.guides: Guides = Guides(name, self._guide, jump_forward=jump_forward)
         self.pipeline: StepPipeline[Awaitable[StepOutcome]] = StepPipeline(
             scheduler, self._launch, depth=2 if overlap else 1
         )
@@ -226,6 +232,9 @@ class CoreLoop:
         if self.table.run(live, samples):
             live.mailbox.account = self.scheduler.account_of(sequence_ids[0])
             self.notices.arrived(live)
+            if live.grammar is not None:
+                for sample in samples:
+                    self.guides.begin(sample, live.grammar)
         else:
             for sequence_id in sequence_ids:
                 self.scheduler.finish(sequence_id)
@@ -265,6 +274,7 @@ class CoreLoop:
             self.delivery.deliver(self.pipeline.fail(repr(error)), failed.with_cause(error))
         else:
             self._commit(outcome)
+            await self.guides.settle()
         self._progress_seconds = self._loop.time()
         self.notices.tell_of_step(
             plan,
@@ -272,6 +282,23 @@ class CoreLoop:
             now_seconds=self._progress_seconds,
             num_waiting=self.num_waiting,
         )
+
+    def _note(self, sample: LiveSample, token_id: int) -> None:
+        self.guides.note(sample, token_id)
+
+    def _guide(self, sample: LiveSample, guide: Guide) -> None:
+        """What may come next in an answer is known."""
+        if self.table.samples.get(sample.sequence_id) is not sample:
+            return  # it has ended meanwhile
+        sequence_id, error = sample.sequence_id, guide.error
+        try:
+            self.delivery.deliver(self.scheduler.guide(sequence_id, guide.mask, guide.forced))
+        except Exception as raised:
+            failed = RequestFailedError("what may come next in this answer can't be said")
+            error = failed.with_cause(raised)
+        if error is not None and sequence_id in self.table.samples:
+            self.delivery.fail(sample.request, error)
+        self._wake_up()
 
     def _note_end(self, plan: StepPlan) -> None:
         """A step in flight has ended; the next one, if there is one, goes on from here."""
@@ -287,6 +314,7 @@ class CoreLoop:
         updates = self.pipeline.finish(outcome, began)
         committed = clock()
         self.delivery.deliver(updates)
+        self.guides.ask()
         times.commit_seconds += committed - began
         times.delivery_seconds += clock() - committed
 

@@ -34,7 +34,8 @@ __all__ = ["Delivery"]
 class Delivery:
     """Brings a scheduler's updates to the readers of one engine, and tells it of them.
 
-    `wake` is called where the core loop has something to do.
+    `wake` is called where the core loop has something to do, `note` with each token that was drawn
+    for an answer which has a form and goes on.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Delivery:
         *,
         stall_timeout_seconds: float,
         wake: Callable[[], None],
+        note: Callable[[LiveSample, int], None],
     ) -> None:
         self._table = table
         self._scheduler = scheduler
         self._notices = notices
         self._stall_timeout_seconds = stall_timeout_seconds
         self._wake = wake
+        self._note = note
         self._loop = asyncio.get_running_loop()
         self.last_wait_seconds: float | None = None
         """How long the request that began to answer last had waited for its first token."""
@@ -117,6 +120,8 @@ class Delivery:
         elif reason is not None:
             named = is_end and sample.request.names_stop(token_id)
             self._end_sample(sample, reason, token_id if named else None)
+        elif sample.matcher is not None and not update.forced:
+            self._note(sample, token_id)
 
     def _deliver_look(self, sample: LiveSample, update: SequenceUpdate) -> None:
         """All that a request wants of its prompt is there."""

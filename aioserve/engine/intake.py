@@ -19,6 +19,7 @@ import numpy.typing as npt
 from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.chat import AnswerForm
+from aioserve.engine.compiling import Compiled, GrammarCompiler
 from aioserve.engine.continuations import ContinuedPrompt
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.encoding import Encoded, Encoder
@@ -110,6 +111,7 @@ class Intake:
         self.encoder: Encoder = Encoder(
             model, special_tokens_in_messages=config.special_tokens_in_messages
         )
+        self.compiler: GrammarCompiler = GrammarCompiler(model)
         self._num_requests = 0
         self._asking = False
         """A plugin is being asked about a request, which isn't queued yet."""
@@ -232,6 +234,8 @@ class Intake:
                 argument="bad_words",
                 value=params.bad_words,
             )
+        if params.structured_output is not None:
+            self._check_form(params)
         vocab_size = self._model.limits.vocab_size
         for argument in ("logprobs", "prompt_logprobs"):
             if (getattr(params, argument) or 0) > vocab_size:
@@ -257,6 +261,19 @@ class Intake:
                     limit=vocab_size,
                 )
         return params
+
+    def _check_form(self, params: SamplingParams) -> None:
+        why = None
+        if self._model.tokenizer is None:
+            why = f"without a tokenizer; {self._model.why_no_tokenizer}"
+        elif not self._end_ids(params):
+            why = "where no token id ends an answer"
+        if why is not None:
+            raise InvalidSamplingError(
+                f"structured_output must be None {why}, got {shown(params.structured_output)}",
+                argument="structured_output",
+                value=params.structured_output,
+            )
 
     def _checked_request_id(self, request_id: str | None) -> str:
         request_id = _checked_field("request_id", request_id)
@@ -314,6 +331,23 @@ class Intake:
         self._queue(checked, self._checked_ids(ids))
 
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
+        form = checked.params.structured_output
+        if form is None:
+            self._queue_ready(checked, ids)
+            return
+        with self._failing(checked.live, "the form of the answer can't be compiled"):
+            then = partial(self._compiled, checked, ids)
+            checked.live.encoding = self.compiler.submit(form, then)
+
+    def _compiled(self, checked: _Checked, ids: npt.NDArray[np.int32], compiled: Compiled) -> None:
+        checked.live.encoding = None
+        with self._failing(checked.live, "the form of the answer can't be compiled"):
+            if isinstance(compiled, BaseException):
+                raise compiled
+            checked.live.grammar = compiled
+            self._queue_ready(checked, ids)
+
+    def _queue_ready(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         live, params, limits = checked.live, checked.params, self._model.limits
         live.mailbox.prompt_ids = ids
         look: dict[str, Any] = {"score_from": None if params.prompt_logprobs is None else 1}
@@ -324,9 +358,7 @@ class Intake:
         max_length = limits.max_model_len
         if params.max_tokens is not None:
             max_length = min(max_length, len(ids) + params.max_tokens)
-        end_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            end_ids |= limits.eos_token_ids
+        end_ids = self._end_ids(params)
         request = Request(
             request_id=live.request_id,
             prompt_ids=ids,
@@ -370,6 +402,10 @@ class Intake:
                 ) from error
         return tuple(makers)
 
+    def _end_ids(self, params: SamplingParams) -> frozenset[int]:
+        own = frozenset(params.stop_token_ids)
+        return own if params.ignore_eos else own | self._model.limits.eos_token_ids
+
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:
             return ()
@@ -377,14 +413,16 @@ class Intake:
         return tuple([ids for word in params.bad_words for ids in spellings(tokenizer, word)])
 
     @contextmanager
-    def _failing(self, live: LiveRequest) -> Iterator[None]:
+    def _failing(
+        self, live: LiveRequest, what: str = "the prompt can't be encoded"
+    ) -> Iterator[None]:
         """Ends a request with whatever is raised inside."""
         try:
             yield
         except AioserveError as error:
             self._fail(live, error)
         except BaseException as error:  # a panic in Rust code is none of the `Exception`s
-            failed = RequestFailedError(f"the prompt can't be encoded: {shown(error)}")
+            failed = RequestFailedError(f"{what}: {shown(error)}")
             self._fail(live, failed.with_cause(error))
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise

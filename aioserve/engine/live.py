@@ -79,7 +79,9 @@ class LiveEngine:
             self.scheduler,
             model.runner,
             observers=chosen.observers,
+            name=model.name.rsplit("/", 1)[-1],
             overlap=config.overlap,
+            jump_forward=config.jump_forward,
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
         self.intake: Intake = Intake(
@@ -104,6 +106,7 @@ class LiveEngine:
     async def wait_idle(self) -> None:
         """Until no request is left."""
         await self.intake.encoder.wait_idle()
+        await self.intake.compiler.wait_idle()
         await self.core.wait_idle()
 
     async def aclose(self) -> None:
@@ -112,11 +115,13 @@ class LiveEngine:
         try:
             await self.core.delivery.abort_all(EngineClosedError(closed, state="closed"))
             await self.intake.encoder.aclose()
+            await self.intake.compiler.aclose()
             self.core.stop()
             await asyncio.wait([self._task])
             if isinstance(self.core.failure, KeyboardInterrupt | SystemExit):
                 self._task.exception()  # retrieved: whoever runs the event loop has seen it
         finally:
+            await self.core.guides.aclose()
             await self.model.runner.aclose()
 
     def abandon(self) -> None:

@@ -18,8 +18,11 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Protocol
 
+from aioserve.engine.compiling import Compiling
 from aioserve.engine.encoding import Encoding
 from aioserve.engine.mailbox import Mailbox
+from aioserve.grammars.grammar import CompiledGrammar
+from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.request import Request
 from aioserve.text.assembler import TextAssembler
 
@@ -31,7 +34,7 @@ MAX_HANDLED_AT_ONCE = 256
 
 class RequestState(Enum):
     ENCODING = "encoding"
-    """A thread turns the prompt into token ids."""
+    """A thread turns the prompt into token ids, or the form of the answer into a grammar."""
     ASKED = "asked"
     """Plugins are asked whether it may enter."""
     QUEUED = "queued"
@@ -46,7 +49,7 @@ class RequestState(Enum):
 class LiveSample:
     """One of a request's answers: a sequence of the scheduler's, and its text."""
 
-    __slots__ = ("assembler", "index", "num_delivered", "request", "sequence_id")
+    __slots__ = ("assembler", "index", "matcher", "num_delivered", "request", "sequence_id")
 
     def __init__(
         self, request: LiveRequest, index: int, sequence_id: int, assembler: TextAssembler
@@ -56,6 +59,8 @@ class LiveSample:
         self.sequence_id: int = sequence_id
         self.assembler: TextAssembler = assembler
         self.num_delivered: int = 0
+        self.matcher: GrammarMatcher | None = None
+        """Of an answer that has a form: for the thread of `aioserve.engine.guides` alone."""
 
 
 class Readers(Protocol):
@@ -80,6 +85,7 @@ class LiveRequest:
         "assemblers",
         "deadline_timer",
         "encoding",
+        "grammar",
         "mailbox",
         "request",
         "samples",
@@ -94,8 +100,10 @@ class LiveRequest:
         loop = asyncio.get_running_loop()
         self.mailbox: Mailbox = Mailbox(request_id, loop, self, capacity, num_samples)
         self.state: RequestState = RequestState.ENCODING
-        self.encoding: Encoding | None = None
-        """While a thread is to encode the prompt."""
+        self.encoding: Encoding | Compiling | None = None
+        """While a thread is to encode the prompt, or to compile the form of the answer."""
+        self.grammar: CompiledGrammar | None = None
+        """Of answers that have a form."""
         self.request: Request | None = None
         """Once the prompt is encoded."""
         self.assemblers: tuple[TextAssembler, ...] = ()

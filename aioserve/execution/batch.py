@@ -117,7 +117,9 @@ class PlanReader:
             slots = [item.rows[0].slot for item in items]
             positions = [item.start + 1 for item in items]
             samples = self._slots.rows(slots, positions)
-            return HostStep(plan.step, copies, batch, samples, self._slots.extras(slots, positions))
+            masks = [(row, item.rows[0].mask) for row, item in enumerate(items)]
+            extras = self._slots.extras(slots, positions, masks=masks)
+            return HostStep(plan.step, copies, batch, samples, extras)
         slots = [row.slot for item in items for row in item.rows]
         positions = [item.start + row.offset + 1 for item in items for row in item.rows]
         scored = [
@@ -126,7 +128,8 @@ class PlanReader:
             if item.scored is not None
         ]
         samples = self._slots.rows(slots, positions)
-        extras = self._slots.extras(slots, positions, scored)
+        masks = list(enumerate([row.mask for item in items for row in item.rows]))
+        extras = self._slots.extras(slots, positions, scored, masks)
         batch = _batch(items, self._page_size) if items else None
         pooled = tuple([item.pooled.count for item in items if item.pooled is not None])
         return HostStep(plan.step, copies, batch, samples, extras, pooled)

@@ -97,6 +97,9 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sampled from them has position `start + offset + 1`."""
     slot: int
     """Whose parameters and noise decide, and whose last token the sampled one becomes."""
+    mask: npt.NDArray[np.int32] | None = None
+    """int32 `[ceil(V / 32)]`, V logits wide: bit `i % 32` of word `i // 32` says whether id `i` may
+    be drawn. None: all may."""
 
 
 class ScoredTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):

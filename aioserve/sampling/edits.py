@@ -11,6 +11,7 @@ In this order, each over what the ones before have left:
     bad_words             the last token of a bad word is left out behind its others
     min_tokens            the ids that end the answer are left out until it has so many tokens
     allowed_token_ids     all others are left out
+    structured_output     what its grammar doesn't allow next is left out
 
 Where transformers has the same (`sequence_bias` of single tokens, `repetition_penalty`,
 `bad_words_ids`, `min_new_tokens`), that is its order. What is left out has a logit of -inf.
@@ -146,10 +147,16 @@ class _Placed:
 
 
 class RowEdits:
-    """The edits of a step: (index of a row, the slot's edits, position of the token drawn)."""
+    """The edits of a step: (index of a row, the slot's edits, position of the token drawn), and
+    masks of what may be drawn: (index of a row, int32 `[ceil(V / 32)]`)."""
 
-    def __init__(self, rows: Sequence[tuple[int, SlotEdits, int]]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[tuple[int, SlotEdits, int]],
+        masks: Sequence[tuple[int, npt.NDArray[np.int32]]] = (),
+    ) -> None:
         self._rows = rows
+        self._masks = masks
         self.failures: dict[int, str] = {}
         """By index of a row: what went wrong in a processor."""
 
@@ -160,6 +167,10 @@ class RowEdits:
             failure = edits.apply(logits[row], position)
             if failure is not None:
                 self.failures[row] = failure
+        for row, mask in self._masks:
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=logits.shape[1])
+            left_out = torch.from_numpy(bits == 0).to(logits.device)
+            logits[row].masked_fill_(left_out, -math.inf)
 
     def note(self, token_ids: Tensor) -> None:
         """`token_ids`, int64 `[S]`, were drawn."""

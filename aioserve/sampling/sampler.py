@@ -112,20 +112,23 @@ class SlotTable:
         slots: Sequence[int],
         positions: Sequence[int],
         scored: Sequence[tuple[int, npt.NDArray[np.int32]]] = (),
+        masks: Sequence[tuple[int, npt.NDArray[np.int32] | None]] = (),
     ) -> RowExtras | None:
         """What the same rows ask for beyond a draw; None if that is nothing.
 
         `scored`: for how many of the most likely tokens beside each of these targets, int32 `[N]`,
-        whose rows of logits come behind all that are sampled.
+        whose rows of logits come behind all that are sampled. `masks`: of each row, what may be
+        drawn from it (`aioserve.execution.plan.SampleRow`).
         """
         edits = None
-        if self._edits:
+        masked = [(row, mask) for row, mask in masks if mask is not None]
+        if self._edits or masked:
             found = [
                 (row, self._edits[slot], position)
                 for row, (slot, position) in enumerate(zip(slots, positions, strict=True))
                 if slot in self._edits
             ]
-            edits = RowEdits(found) if found else None
+            edits = RowEdits(found, masked) if found or masked else None
         wanted = self._logprobs
         sampled = [row for row, slot in enumerate(slots) if slot in wanted] if wanted else []
         logprobs = None

@@ -29,6 +29,7 @@ from aioserve.execution.plan import (
 )
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import Claim, KVMemory
+from aioserve.kv.pages import capacity_tokens
 from aioserve.scheduling.books import Books, Entry
 from aioserve.scheduling.displacement import by_precedence, lowest_precedence, who_gives_way
 from aioserve.scheduling.guard import PolicyGuard
@@ -127,20 +128,24 @@ class StepPlanner:
     # -- those that run
 
     def _split_running(self) -> tuple[list[SequenceState], list[SequenceState]]:
-        """Running sequences with one token to compute, and those with more. Oldest first, and
-        before them those of higher precedence: nobody is preempted for one that comes later."""
+        """Running sequences of which one token is to be computed, and those with more. Oldest
+        first, and before them those of higher precedence: nobody is preempted for one that comes
+        later."""
         decoding: list[SequenceState] = []
         prefilling: list[SequenceState] = []
         running = self.books.running
         if self.books.has_precedences:
             running = sorted(running, key=by_precedence)
+        short_of_pages = self.memory.short_of_pages
         for sequence in running:
-            if sequence.paused:
+            if sequence.paused or (sequence.guided and sequence.is_held):
                 continue
             reach = sequence.num_known + sequence.pending
             remaining = reach - sequence.lease.computed
             if remaining > 1:
-                prefilling.append(sequence)
+                # Those of a prompt have their pages; those that a grammar forced may have none.
+                grows = sequence.guided and short_of_pages([sequence.lease])
+                (decoding if grows else prefilling).append(sequence)
             elif remaining == 1 and reach < sequence.max_length:
                 decoding.append(sequence)
         return decoding, prefilling
@@ -175,7 +180,7 @@ class StepPlanner:
             if short and not memory.reserve(lease, 1, step):
                 continue
             start, slot, pending = lease.computed, sequence.slot, sequence.pending
-            if sequence.unborn or start < sequence.prompt_tokens:
+            if sequence.unborn or start < sequence.prompt_tokens or sequence.guided:
                 self._launch(sequence, 1)
                 continue
             page_ids = lease.page_table.page_ids
@@ -225,7 +230,7 @@ class StepPlanner:
         """Preempt for the one at whom the last admission stopped. Before anything else is planned:
         nobody gives way who is in this step, or starts again in it."""
         sequence, self.books.stopped_at = self.books.stopped_at, None
-        if sequence is None or sequence.phase is not Phase.WAITING or sequence.paused:
+        if sequence is None or sequence.phase is not Phase.WAITING or sequence.is_held:
             return
         self.working_on = sequence
         for victim in who_gives_way(self.books, sequence, self.reserve, self._view()):
@@ -264,7 +269,7 @@ class StepPlanner:
             if not wanted:
                 continue
             count = self.guard.chunk(self.books.view(sequence), wanted, view)
-            if count:
+            if count := self._within_pages(sequence, count):
                 self._launch(sequence, count)
 
     # -- those that wait
@@ -282,10 +287,10 @@ class StepPlanner:
             or not books.has_precedences
             or all(s.precedence <= lowest for s in books.waiting)
         ):
-            return any(not s.paused for s in books.waiting)
+            return any(not s.is_held for s in books.waiting)
         view = self._view()
         gave_way = () if forced else self._gave_way
-        waiting = [s.view for s in books.waiting if not s.paused and s not in gave_way]
+        waiting = [s.view for s in books.waiting if not s.is_held and s not in gave_way]
         refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False
@@ -377,19 +382,25 @@ class StepPlanner:
         """Nothing is in flight and nothing was chosen: go on with the oldest sequence, whatever the
         policy says, so that an engine with work never stands still."""
         for sequence in self.books.running:
-            if not sequence.paused and sequence.remaining > 1:
-                self.working_on = sequence
-                self._launch(sequence, self._within_budgets(sequence, sequence.lease.computed))
+            if sequence.is_held or sequence.remaining <= 1:
+                continue
+            self.working_on = sequence
+            wanted = self._within_budgets(sequence, sequence.lease.computed)
+            if count := self._within_pages(sequence, wanted):
+                self._launch(sequence, count)
                 return
         while self._admit(forced=True):
             if not self._displace_a_paused_one():
                 break
 
     def _check_idle(self) -> None:
-        """Raise unless there is a reason that nothing runs: no work, or readers that are behind."""
+        """Raise unless there is a reason that nothing runs: no work, readers that are behind, or
+        answers of which nobody has said what may come next."""
         self.working_on = None
+        if any(s.is_held and not s.paused for s in self.books.running):
+            return  # others may wait for its seat and its pages, which come back in their time
         for sequence in (*self.books.running, *self.books.waiting):
-            if not sequence.paused:
+            if not sequence.is_held:
                 raise InvariantError(
                     f"nothing is planned, nothing is in flight, and sequence "
                     f"{sequence.sequence_id} is {sequence.phase.value} with {sequence.remaining} "
@@ -407,6 +418,16 @@ class StepPlanner:
             last = sequence.score_at + self.score_budget
             reach = reach if last >= sequence.prompt_tokens else min(reach, last - 1)
         return max(0, min(reach - start, self.budget))
+
+    def _within_pages(self, sequence: SequenceState, count: int) -> int:
+        """How many of the next `count` tokens of a running sequence have pages. A prompt has all of
+        its own; those of tokens that a grammar forced are taken here, if they are to be had."""
+        lease = sequence.lease
+        if not count or not sequence.guided or self.memory.reserve(lease, count, self.step):
+            return count
+        if self.memory.short_of_pages([lease]):
+            return 0
+        return min(count, capacity_tokens(lease.num_pages, self.memory.page_size) - lease.computed)
 
     def _launch(self, sequence: SequenceState, count: int) -> None:
         """Add `count` tokens of a sequence to the step and move its books past them."""
@@ -428,7 +449,9 @@ class StepPlanner:
         if end == sequence.num_known + pending:
             sequence.pending = pending + 1
             family += self.books.bear(sequence, self.step, written_step)
-            rows = tuple([SampleRow(offset=count - 1, slot=one.slot) for one in family])
+            rows = tuple(
+                [SampleRow(offset=count - 1, slot=one.slot, mask=one.mask) for one in family]
+            )
         counters, prompt = self.books.counters, sequence.prompt_tokens
         counters.tokens_processed += count
         if start < prompt:

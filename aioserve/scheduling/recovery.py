@@ -165,7 +165,7 @@ def _without(entries: list[Entry], lost: list[SequenceState]) -> list[Entry]:
     items: dict[int, WorkItem] = {}
     for _, _, _, item in kept:
         rows = tuple(row for row in item.rows if row.slot in slots)
-        if rows != item.rows:
+        if len(rows) != len(item.rows):
             scored = item.scored if item.sequence_id in ids else None
             items[id(item)] = msgspec.structs.replace(item, rows=rows, scored=scored)
         else:

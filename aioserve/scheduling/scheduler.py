@@ -11,7 +11,10 @@ goes into a step is the planner's, and what happens when something fails is in
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import MAX_SCORED_TOKENS, StepOutcome, StepPlan, check_outcome
@@ -132,6 +135,31 @@ class Scheduler:
     def resume(self, sequence_id: int) -> None:
         if sequence_id in self.books.sequences:
             self.books.sequences[sequence_id].paused = False
+
+    def guide(
+        self, sequence_id: int, mask: npt.NDArray[np.int32] | None, forced: Sequence[int] = ()
+    ) -> list[SequenceUpdate]:
+        """Say what may come next in a sequence whose request asks for structured output, of which
+        no token is in flight: first the `forced` tokens, which are taken without being sampled, and
+        then one that `mask` allows (`SampleRow.mask`; None where the last forced one ends it).
+        Unknown ids are ignored. The first token of an answer is always sampled: before it, samples
+        share what they have, and nobody waits any shorter."""
+        sequence = self.books.sequences.get(sequence_id)
+        if sequence is None:
+            return []
+        has_begun = sequence.num_known > sequence.prompt_tokens
+        if not sequence.guided or sequence.pending or (forced and not has_begun):
+            raise InvariantError(f"{sequence} can't be guided by {len(forced)} tokens now")
+        updates: list[SequenceUpdate] = []
+        for token_id in forced:
+            reason = sequence.append(token_id)
+            updates.append(SequenceUpdate(sequence_id, token_id, reason, forced=True))
+            if reason is not None:
+                self.books.end([sequence])
+                break
+        sequence.mask = mask
+        self.books.counters.tokens_generated += len(updates)
+        return updates
 
     # -- one step
 

@@ -44,7 +44,9 @@ class SequenceState:
         "end_ids",
         "epoch",
         "first_token_seconds",
+        "guided",
         "lease",
+        "mask",
         "max_length",
         "num_displaced",
         "num_known",
@@ -96,6 +98,10 @@ class SequenceState:
         """Where the request asks for hidden states."""
         if request.pooled is not None:
             self.pooling = PoolingState(request.pooled)
+        self.guided: bool = request.params.structured_output is not None
+        """Each of its tokens is drawn under a mask that `Scheduler.guide` brings."""
+        self.mask: npt.NDArray[np.int32] | None = None
+        """What may come behind the known tokens; None while nobody has said."""
         self.lease: KVLease = KVLease(request.namespace)
         self.unborn: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
@@ -134,6 +140,14 @@ class SequenceState:
     def remaining(self) -> int:
         """Tokens to compute before the next one is sampled, the pending one included."""
         return self.num_known + self.pending - self.lease.computed
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it can't be planned now: its reader is behind, or what may come next isn't known,
+        of it or of a sample that is to fork off it."""
+        if self.paused or not self.guided:
+            return self.paused
+        return bool(self.pending) or any(one.mask is None for one in (self, *self.unborn))
 
     @property
     def num_cacheable(self) -> int | None:
@@ -178,6 +192,7 @@ class SequenceState:
             self._known_ids = grown
         self._known_ids[known] = token_id
         self.num_known = known + 1
+        self.mask = None
         if token_id in self.end_ids:
             return FinishReason.STOP
         if known + 1 >= self.max_length:

@@ -31,6 +31,8 @@ class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
     """Of the prompt's next tokens, where it asks for these: such an update tells of no more."""
     pooled: npt.NDArray[np.float64] | None = None
     """The sum of hidden states, float64 `[hidden]`, at the end of a sequence that asks for it."""
+    forced: bool = False
+    """The token wasn't drawn: the form of the answer leaves no other."""
 
 
 class SchedulerCounters(msgspec.Struct):

@@ -98,7 +98,8 @@ class FakeDevice:
 
     A plan that no runner could compute raises ValueError: ids or page tables too short, pages or
     slots outside the device or that haven't started, one page written by two items, rows and scores
-    of tokens that the item doesn't compute.
+    of tokens that the item doesn't compute, and a mask where no structured output is asked for, or
+    none where it is. What it draws has nothing to do with masks: one that leaves it out is another.
     """
 
     def __init__(
@@ -240,7 +241,12 @@ class FakeDevice:
         return self._entries.item(int(item.page_ids[index]) * self.page_size + offset)
 
     def _sample(self, item: WorkItem, row: SampleRow) -> int:
-        token_id = token_of(self._total(item, row.offset), self._start_of(row.slot).seed)
+        start = self._start_of(row.slot)
+        token_id = token_of(self._total(item, row.offset), start.seed)
+        if (row.mask is not None) != (start.params.structured_output is not None):
+            raise ValueError(f"a row of slot {row.slot} has a mask {row.mask}")
+        if row.mask is not None and not row.mask[token_id // 32] >> token_id % 32 & 1:
+            raise ValueError(f"slot {row.slot} draws {token_id}, which its mask doesn't allow")
         self._last_tokens[row.slot] = token_id
         return token_id
 

@@ -70,14 +70,14 @@ class Tokenizer:
         """What each id adds to the text; the incremental detokenizer's input."""
         self.vocab_size: int = one_past_highest_id(backend) if vocab_size is None else vocab_size
         """One past the highest id, added tokens included. A model's logits may be wider."""
-        special = {
+        self.special_names: dict[int, str] = {
             token_id: token.content
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
         }
-        self._special = {content: token_id for token_id, content in special.items()}
-        self.special_ids: frozenset[int] = frozenset(special)
-        """Ids that `decode` leaves out unless told otherwise."""
+        """What is written for the ids that `decode` leaves out unless told otherwise."""
+        self._special = {content: token_id for token_id, content in self.special_names.items()}
+        self.special_ids: frozenset[int] = frozenset(self.special_names)
 
     @classmethod
     def from_directory(cls, path: Path | str) -> Tokenizer:
@@ -117,6 +117,10 @@ class Tokenizer:
             )
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {_why(text)}") from error
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text that UTF-8 can encode, without any frame and of any length."""
+        return library.encode_ids(self._backend, text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Ids outside the vocabulary, as a padded model may give, add nothing.

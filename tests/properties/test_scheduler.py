@@ -26,6 +26,7 @@ from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
+from aioserve.structured_output import StructuredOutput
 from aioserve.testing.fake_device import (
     FakeDevice,
     expected_hidden,
@@ -146,6 +147,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.found_bad_rows = False
         self.suspects: set[int] = set()
         self.now = 0.0
+        self.guided: set[int] = set()
+        self.unguided: set[int] = set()
+        """Sequences whose next token nobody has said anything of."""
         self.requests: dict[int, RequestModel] = {}
         self.request_of: dict[int, RequestModel] = {}
         self.busy_seconds = 0.0
@@ -157,8 +161,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from([b"", b"", b"x"]),
         logprobs=st.booleans(),
         score_from=st.none() | st.integers(1, MAX_LENGTH),
+        guided=st.booleans(),
     )
-    def submit(self, prompt, max_tokens, n, tenant, logprobs=False, score_from=None):
+    def submit(self, prompt, max_tokens, n, tenant, logprobs=False, score_from=None, guided=False):
+        logprobs = logprobs and not guided
+        form = StructuredOutput(json_object=True) if guided else None
         n = min(n, self.scheduler.books.max_num_seqs)
         max_length = min(MAX_LENGTH, len(prompt) + max_tokens)
         seed = 2**64 - 2 + len(self.expected)
@@ -169,7 +176,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 request_id=f"r{seed}",
                 prompt_ids=np.array(prompt, np.int32),
                 max_length=max_length,
-                params=SamplingParams(temperature=0.0, n=n, logprobs=0 if logprobs else None),
+                params=SamplingParams(
+                    temperature=0.0,
+                    n=n,
+                    logprobs=0 if logprobs else None,
+                    structured_output=form,
+                ),
                 score_from=score_from,
                 seed=seed % 2**64,
                 arrival_seconds=self.now,
@@ -178,6 +190,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         model = RequestModel(sequence_ids, len(prompt), self.scheduler.account_of(sequence_ids[0]))
         self.requests[sequence_ids[0]] = model
+        self.guided |= set(sequence_ids) if guided else set()
+        self.unguided |= set(sequence_ids) if guided else set()
         for sample, sequence_id in enumerate(sequence_ids):
             assert self.scheduler.account_of(sequence_id) is model.account
             self.request_of[sequence_id] = model
@@ -279,16 +293,40 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, MAX_LENGTH - 1),
         n=st.integers(1, 2),
         steps=st.integers(1, 30),
+        guided=st.integers(0, 5),
     )
-    def serve(self, prompts, max_tokens, n, steps):
+    def serve(self, prompts, max_tokens, n, steps, guided):
         """Several requests, and time for them to get in each other's way."""
-        for prompt in prompts:
-            self.submit(prompt=prompt, max_tokens=max_tokens, n=n, tenant=b"")
+        for place, prompt in enumerate(prompts):
+            self.submit(
+                prompt=prompt, max_tokens=max_tokens, n=n, tenant=b"", guided=place < guided
+            )
         for _ in range(steps):
             self.advance()
             self.books_balance()
 
+    @precondition(lambda self: self.unguided & set(self.live()))
+    @rule(data=st.data(), jump=st.integers(0, 20))
+    def guide(self, data, jump):
+        self.say_next(data.draw(st.sampled_from(sorted(self.unguided & set(self.live())))), jump)
+
+    def say_next(self, sequence_id, jump):
+        """Some tokens are forced, and then a few may come, one of which does."""
+        self.unguided.discard(sequence_id)
+        received = len(self.received[sequence_id])
+        expected = self.expected[sequence_id][received:]
+        forced = expected[: jump if received else 0]
+        mask = None
+        if len(forced) < len(expected):
+            token_id = expected[len(forced)]
+            mask = np.zeros(8, np.uint32)
+            mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+            mask = mask.view(np.int32)
+        self.take(self.scheduler.guide(sequence_id, mask, forced))
+
     def advance(self):
+        for sequence_id in sorted(self.unguided & set(self.live())):
+            self.say_next(sequence_id, sequence_id % 4)
         self.launch()
         if self.pipeline.due is not None:
             self.complete()
@@ -380,6 +418,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             if entry.token_id is not None:
                 self.received[entry.sequence_id].append(entry.token_id)
                 self.request_of[entry.sequence_id].take(entry.sequence_id)
+                if entry.forced:
+                    assert entry.sequence_id not in self.unguided
+                elif entry.sequence_id in self.guided:
+                    self.unguided.add(entry.sequence_id)
             if entry.logprobs is not None:
                 self.received_logprobs[entry.sequence_id].append(entry.logprobs)
             if entry.scored:

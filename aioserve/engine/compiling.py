@@ -1,0 +1,281 @@
+"""From forms of answers to grammars, off the event loop.
+
+    submit ──► kept? ──► waiting ──► on a thread ──► then(grammar)
+                             └── cancel ──────┘
+
+A compile can't be interrupted. So nobody waits for one for more than `COMPILE_SECONDS`, and one
+that takes longer keeps its thread while another takes its place, a few times. Those that want the
+same form wait for one compile. Grammars are kept, those used last, with bounds on their number and
+on the characters that they were made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aioserve.errors import InvalidSamplingError, RequestFailedError
+from aioserve.execution.daemon import start_daemon
+from aioserve.execution.runner import LoadedModel
+from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
+from aioserve.grammars.vocabulary import Vocabulary
+from aioserve.structured_output import StructuredOutput
+
+__all__ = ["Compiling", "GrammarCompiler"]
+
+COMPILE_SECONDS = 10.0
+"""The largest schemas in use take a second or two."""
+MAX_THREADS = 2
+"""That compile: nobody's small form waits for somebody's large one."""
+MAX_STUCK = 2
+"""Threads beside these that have taken too long and aren't back."""
+MAX_KEPT = 256
+MAX_KEPT_CHARS = 2**22
+EXIT_SECONDS = 0.5
+"""How long an interpreter that exits waits for a form that is being compiled."""
+
+Compiled = CompiledGrammar | BaseException
+
+
+class Compiling:
+    """One request's wait for a grammar. Belongs to the thread of the event loop."""
+
+    __slots__ = ("_compiler", "then")
+
+    def __init__(self, compiler: GrammarCompiler, then: Callable[[Compiled], None]) -> None:
+        self._compiler = compiler
+        self.then: Callable[[Compiled], None] | None = then
+        """None once it was called, or nobody wants it to be."""
+
+    def cancel(self) -> None:
+        """Nobody wants the grammar: `then` isn't called, if it wasn't. May be called in the middle
+        of anything, by the garbage collector."""
+        if self.then is not None:
+            self.then = None
+            self._compiler.left()
+
+
+class _Job:
+    """A form that is compiled, or waits to be, and who wants it."""
+
+    def __init__(self, form: StructuredOutput) -> None:
+        self.form = form
+        self.waiters: list[Compiling] = []
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        return any(waiter.then is not None for waiter in self.waiters)
+
+
+class GrammarCompiler:
+    """Of one engine. For the thread of the event loop that it is made on."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._loop = asyncio.get_running_loop()
+        self._kept: OrderedDict[tuple[Any, ...], CompiledGrammar] = OrderedDict()
+        self._kept_chars = 0
+        self._jobs: dict[tuple[Any, ...], _Job] = {}
+        self._waiting: deque[_Job] = deque()
+        self._free: list[_Lane] = []
+        self._lanes: list[_Lane] = []
+        self._num_stuck = 0
+        self._vocabulary = _OneVocabulary(model)
+        self._num_wanted = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    def submit(self, form: StructuredOutput, then: Callable[[Compiled], None]) -> Compiling | None:
+        """Call `then` with the grammar of a form, or with what was raised: at once, and the result
+        is None, for one that is kept. Raises `RuntimeError` where the system has no thread to give,
+        `RequestFailedError` where all are stuck, and has then changed nothing."""
+        key = _key(form)
+        if (grammar := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            then(grammar)
+            return None
+        if self._num_stuck >= MAX_THREADS + MAX_STUCK:
+            raise self._all_stuck()
+        if (job := self._jobs.get(key)) is None:
+            job = _Job(form)
+            self._waiting.append(job)
+            try:
+                self._start()
+            except RuntimeError:
+                self._waiting.remove(job)
+                raise
+            self._jobs[key] = job
+        waiter = Compiling(self, then)
+        job.waiters.append(waiter)
+        self._num_wanted += 1
+        self._idle.clear()
+        return waiter
+
+    def left(self) -> None:
+        """Somebody waits no more."""
+        self._num_wanted -= 1
+        if self._num_wanted == 0:
+            self._idle.set()
+
+    def _all_stuck(self) -> RequestFailedError:
+        return RequestFailedError(
+            f"{self._num_stuck} threads compile forms that take too long, and no other can"
+        )
+
+    async def wait_idle(self) -> None:
+        """Until nobody waits for a grammar."""
+        await self._idle.wait()
+
+    async def aclose(self) -> None:
+        """End the threads. One that compiles is left to it: it touches nothing of the engine's, and
+        ends when the library returns."""
+        self._closed = True
+        for job in self._jobs.values():
+            if job.timer is not None:
+                job.timer.cancel()
+        for lane in self._lanes:
+            lane.end()
+            if lane in self._free:
+                await asyncio.to_thread(lane.thread.join)
+
+    def _start(self) -> None:
+        """Let every free thread begin with what is wanted."""
+        while self._waiting:
+            if self._waiting[0].waiters and not self._waiting[0].is_wanted:
+                self._jobs.pop(_key(self._waiting.popleft().form), None)
+                continue
+            if not self._free:
+                working = len(self._lanes) - self._num_stuck
+                if working >= MAX_THREADS or len(self._lanes) >= MAX_THREADS + MAX_STUCK:
+                    return
+                lane = _Lane(f"aioserve-compile-{self._model.name}")
+                self._lanes.append(lane)
+                self._free.append(lane)
+            lane, job = self._free.pop(), self._waiting.popleft()
+            lane.put(partial(_compile, self._vocabulary, job.form), partial(self._post, lane, job))
+            job.timer = self._loop.call_later(COMPILE_SECONDS, self._time_out, lane, job)
+
+    def _post(self, lane: _Lane, job: _Job, compiled: Compiled) -> None:
+        """On the thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._ended, lane, job, compiled)
+
+    def _ended(self, lane: _Lane, job: _Job, compiled: Compiled) -> None:
+        if self._closed:
+            return
+        self._free.append(lane)
+        if lane.is_stuck:
+            lane.is_stuck = False
+            self._num_stuck -= 1
+        if job.timer is not None:
+            job.timer.cancel()
+        if isinstance(compiled, CompiledGrammar):
+            self._keep(job.form, compiled)
+        self._start()
+        self._tell(job, compiled)
+
+    def _time_out(self, lane: _Lane, job: _Job) -> None:
+        lane.is_stuck = True
+        self._num_stuck += 1
+        argument = job.form.form
+        self._tell(
+            job,
+            InvalidSamplingError(
+                f"{argument} must be one that is compiled within {COMPILE_SECONDS:g} s",
+                argument=argument,
+                limit=COMPILE_SECONDS,
+            ),
+        )
+        self._start()
+        if self._num_stuck >= MAX_THREADS + MAX_STUCK:
+            while self._waiting:
+                self._tell(self._waiting.popleft(), self._all_stuck())
+
+    def _tell(self, job: _Job, compiled: Compiled) -> None:
+        self._jobs.pop(_key(job.form), None)
+        waiters, job.waiters = job.waiters, []
+        for waiter in waiters:
+            if (then := waiter.then) is not None:
+                waiter.cancel()
+                then(compiled)
+
+    def _keep(self, form: StructuredOutput, grammar: CompiledGrammar) -> None:
+        key = _key(form)
+        if self._kept.pop(key, None) is None:
+            self._kept_chars += _chars(key)
+        self._kept[key] = grammar
+        while len(self._kept) > MAX_KEPT or self._kept_chars > MAX_KEPT_CHARS:
+            oldest, _ = self._kept.popitem(last=False)
+            self._kept_chars -= _chars(oldest)
+
+
+class _Lane:
+    """One thread. A daemon: an interpreter that exits isn't held up for long by a form that nobody
+    waits for."""
+
+    def __init__(self, name: str) -> None:
+        self.is_stuck = False
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        run = partial(_run, self._calls)
+        self.thread: threading.Thread = start_daemon(
+            name, run, partial(self._calls.put, None), exit_seconds=EXIT_SECONDS
+        )
+
+    def __del__(self) -> None:
+        self.end()
+
+    def put(self, call: Callable[[], Compiled], then: Callable[[Compiled], None]) -> None:
+        self._calls.put((call, then))
+
+    def end(self) -> None:
+        if hasattr(self, "_calls"):
+            self._calls.put(None)
+
+
+def _run(calls: queue.SimpleQueue[Any]) -> None:
+    while (entry := calls.get()) is not None:
+        call, then = entry
+        then(call())
+        del entry, call, then
+
+
+class _OneVocabulary:
+    """A model's, made when it is first asked for."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._tokenizer = model.tokenizer
+        self._num_logits = model.limits.vocab_size
+        self._lock = threading.Lock()
+        self._made: Vocabulary | None = None
+
+    def get(self) -> Vocabulary:
+        with self._lock:
+            if self._made is None:
+                if self._tokenizer is None:
+                    raise InvalidSamplingError("structured_output must be None without a tokenizer")
+                self._made = Vocabulary(self._tokenizer, self._num_logits)
+            return self._made
+
+
+def _compile(vocabulary: _OneVocabulary, form: StructuredOutput) -> Compiled:
+    try:
+        return compile_grammar(vocabulary.get(), form)
+    except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+        return error
+
+
+def _key(form: StructuredOutput) -> tuple[Any, ...]:
+    return (form.form, getattr(form, form.form), form.disable_any_whitespace)
+
+
+def _chars(key: tuple[Any, ...]) -> int:
+    value = key[1]
+    return sum(map(len, value)) if isinstance(value, tuple) else len(str(value))

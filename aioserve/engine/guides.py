@@ -1,0 +1,146 @@
+"""Says of each answer that has a form what may come next, off the event loop.
+
+    a token is known ──► on a thread: accept it, take what is forced, make a mask ──► the scheduler
+
+While one answer waits for that, steps with other answers go on. A step's answers are asked about
+together, and mostly told before the next step is planned: the core loop waits for them that long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.engine.requests import LiveSample
+from aioserve.errors import RequestFailedError
+from aioserve.execution.step_thread import StepThread
+from aioserve.grammars.grammar import CompiledGrammar
+from aioserve.grammars.matcher import GrammarMatcher
+
+__all__ = ["Guide", "Guides"]
+
+SETTLE_SECONDS = 0.002
+"""How long a step may be planned later for those that could be in it. An answer takes a tenth of it
+or so; one whose grammar is costly comes too late, and sits the step out."""
+
+
+class Guide(msgspec.Struct, frozen=True, gc=False):
+    """What comes next in one answer."""
+
+    forced: tuple[int, ...]
+    """Tokens that must come first."""
+    mask: npt.NDArray[np.int32] | None
+    """Of the token behind them; None where they end the answer."""
+    error: RequestFailedError | None = None
+    """Why nothing can be said of it."""
+
+
+class Guides:
+    """Of one engine. For the thread of the event loop that it is made on; `tell` is called there.
+
+    Its own thread starts with the first answer that has a form.
+    """
+
+    def __init__(
+        self, name: str, tell: Callable[[LiveSample, Guide], None], *, jump_forward: bool
+    ) -> None:
+        self._name = name
+        self._tell = tell
+        self._jump_forward = jump_forward
+        self._thread: StepThread[list[Guide]] | None = None
+        self._asked: list[tuple[LiveSample, int]] = []
+        """Samples, with tokens of theirs, that are asked about next."""
+        self._running: asyncio.Future[list[Guide]] | None = None
+        """The last call."""
+
+    def begin(self, sample: LiveSample, grammar: CompiledGrammar) -> None:
+        """A new answer. Raises `RuntimeError` where the system has no thread to give."""
+        request = sample.request.request
+        if request is None:
+            return
+        self._call([sample], partial(_begin, sample, grammar, request.end_ids))
+
+    def note(self, sample: LiveSample, token_id: int) -> None:
+        """A token was drawn for an answer that goes on. `ask` asks about all."""
+        self._asked.append((sample, token_id))
+
+    def ask(self) -> None:
+        asked, self._asked = self._asked, []
+        if asked:
+            jumps = self._jump_forward
+            steps = [(s.matcher, token_id, jumps and _may_jump(s)) for s, token_id in asked]
+            self._call([sample for sample, _ in asked], partial(_advance, steps))
+
+    async def settle(self) -> None:
+        """Wait a little for what was asked."""
+        if self._running is not None and not self._running.done():
+            await asyncio.wait([self._running], timeout=SETTLE_SECONDS)
+
+    async def aclose(self) -> None:
+        if self._thread is not None:
+            await self._thread.aclose()
+
+    def _call(self, samples: list[LiveSample], call: Callable[[], list[Guide]]) -> None:
+        if self._thread is None:
+            self._thread = StepThread(f"aioserve-grammar-{self._name}")
+        self._running = asyncio.ensure_future(self._thread.submit(call))
+        self._running.add_done_callback(partial(self._done, samples))
+
+    def _done(self, samples: list[LiveSample], future: asyncio.Future[list[Guide]]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            guides = future.result()
+        else:
+            failed = RequestFailedError("the form of this answer can't be followed")
+            guides = [Guide((), None, failed.with_cause(error))] * len(samples)
+        for sample, guide in zip(samples, guides, strict=True):
+            self._tell(sample, guide)
+
+
+def _may_jump(sample: LiveSample) -> bool:
+    """Whether tokens may come without logits: nobody asks what those were."""
+    request = sample.request.request
+    return request is not None and request.params.logprobs is None
+
+
+def _begin(sample: LiveSample, grammar: CompiledGrammar, end_ids: frozenset[int]) -> list[Guide]:
+    """The first token is sampled, whatever it must be."""
+    sample.matcher = grammar.matcher(end_ids)
+    return [_next(sample.matcher, jumps=False)]
+
+
+def _advance(steps: Sequence[tuple[GrammarMatcher | None, int, bool]]) -> list[Guide]:
+    guides = []
+    for matcher, token_id, jumps in steps:
+        if matcher is not None and matcher.accept(token_id):
+            guides.append(_next(matcher, jumps=jumps))
+        else:
+            failed = RequestFailedError(
+                f"token {token_id} was drawn, which the form of the answer doesn't allow: other "
+                "parameters leave no token that it does"
+            )
+            guides.append(Guide((), None, failed))
+    return guides
+
+
+def _next(matcher: GrammarMatcher, *, jumps: bool) -> Guide:
+    """On a thread, the only one that knows the matcher now."""
+    taken: list[int] = []
+    while jumps and (forced := matcher.forced()):
+        matcher.accept_all(forced)
+        taken += forced
+    if matcher.has_ended:
+        return Guide(tuple(taken), None)
+    mask = matcher.allowed()
+    if not mask.any():
+        why = matcher.error or "nothing that the tokenizer can write goes on"
+        failed = RequestFailedError(f"the form of this answer can't be followed further: {why}")
+        return Guide(tuple(taken), None, failed)
+    return Guide(tuple(taken), mask)

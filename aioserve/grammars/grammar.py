@@ -1,0 +1,91 @@
+"""A form of answers becomes a grammar, and a grammar a matcher for each answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Set
+from typing import Any
+
+from aioserve.errors import InvalidSamplingError
+from aioserve.grammars.library import limits, llguidance
+from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.grammars.schema import check_lark, check_schema
+from aioserve.grammars.vocabulary import Vocabulary
+from aioserve.structured_output import StructuredOutput
+
+__all__ = ["CompiledGrammar", "compile_grammar"]
+
+MAX_WHITESPACE = 32
+"""Characters between two parts of JSON: enough to indent, and a model can't go on for ever."""
+MAX_REASON_CHARS = 500
+
+
+class CompiledGrammar:
+    """For all answers of one form. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary, prototype: Any) -> None:
+        self._vocabulary = vocabulary
+        self._prototype = prototype
+
+    def matcher(self, end_ids: Set[int]) -> GrammarMatcher:
+        """Of a new answer, which any of `end_ids` ends."""
+        return GrammarMatcher(self._vocabulary, self._prototype.deep_copy(), end_ids)
+
+
+def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledGrammar:
+    """May take long: to be called on a thread. Raises `InvalidSamplingError` for a form that can't
+    be kept, saying why."""
+    library = llguidance()
+    argument = form.form
+    try:
+        prototype = library.LLMatcher(
+            vocabulary.library, _source(form), log_level=0, limits=limits()
+        )
+    except ValueError as error:
+        raise _refused(argument, str(error)) from None
+    if prototype.is_error():
+        raise _refused(argument, prototype.get_error())
+    if warnings := prototype.get_grammar_warnings():
+        raise _refused(argument, "; ".join(warnings))
+    compiled = CompiledGrammar(vocabulary, prototype)
+    first = compiled.matcher(frozenset())
+    if not first.allowed().any() and not first.is_accepting:
+        raise _refused(argument, "nothing that the tokenizer can write has the form")
+    return compiled
+
+
+def _source(form: StructuredOutput) -> Any:
+    """The grammar, as llguidance takes it."""
+    matcher = llguidance().LLMatcher
+    if form.json_schema is not None:
+        check_schema(str(form.json_schema), "json_schema")
+        return _json_source(str(form.json_schema), form)
+    if form.json_object:
+        return _json_source('{"type":"object"}', form)
+    if form.regex is not None:
+        return matcher.grammar_from_regex(form.regex)
+    if form.choice is not None:
+        return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, form.choice)))
+    grammar = form.grammar or ""
+    check_lark(grammar)
+    return matcher.grammar_from_lark(grammar)
+
+
+def _json_source(schema: str, form: StructuredOutput) -> str:
+    if schema.strip() == "false":
+        raise ValueError("Unsatisfiable schema: schema is false")
+    if schema.strip() == "true":
+        schema = "{}"
+    space: dict[str, Any] = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}"}
+    if form.disable_any_whitespace:
+        space = {"whitespace_flexible": False}
+    return llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=space)
+
+
+def _refused(argument: str, reason: str) -> InvalidSamplingError:
+    reason = re.sub(r"\s+", " ", reason.partition("<backtrace>")[0].replace("<non-verbose/>", ""))
+    return InvalidSamplingError(
+        f"{argument} must be one that can be kept: {reason.strip()[:MAX_REASON_CHARS]}",
+        argument=argument,
+    )

@@ -1,0 +1,145 @@
+"""What may come next in one answer, as its tokens come.
+
+Where the grammar leaves one way to go on, the tokens of that way, as the tokenizer writes its text,
+are the only ones allowed: a model that was taught text in these tokens is not led to others, and
+whoever takes such tokens without asking a model gets the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.grammars.vocabulary import Vocabulary
+
+__all__ = ["GrammarMatcher"]
+
+
+class GrammarMatcher:
+    """Of one answer. Where it is, it comes to by its tokens alone: two that accepted the same are
+    equal. Not thread-safe, and any thread may use it; calls may take milliseconds."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: Any, end_ids: Set[int]) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._end_ids = end_ids
+        self._forced: tuple[int, ...] | None = None
+        """Ahead; None while it isn't known."""
+        self._num_accepted = 0
+        self._has_ended = False
+
+    @property
+    def error(self) -> str | None:
+        """Why it allows nothing any more, where that is no matter of the answer: the grammar was
+        too costly to follow."""
+        return str(self._matcher.get_error()).partition("\n")[0] if self._failed else None
+
+    @property
+    def _failed(self) -> bool:
+        return self._matcher.is_error()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the answer has the form as it is."""
+        return not self._failed and self._matcher.is_accepting()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token; False for one that isn't allowed, which changes nothing."""
+        if self._has_ended or self._failed:
+            return False
+        if token_id in self._end_ids:
+            self._has_ended = self.is_accepting
+            if self._has_ended:
+                self._forced = ()
+            return self._has_ended
+        forced = self.forced()
+        if forced and token_id != forced[0]:
+            return False
+        if not 0 <= token_id < self._vocabulary.end or self._differs_here(token_id):
+            return False
+        if self._matcher.validate_tokens([token_id]) != 1:
+            return False
+        if not self._matcher.consume_token(token_id):
+            return False
+        self._forced = forced[1:] if len(forced) > 1 else None
+        self._num_accepted += 1
+        return True
+
+    def accept_all(self, token_ids: Iterable[int]) -> bool:
+        """Go on by each; False at the first that isn't allowed."""
+        return all(self.accept(token_id) for token_id in token_ids)
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must come next; empty where there is a choice, or the answer may end."""
+        if self._forced is None:
+            self._forced = self._look_ahead()
+        return self._forced
+
+    def allowed(self) -> npt.NDArray[np.int32]:
+        """Mask int32 `[num_words]`: bit `i % 32` of word `i // 32` says whether id `i` may come
+        next. Those that end the answer may where it has the form, and nowhere else. None may where
+        `error` is set, or no token can go on."""
+        vocabulary = self._vocabulary
+        mask = np.zeros(vocabulary.num_words, np.int32)
+        if self._has_ended or self._failed:
+            return mask
+        if forced := self.forced():
+            _set(mask, forced[:1])
+            return mask
+        if not self._matcher.is_stopped():
+            words = np.zeros(vocabulary.end // 32 + 1, np.int32)
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if self._failed:
+                return mask
+            _clear(words, (vocabulary.end,))
+            mask[: len(words)] = words[: len(mask)]
+        if vocabulary.not_first is not None and not self._num_accepted:
+            mask &= ~vocabulary.not_first
+        (_set if self._matcher.is_accepting() else _clear)(mask, self._end_ids)
+        return mask
+
+    def copy(self) -> GrammarMatcher:
+        """Another answer that has begun like this one."""
+        other = GrammarMatcher(self._vocabulary, self._matcher.deep_copy(), self._end_ids)
+        other._forced = self._forced
+        other._num_accepted = self._num_accepted
+        other._has_ended = self._has_ended
+        return other
+
+    def _differs_here(self, token_id: int) -> bool:
+        not_first = self._vocabulary.not_first
+        if not_first is None or self._num_accepted:
+            return False
+        return bool(not_first[token_id // 32] >> (token_id % 32) & 1)
+
+    def _look_ahead(self) -> tuple[int, ...]:
+        if self._has_ended or self._failed:
+            return ()
+        if self._matcher.is_stopped() or self._matcher.is_accepting():
+            only = self._matcher.is_stopped() and len(self._end_ids) == 1
+            return tuple(self._end_ids) if only else ()
+        forced = self._matcher.compute_ff_tokens()
+        end, ends = self._vocabulary.end, self._end_ids
+        known = next((n for n, i in enumerate(forced) if i >= end or i in ends), len(forced))
+        if known and self._differs_here(forced[0]):
+            return ()
+        return tuple(forced[: self._matcher.validate_tokens(forced[:known])]) if known else ()
+
+
+def _set(mask: npt.NDArray[np.int32], ids: Iterable[int]) -> None:
+    bits = mask.view(np.uint32)
+    for token_id in ids:
+        bits[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+
+def _clear(mask: npt.NDArray[np.int32], ids: Iterable[int]) -> None:
+    bits = mask.view(np.uint32)
+    for token_id in ids:
+        bits[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)

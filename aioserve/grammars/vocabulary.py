@@ -1,0 +1,120 @@
+"""A tokenizer's vocabulary, as llguidance needs it: the bytes that each id adds to an answer.
+
+They are taken from the same pieces that answers are put together of (`aioserve.text.pieces`), so
+the text that a grammar sees is the text that the caller gets. Special tokens add none, and are
+allowed only where a grammar names them.
+
+Making one takes a second for 150,000 tokens, nearly all of it in one call of the library that holds
+the interpreter's lock: so a model has one, and only once a request asks for a form.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.grammars.library import llguidance
+from aioserve.text.pieces import Piece
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["Vocabulary"]
+
+_MARK = "\x02"
+"""A character that no vocabulary has in longer tokens."""
+
+
+class Vocabulary:
+    """Of one model, whose logits are `num_logits` wide. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, num_logits: int) -> None:
+        self.num_logits = num_logits
+        self.num_words: int = -(-num_logits // 32)
+        """int32s of a mask with a bit for each logit."""
+        size = min(tokenizer.vocab_size, num_logits)
+        self.end: int = size
+        """Stands for the end of an answer in llguidance; beyond every id."""
+        pieces = tokenizer.pieces
+        texts = [_bytes(pieces[token_id]) for token_id in range(size)]
+        self.library: Any = llguidance().LLTokenizer(_Wrapped(tokenizer, texts))
+        """llguidance's own."""
+        self.not_first: npt.NDArray[np.int32] | None = None
+        """Mask int32 `[num_words]` of ids whose text differs at the start of an answer, where the
+        tokenizer drops a space; None if there are none."""
+        strips = pieces.strip_char.encode() if pieces.strip_left else None
+        if strips is not None or pieces.first_differs:
+            bits = np.zeros(32 * self.num_words, np.uint8)
+            bits[:size] = [
+                (strips is not None and text.startswith(strips))
+                or (pieces.first_differs and _bytes(pieces.first(token_id)) != text)
+                for token_id, text in enumerate(texts)
+            ]
+            self.not_first = np.packbits(bits, bitorder="little").view(np.int32)
+
+
+class _Wrapped:
+    """What `LLTokenizer` asks of a tokenizer that isn't its own. Must not lead back to it: nobody
+    would ever collect such a circle."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, texts: list[bytes]) -> None:
+        self._tokenizer = tokenizer
+        self._texts = texts
+        size = len(texts)
+        specials = {i: name for i, name in tokenizer.special_names.items() if i < size}
+        self.special_token_ids = list(specials)
+        self.eos_token_id = size
+
+    @property
+    def tokens(self) -> list[bytes]:
+        tokens = [*self._texts, b""]
+        for token_id in self.special_token_ids:
+            tokens[token_id] = self._tokenizer.special_names[token_id].encode()
+        return tokens
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids whose bytes are exactly those of `text`, as the tokenizer would write it."""
+        ids = self._tokenizer.encode_plain(text)
+        if self._spells(ids, text):
+            return ids
+        # One that puts a space before what it encodes does so before the mark.
+        marked = self._tokenizer.encode_plain(_MARK + text)
+        for start in range(1, min(len(marked), 4)):
+            if self._spells(marked[start:], text):
+                return marked[start:]
+        return self._longest_first(text.encode())
+
+    def _spells(self, ids: list[int], text: str) -> bool:
+        texts = self._texts
+        return b"".join([texts[i] if i < len(texts) else b"\xff" for i in ids]) == text.encode()
+
+    def _longest_first(self, data: bytes) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            for end in range(min(at + self._longest, len(data)), at, -1):
+                if (token_id := self._ids.get(data[at:end])) is not None:
+                    ids.append(token_id)
+                    at = end
+                    break
+            else:
+                break  # no token has this byte, so no answer has what follows
+        return ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {text: token_id for token_id, text in enumerate(self._texts) if text}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._texts), default=0)
+
+
+def _bytes(piece: Piece) -> bytes:
+    if piece is None:
+        return b""
+    return piece if isinstance(piece, bytes) else piece.encode()

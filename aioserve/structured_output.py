@@ -1,0 +1,167 @@
+"""What form an answer must have: a value that a caller makes and a grammar is compiled from.
+
+Knows no library of grammars: what a schema or a regular expression means is said by
+`aioserve.grammars`. Whatever is passed is made plain here, so that what is compiled on a thread
+can't change meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from aioserve.arguments import boolean, check, optional, plain_int, plain_str, sequence, shown, text
+from aioserve.errors import InvalidSamplingError
+
+__all__ = ["StructuredOutput", "structured_output"]
+
+MAX_CHARS = 2**17
+"""Of a schema, an expression, a grammar, or all choices together."""
+MAX_CHOICES = 4096
+MAX_DEPTH = 64
+"""Of values within values in a schema."""
+
+FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of an answer: exactly one of five ways to say it. Each has at most 131,072
+    characters.
+
+    Raises `InvalidSamplingError` for none or several of them, and for a value that isn't as said
+    below. A form that can't be kept, a schema with an unsupported keyword say, ends the request
+    with that error when it is compiled.
+    """
+
+    json_schema: Mapping[str, Any] | bool | str | None = None
+    """The answer is a JSON value that this schema accepts: a dict, or its JSON text. Kept as JSON
+    text. Properties come in the order in which the schema names them."""
+    json_object: bool = False
+    """The answer is any JSON object."""
+    regex: str | None = None
+    """The whole answer matches this regular expression, which has no look-around and no
+    back-references."""
+    choice: Sequence[str] | None = None
+    """The answer is one of these, up to 4096. Kept as a tuple."""
+    grammar: str | None = None
+    """The answer matches this grammar, in llguidance's form of Lark; it begins with `start`."""
+    disable_any_whitespace: bool = False
+    """JSON without white space between its parts; where False, up to 32 characters are allowed at
+    each place. Of JSON alone."""
+
+    def __post_init__(self) -> None:
+        rules = {
+            "json_schema": _schema,
+            "json_object": boolean,
+            "regex": optional(text(1, MAX_CHARS)),
+            "choice": optional(sequence(text(1, MAX_CHARS), MAX_CHOICES, least=1)),
+            "grammar": optional(text(1, MAX_CHARS)),
+            "disable_any_whitespace": boolean,
+        }
+        for name, rule in rules.items():
+            value = check(InvalidSamplingError, name, getattr(self, name), rule)
+            msgspec.structs.force_setattr(self, name, value)
+        given = [name for name in FORMS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise InvalidSamplingError(
+                f"structured_output must have exactly one of {', '.join(FORMS)}, "
+                f"got {' and '.join(given) or 'none'}",
+                argument="structured_output",
+                value=" and ".join(given) or "none",
+                limit=1,
+            )
+        if self.disable_any_whitespace and given[0] not in ("json_schema", "json_object"):
+            raise InvalidSamplingError(
+                f"disable_any_whitespace must be False with {given[0]}, got True",
+                argument="disable_any_whitespace",
+                value=True,
+            )
+        chars = sum(map(len, self.choice or ()))
+        if chars > MAX_CHARS:
+            raise InvalidSamplingError(
+                f"choice must have at most {MAX_CHARS} characters in all, got {chars}",
+                argument="choice",
+                value=chars,
+                limit=MAX_CHARS,
+            )
+
+    @property
+    def form(self) -> str:
+        """Which of the five is given."""
+        return next(name for name in FORMS if getattr(self, name) not in (None, False))
+
+
+def structured_output(value: object) -> StructuredOutput:
+    """The rule of an argument that is one."""
+    if issubclass(type(value), StructuredOutput):
+        return value  # pyright: ignore[reportReturnType]
+    raise InvalidSamplingError(
+        f"structured_output must be a StructuredOutput, got {shown(value)}",
+        argument="structured_output",
+        value=value,
+    )
+
+
+def _schema(value: object) -> str | None:
+    """A schema as JSON text. Whether it is one that can be kept is seen when it is compiled."""
+    if value is None:
+        return None
+    written = plain_str(value)
+    if written is None:
+        if not issubclass(type(value), dict) and value is not True and value is not False:
+            raise _refused(f"be a dict, or the JSON text of a schema, got {shown(value)}", value)
+        written = json.dumps(_plain(value, 0, [MAX_CHARS]), separators=(",", ":"))
+    written = check(InvalidSamplingError, "json_schema", written, text(1, MAX_CHARS))
+    try:
+        parsed = msgspec.json.decode(written)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _refused(f"be JSON, got {shown(written)}: {error}", written) from None
+    if not isinstance(parsed, dict | bool):
+        raise _refused(f"be an object in JSON, got {shown(written)}", written)
+    return written
+
+
+def _plain(value: object, depth: int, room: list[int]) -> Any:
+    """Python's own dicts, lists, strs, numbers and None in place of what is derived of them, whose
+    methods aren't called."""
+    room[0] -= 1
+    if depth > MAX_DEPTH:
+        raise _refused(f"be nested {MAX_DEPTH} deep at most, got more", depth, limit=MAX_DEPTH)
+    if room[0] < 0:
+        raise _refused(f"have at most {MAX_CHARS} characters, got more", None, limit=MAX_CHARS)
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if issubclass(kind, dict):
+        return {
+            _text(key, room): _plain(entry, depth + 1, room)
+            for key, entry in dict.items(value)  # pyright: ignore[reportArgumentType]
+        }
+    if issubclass(kind, list | tuple):
+        entries = tuple.__iter__ if issubclass(kind, tuple) else list.__iter__
+        return [_plain(entry, depth + 1, room) for entry in entries(value)]  # pyright: ignore
+    if issubclass(kind, str):
+        return _text(value, room)
+    if (whole := plain_int(value)) is not None and abs(whole) < 10**300:
+        return whole
+    if issubclass(kind, float) and math.isfinite(number := float.__float__(value)):  # pyright: ignore
+        return number
+    raise _refused(f"hold nothing but what JSON has, got {shown(value)}", value)
+
+
+def _text(value: object, room: list[int]) -> str:
+    written = plain_str(value)
+    if written is None:
+        raise _refused(f"have names of type str, got {shown(value)}", value)
+    room[0] -= len(written)
+    return written
+
+
+def _refused(must: str, value: object, *, limit: object = None) -> InvalidSamplingError:
+    return InvalidSamplingError(
+        f"json_schema must {must}", argument="json_schema", value=value, limit=limit
+    )

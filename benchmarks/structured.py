@@ -1,0 +1,146 @@
+"""What structured output costs: throughput with answers that have a form, against without.
+
+Answers are greedy, of `--output-tokens` each, all submitted at once. In one run and in turn:
+
+    plain        `--requests` answers of no form
+    neighbour    the same, and one that follows a JSON schema: the tokens of the others count
+    constrained  `--requests` answers, each with the schema
+    one by one   the same without `jump_forward`
+
+The schema is a list of records that never ends. The best of `--repeats` counts, since whatever else
+the machine does only ever makes a run slower.
+
+    python benchmarks/structured.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SCHEMA = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "kind": {"enum": ["function", "class", "module"]},
+            "lines": {"type": "integer", "minimum": 0, "maximum": 99999},
+            "is_public": {"type": "boolean"},
+        },
+        "required": ["name", "kind", "lines", "is_public"],
+        "additionalProperties": False,
+    },
+}
+SIDES = ("plain", "neighbour", "constrained", "one by one")
+
+
+def main() -> None:
+    options = parse_arguments()
+    if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
+        print(f"the machine is busy (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
+    rows = [asyncio.run(compare(model, options)) for model in options.models]
+    print_table(rows, options)
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=["pyhelp", "random:30m"])
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", metavar="FILE")
+    return parser.parse_args()
+
+
+async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
+    from aioserve import Engine
+    from aioserve.cli.random_models import model_or_random
+
+    path = model_or_random(model)
+    rates: dict[str, list[float]] = {side: [] for side in SIDES}
+    async with (
+        Engine(path, dtype=options.dtype, num_pages=4096) as engine,
+        Engine(path, dtype=options.dtype, num_pages=4096, jump_forward=False) as one_by_one,
+    ):
+        for repeat in range(-1, options.repeats):
+            for side in SIDES:
+                on = one_by_one if side == "one by one" else engine
+                rate = await run(on, side, options)
+                if repeat >= 0:
+                    print(f"{model}: {side}, {rate:.0f} tokens/s", file=sys.stderr, flush=True)
+                    rates[side].append(rate)
+    best = {side: max(rates[side]) for side in SIDES}
+    return {
+        "model": model,
+        "tokens_per_second": best,
+        "ratio": {side: best[side] / best["plain"] for side in SIDES},
+        "all_tokens_per_second": rates,
+    }
+
+
+async def run(engine: Any, side: str, options: argparse.Namespace) -> float:
+    """Tokens per second of the `--requests` answers."""
+    from aioserve import SamplingParams, StructuredOutput
+
+    plain = SamplingParams(max_tokens=options.output_tokens, temperature=0, ignore_eos=True)
+    form = StructuredOutput(json_schema=SCHEMA, disable_any_whitespace=True)
+    constrained = SamplingParams(
+        max_tokens=options.output_tokens, temperature=0, structured_output=form
+    )
+    params = [plain if side in ("plain", "neighbour") else constrained] * options.requests
+    prompts = [
+        [(7 * i + 13 * place) % 200 + 10 for i in range(options.prompt_tokens)]
+        for place in range(options.requests + 1)
+    ]
+    began = time.perf_counter()
+    neighbour = None
+    if side == "neighbour":
+        neighbour = asyncio.ensure_future(engine.generate(prompts[-1], constrained))
+    answers = await asyncio.gather(*map(engine.generate, prompts, params))
+    seconds = time.perf_counter() - began
+    if neighbour is not None:
+        await neighbour
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    if tokens != options.requests * options.output_tokens:
+        raise RuntimeError(f"{tokens} tokens came: the model's context is too short")
+    return tokens / seconds
+
+
+def print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = (
+        f"{options.requests} requests, {options.prompt_tokens} tokens in, "
+        f"{options.output_tokens} out; best of {options.repeats}; tokens/s, and against plain"
+    )
+    table = Table(title=title, box=None)
+    table.add_column("model")
+    for side in SIDES:
+        table.add_column(side, justify="right")
+    for row in rows:
+        figures = [f"{row['tokens_per_second']['plain']:,.0f}"]
+        figures += [
+            f"{row['tokens_per_second'][side]:,.0f} ({row['ratio'][side]:.3f})"
+            for side in SIDES[1:]
+        ]
+        table.add_row(Path(row["model"]).name, *figures)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""Answers that have a form, through the whole engine: whatever the model would rather say, chunks,
+preemption, forks and neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from aioserve import (
+    Completion,
+    Engine,
+    FinishReason,
+    InvalidSamplingError,
+    RequestFailedError,
+    SamplingParams,
+    StructuredOutput,
+)
+from aioserve.engine import compiling
+from aioserve.grammars import grammar as grammar_module
+from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.testing.random_model import write_random_model
+from tests.engine.idle import all_given_back
+
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+    "eos_token_id": 270,
+    "tie_word_embeddings": True,
+}
+TIGHT: dict[str, Any] = {
+    "page_size": 4,
+    "num_pages": 60,
+    "max_num_batched_tokens": 13,
+    "output_reserve_tokens": 0,
+}
+"""Prompts are chunked, and requests preempted."""
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "description": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["function", "class", "module"]},
+        "lines": {"type": "array", "items": {"type": "integer", "maximum": 999}, "maxItems": 3},
+    },
+    "required": ["description", "kind", "lines"],
+    "additionalProperties": False,
+}
+COMPACT = StructuredOutput(json_schema=SCHEMA, disable_any_whitespace=True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model, which has no good manners."""
+    path = tmp_path_factory.mktemp("model")
+    return str(write_random_model(path, TINY, seed=3, dtype="float32"))
+
+
+def text_of(ids: tuple[int, ...]) -> str:
+    """Without the end, which is no special token of this model."""
+    assert ids[-1] == 270
+    return b"".join([bytes([i]) if i < 256 else b"?%d" % i for i in ids[:-1]]).decode()
+
+
+def requests() -> list[tuple[list[int], SamplingParams]]:
+    """Of many kinds, and some of no form."""
+    every = []
+    for place in range(8):
+        form = COMPACT if place % 4 else None
+        params = SamplingParams(
+            temperature=(0.0, 0.7, 1.5, 4.0)[place % 4],
+            max_tokens=160 if form else 40,
+            n=3 if place == 5 else 1,
+            seed=place,
+            structured_output=form,
+            ignore_eos=form is None,
+        )
+        every.append(([7 + place] * (3 + 5 * place), params))
+    return every
+
+
+async def answers(tiny: str, **options: Any) -> tuple[list[Completion], Any]:
+    async with Engine(tiny, **options) as engine:
+        done = await asyncio.gather(*[engine.generate(*request) for request in requests()])
+        return done, engine.stats()
+
+
+@pytest.mark.asyncio
+async def test_answers_of_a_random_model_validate_and_are_the_same_whatever_happens(
+    tiny: str,
+) -> None:
+    expected, _ = await answers(tiny)
+    for (_, params), answer in zip(requests(), expected, strict=True):
+        for sample in answer.samples:
+            if params.structured_output is not None:
+                assert sample.finish_reason is FinishReason.STOP
+                jsonschema.validate(json.loads(text_of(sample.token_ids)), SCHEMA)
+    tight, stats = await answers(tiny, **TIGHT)
+    assert stats.preemptions_total
+    others = [tight]
+    for options in ({"overlap": False}, {"jump_forward": False}, {"backend": "reference"}):
+        others.append((await answers(tiny, **options))[0])
+    (one_by_one, _) = await answers(tiny, jump_forward=False, **TIGHT)
+    for other in (*others, one_by_one):
+        for mine, theirs in zip(expected, other, strict=True):
+            assert [s.token_ids for s in mine.samples] == [s.token_ids for s in theirs.samples]
+            assert mine.usage == theirs.usage
+
+
+@pytest.mark.asyncio
+async def test_what_is_forced_takes_no_steps_and_is_told_token_by_token(tiny: str) -> None:
+    form = StructuredOutput(choice=["a long answer that is the only one there is"])
+    params = SamplingParams(structured_output=form)
+    steps = []
+    for jump_forward in (True, False):
+        async with Engine(tiny, jump_forward=jump_forward) as engine:
+            tokens = [token async for token in engine.stream([5, 6], params)]
+            assert bytes(token.id for token in tokens[:-1]).decode() == (form.choice or "")[0]
+            assert [token.index for token in tokens] == list(range(len(tokens)))
+            steps.append(engine.stats().steps_total)
+            assert engine.stats().tokens_generated_total == len(tokens)
+            limited = await engine.generate(
+                [5, 6], SamplingParams(max_tokens=9, structured_output=form)
+            )
+            assert len(limited.token_ids) == 9
+            assert limited.finish_reason is FinishReason.LENGTH
+            stop = SamplingParams(stop=["answer"], structured_output=form)
+            stopped = await engine.generate([5, 6], stop)
+            assert stopped.text == "a long "
+            assert stopped.finish_reason is FinishReason.STOP
+            assert await all_given_back(engine)
+    assert steps == [1, len(tokens)]
+
+
+@pytest.mark.asyncio
+async def test_forced_tokens_have_logprobs_where_they_are_asked_for(tiny: str) -> None:
+    params = SamplingParams(
+        temperature=0, logprobs=2, structured_output=StructuredOutput(choice=["only this"])
+    )
+    async with Engine(tiny) as engine:
+        answer = await engine.generate([5, 6], params)
+    assert answer.logprobs is not None
+    assert len(answer.logprobs) == len(answer.token_ids) == 10
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (StructuredOutput(regex="[ab]{2,4}-[0-9]"), "[ab]{2,4}-[0-9]"),
+        (StructuredOutput(choice=["yes", "no"]), "yes|no"),
+        (StructuredOutput(grammar='start: "<" /[a-z]{1,3}/ ">"'), "<[a-z]{1,3}>"),
+        (StructuredOutput(json_object=True), r"\{[^\x00]*\}"),
+    ],
+)
+async def test_each_form_holds(form: StructuredOutput, pattern: str) -> None:
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=200, structured_output=form)
+    async with Engine("pyhelp") as engine:
+        answer = await engine.generate("What is a list?", params)
+    if answer.finish_reason is FinishReason.STOP:
+        assert re.fullmatch(pattern, answer.text, re.DOTALL)
+    else:
+        assert form.json_object
+
+
+@pytest.mark.asyncio
+async def test_a_form_that_can_not_be_kept_ends_its_stream_and_no_other() -> None:
+    async with Engine("pyhelp") as engine:
+        other = asyncio.ensure_future(engine.generate("Hi", SamplingParams(max_tokens=20)))
+        for prompt in ("What is a list?", [5, 6], "long " * 200):
+            form = StructuredOutput(json_schema={"not": {}})
+            stream = engine.stream(prompt, SamplingParams(structured_output=form), request_id="r")
+            with pytest.raises(InvalidSamplingError, match="Unimplemented keys") as refused:
+                await anext(stream)
+            assert refused.value.argument == "json_schema"
+        assert (await other).usage.completion_tokens
+
+
+@pytest.mark.asyncio
+async def test_parameters_that_leave_no_token_end_their_request_alone(tiny: str) -> None:
+    async with Engine(tiny) as engine:
+        other = asyncio.ensure_future(engine.generate([5], SamplingParams(max_tokens=20)))
+        params = SamplingParams(
+            allowed_token_ids=[1, 2], structured_output=StructuredOutput(choice=["abc"])
+        )
+        with pytest.raises(RequestFailedError):
+            await engine.generate([5, 6], params)
+        assert (await other).token_ids
+        assert await all_given_back(engine)
+
+
+@pytest.mark.asyncio
+async def test_a_form_is_refused_where_none_can_be_kept(tiny: str, tmp_path: Path) -> None:
+    form = SamplingParams(structured_output=StructuredOutput(json_object=True))
+    alone = write_random_model(tmp_path, TINY, dtype="float32")
+    (alone / "tokenizer.json").unlink()
+    async with Engine(alone) as engine:
+        with pytest.raises(InvalidSamplingError, match="without a tokenizer"):
+            engine.stream([1, 2], form)
+    async with Engine(tiny) as engine:
+        endless = SamplingParams(ignore_eos=True, structured_output=form.structured_output)
+        with pytest.raises(InvalidSamplingError, match="no token id ends an answer"):
+            engine.stream([1, 2], endless)
+
+
+# -- compiling
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Forms whose expression has a "z" are compiled when this is set."""
+    gate = threading.Event()
+    compile_grammar = compiling.compile_grammar
+
+    def slowly(vocabulary: Any, form: StructuredOutput) -> Any:
+        if "z" in (form.regex or ""):
+            assert gate.wait(20)
+        return compile_grammar(vocabulary, form)
+
+    monkeypatch.setattr(compiling, "compile_grammar", slowly)
+    return gate
+
+
+def regex(text: str) -> SamplingParams:
+    return SamplingParams(max_tokens=8, structured_output=StructuredOutput(regex=text))
+
+
+@pytest.mark.asyncio
+async def test_a_slow_form_holds_up_no_other_and_the_same_is_compiled_once(
+    slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    make = grammar_module.CompiledGrammar.__init__
+
+    def counted(self: Any, *args: Any) -> None:
+        compiled.append(args)
+        make(self, *args)
+
+    monkeypatch.setattr(grammar_module.CompiledGrammar, "__init__", counted)
+    async with Engine("pyhelp") as engine:
+        waiting = [asyncio.ensure_future(engine.generate("Hi", regex("z?"))) for _ in range(3)]
+        assert (await engine.generate("Hi", regex("a"))).text == "a"
+        left = engine.stream("Hi", regex("zz"), request_id="left")
+        left.close()
+        assert not any(task.done() for task in waiting)
+        slow.set()
+        await asyncio.gather(*waiting)
+        assert (await engine.generate("Hi", regex("z?"))).token_ids
+        assert len(compiled) == 3
+        assert await all_given_back(engine)
+
+
+@pytest.mark.asyncio
+async def test_a_form_that_takes_too_long_is_refused_and_the_next_ones_go_on(
+    slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.2)
+    async with Engine("pyhelp") as engine:
+        assert (await engine.generate("Hi", regex("a"))).text == "a"
+        for place in range(compiling.MAX_THREADS + compiling.MAX_STUCK):
+            assert (await engine.generate("Hi", regex(f"b{place}"))).text == f"b{place}"
+            with pytest.raises(InvalidSamplingError, match="compiled within"):
+                await engine.generate("Hi", regex(f"z{place}"))
+        with pytest.raises(RequestFailedError, match="4 threads"):
+            await engine.generate("Hi", regex("c"))
+        assert (await engine.generate("Hi", regex("a"))).text == "a"  # it was kept
+        slow.set()
+        while True:
+            try:
+                assert (await engine.generate("Hi", regex("c"))).text == "c"
+                break
+            except RequestFailedError:
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.asyncio
+async def test_closing_does_not_wait_for_a_form_that_is_compiled(slow: threading.Event) -> None:
+    async with Engine("pyhelp") as engine:
+        stream = engine.stream("Hi", regex("z"))
+        await asyncio.sleep(0.05)
+    assert not slow.is_set()
+    slow.set()
+    del stream
+
+
+@pytest.mark.asyncio
+async def test_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MAX_KEPT", 3)
+    monkeypatch.setattr(compiling, "MAX_KEPT_CHARS", 10)
+    async with Engine("pyhelp") as engine:
+        live = engine._live
+        assert live is not None
+        compiler = live.intake.compiler
+        for text in ("a", "bb", "a", "cc", "dd", "e" * 9):
+            await engine.generate("Hi", regex(text))
+            assert len(compiler._kept) <= 3
+            assert (
+                compiler._kept_chars == sum(compiling._chars(key) for key in compiler._kept) <= 10
+            )
+        assert [key[1] for key in compiler._kept] == ["e" * 9]
+
+
+# -- a grammar that is costly to follow
+
+
+@pytest.mark.asyncio
+async def test_an_answer_whose_form_is_slow_to_follow_waits_alone(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    allowed = GrammarMatcher.allowed
+
+    def slowly(self: GrammarMatcher) -> Any:
+        assert gate.wait(20)
+        return allowed(self)
+
+    monkeypatch.setattr(GrammarMatcher, "allowed", slowly)
+    async with Engine(tiny) as engine:
+        form = SamplingParams(structured_output=COMPACT, max_tokens=200)
+        waiting = asyncio.ensure_future(engine.generate([5, 6], form))
+        plain = SamplingParams(max_tokens=50, ignore_eos=True)
+        await engine.generate([5, 6], plain)
+        assert not waiting.done()
+        await asyncio.sleep(0.1)  # nothing is computed meanwhile, and nobody calls that a failure
+        gate.set()
+        jsonschema.validate(json.loads(text_of((await waiting).token_ids)), SCHEMA)
+
+
+@pytest.mark.asyncio
+async def test_a_form_that_can_not_be_followed_ends_its_request_alone(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = GrammarMatcher.allowed
+
+    def none_later(self: GrammarMatcher) -> Any:
+        compiles = "compile" in threading.current_thread().name
+        return allowed(self) if compiles else np.zeros(10, np.int32)
+
+    monkeypatch.setattr(GrammarMatcher, "allowed", none_later)
+    async with Engine(tiny) as engine:
+        other = asyncio.ensure_future(engine.generate([5], SamplingParams(max_tokens=20)))
+        with pytest.raises(RequestFailedError, match="can't be followed further"):
+            await engine.generate([5, 6], SamplingParams(structured_output=COMPACT))
+        assert (await other).token_ids

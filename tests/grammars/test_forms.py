@@ -1,0 +1,119 @@
+"""Expressions, choices and grammars, against Python's own idea of them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from aioserve import InvalidSamplingError
+from aioserve.grammars.grammar import compile_grammar
+from aioserve.structured_output import StructuredOutput
+from tests.grammars.walks import END, Walk, pyhelp
+
+WALKS = 20
+
+REGEXES = (
+    "[a-c]{3,5}(xyz|qrs)",
+    r"\d{4}-(0[1-9]|1[0-2])",
+    r"(ab|a)*b?",
+    r"[^\n\"]{0,8}",
+    "yes|no|maybe",
+    r"-?(0|[1-9][0-9]*)(\.[0-9]{1,3})?",
+    "[\u00e4-\u00fc\u4e00-\u4e10]+",
+    r"\{\"k\": (true|false)\}",
+    "(?i)hello, world",
+    " leading and trailing ",
+    r"<\|im_end\|>{1,2}",
+)
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_all_that_is_drawn_matches_the_expression(regex: str) -> None:
+    tokenizer, vocabulary = pyhelp()
+    grammar = compile_grammar(vocabulary, StructuredOutput(regex=regex))
+    ended = 0
+    for seed in range(WALKS):
+        walk = Walk(grammar, {END}, seed, most=100)
+        if walk.matcher.has_ended:
+            ended += 1
+            text = tokenizer.decode(walk.ids[:-1])
+            assert re.fullmatch(regex, text), text
+    assert ended > WALKS / 2
+
+
+def test_an_answer_is_one_of_the_choices_and_each_may_be_drawn() -> None:
+    tokenizer, vocabulary = pyhelp()
+    choices = (
+        "yes",
+        "yes and no",
+        '"quoted\\"',
+        "line\nbreak\t\x01",
+        "<|im_end|>",
+        "\u00dcn\u00ef 😀",
+        "%json",
+    )
+    grammar = compile_grammar(vocabulary, StructuredOutput(choice=choices))
+    drawn = set()
+    for seed in range(200):
+        walk = Walk(grammar, {END}, seed)
+        assert walk.matcher.has_ended
+        drawn.add(tokenizer.decode(walk.ids[:-1]))
+    assert drawn == set(choices)
+
+
+def test_an_answer_is_a_sentence_of_the_grammar() -> None:
+    tokenizer, vocabulary = pyhelp()
+    lark = """
+        start: sum
+        sum: product ("+" product)*
+        product: value ("*" value)*
+        value: NUMBER | "(" sum ")"
+        NUMBER: /[1-9][0-9]{0,2}/
+    """
+    grammar = compile_grammar(vocabulary, StructuredOutput(grammar=lark))
+    ended = 0
+    for seed in range(WALKS):
+        walk = Walk(grammar, {END}, seed, most=100)
+        if walk.matcher.has_ended:
+            ended += 1
+            text = tokenizer.decode(walk.ids[:-1])
+            assert re.fullmatch(r"[0-9+*()]+", text)
+            assert isinstance(eval(text), int)
+    assert ended > WALKS / 2
+
+
+def test_a_grammar_may_have_special_tokens_and_schemas() -> None:
+    tokenizer, vocabulary = pyhelp()
+    lark = 'start: <|im_start|> %json {"type": "object", "maxProperties": 0}'
+    walk = Walk(compile_grammar(vocabulary, StructuredOutput(grammar=lark)), {END}, 1)
+    assert walk.matcher.has_ended
+    assert walk.ids[0] == 1
+    assert json.loads(tokenizer.decode(walk.ids)) == {}
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ({"regex": "a(?=b)"}, "look-around"),
+        ({"regex": "(a"}, "unclosed group"),
+        ({"regex": r"(a)\1"}, "backreferences"),
+        ({"grammar": "start: a"}, 'unknown name: "a"'),
+        ({"grammar": "start: a\na: b\nb: a"}, "nothing that the tokenizer can write"),
+        (
+            {"grammar": 'start: %json {"type": "object", "minProperties": 3}'},
+            "names may come twice",
+        ),
+        ({"grammar": "start: A\nA: " + " & ".join(f"/.*a{i}.*/" for i in range(9))}, "by &"),
+        ({"grammar": 'start: %json {"not": {}}'}, "not"),
+    ],
+)
+def test_a_form_that_can_not_be_kept_is_refused_with_a_reason(
+    form: dict[str, str], reason: str
+) -> None:
+    _, vocabulary = pyhelp()
+    with pytest.raises(InvalidSamplingError) as refused:
+        compile_grammar(vocabulary, StructuredOutput(**form))  # pyright: ignore[reportArgumentType]
+    assert refused.value.argument == next(iter(form))
+    assert reason in str(refused.value)

@@ -1,0 +1,64 @@
+"""Answers without a model: at each place one of the allowed tokens, drawn by a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Set
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.assets import model_path
+from aioserve.grammars.grammar import CompiledGrammar
+from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.grammars.vocabulary import Vocabulary
+from aioserve.testing.random_model import write_tokenizer
+from aioserve.text.tokenizer import Tokenizer
+
+END = 2
+PADDING = 40
+"""Logits beyond the vocabulary."""
+
+
+@cache
+def pyhelp() -> tuple[Tokenizer, Vocabulary]:
+    """The embedded model's."""
+    tokenizer = Tokenizer.from_directory(model_path("pyhelp") or "")
+    return tokenizer, Vocabulary(tokenizer, tokenizer.vocab_size + PADDING)
+
+
+def single_bytes(directory: Path) -> tuple[Tokenizer, Vocabulary]:
+    """A token for each byte, and no end among them."""
+    write_tokenizer(directory, 256)
+    tokenizer = Tokenizer.from_directory(directory)
+    return tokenizer, Vocabulary(tokenizer, 300)
+
+
+def ids_in(mask: npt.NDArray[np.int32]) -> list[int]:
+    return np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+
+
+class Walk:
+    """`ids` of one answer, and its matcher after them."""
+
+    def __init__(
+        self, grammar: CompiledGrammar, end_ids: Set[int], seed: int, *, most: int = 300
+    ) -> None:
+        rng = random.Random(seed)
+        self.matcher: GrammarMatcher = grammar.matcher(end_ids)
+        self.ids: list[int] = []
+        while len(self.ids) < most and not self.matcher.has_ended:
+            allowed = ids_in(self.matcher.allowed())
+            assert self.matcher.error is None, self.matcher.error
+            assert allowed, self.ids
+            ends = [token_id for token_id in allowed if token_id in end_ids]
+            assert bool(ends) == (self.matcher.is_accepting), self.ids
+            # Whoever draws from all seldom comes to an end.
+            choice = ends if ends and rng.random() < 0.5 else allowed
+            if rng.random() < 0.5:
+                choice = choice[:12]  # quotes, brackets and digits have low ids
+            token_id = rng.choice(choice)
+            assert self.matcher.accept(token_id)
+            self.ids.append(token_id)
