@@ -25,8 +25,10 @@ class TextAssembler:
     an id that ended the answer, cut before the first stop string. With
     `include_stop_str_in_output` they have the text of that id, and are cut behind the stop string.
     A stop string ends the answer where a token after the first `min_tokens` makes its last
-    character final; it may begin before. Of `params` it uses these two and `stop`. `shown` are
-    special tokens that have a text all the same. Not thread-safe.
+    character final; it may begin before. Of `params` it uses these two and `stop`.
+
+    `shown` are special tokens that have a text all the same, also where they end the answer: who
+    reads the marks of an answer reads the last one too. Not thread-safe.
     """
 
     __slots__ = ("_detokenizer", "_finished", "_include", "_num_blind", "_shown", "_stops")
@@ -60,11 +62,12 @@ class TextAssembler:
         """
         if self._finished:
             raise InvariantError(f"token {token_id} after the end of its answer")
-        text = ""
-        if self._detokenizer is None or (is_end and not self._include):
-            pass
+        if self._detokenizer is None:
+            text = ""
         elif token_id in self._shown:
             text = self._detokenizer.flush() + self._shown[token_id]
+        elif is_end and not self._include:
+            text = ""
         else:
             text = self._detokenizer.push(token_id)
         if self._stops is None:

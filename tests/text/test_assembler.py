@@ -83,6 +83,19 @@ def test_a_stop_that_only_the_flushed_tail_completes_still_cuts() -> None:
     assert assembler.matched_stop == "k\ufffd"
 
 
+@pytest.mark.parametrize("include", [False, True])
+def test_an_id_that_ends_the_answer_has_a_text_if_that_is_wanted_or_it_is_a_mark(
+    include: bool,
+) -> None:
+    tokenizer = tokenizer_of("byte-level")
+    params = SamplingParams(include_stop_str_in_output=include)
+    ids = [i for byte in b"a." for i in byte_ids(tokenizer, byte)]
+    for shown, text in ({}, "a." if include else "a"), ({ids[1]: "</mark>"}, "a</mark>"):
+        assembler = TextAssembler(tokenizer, params, shown)
+        pushed = assembler.push(ids[0])[0] + assembler.push(ids[1], is_end=True)[0]
+        assert pushed + assembler.finish() == text
+
+
 def test_without_a_tokenizer_there_is_no_text_and_nothing_to_stop_at() -> None:
     assembler = TextAssembler(None, SamplingParams())
     assert assembler.push(7) == ("", False)
