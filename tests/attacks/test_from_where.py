@@ -71,7 +71,6 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "TokenStream.started": lambda e, s: s.started(),
     "TokenStream.timings": lambda e, s: s.timings,
     "TokenStream.usage": lambda e, s: s.usage,
-    "TokenStream.prompt_logprobs": lambda e, s: s.prompt_logprobs,
 }
 
 
