@@ -225,6 +225,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 arrival_seconds=self.now,
             )
         )
+        account = self.scheduler.account_of(sequence_id)
+        model = RequestModel((sequence_id,), len(prompt), account)
+        self.requests[sequence_id] = self.request_of[sequence_id] = model
         for values in (self.expected, self.received, self.received_logprobs, self.received_scores):
             values[sequence_id] = []
         self.expected_logprobs[sequence_id] = []
@@ -428,6 +431,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not self.received[entry.sequence_id], "scores behind the first token"
                 self.received_scores[entry.sequence_id] += entry.scored
             if entry.pooled is not None:
+                self.request_of[entry.sequence_id].take(entry.sequence_id)
                 self.received_pools[entry.sequence_id] = entry.pooled.tolist()
             if entry.finish_reason is not None:
                 self.ended[entry.sequence_id] = entry.finish_reason
