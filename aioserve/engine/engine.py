@@ -434,7 +434,7 @@ class Engine:
         **options: Unpack[LookOptions],
     ) -> Score:
         """How likely the model finds `continuation`, text or token ids, behind the prompt; nothing
-        is generated. `top_logprobs` of the most likely tokens are told at each place, in [0, 20].
+        is generated. `top_logprobs` of the most likely tokens are told at each place, in [0, 64].
         Other options and errors are those of `generate`; `ttft_target_seconds` says how soon the
         score is wanted."""
         scores = await scores_of(

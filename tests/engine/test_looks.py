@@ -181,11 +181,11 @@ REFUSED: dict[str, tuple[Any, type[Any], str, Any, Any]] = {
         256 * 128,
     ),
     "top": (
-        lambda e: e.score("a", "b", top_logprobs=21),
+        lambda e: e.score("a", "b", top_logprobs=65),
         InvalidRequestError,
         "top_logprobs",
-        21,
-        20,
+        65,
+        64,
     ),
     "below": (
         lambda e: e.score("a", "b", top_logprobs=-1),
