@@ -105,9 +105,12 @@ class Guides:
 
 
 def _may_jump(sample: LiveSample) -> bool:
-    """Whether tokens may come without logits: nobody asks what those were."""
+    """Whether tokens may come without a draw: nobody asks what their logits were, and no later draw
+    depends on those before it by more than their keys and values."""
     request = sample.request.request
-    return request is not None and request.params.logprobs is None
+    if request is None:
+        return False
+    return request.params.logprobs is None and not request.params.needs_history
 
 
 def _begin(sample: LiveSample, grammar: CompiledGrammar, end_ids: frozenset[int]) -> list[Guide]:

@@ -90,6 +90,8 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
             seed=place,
             structured_output=form,
             ignore_eos=form is None,
+            repetition_penalty=1.5 if place % 4 == 2 else 1.0,
+            frequency_penalty=0.8 if place % 4 == 2 else 0.0,
         )
         every.append(([7 + place] * (3 + 5 * place), params))
     return every
