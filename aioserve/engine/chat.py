@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from aioserve.engine.stream import TokenStream
 from aioserve.execution.runner import LoadedModel
-from aioserve.request import FinishReason, Timings, Token, Usage
+from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 from aioserve.text.answers.answer_reader import AnswerReader
 from aioserve.text.answers.forms import (
     ReasoningForm,
@@ -222,6 +222,18 @@ class ChatStream:
     @property
     def finish_reasons(self) -> tuple[FinishReason | None, ...]:
         return self._stream.finish_reasons
+
+    @property
+    def stop_reasons(self) -> tuple[int | str | None, ...]:
+        return self._stream.stop_reasons
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return self._stream.prompt_token_ids
+
+    @property
+    def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
+        return self._stream.prompt_logprobs
 
     @property
     def usage(self) -> Usage:

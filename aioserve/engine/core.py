@@ -233,8 +233,12 @@ class CoreLoop:
             live.mailbox.account = self.scheduler.account_of(sequence_ids[0])
             self.notices.arrived(live)
             if live.grammar is not None:
-                for sample in samples:
-                    self.guides.begin(sample, live.grammar)
+                try:
+                    for sample in samples:
+                        self.guides.begin(sample, live.grammar)
+                except RuntimeError as error:
+                    failed = RequestFailedError(f"no thread for the form of the answer: {error}")
+                    self.delivery.fail(live, failed.with_cause(error))
         else:
             for sequence_id in sequence_ids:
                 self.scheduler.finish(sequence_id)

@@ -72,7 +72,7 @@ class Delivery:
             if update.token_id is not None:
                 self._deliver_token(sample, update.token_id, update)
             elif update.scored:
-                sample.request.mailbox.prompt_logprobs += update.scored
+                sample.request.mailbox.put_scored(update.scored, update.scored_before)
             elif update.finish_reason is FinishReason.LENGTH:
                 self._deliver_look(sample, update)
             else:

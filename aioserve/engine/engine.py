@@ -503,12 +503,17 @@ class Engine:
         reasoning and tool calls. `await engine.chat(...).completion()` is the whole answer.
 
         `tool_parser` and `reasoning_parser` name the forms in which the model writes these; "auto"
-        is what the chat template is written for, of tool calls where `tools` are given. The other
+        is what the chat template is written for, of tool calls where `tools` are given, and nothing
+        where the params ask for `structured_output`, all of which is content. The other
         options and errors are those of `stream`, and `InvalidRequestError` where a form is unknown.
         """
         live = self._usable()
         if unknown := options.keys() - StreamOptions.__annotations__.keys():
             raise TypeError(f"chat() got an unexpected keyword argument {min(unknown)!r}")
+        if params is not None and getattr(params, "structured_output", None) is not None:
+            # All of the answer has the form that was asked for.
+            tool_parser = "none" if tool_parser == "auto" else tool_parser
+            reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser
         form = AnswerForm.of(live.model, options.get("tools"), tool_parser, reasoning_parser)
         given: dict[str, Any] = {**options}
         names = given.keys() & set(ChatArguments.__struct_fields__)

@@ -105,12 +105,12 @@ class Guides:
 
 
 def _may_jump(sample: LiveSample) -> bool:
-    """Whether tokens may come without a draw: nobody asks what their logits were, and no later draw
-    depends on those before it by more than their keys and values."""
+    """Whether tokens may come without a draw: nobody asks what their logits were, nothing but the
+    form has a say in them, and no later draw depends on them by more than their keys and values."""
     request = sample.request.request
     if request is None:
         return False
-    return request.params.logprobs is None and not request.params.needs_history
+    return request.params.logprobs is None and not request.params.edits_logits
 
 
 def _begin(sample: LiveSample, grammar: CompiledGrammar, end_ids: frozenset[int]) -> list[Guide]:
@@ -120,17 +120,25 @@ def _begin(sample: LiveSample, grammar: CompiledGrammar, end_ids: frozenset[int]
 
 
 def _advance(steps: Sequence[tuple[GrammarMatcher | None, int, bool]]) -> list[Guide]:
-    guides = []
-    for matcher, token_id, jumps in steps:
+    return [_after(*step) for step in steps]
+
+
+def _after(matcher: GrammarMatcher | None, token_id: int, jumps: bool) -> Guide:
+    """What goes wrong with one answer is no matter of the others that are asked about with it."""
+    try:
         if matcher is not None and matcher.accept(token_id):
-            guides.append(_next(matcher, jumps=jumps))
-        else:
-            failed = RequestFailedError(
-                f"token {token_id} was drawn, which the form of the answer doesn't allow: other "
-                "parameters leave no token that it does"
-            )
-            guides.append(Guide((), None, failed))
-    return guides
+            return _next(matcher, jumps=jumps)
+    except BaseException as error:  # a panic in Rust code is none of the `Exception`s
+        failed = RequestFailedError("the form of this answer can't be followed")
+        return Guide((), None, failed.with_cause(error))
+    return Guide(
+        (),
+        None,
+        RequestFailedError(
+            f"token {token_id} was drawn, which the form of the answer doesn't allow: other "
+            "parameters leave no token that it does"
+        ),
+    )
 
 
 def _next(matcher: GrammarMatcher, *, jumps: bool) -> Guide:

@@ -403,14 +403,18 @@ class Intake:
         return tuple(makers)
 
     def _end_ids(self, params: SamplingParams) -> frozenset[int]:
-        own = frozenset(params.stop_token_ids)
-        return own if params.ignore_eos else own | self._model.limits.eos_token_ids
+        """Those that may be drawn: a config may name others."""
+        limits, own = self._model.limits, frozenset(params.stop_token_ids)
+        every = own if params.ignore_eos else own | limits.eos_token_ids
+        return frozenset([token_id for token_id in every if token_id < limits.vocab_size])
 
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:
             return ()
-        tokenizer = self.encoder.tokenizer
-        return tuple([ids for word in params.bad_words for ids in spellings(tokenizer, word)])
+        tokenizer, vocab_size = self.encoder.tokenizer, self._model.limits.vocab_size
+        every = [ids for word in params.bad_words for ids in spellings(tokenizer, word)]
+        # A tokenizer may know tokens that the model has no logits of: those are never drawn.
+        return tuple([ids for ids in every if max(ids) < vocab_size])
 
     @contextmanager
     def _failing(

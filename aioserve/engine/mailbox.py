@@ -172,6 +172,12 @@ class Mailbox:
             self.paused = True
             self._owner.reader_fell_behind()
 
+    def put_scored(self, scored: Sequence[Logprobs], before: int) -> None:
+        """Log-probabilities of the prompt's tokens behind the first `before` that were scored."""
+        found = self.prompt_logprobs
+        first = 1 if found and found[0] is None else 0
+        self.prompt_logprobs = [*found[: first + before], *scored]
+
     def finish_sample(
         self, sample: int, reason: FinishReason, stop_reason: int | str | None = None
     ) -> None:

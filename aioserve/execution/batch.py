@@ -5,7 +5,7 @@ Knows plans and numpy; a backend takes it from there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from aioserve.execution.plan import (
 )
 from aioserve.kv.pages import pages_for, token_locations
 from aioserve.ops import Drawn, HostBatch, SampleRows
+from aioserve.ops.draws import NOTHING_LEFT
 from aioserve.request import Logprobs
 from aioserve.sampling.edits import SlotEdits
 from aioserve.sampling.extras import RowExtras
@@ -54,11 +55,15 @@ class HostStep:
     """How many tokens of each item that asks for a sum of hidden states are pooled. Their rows are
     the last of the batch's `logit_rows`, and need no logits."""
 
-    @property
-    def row_failures(self) -> dict[int, str]:
-        """After the draw: what went wrong with rows of `samples` in code that isn't ours."""
+    def told_apart(self, row_errors: Mapping[int, str]) -> tuple[dict[int, str], dict[int, str]]:
+        """After the draw: errors of rows of `samples` that the model is to blame for, and failures
+        that their own requests are: processors that went wrong, edits that leave nothing."""
         edits = None if self.extras is None else self.extras.edits
-        return {} if edits is None else dict(edits.failures)
+        if edits is None:
+            return dict(row_errors), {}
+        own = {row for row, why in row_errors.items() if why == NOTHING_LEFT and row in edits.rows}
+        failures = {row: row_errors[row] for row in own} | edits.failures
+        return {row: why for row, why in row_errors.items() if row not in failures}, failures
 
     @property
     def num_logits(self) -> int:
@@ -74,6 +79,7 @@ class HostStep:
     ) -> StepOutcome:
         """What was drawn for `samples`, with the log-probabilities that `extras` asks for, and the
         sums of hidden states, float32 `[len(self.pooled), hidden]`."""
+        errors, failures = self.told_apart(drawn.row_errors)
         logprobs: dict[int, Logprobs] = {}
         scored: tuple[Logprobs, ...] = ()
         if most_likely is not None and self.extras is not None and self.extras.logprobs is not None:
@@ -82,8 +88,8 @@ class HostStep:
         return StepOutcome(
             step=self.step,
             token_ids=tuple(drawn.token_ids.tolist()),
-            row_errors=dict(drawn.row_errors),
-            row_failures=self.row_failures,
+            row_errors=errors,
+            row_failures=failures,
             logprobs=logprobs,
             scored=scored,
             pooled=() if pooled is None else tuple(pooled),

@@ -159,6 +159,8 @@ class RowEdits:
         self._masks = masks
         self.failures: dict[int, str] = {}
         """By index of a row: what went wrong in a processor."""
+        self.rows: frozenset[int] = frozenset([row for row, *_ in (*rows, *masks)])
+        """Indices of those that are changed."""
 
     def apply(self, logits: Tensor) -> None:
         """Change rows of `logits`, float32 `[S, V]`, in place."""
@@ -169,7 +171,7 @@ class RowEdits:
                 self.failures[row] = failure
         for row, mask in self._masks:
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=logits.shape[1])
-            left_out = torch.from_numpy(bits == 0).to(logits.device)
+            left_out = upload(bits == 0, np.bool_, logits.device)
             logits[row].masked_fill_(left_out, -math.inf)
 
     def note(self, token_ids: Tensor) -> None:

@@ -64,7 +64,10 @@ class GuardedProcessor:
     def _process(self, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor) -> None:
         if self._processor is None:
             self._processor = self._maker.make()
-        row.copy_(changed_by(self._processor, prompt_ids, answer_ids, row))
+        changed = changed_by(self._processor, prompt_ids, answer_ids, row)
+        if row.device.type == "cpu" and changed.isnan().any() and not row.isnan().any():
+            raise NotAnAnswer(changed, "which has a NaN")  # elsewhere to look is to wait
+        row.copy_(changed)
 
 
 def changed_by(

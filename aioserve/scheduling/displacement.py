@@ -83,7 +83,7 @@ class _Room:
 
     def __init__(self, books: Books, sequence: SequenceState, reserve: OutputReserve) -> None:
         memory = books.memory
-        claim = memory.claim(sequence.lease, sequence.known_ids)
+        claim = memory.claim(sequence.lease, sequence.known_ids, sequence.num_cacheable)
         memory.drop(claim)
         self._reserve = reserve
         self._num_new_pages = claim.num_new_pages

@@ -94,6 +94,7 @@ def after_bad_rows(books: Books, broken: list[BrokenRow]) -> None:
         for sequence in list(books.running):
             if sequence.lease.borrowed > proven and sequence.begins_like(suspect, proven + 1):
                 sequence.lose_found()
+                sequence.forget_scores()
                 books.begin_again(sequence)
                 if sequence.pooling is not None:
                     sequence.pooling.forget()

@@ -20,7 +20,7 @@ from aioserve.errors import InvariantError
 from aioserve.execution.plan import MAX_SCORED_TOKENS, StepOutcome, StepPlan, check_outcome
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens
-from aioserve.request import FinishReason, Request
+from aioserve.request import FinishReason, Logprobs, Request
 from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE, Books
 from aioserve.scheduling.guard import PolicyGuard
@@ -257,8 +257,8 @@ class Scheduler:
                 begin, scores_read = scores_read, scores_read + len(item.scored.target_ids)
                 if sequence.slot == slot:
                     scored = outcome.scored[begin:scores_read]
+                    updates.append(_scored(sequence, scored))
                     sequence.scored += len(scored)
-                    updates.append(SequenceUpdate(sequence.sequence_id, None, scored=scored))
             if item.pooled is not None:
                 if sequence.slot == slot and sequence.pooling is not None:
                     sequence.pooling.add(outcome.pooled[pools_read], item.pooled.count)
@@ -344,6 +344,11 @@ def _looked_at(sequence: SequenceState) -> SequenceUpdate:
     the logits are numbers, and nobody hears of it."""
     pooled = None if sequence.pooling is None else sequence.pooling.total
     return SequenceUpdate(sequence.sequence_id, None, FinishReason.LENGTH, pooled=pooled)
+
+
+def _scored(sequence: SequenceState, scored: tuple[Logprobs, ...]) -> SequenceUpdate:
+    before = sequence.scored - (sequence.request.score_from or 0)
+    return SequenceUpdate(sequence.sequence_id, None, scored=scored, scored_before=before)
 
 
 def _failed(sequence: SequenceState, error: str) -> SequenceUpdate:

@@ -199,6 +199,12 @@ class SequenceState:
             return FinishReason.LENGTH
         return None
 
+    def forget_scores(self) -> None:
+        """What was scored may be wrong, and is scored anew unless an answer has begun."""
+        first = self.request.score_from
+        if first is not None and self.num_known == self.prompt_tokens and self.scored > first:
+            self.scored = first
+
     def lose_found(self) -> None:
         """What it found in the prefix tree is worth nothing: it is about to begin again."""
         if self.first_token_seconds is None:

@@ -28,7 +28,9 @@ class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
     logprobs: Logprobs | None = None
     """Of the token, where the request asks for them."""
     scored: tuple[Logprobs, ...] = ()
-    """Of the prompt's next tokens, where it asks for these: such an update tells of no more."""
+    """Of tokens of the prompt, where it asks for these: such an update tells of no more."""
+    scored_before: int = 0
+    """How many of those that were told before stand; others are told anew."""
     pooled: npt.NDArray[np.float64] | None = None
     """The sum of hidden states, float64 `[hidden]`, at the end of a sequence that asks for it."""
     forced: bool = False

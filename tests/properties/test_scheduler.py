@@ -429,7 +429,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.received_logprobs[entry.sequence_id].append(entry.logprobs)
             if entry.scored:
                 assert not self.received[entry.sequence_id], "scores behind the first token"
-                self.received_scores[entry.sequence_id] += entry.scored
+                told = self.received_scores[entry.sequence_id]
+                told[entry.scored_before :] = entry.scored
             if entry.pooled is not None:
                 self.request_of[entry.sequence_id].take(entry.sequence_id)
                 self.received_pools[entry.sequence_id] = entry.pooled.tolist()

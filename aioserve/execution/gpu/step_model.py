@@ -169,6 +169,7 @@ def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], shape: ResultShap
             raise InvariantError(f"step {step.step}: row {row} has the status {status}")
         row_errors[row] = error
     token_ids = results[shape.token_ids].view(np.int64)[:rows]
+    errors, failures = step.told_apart(row_errors)
     logprobs: dict[int, Logprobs] = {}
     scored: tuple[Logprobs, ...] = ()
     if step.extras is not None and step.extras.logprobs is not None:
@@ -179,8 +180,8 @@ def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], shape: ResultShap
     return StepOutcome(
         step=step.step,
         token_ids=tuple(token_ids.tolist()),
-        row_errors=row_errors,
-        row_failures=step.row_failures,
+        row_errors=errors,
+        row_failures=failures,
         logprobs=logprobs,
         scored=scored,
     )

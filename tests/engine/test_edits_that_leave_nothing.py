@@ -1,0 +1,144 @@
+"""What a request may do to its own logits, and what that does to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from aioserve import Engine, RequestFailedError, SamplingParams, StructuredOutput
+from aioserve.testing.random_model import write_random_model
+from tests.engine.test_structured_output import TINY
+
+PROMPT = [(7 * i) % 250 for i in range(64)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose config names an end-of-sequence id that it has no logits of."""
+    path = tmp_path_factory.mktemp("model")
+    config = {**TINY, "eos_token_id": [270, 100_000]}
+    return str(write_random_model(path, config, seed=3, dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(min_tokens=4, allowed_token_ids=[270]),
+        SamplingParams(
+            structured_output=StructuredOutput(choice=["no"]), min_tokens=40, max_tokens=50
+        ),
+        SamplingParams(
+            structured_output=StructuredOutput(choice=["no"]), allowed_token_ids=[1, 2, 3]
+        ),
+    ],
+    ids=["allowed and min_tokens", "form and min_tokens", "form and allowed"],
+)
+@pytest.mark.asyncio
+async def test_a_request_that_leaves_itself_nothing_ends_alone_and_the_cache_stays(
+    tiny: str, params: SamplingParams
+) -> None:
+    async with Engine(tiny, num_pages=256) as engine:
+        expected = await engine.generate(PROMPT, GREEDY)
+        failing = engine.generate(PROMPT, params)
+        neighbour = engine.generate([*PROMPT, 5], GREEDY)
+        failed, other = await asyncio.gather(failing, neighbour, return_exceptions=True)
+        assert isinstance(failed, RequestFailedError)
+        assert not isinstance(other, BaseException)
+        again = await engine.generate(PROMPT, GREEDY)
+
+    assert again.token_ids == expected.token_ids
+    assert again.usage.cached_tokens > 32
+
+
+@pytest.mark.asyncio
+async def test_ids_that_the_model_has_no_logits_of_end_nothing(tiny: str) -> None:
+    form = StructuredOutput(choice=["yes", "no"])
+    async with Engine(tiny) as engine:
+        least, word, formed = await asyncio.gather(
+            engine.generate(PROMPT, SamplingParams(min_tokens=6, max_tokens=8)),
+            engine.generate(PROMPT, SamplingParams(bad_words=["?299"], max_tokens=4)),
+            engine.generate(PROMPT, SamplingParams(structured_output=form)),
+        )
+    assert len(least.token_ids) >= 6
+    assert word.token_ids
+    assert formed.token_ids[-1] == 270
+
+
+@pytest.mark.asyncio
+async def test_what_is_forced_is_what_the_other_parameters_allow(tiny: str) -> None:
+    """With and without jumps: the same answers, or the same error."""
+    text = "yes sir, it is"
+    every = [
+        {"allowed_token_ids": sorted({*text.encode(), 270})},
+        {"allowed_token_ids": [text.encode()[0], 270]},
+        {"logit_bias": {text.encode()[3]: -100}},
+        {"min_tokens": 3},
+    ]
+    found: list[list[Any]] = []
+    for jump_forward in (True, False):
+        async with Engine(tiny, jump_forward=jump_forward) as engine:
+            answers = await asyncio.gather(
+                *(
+                    engine.generate(
+                        [1, 2],
+                        SamplingParams(structured_output=StructuredOutput(choice=[text]), **one),
+                    )
+                    for one in every
+                ),
+                return_exceptions=True,
+            )
+            found.append([getattr(answer, "token_ids", type(answer)) for answer in answers])
+    assert found[0] == found[1]
+    assert found[0][1] is RequestFailedError
+
+
+@pytest.mark.asyncio
+async def test_a_form_that_breaks_in_the_middle_breaks_its_own_answer(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aioserve.grammars.matcher import GrammarMatcher
+
+    accept, calls = GrammarMatcher.accept, []
+
+    def breaking(self: GrammarMatcher, token_id: int) -> bool:
+        calls.append(self)
+        if self is calls[0]:
+            raise RuntimeError("planted")
+        return accept(self, token_id)
+
+    monkeypatch.setattr(GrammarMatcher, "accept", breaking)
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 3}
+    params = SamplingParams(structured_output=StructuredOutput(json_schema=schema))
+    async with Engine(tiny) as engine:
+        answers = await asyncio.gather(
+            *(engine.generate([1, 2, i], params) for i in range(4)), return_exceptions=True
+        )
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert [type(error) for error in failed] == [RequestFailedError]
+    for answer in answers:
+        if not isinstance(answer, BaseException):
+            assert len(json.loads(bytes(answer.token_ids[:-1]))) == 3
+
+
+@pytest.mark.asyncio
+async def test_without_a_thread_for_forms_their_requests_fail_alone(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aioserve.engine import guides
+
+    def refused(name: str) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(guides, "StepThread", refused)
+    form = SamplingParams(structured_output=StructuredOutput(choice=["a"]))
+    async with Engine(tiny) as engine:
+        answers = await asyncio.gather(
+            engine.generate([1], form), engine.generate([1], GREEDY), return_exceptions=True
+        )
+        assert isinstance(answers[0], RequestFailedError)
+        assert not isinstance(answers[1], BaseException)
+        assert (await engine.generate([1], GREEDY)).token_ids == answers[1].token_ids
