@@ -71,9 +71,9 @@ PARTS = {"order": "planning", "step_finished": "commit", "push": "delivery"}
 async def test_time_is_counted_where_it_goes(stalls: str, monkeypatch: pytest.MonkeyPatch) -> None:
     push = TextAssembler.push
 
-    def slow_push(self: TextAssembler, token_id: int) -> tuple[str, bool]:
+    def slow_push(self: TextAssembler, token_id: int, *, is_end: bool = False) -> tuple[str, bool]:
         time.sleep(STALL_SECONDS)
-        return push(self, token_id)
+        return push(self, token_id, is_end=is_end)
 
     if stalls == "push":
         monkeypatch.setattr(TextAssembler, "push", slow_push)
