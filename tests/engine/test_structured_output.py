@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return gate
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
 def regex(text: str) -> SamplingParams:
     return SamplingParams(max_tokens=8, structured_output=StructuredOutput(regex=text))
 
@@ -289,6 +298,71 @@ async def test_a_form_that_takes_too_long_is_refused_and_the_next_ones_go_on(
                 break
             except RequestFailedError:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.asyncio
+async def test_forms_that_wait_are_told_where_no_thread_is_to_be_had(
+    slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.2)
+    escaped: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: escaped.append(context))
+
+    def no_thread(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    async with Engine("pyhelp") as engine:
+        streams = [
+            engine.stream("Hi", regex(f"z{place}")) for place in range(compiling.MAX_THREADS)
+        ]
+        waits = engine.stream("Hi", regex("c"))
+        with monkeypatch.context() as patch:
+            patch.setattr(compiling, "start_daemon", no_thread)
+            for stream in streams:
+                with pytest.raises(InvalidSamplingError, match="compiled within"):
+                    await anext(stream)
+            with pytest.raises(RequestFailedError, match="can't be compiled"):
+                await asyncio.wait_for(anext(waits), 5)
+        assert (await engine.generate("Hi", regex("c"))).text == "c"
+        slow.set()
+        assert await all_given_back(engine)
+    assert not escaped
+
+
+@pytest.mark.asyncio
+async def test_a_form_that_took_too_long_ends_and_the_same_is_compiled_once_more_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gates = [threading.Event() for _ in range(3)]
+    called: list[str | None] = []
+    compile_grammar = compiling.compile_grammar
+
+    def slowly(vocabulary: Any, form: StructuredOutput) -> Any:
+        called.append(form.regex)
+        place = len(called) - 1
+        assert gates[place].wait(20)
+        if place == 0:
+            raise InvalidSamplingError("too late")
+        return compile_grammar(vocabulary, form)
+
+    monkeypatch.setattr(compiling, "compile_grammar", slowly)
+    async with Engine("pyhelp") as engine:
+        live = engine._live
+        assert live is not None
+        compiler = live.intake.compiler
+        with monkeypatch.context() as patch:
+            patch.setattr(compiling, "COMPILE_SECONDS", 0.05)
+            with pytest.raises(InvalidSamplingError, match="compiled within"):
+                await engine.generate("Hi", regex("a"))
+        second = asyncio.ensure_future(engine.generate("Hi", regex("a")))
+        await until(lambda: len(called) == 2)
+        gates[0].set()
+        await until(lambda: compiler._num_stuck == 0)
+        third = asyncio.ensure_future(engine.generate("Hi", regex("a")))
+        await asyncio.sleep(0.05)
+        assert len(called) == 2  # the third waits for the second's
+        gates[1].set()
+        assert (await second).text == (await third).text == "a"
 
 
 @pytest.mark.asyncio
