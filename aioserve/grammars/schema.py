@@ -23,13 +23,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 from urllib.parse import unquote
 
 from aioserve.errors import InvalidSamplingError
 
-__all__ = ["sound_lark", "sound_schema"]
+__all__ = ["check_ends", "sound_lark", "sound_schema"]
 
 MAX_DEPTH = 64
 MAX_JOINED = 8
@@ -106,7 +106,25 @@ def sound_lark(text: str) -> str:
     return "".join([*sound, text[done:]])
 
 
-_NOT_BARE = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*')
+def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]) -> None:
+    """Raise `InvalidSamplingError` for a grammar that names a token of `end_ids`, each of which
+    ends an answer that has the form, and is no part of it."""
+    names = {special_names[i] for i in end_ids if special_names.get(i, "").startswith("<")}
+    ids = set(map(str, end_ids))
+    of_tokens = [*map(re.escape, sorted(names)), r"<\[[0-9,-]*\]>"]
+    for match in re.finditer("|".join([*of_tokens, _NOT_BARE.pattern]), grammar):
+        named = match[0]
+        listed = named.startswith("<[") and set(named[2:-2].split(",")) <= ids
+        if named in names or listed:
+            raise _refused(
+                "grammar",
+                f"names {named}, which ends an answer wherever it has the form, and is no part of "
+                "it",
+            )
+
+
+_NOT_BARE = re.compile(r'"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)+/?|//[^\n]*')
+"""Texts, expressions and comments of Lark, those without an end too: that takes no longer."""
 
 
 def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, Any]]) -> None:

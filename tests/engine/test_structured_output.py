@@ -222,6 +222,25 @@ async def test_a_form_is_refused_where_none_can_be_kept(tiny: str, tmp_path: Pat
             engine.stream([1, 2], endless)
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", ["<|im_end|>", "<[2]>", "<[2,2]>"])
+async def test_a_grammar_that_names_the_end_of_answers_is_refused(end: str) -> None:
+    async with Engine("pyhelp") as engine:
+        for lark in (f"start: {end}", f'start: "a" {end}', f'start: "{end}" // x\nb: {end} | "b"'):
+            form = StructuredOutput(grammar=lark)
+            with pytest.raises(InvalidSamplingError, match="which ends an answer") as refused:
+                engine.stream("Hi", SamplingParams(structured_output=form))
+            assert refused.value.argument == "grammar"
+        params = SamplingParams(
+            ignore_eos=True,
+            stop_token_ids=[5],
+            structured_output=StructuredOutput(grammar=f'start: "a" {end}'),
+        )
+        assert (await engine.generate("Hi", params)).token_ids[-2:] == (2, 5)
+        quoted = StructuredOutput(grammar=f'start: "{end}" // {end}')
+        assert (await engine.generate("Hi", SamplingParams(structured_output=quoted))).text == end
+
+
 # -- compiling
 
 
