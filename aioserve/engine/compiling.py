@@ -150,7 +150,7 @@ class GrammarCompiler:
         """Let every free thread begin with what is wanted."""
         while self._waiting:
             if self._waiting[0].waiters and not self._waiting[0].is_wanted:
-                self._jobs.pop(_key(self._waiting.popleft().form), None)
+                self._forget(self._waiting.popleft())
                 continue
             if not self._free:
                 working = len(self._lanes) - self._num_stuck
@@ -179,8 +179,8 @@ class GrammarCompiler:
             job.timer.cancel()
         if isinstance(compiled, CompiledGrammar):
             self._keep(job.form, compiled)
-        self._start()
         self._tell(job, compiled)
+        self._go_on()
 
     def _time_out(self, lane: _Lane, job: _Job) -> None:
         lane.is_stuck = True
@@ -194,13 +194,31 @@ class GrammarCompiler:
                 limit=COMPILE_SECONDS,
             ),
         )
-        self._start()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin with those that wait, or tell them why none can be."""
+        error: Exception | None = None
+        try:
+            self._start()
+        except RuntimeError as no_thread:
+            if self._num_stuck == len(self._lanes):
+                error = no_thread
         if self._num_stuck >= MAX_THREADS + MAX_STUCK:
-            while self._waiting:
-                self._tell(self._waiting.popleft(), self._all_stuck())
+            error = self._all_stuck()
+        if error is not None:
+            told, self._waiting = self._waiting, deque()
+            for job in told:
+                self._tell(job, error)
+
+    def _forget(self, job: _Job) -> None:
+        """Nobody waits for a job any more. Another of the same form may have come meanwhile."""
+        key = _key(job.form)
+        if self._jobs.get(key) is job:
+            del self._jobs[key]
 
     def _tell(self, job: _Job, compiled: Compiled) -> None:
-        self._jobs.pop(_key(job.form), None)
+        self._forget(job)
         waiters, job.waiters = job.waiters, []
         for waiter in waiters:
             if (then := waiter.then) is not None:

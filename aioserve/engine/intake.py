@@ -41,6 +41,7 @@ from aioserve.errors import (
     RequestRejectedError,
 )
 from aioserve.execution.runner import LoadedModel
+from aioserve.grammars.schema import check_ends
 from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
 from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, Request, SamplingParams
@@ -264,6 +265,9 @@ class Intake:
 
     def _check_form(self, params: SamplingParams) -> None:
         why = None
+        form, tokenizer = params.structured_output, self._model.tokenizer
+        if tokenizer is not None and form is not None and form.grammar is not None:
+            check_ends(form.grammar, tokenizer.special_names, self._end_ids(params))
         if self._model.tokenizer is None:
             why = f"without a tokenizer; {self._model.why_no_tokenizer}"
         elif not self._end_ids(params):

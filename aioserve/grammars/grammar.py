@@ -10,7 +10,7 @@ from typing import Any
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.library import limits, llguidance
 from aioserve.grammars.matcher import GrammarMatcher
-from aioserve.grammars.schema import check_lark, check_schema
+from aioserve.grammars.schema import sound_lark, sound_schema
 from aioserve.grammars.vocabulary import Vocabulary
 from aioserve.structured_output import StructuredOutput
 
@@ -42,8 +42,12 @@ def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledG
         prototype = library.LLMatcher(
             vocabulary.library, _source(form), log_level=0, limits=limits()
         )
+    except InvalidSamplingError:
+        raise
     except ValueError as error:
         raise _refused(argument, str(error)) from None
+    except RecursionError:
+        raise _refused(argument, "what is within it is nested too deep") from None
     if prototype.is_error():
         raise _refused(argument, prototype.get_error())
     if warnings := prototype.get_grammar_warnings():
@@ -59,17 +63,14 @@ def _source(form: StructuredOutput) -> Any:
     """The grammar, as llguidance takes it."""
     matcher = llguidance().LLMatcher
     if form.json_schema is not None:
-        check_schema(str(form.json_schema), "json_schema")
-        return _json_source(str(form.json_schema), form)
+        return _json_source(sound_schema(str(form.json_schema), "json_schema"), form)
     if form.json_object:
         return _json_source('{"type":"object"}', form)
     if form.regex is not None:
         return matcher.grammar_from_regex(form.regex)
     if form.choice is not None:
         return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, form.choice)))
-    grammar = form.grammar or ""
-    check_lark(grammar)
-    return matcher.grammar_from_lark(grammar)
+    return matcher.grammar_from_lark(sound_lark(form.grammar or ""))
 
 
 def _json_source(schema: str, form: StructuredOutput) -> str:

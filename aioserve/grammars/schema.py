@@ -5,7 +5,15 @@ What it can't keep it refuses itself, with a reason. What is refused here in its
 - `x-guidance`, its own keyword: it switches off other keywords,
 - `minProperties` where names may come twice: it counts those that JSON then drops,
 - strings of many patterns at once: to see whether any string has them all takes time and memory
-  that double with each, without a limit.
+  that double with each, without a limit,
+- references but those that lead by `#/...` to a schema that is checked here as well.
+
+And what is made narrower: it tells names that a schema doesn't know from those that it does by how
+they are written, so that `"\\u0061"` would be another name than `"a"`. So beside names or patterns,
+further names are those that can be written in one way only, without a backslash; and there are
+none where further names may not have any value, or beside patterns. Whatever is drawn validates
+all the same. What is narrower could be a reason for `oneOf` to take values that two of its schemas
+accept: where a schema has `oneOf`, it is refused unless no name that it speaks of is left out.
 
 Where a keyword means what it says is known by `_PLACES`; elsewhere (in `enum`, say) it is data.
 """
@@ -15,12 +23,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
+from urllib.parse import unquote
 
 from aioserve.errors import InvalidSamplingError
 
-__all__ = ["check_lark", "check_schema"]
+__all__ = ["check_ends", "sound_lark", "sound_schema"]
 
 MAX_DEPTH = 64
 MAX_JOINED = 8
@@ -28,8 +37,15 @@ MAX_JOINED = 8
 MAX_PLACES = 20_000
 """Places of strings in a schema, counted once for each way that leads there."""
 
+_PLAIN_NAME = r'^[^"\\\x00-\x1f\x7f]*$'
+"""Of names that JSON can write in one way only, if not by `\\u`."""
+_NOT_PLAIN = re.compile(r'["\\\x00-\x1f\x7f]')
+_MOVES = ("$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef")
+"""Keywords by which a reference would lead elsewhere than its pointer says."""
+
 _PLACES: dict[str, str] = {
     "additionalProperties": "schema",
+    "additionalItems": "schema",
     "items": "schema",
     "allOf": "list",
     "anyOf": "list",
@@ -45,34 +61,81 @@ _PLACES: dict[str, str] = {
 _Path = tuple[str, ...]
 
 
-def check_schema(text: str, argument: str) -> None:
-    """Raise `InvalidSamplingError` for a schema, in JSON, that is refused. `argument` names what it
-    came in."""
+def sound_schema(text: str, argument: str) -> str:
+    """The schema, in JSON, of which whatever llguidance draws is accepted by the one in `text`.
+    Raises `InvalidSamplingError` for one that is refused. `argument` names what it came in."""
     schema = json.loads(text)
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise _refused(argument, "has the keyword x-guidance, which is none of JSON Schema")
-    _check_each(schema, argument, 0)
-    _Joined(schema, argument).of(schema, ())
+    checked: list[dict[str, Any]] = []
+    _check_each(schema, argument, 0, checked)
+    _Joined(schema, argument, checked).of(schema, ())
+    has_one_of = any(len(_list(each, "oneOf")) > 1 for each in checked)
+    narrowed = [_narrow(each, argument, has_one_of) for each in checked]
+    if not any(narrowed):
+        return text
+    if has_one_of and (name := next(filter(_NOT_PLAIN.search, _names(schema)), None)):
+        raise _refused(
+            argument,
+            f"has oneOf, objects without additionalProperties: false, and the name {name!r}",
+        )
+    return json.dumps(schema)
 
 
-def check_lark(text: str) -> None:
-    """Raise `InvalidSamplingError` for a grammar that is refused, schemas in it included."""
+def sound_lark(text: str) -> str:
+    """The grammar with the schemas in it made sound. Raises `InvalidSamplingError` for one that is
+    refused."""
+    bare = _NOT_BARE.sub(lambda match: " " * len(match[0]), text)
+    sound: list[str] = []
+    done = 0
     for start in re.finditer(r"%json\b\s*", text):
         try:
             _, end = json.JSONDecoder().raw_decode(text, start.end())
         except (ValueError, RecursionError):
             continue  # where it is one in a comment or a string; llguidance reads it as well
-        check_schema(text[start.end() : end], "grammar")
-    bare = re.sub(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*', "", text)
+        schema = text[start.end() : end]
+        if (kept := sound_schema(schema, "grammar")) == schema:
+            continue
+        if start.start() < done or not bare.startswith("%json", start.start()):
+            raise _refused("grammar", "quotes a schema without additionalProperties: false")
+        sound += [text[done : start.end()], kept]
+        done = end
+    bare = _NOT_BARE.sub("", text)
     if (joined := bare.count("&")) > MAX_JOINED - 1:
         raise _refused("grammar", f"joins {joined + 1} expressions by &", MAX_JOINED)
+    return "".join([*sound, text[done:]])
 
 
-def _check_each(schema: Any, argument: str, depth: int) -> None:
+def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]) -> None:
+    """Raise `InvalidSamplingError` for a grammar that names a token of `end_ids`, each of which
+    ends an answer that has the form, and is no part of it."""
+    names = {special_names[i] for i in end_ids if special_names.get(i, "").startswith("<")}
+    ids = set(map(str, end_ids))
+    of_tokens = [*map(re.escape, sorted(names)), r"<\[[0-9,-]*\]>"]
+    for match in re.finditer("|".join([*of_tokens, _NOT_BARE.pattern]), grammar):
+        named = match[0]
+        listed = named.startswith("<[") and set(named[2:-2].split(",")) <= ids
+        if named in names or listed:
+            raise _refused(
+                "grammar",
+                f"names {named}, which ends an answer wherever it has the form, and is no part of "
+                "it",
+            )
+
+
+_NOT_BARE = re.compile(r'"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)+/?|//[^\n]*')
+"""Texts, expressions and comments of Lark, those without an end too: that takes no longer."""
+
+
+def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, Any]]) -> None:
+    """`checked` gets each schema within."""
     if depth > MAX_DEPTH:
         raise _refused(argument, f"is nested more than {MAX_DEPTH} deep", MAX_DEPTH)
     if not isinstance(schema, dict):
         return
+    for keyword in _MOVES:
+        if keyword in schema and (depth or keyword not in ("$id", "id")):
+            raise _refused(argument, f"has {keyword}, and only the whole schema may have $id")
     least, required = schema.get("minProperties", 0), schema.get("required", ())
     if isinstance(least, int | float) and least > 1:
         named = len(set(map(str, required))) if isinstance(required, list) else 0
@@ -84,14 +147,55 @@ def _check_each(schema: Any, argument: str, depth: int) -> None:
                 named + 1,
             )
     for inner in _within(schema):
-        _check_each(inner, argument, depth + 1)
+        _check_each(inner, argument, depth + 1, checked)
+    checked.append(schema)
+
+
+def _narrow(schema: dict[str, Any], argument: str, has_one_of: bool) -> bool:
+    """Let names that the schema doesn't know be none that it does, written in another way. Whether
+    that was needed."""
+    patterns, properties = schema.get("patternProperties", {}), schema.get("properties", {})
+    if not isinstance(patterns, dict) or not isinstance(properties, dict):
+        raise _refused(argument, "has properties or patternProperties that are no object")
+    names = [*properties, *_list(schema, "required")]
+    if patterns and any(map(_CONTROL.search, map(str, names))):
+        raise _refused(argument, "has patternProperties beside names with control characters")
+    others = schema.get("additionalProperties", True)
+    if others is False or not (names or patterns or "minProperties" in schema):
+        return False
+    if others in (True, {}) and not patterns:
+        schema["patternProperties"] = {_PLAIN_NAME: True}
+    elif has_one_of:
+        raise _refused(
+            argument,
+            "has oneOf, and additionalProperties that aren't false beside names and patterns",
+        )
+    schema["additionalProperties"] = False
+    return True
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def _names(value: Any) -> Iterator[str]:
+    """All names in a schema, those of its keywords and its data among them."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name != _PLAIN_NAME:
+                yield name
+            if name == "required" and isinstance(inner, list):
+                yield from map(str, inner)
+            yield from _names(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _names(inner)
 
 
 def _within(schema: dict[str, Any]) -> Iterator[Any]:
     for keyword, form in _PLACES.items():
         value = schema.get(keyword)
         if form == "schema":
-            yield value
+            yield from value if isinstance(value, list) else (value,)
         elif form == "list" and isinstance(value, list):
             yield from value
         elif form == "map" and isinstance(value, dict):
@@ -101,8 +205,9 @@ def _within(schema: dict[str, Any]) -> Iterator[Any]:
 class _Joined:
     """How many patterns and formats strings must match at once, by their places in the value."""
 
-    def __init__(self, root: Any, argument: str) -> None:
+    def __init__(self, root: Any, argument: str, checked: list[dict[str, Any]]) -> None:
         self._root = root
+        self._checked = set(map(id, checked))
         self._argument = argument
         self._num_places = 0
         self._known: dict[str, Counter[_Path]] = {}
@@ -119,6 +224,12 @@ class _Joined:
         ref = schema.get("$ref")
         if isinstance(ref, str) and ref not in refs:
             if ref not in self._known:
+                if len(refs) == MAX_DEPTH:
+                    raise _refused(
+                        self._argument,
+                        f"leads through more than {MAX_DEPTH} references",
+                        MAX_DEPTH,
+                    )
                 self._known[ref] = self.of(self._target(ref), (*refs, ref))
             counts.update(self._known[ref])
         for keyword in ("anyOf", "oneOf"):
@@ -141,18 +252,21 @@ class _Joined:
         return counts
 
     def _target(self, ref: str) -> Any:
-        """What is referred to within the schema; None where llguidance must say."""
-        if not ref.startswith("#"):
-            return None
+        """The schema that is referred to."""
         at = self._root
-        for part in ref[1:].split("/")[1:]:
+        start, *parts = unquote(ref).split("/")
+        known = start == "#"
+        for part in parts if known else ():
             name = part.replace("~1", "/").replace("~0", "~")
             if isinstance(at, list) and name.isdecimal() and int(name) < len(at):
                 at = at[int(name)]
             elif isinstance(at, dict) and name in at:
                 at = at[name]
             else:
-                return None
+                known = False
+                break
+        if not known or not (isinstance(at, bool) or id(at) in self._checked):
+            raise _refused(self._argument, f"refers to {ref[:100]}, which is no schema within it")
         return at
 
 
@@ -164,8 +278,10 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             for name, inner in value.items():
                 yield "." + (name if keyword == "properties" else ""), inner
     yield ".", schema.get("additionalProperties")
-    for inner in (schema.get("items"), *_list(schema, "prefixItems")):
-        yield "[]", inner
+    for keyword in ("items", "additionalItems", "prefixItems"):
+        value = schema.get(keyword)
+        for inner in value if isinstance(value, list) else (value,):
+            yield "[]", inner
 
 
 def _list(schema: dict[str, Any], keyword: str) -> list[Any]:

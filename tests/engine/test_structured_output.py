@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,25 @@ async def test_a_form_is_refused_where_none_can_be_kept(tiny: str, tmp_path: Pat
             engine.stream([1, 2], endless)
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", ["<|im_end|>", "<[2]>", "<[2,2]>"])
+async def test_a_grammar_that_names_the_end_of_answers_is_refused(end: str) -> None:
+    async with Engine("pyhelp") as engine:
+        for lark in (f"start: {end}", f'start: "a" {end}', f'start: "{end}" // x\nb: {end} | "b"'):
+            form = StructuredOutput(grammar=lark)
+            with pytest.raises(InvalidSamplingError, match="which ends an answer") as refused:
+                engine.stream("Hi", SamplingParams(structured_output=form))
+            assert refused.value.argument == "grammar"
+        params = SamplingParams(
+            ignore_eos=True,
+            stop_token_ids=[5],
+            structured_output=StructuredOutput(grammar=f'start: "a" {end}'),
+        )
+        assert (await engine.generate("Hi", params)).token_ids[-2:] == (2, 5)
+        quoted = StructuredOutput(grammar=f'start: "{end}" // {end}')
+        assert (await engine.generate("Hi", SamplingParams(structured_output=quoted))).text == end
+
+
 # -- compiling
 
 
@@ -237,6 +257,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(compiling, "compile_grammar", slowly)
     return gate
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
 
 
 def regex(text: str) -> SamplingParams:
@@ -289,6 +317,71 @@ async def test_a_form_that_takes_too_long_is_refused_and_the_next_ones_go_on(
                 break
             except RequestFailedError:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.asyncio
+async def test_forms_that_wait_are_told_where_no_thread_is_to_be_had(
+    slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.2)
+    escaped: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: escaped.append(context))
+
+    def no_thread(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    async with Engine("pyhelp") as engine:
+        streams = [
+            engine.stream("Hi", regex(f"z{place}")) for place in range(compiling.MAX_THREADS)
+        ]
+        waits = engine.stream("Hi", regex("c"))
+        with monkeypatch.context() as patch:
+            patch.setattr(compiling, "start_daemon", no_thread)
+            for stream in streams:
+                with pytest.raises(InvalidSamplingError, match="compiled within"):
+                    await anext(stream)
+            with pytest.raises(RequestFailedError, match="can't be compiled"):
+                await asyncio.wait_for(anext(waits), 5)
+        assert (await engine.generate("Hi", regex("c"))).text == "c"
+        slow.set()
+        assert await all_given_back(engine)
+    assert not escaped
+
+
+@pytest.mark.asyncio
+async def test_a_form_that_took_too_long_ends_and_the_same_is_compiled_once_more_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gates = [threading.Event() for _ in range(3)]
+    called: list[str | None] = []
+    compile_grammar = compiling.compile_grammar
+
+    def slowly(vocabulary: Any, form: StructuredOutput) -> Any:
+        called.append(form.regex)
+        place = len(called) - 1
+        assert gates[place].wait(20)
+        if place == 0:
+            raise InvalidSamplingError("too late")
+        return compile_grammar(vocabulary, form)
+
+    monkeypatch.setattr(compiling, "compile_grammar", slowly)
+    async with Engine("pyhelp") as engine:
+        live = engine._live
+        assert live is not None
+        compiler = live.intake.compiler
+        with monkeypatch.context() as patch:
+            patch.setattr(compiling, "COMPILE_SECONDS", 0.05)
+            with pytest.raises(InvalidSamplingError, match="compiled within"):
+                await engine.generate("Hi", regex("a"))
+        second = asyncio.ensure_future(engine.generate("Hi", regex("a")))
+        await until(lambda: len(called) == 2)
+        gates[0].set()
+        await until(lambda: compiler._num_stuck == 0)
+        third = asyncio.ensure_future(engine.generate("Hi", regex("a")))
+        await asyncio.sleep(0.05)
+        assert len(called) == 2  # the third waits for the second's
+        gates[1].set()
+        assert (await second).text == (await third).text == "a"
 
 
 @pytest.mark.asyncio

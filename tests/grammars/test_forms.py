@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 
 from aioserve import InvalidSamplingError
 from aioserve.grammars.grammar import compile_grammar
+from aioserve.grammars.schema import check_ends, sound_lark
 from aioserve.structured_output import StructuredOutput
 from tests.grammars.walks import END, Walk, pyhelp
 
@@ -117,3 +119,12 @@ def test_a_form_that_can_not_be_kept_is_refused_with_a_reason(
         compile_grammar(vocabulary, StructuredOutput(**form))  # pyright: ignore[reportArgumentType]
     assert refused.value.argument == next(iter(form))
     assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("begin", ['"', "/"])
+def test_a_quote_without_an_end_is_read_in_no_time(begin: str) -> None:
+    grammar = "start: " + begin + ("\\" + begin) * 60_000
+    start = time.process_time()
+    check_ends(grammar, {2: "<|im_end|>"}, {2})
+    assert sound_lark(grammar) == grammar
+    assert time.process_time() - start < 5

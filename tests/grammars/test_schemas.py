@@ -141,3 +141,144 @@ def test_a_word_that_names_a_keyword_is_data_where_data_is() -> None:
         {"const": {"allOf": [{"pattern": "x"}] * 20}},
     ):
         compile_grammar(vocabulary, StructuredOutput(json_schema=schema))
+
+
+def takes(vocabulary: Vocabulary, schema: Any, text: str) -> bool:
+    """Whether an answer may be this. `vocabulary` is of single bytes."""
+    form = StructuredOutput(json_schema=schema, disable_any_whitespace=True)
+    matcher = compile_grammar(vocabulary, form).matcher({280})
+    return matcher.accept_all(text.encode()) and matcher.is_accepting
+
+
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+P: dict[str, Any] = {"type": "object", "patternProperties": {"^[a-f]$": {"type": "integer"}}}
+E: dict[str, Any] = {"type": "object", "properties": {"\u00e9\U0001f600": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (A, r'{"a":1,"\u0061":"x"}'),
+        (A | {"additionalProperties": True}, r'{"a":1,"\u0061":"x"}'),
+        (A | {"additionalProperties": {"type": "string"}}, r'{"a":1,"\u0061":"x"}'),
+        ({"allOf": [A, {"properties": {"b": True}}]}, r'{"a":1,"\u0061":"x"}'),
+        ({"$ref": "#/$defs/A", "$defs": {"A": A}}, r'{"a":1,"\u0061":"x"}'),
+        ({"type": "array", "items": A}, r'[{"a":1,"\u0061":"x"}]'),
+        (P, r'{"\u0061":"x"}'),
+        (P | {"additionalProperties": {"type": "string"}}, r'{"\u0061":"x"}'),
+        (E, r'{"\u00e9\ud83d\ude00":1}'),
+        ({"type": "object", "properties": {'"\n/': {"type": "null"}}}, r'{"\"\n\/":1}'),
+        ({"type": "object", "properties": {'"\n/': {"type": "null"}}}, r'{"\u0022\u000a/":1}'),
+        ({"type": "object", "required": ["a"], "minProperties": 2}, r'{"a":1,"\u0061":2}'),
+    ],
+)
+def test_a_name_that_is_written_in_another_way_is_the_same_name(
+    tmp_path: Path, schema: Any, text: str
+) -> None:
+    _, vocabulary = single_bytes(tmp_path)
+    with pytest.raises(jsonschema.ValidationError):
+        validate(text, schema)
+    assert not takes(vocabulary, schema, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (A, '{"a":1,"b":"x","\u00e9":[{"a":"y"}]}'),
+        ({"allOf": [A, {"properties": {"b": {"type": "null"}}}]}, '{"a":1,"b":null,"c":2}'),
+        (P, '{"a":1,"f":2}'),
+        ({"type": "object", "additionalProperties": {"type": "null"}}, '{"a":null}'),
+        ({"type": "object", "required": ["a"], "minProperties": 2}, '{"a":1,"b":2}'),
+        ({"oneOf": [A, {"type": "object", "properties": {"a": False}}]}, '{"b":1}'),
+    ],
+)
+def test_names_that_no_schema_knows_are_drawn(tmp_path: Path, schema: Any, text: str) -> None:
+    _, vocabulary = single_bytes(tmp_path)
+    validate(text, schema)
+    assert takes(vocabulary, schema, text)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [P | {"required": ["a"]}, {"type": "object", "required": ["x"]}]},
+        {"oneOf": [{"type": "object", "required": ["x"]}, {"const": {"x": 1, '"': 2}}]},
+        {"oneOf": [A | {"additionalProperties": {}}, E | {"required": ["\n"]}]},
+    ],
+)
+def test_schemas_are_not_told_apart_by_what_is_left_out_of_them(schema: Any) -> None:
+    _, vocabulary = pyhelp()
+    with pytest.raises(InvalidSamplingError, match="has oneOf"):
+        compile_grammar(vocabulary, StructuredOutput(json_schema=schema))
+
+
+def test_a_schema_in_a_grammar_knows_names_as_well(tmp_path: Path) -> None:
+    _, vocabulary = single_bytes(tmp_path)
+    lark = f'// %json\nstart: "%json " %json {json.dumps(A)} "!"'
+    grammar = compile_grammar(vocabulary, StructuredOutput(grammar=lark))
+    for text, is_taken in ((r'{"a":1,"b":2}', True), (r'{"a":1,"\u0061":"x"}', False)):
+        matcher = grammar.matcher({280})
+        assert matcher.accept_all(f"%json {text}!".encode()) == is_taken
+    quoted = StructuredOutput(grammar=f"start: /a/ // %json {json.dumps(A)}")
+    with pytest.raises(InvalidSamplingError, match="quotes a schema"):
+        compile_grammar(vocabulary, quoted)
+
+
+NINE: dict[str, Any] = {"allOf": [{"type": "string", "pattern": f"x{i}"} for i in range(9)]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/%24defs/A", "$defs": {"A": NINE}},
+        {"$ref": "#/default", "default": NINE},
+        {"$ref": "#/foo", "foo": NINE},
+        {"$ref": "#A", "$defs": {"A": NINE | {"$anchor": "A"}}},
+        {"$ref": "#A", "$defs": {"A": NINE}},
+        {"$ref": "#A", "$defs": {"A": NINE | {"$dynamicAnchor": "A"}}},
+        {"$ref": "urn:a", "$defs": {"A": NINE | {"$id": "urn:a"}}},
+        {"$ref": "urn:r#/$defs/A", "$defs": {"A": NINE}, "$id": "urn:r"},
+        {"$ref": "", "$defs": {"A": NINE}},
+        {"properties": {"a": {"$ref": "#/enum/0"}}, "enum": [{"minProperties": 3}]},
+        {"$ref": "#/$defs/%41", "$defs": {"A": {"minProperties": 3}}},
+    ],
+)
+def test_no_reference_leads_to_what_is_not_checked(schema: Any) -> None:
+    _, vocabulary = pyhelp()
+    reason = "no schema within it|9 patterns|only the whole schema|minProperties 3"
+    with pytest.raises(InvalidSamplingError, match=reason):
+        compile_grammar(vocabulary, StructuredOutput(json_schema=schema))
+
+
+def test_references_lead_to_all_places_of_schemas(tmp_path: Path) -> None:
+    _, vocabulary = single_bytes(tmp_path)
+    defs = {"a/b~ c%": {"type": "integer"}}
+    for ref in ("#/%24defs/a~1b~0%20c%25", "#/allOf/0", "#/allOf/1/items"):
+        schema = {
+            "$id": "http://example.com/root",
+            "$defs": defs,
+            "allOf": [{"type": "array"}, {"items": {"type": ["integer", "array"]}}],
+            "prefixItems": [{"$ref": ref}],
+        }
+        assert takes(vocabulary, schema, "[[]]" if "all" in ref else "[1]"), ref
+
+
+def test_a_long_way_of_references_is_refused_with_its_limit() -> None:
+    _, vocabulary = pyhelp()
+    for length, inner in ((1500, {}), (70, {}), (60, {"items": {"items": {"items": {}}}})):
+        defs: dict[str, Any] = {}
+        for place in range(length):
+            at: Any = {"$ref": f"#/$defs/d{place + 1}"}
+            for _ in range(20 if inner else 0):
+                at = {"items": at}
+            defs[f"d{place}"] = at
+        schema = {"$defs": defs | {f"d{length}": True}, "$ref": "#/$defs/d0"}
+        with pytest.raises(InvalidSamplingError) as refused:
+            compile_grammar(vocabulary, StructuredOutput(json_schema=schema))
+        assert refused.value.argument == "json_schema"
+        if not inner:
+            assert refused.value.limit == 64
+            assert str(refused.value) == (
+                "json_schema must be one that can be kept: it leads through more than 64 "
+                "references; 64 are taken at most"
+            )
