@@ -7,8 +7,10 @@ import json
 import re
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -531,9 +533,27 @@ def test_the_form_of_reasoning_is_named_or_the_templates() -> None:
     assert reasoning_form("none", "</think>") is None
 
 
-@pytest.mark.parametrize("value", ["Hermes", None, 5, ["hermes"]])
+def test_names_of_forms_may_be_of_any_class_of_str() -> None:
+    class Name(StrEnum):
+        AUTO = "auto"
+        NONE = "none"
+        HERMES = "hermes"
+        QWEN3 = "qwen3"
+
+    assert tool_form(Name.HERMES, "", has_tools=True) is TOOL_FORMS["hermes"]
+    assert tool_form(Name.AUTO, SOURCES["mistral"], has_tools=True) is TOOL_FORMS["mistral"]
+    assert tool_form(Name.NONE, SOURCES["mistral"], has_tools=True) is None
+    assert reasoning_form(np.str_("qwen3"), "") is REASONING_FORMS["qwen3"]
+    assert reasoning_form(Name.NONE, "</think>") is None
+
+
+@pytest.mark.parametrize("value", ["Hermes", None, 5, ["hermes"], np.array(["hermes", "none"])])
 def test_unknown_forms_are_refused_by_name(value: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="tool_parser must be one of auto, none, hermes"):
+    with pytest.raises(
+        InvalidRequestError, match="tool_parser must be one of 'auto', 'none', 'hermes'"
+    ):
         tool_form(value, "", has_tools=True)
-    with pytest.raises(InvalidRequestError, match="reasoning_parser must be one of auto, none, qw"):
+    with pytest.raises(
+        InvalidRequestError, match="reasoning_parser must be one of 'auto', 'none', 'qw"
+    ):
         reasoning_form(value, "")

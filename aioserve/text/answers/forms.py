@@ -6,12 +6,12 @@ Names are those that vLLM has for its parsers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
+from aioserve.arguments import check, choice
 from aioserve.errors import InvalidRequestError
-from aioserve.isolation import shown
 from aioserve.text.answers import hermes, llama3_json, mistral
 from aioserve.text.answers.tool_parser import ToolParser
 
@@ -25,8 +25,6 @@ __all__ = [
     "reasoning_form",
     "tool_form",
 ]
-
-T = TypeVar("T")
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
@@ -86,6 +84,7 @@ REASONING_FORMS: Mapping[str, ReasoningForm] = {
 def tool_form(name: object, source: str, *, has_tools: bool) -> ToolForm | None:
     """The form of that name; of "auto" that of the template, where there are tools. Raises
     `InvalidRequestError` for an unknown name, and where none is known for a template with tools."""
+    name = _checked("tool_parser", name, TOOL_FORMS)
     if name == "auto":
         if not has_tools:
             return None
@@ -99,23 +98,17 @@ def tool_form(name: object, source: str, *, has_tools: bool) -> ToolForm | None:
             argument="tool_parser",
             value="auto",
         )
-    return _named("tool_parser", name, TOOL_FORMS)
+    return TOOL_FORMS.get(name)
 
 
 def reasoning_form(name: object, source: str) -> ReasoningForm | None:
-    """The form of that name; of "auto" that of the template, None if it has none."""
+    """The form of that name; of "auto" that of the template, None if it has none. Raises
+    `InvalidRequestError` for an unknown name."""
+    name = _checked("reasoning_parser", name, REASONING_FORMS)
     if name == "auto":
         return next((form for form in REASONING_FORMS.values() if form.is_of(source)), None)
-    return _named("reasoning_parser", name, REASONING_FORMS)
+    return REASONING_FORMS.get(name)
 
 
-def _named(argument: str, name: object, forms: Mapping[str, T]) -> T | None:
-    if type(name) is str and name in forms:
-        return forms[name]
-    if name != "none":
-        raise InvalidRequestError(
-            f"{argument} must be one of auto, none, {', '.join(forms)}, got {shown(name)}",
-            argument=argument,
-            value=name,
-        )
-    return None
+def _checked(argument: str, name: object, forms: Mapping[str, object]) -> str:
+    return check(InvalidRequestError, argument, name, choice("auto", "none", *forms))
