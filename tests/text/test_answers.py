@@ -477,11 +477,9 @@ def test_ids_are_as_the_models_templates_take_them() -> None:
 
 def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
     text = f"<think>a<tool_call>{CALL}</tool_call></think>\n\nb\n<tool_call>{CALL}</tool_call>"
-    for prompt_end, given_ in (("", text), ("x<think>\n", text.removeprefix("<think>"))):
+    for is_open, given_ in ((False, text), (True, text.removeprefix("<think>"))):
         for pieces in ([given_], list(given_)):
-            reader = AnswerReader(
-                TOOL_FORMS["hermes"], REASONING_FORMS["qwen3"], prompt_end=prompt_end
-            )
+            reader = AnswerReader(TOOL_FORMS["hermes"], REASONING_FORMS["qwen3"], is_open=is_open)
             parts = [reader.push(piece) for piece in pieces] + [reader.finish()]
             assert "".join(p.reasoning for p in parts) == f"a<tool_call>{CALL}</tool_call>"
             assert "".join(p.content for p in parts) == "b"
@@ -490,7 +488,7 @@ def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
 
 
 def test_a_reader_without_forms_gives_the_text() -> None:
-    reader = AnswerReader(None, None, prompt_end="<think>")
+    reader = AnswerReader(None, None, is_open=True)
     assert [reader.push("<think>"), reader.push(""), reader.finish()] == [
         Parts("<think>"),
         Parts(),
@@ -531,6 +529,30 @@ def test_the_form_of_reasoning_is_named_or_the_templates() -> None:
     assert reasoning_form("auto", "plain") is None
     assert reasoning_form("deepseek_r1", "plain") is REASONING_FORMS["deepseek_r1"]
     assert reasoning_form("none", "</think>") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt_end", "begun", "is_open"),
+    [
+        ("qwen3", "assistant\n", "", False),
+        ("qwen3", "assistant\n<think>\n", "", True),
+        ("qwen3", "what is <think> for?", "", False),
+        ("qwen3", "<think>\nLet me", "<think>\nLet me", True),
+        ("qwen3", "me", "\n<think>Let me", True),
+        ("qwen3", "me", "<think>" + "x" * 2**21, True),
+        ("qwen3", "<think>a</think>b", "<think>a</think>b", False),
+        ("qwen3", "the tag <think> is", "the tag <think> is", False),
+        ("qwen3", "a <think>", "a <think>", True),
+        ("mistral", "[THINK]a", "[THINK]a", True),
+        ("deepseek_r1", "assistant", "", True),
+        ("deepseek_r1", "a", "a", True),
+        ("deepseek_r1", "a</think>b", "a</think>b", False),
+    ],
+)
+def test_reasoning_is_open_where_the_prompt_or_the_message_that_goes_on_leaves_it_open(
+    name: str, prompt_end: str, begun: str, is_open: bool
+) -> None:
+    assert REASONING_FORMS[name].is_open_after(prompt_end, begun) is is_open
 
 
 def test_names_of_forms_may_be_of_any_class_of_str() -> None:

@@ -26,6 +26,9 @@ __all__ = [
     "tool_form",
 ]
 
+MAX_BEGUN_CHARS = 2**20
+"""So that a long message doesn't hold the event loop."""
+
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 
@@ -52,6 +55,16 @@ class ReasoningForm(msgspec.Struct, frozen=True):
     @property
     def marks(self) -> tuple[str, ...]:
         return (self.opens, self.closes)
+
+    def is_open_after(self, prompt_end: str, begun: str) -> bool:
+        """Whether an answer goes on with reasoning. `prompt_end` is how the prompt ends, which may
+        have opened the tag. `begun` is the message that the answer continues, which is read as the
+        start of an answer: reasoning that it begins with is open while no tag closes it. The tags
+        are looked for in the first and the last `MAX_BEGUN_CHARS` of it."""
+        is_open = self.is_open or begun[:MAX_BEGUN_CHARS].lstrip().startswith(self.opens)
+        if is_open and self.closes not in begun[-MAX_BEGUN_CHARS:]:
+            return True
+        return prompt_end.rstrip().endswith(self.opens)
 
 
 def _is_hermes(source: str) -> bool:
