@@ -25,6 +25,7 @@ from aioserve.text.answers.forms import (
     tool_form,
 )
 from aioserve.text.answers.parts import Parts, ToolCall, ToolCallDelta, whole_calls
+from aioserve.text.conversation import Conversation
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["AnswerForm", "ChatAnswer", "ChatCompletion", "ChatDelta", "ChatStream", "StreamOptions"]
@@ -129,7 +130,8 @@ class AnswerForm:
     ) -> None:
         self._tools = tools
         self._reasoning = reasoning
-        self._prompt_end = ""
+        self._begun = ""
+        self._is_open = False
         marks = (*(tools.marks if tools else ()), *(reasoning.marks if reasoning else ()))
         self.shown: Mapping[int, str] = {} if tokenizer is None else tokenizer.special_among(marks)
         """Special tokens that are part of the answers' text."""
@@ -147,15 +149,21 @@ class AnswerForm:
             model.tokenizer,
         )
 
+    def conversation_is(self, conversation: Conversation) -> None:
+        """Look at the message that the answers continue, if they do."""
+        if conversation.continue_final_message:
+            self._begun = conversation.messages[-1]["content"]
+
     def prompt_is(self, ids: npt.NDArray[np.int32], tokenizer: Tokenizer | None) -> None:
         """Look at the end of the prompt."""
         if self._reasoning is not None and tokenizer is not None:
             tail = ids[-PROMPT_END_TOKENS:].tolist()
-            self._prompt_end = tokenizer.decode(tail, skip_special_tokens=False)
+            prompt_end = tokenizer.decode(tail, skip_special_tokens=False)
+            self._is_open = self._reasoning.is_open_after(prompt_end, self._begun)
 
     def reader(self) -> AnswerReader:
         """For one answer."""
-        return AnswerReader(self._tools, self._reasoning, prompt_end=self._prompt_end)
+        return AnswerReader(self._tools, self._reasoning, is_open=self._is_open)
 
 
 class _Reading:

@@ -154,10 +154,12 @@ class Intake:
             text_or_ids = prompt
         else:
             text_or_ids = self.checked_prompt(prompt, chat or ChatArguments())
-        if form is not None and not isinstance(text_or_ids, Conversation):
-            raise InvalidPromptError(
-                f"messages must be a list of messages, got {shown(prompt)}", value=prompt
-            )
+        if form is not None:
+            if not isinstance(text_or_ids, Conversation):
+                raise InvalidPromptError(
+                    f"messages must be a list of messages, got {shown(prompt)}", value=prompt
+                )
+            form.conversation_is(text_or_ids)
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         seed = params.seed

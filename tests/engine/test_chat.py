@@ -107,6 +107,25 @@ async def test_reasoning_has_a_field_of_its_own_whoever_opens_it(thinks: bool) -
         assert plain.text == raw.content
 
 
+@pytest.mark.parametrize(
+    ("begun", "reasoning", "content"),
+    [
+        ("<think>\nLet me" + " see" * 50, "b", "c"),
+        ("<think>a</think>", "", "b</think>c"),
+        ("The tag <think> is", "", "b</think>c"),
+    ],
+)
+async def test_a_message_that_is_continued_within_its_reasoning_goes_on_with_it(
+    begun: str, reasoning: str, content: str
+) -> None:
+    messages = [*ASK, {"role": "assistant", "content": begun}]
+    async with Engine(ScriptedModel(THINKING, "b</think>c")) as engine:
+        done = await engine.chat(
+            messages, FIRST, add_generation_prompt=False, continue_final_message=True
+        ).completion()
+        assert (done.reasoning, done.content) == (reasoning, content)
+
+
 async def test_samples_are_read_one_by_one() -> None:
     texts = ["<think>a</think>b", ANSWERS[HERMES], "plain"]
     async with Engine(ScriptedModel(THINKING, *texts), max_num_seqs=4) as engine:

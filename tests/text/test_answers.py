@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -93,14 +96,16 @@ arguments = st.dictionaries(
 )
 calls_of = st.lists(st.tuples(names, arguments), min_size=1, max_size=3)
 spaces = st.sampled_from(["", " ", "\n", "\n\n"])
+further_values = st.lists(arguments | st.sampled_from(['"</tool_call>"', "[[1]]"]), max_size=2)
 
 
 @st.composite
 def objects(draw: st.DrawFn, name: str, arguments: str, key: str) -> str:
     members = [f'"name": {json.dumps(name)}', f'"{key}": {arguments}']
     members += draw(st.sampled_from([[], ['"type": "function"'], ['"id": "x}"']]))
+    further = [f'"x{index}": {value}' for index, value in enumerate(draw(further_values))]
     gap = draw(spaces)
-    return "{" + gap + f",{gap}".join(draw(st.permutations(members))) + gap + "}"
+    return "{" + gap + f",{gap}".join(draw(st.permutations(members)) + further) + gap + "}"
 
 
 @st.composite
@@ -189,6 +194,46 @@ def test_pieces_make_no_difference_and_nothing_is_lost(style: str) -> None:
         given_ = content + "".join(name + value for name, value in calls)
         for letters in ("text", "tru"):
             assert given_.count(letters) == text.count(letters)
+
+    check()
+
+
+broken = st.sampled_from(
+    [
+        ', "x": tru!',
+        ', "x" 2}',
+        ', "x": "</tool',
+        ", x",
+        ": 1}]",
+        '"',
+        "; x",
+        ', "x": [1}',
+        ', "x": {"name": "f", "arguments": {}}, 5',
+    ]
+)
+
+
+@pytest.mark.parametrize("style", PARSERS)
+def test_what_is_no_json_behind_arguments_is_content_as_it_stands(style: str) -> None:
+    @settings(max_examples=100)
+    @given(names, arguments, st.booleans(), broken, st.data())
+    def check(name: str, value: str, is_closed: bool, rest: str, data: st.DataObject) -> None:
+        text = f'{MARKS[style][0]}{{"name": "{name}", "arguments": {value}'
+        if is_closed:
+            text += "}"
+            rest = data.draw(st.sampled_from([rest, "}"]))
+        between, after = data.draw(spaces), data.draw(st.sampled_from(["", " and more\n", "x"]))
+        if style == "hermes":
+            text += f"{rest}{between}</tool_call>{after}"
+            content = rest + after
+        else:
+            text += rest + between + after
+            content = rest + between + after
+        if style == "mistral" and data.draw(st.booleans()):
+            text = text.replace("[TOOL_CALLS]", "[TOOL_CALLS] [", 1)
+        assert whole(style, text) == (content, [(name, value)])
+        assert parsed(style, cuts(data.draw, text))[:2] == (content, [(name, value)])
+        assert parsed(style, list(text))[:2] == (content, [(name, value)])
 
     check()
 
@@ -307,7 +352,15 @@ F = ("f", '{"a": 1}')
     [
         ("hermes", f"<tool_call>{CALL}</tool_call> and more", " and more", [F]),
         ("hermes", f"<tool_call>{CALL[:-1]}</tool_call>", "", [F]),
-        ("hermes", f"<tool_call>{CALL}}}</tool_call>", "}</tool_call>", [F]),
+        ("hermes", f"<tool_call>{CALL}}}</tool_call>", "}", [F]),
+        ("hermes", f'<tool_call>{CALL[:-1]}, "x": "y"}}</tool_call>!', "!", [F]),
+        ("hermes", f"<tool_call>{CALL[:-1]}, <tool_call>{CALL}", ",", [F, F]),
+        ("hermes", f"<tool_call>{CALL}}}<tool_call>[1]</tool_call>",
+         "}<tool_call>[1]</tool_call>", [F]),
+        ("llama3_json", f'{CALL[:-1]}, "x": 1}}', "", [F]),
+        ("llama3_json", f'{CALL[:-1]}, "x" 2}} trailing', ', "x" 2} trailing', [F]),
+        ("mistral", f'[TOOL_CALLS] [{CALL[:-1]}, "x": 1}}]', "", [F]),
+        ("mistral", f"[TOOL_CALLS] [{CALL[:-1]}, {CALL[:-1]}]", "", [F, F]),
         ("hermes", "<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
         ("hermes", ' <tool_call>{"name": "f"}</tool_call>', " ", None),
         ("hermes", '<tool_call>{"name": "f", "arguments": "x"}', None, []),
@@ -371,6 +424,43 @@ def test_content_and_arguments_are_given_out_as_they_come() -> None:
     assert parser.push("_call>") == parser.finish() == Parts()
 
 
+def seconds_to_read(push: Callable[[str], Any], start: str, piece: str, count: int) -> float:
+    """Of this thread's time."""
+    push(start)
+    begun = time.thread_time()
+    for _ in range(count):
+        push(piece)
+    return time.thread_time() - begun
+
+
+@pytest.mark.parametrize(
+    ("form", "start"),
+    [
+        ("hermes", "a"),
+        ("hermes", f"<tool_call>{CALL}}}"),
+        ("hermes", '<tool_call>{"name": "f", '),
+        ("hermes", f"<tool_call>{CALL[:-1]}"),
+        ("llama3_json", ""),
+        ("mistral", "[TOOL_CALLS] ["),
+        ("reasoning", ""),
+        ("reasoning", "<think>a"),
+        ("reasoning", "<think>a</think>"),
+    ],
+)
+def test_white_space_takes_time_in_proportion(form: str, start: str) -> None:
+    def seconds(count: int) -> float:
+        def once() -> float:
+            if form == "reasoning":
+                push = ReasoningReader("<think>", "</think>", is_open=False).push
+            else:
+                push = PARSERS[form](numbers()).push
+            return seconds_to_read(push, start, " " * 500, count)
+
+        return min(once() for _ in range(3))
+
+    assert seconds(3200) < 24 * seconds(400)  # eight times as much: 64 times if all is read anew
+
+
 def test_an_object_that_is_no_call_is_given_out_when_its_first_key_shows_it() -> None:
     parser = Llama3JsonParser()
     assert parser.push('{"answer').content == ""
@@ -387,11 +477,9 @@ def test_ids_are_as_the_models_templates_take_them() -> None:
 
 def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
     text = f"<think>a<tool_call>{CALL}</tool_call></think>\n\nb\n<tool_call>{CALL}</tool_call>"
-    for prompt_end, given_ in (("", text), ("x<think>\n", text.removeprefix("<think>"))):
+    for is_open, given_ in ((False, text), (True, text.removeprefix("<think>"))):
         for pieces in ([given_], list(given_)):
-            reader = AnswerReader(
-                TOOL_FORMS["hermes"], REASONING_FORMS["qwen3"], prompt_end=prompt_end
-            )
+            reader = AnswerReader(TOOL_FORMS["hermes"], REASONING_FORMS["qwen3"], is_open=is_open)
             parts = [reader.push(piece) for piece in pieces] + [reader.finish()]
             assert "".join(p.reasoning for p in parts) == f"a<tool_call>{CALL}</tool_call>"
             assert "".join(p.content for p in parts) == "b"
@@ -400,7 +488,7 @@ def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
 
 
 def test_a_reader_without_forms_gives_the_text() -> None:
-    reader = AnswerReader(None, None, prompt_end="<think>")
+    reader = AnswerReader(None, None, is_open=True)
     assert [reader.push("<think>"), reader.push(""), reader.finish()] == [
         Parts("<think>"),
         Parts(),
@@ -443,9 +531,51 @@ def test_the_form_of_reasoning_is_named_or_the_templates() -> None:
     assert reasoning_form("none", "</think>") is None
 
 
-@pytest.mark.parametrize("value", ["Hermes", None, 5, ["hermes"]])
+@pytest.mark.parametrize(
+    ("name", "prompt_end", "begun", "is_open"),
+    [
+        ("qwen3", "assistant\n", "", False),
+        ("qwen3", "assistant\n<think>\n", "", True),
+        ("qwen3", "what is <think> for?", "", False),
+        ("qwen3", "<think>\nLet me", "<think>\nLet me", True),
+        ("qwen3", "me", "\n<think>Let me", True),
+        ("qwen3", "me", "<think>" + "x" * 2**21, True),
+        ("qwen3", "<think>a</think>b", "<think>a</think>b", False),
+        ("qwen3", "the tag <think> is", "the tag <think> is", False),
+        ("qwen3", "a <think>", "a <think>", True),
+        ("mistral", "[THINK]a", "[THINK]a", True),
+        ("deepseek_r1", "assistant", "", True),
+        ("deepseek_r1", "a", "a", True),
+        ("deepseek_r1", "a</think>b", "a</think>b", False),
+    ],
+)
+def test_reasoning_is_open_where_the_prompt_or_the_message_that_goes_on_leaves_it_open(
+    name: str, prompt_end: str, begun: str, is_open: bool
+) -> None:
+    assert REASONING_FORMS[name].is_open_after(prompt_end, begun) is is_open
+
+
+def test_names_of_forms_may_be_of_any_class_of_str() -> None:
+    class Name(StrEnum):
+        AUTO = "auto"
+        NONE = "none"
+        HERMES = "hermes"
+        QWEN3 = "qwen3"
+
+    assert tool_form(Name.HERMES, "", has_tools=True) is TOOL_FORMS["hermes"]
+    assert tool_form(Name.AUTO, SOURCES["mistral"], has_tools=True) is TOOL_FORMS["mistral"]
+    assert tool_form(Name.NONE, SOURCES["mistral"], has_tools=True) is None
+    assert reasoning_form(np.str_("qwen3"), "") is REASONING_FORMS["qwen3"]
+    assert reasoning_form(Name.NONE, "</think>") is None
+
+
+@pytest.mark.parametrize("value", ["Hermes", None, 5, ["hermes"], np.array(["hermes", "none"])])
 def test_unknown_forms_are_refused_by_name(value: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="tool_parser must be one of auto, none, hermes"):
+    with pytest.raises(
+        InvalidRequestError, match="tool_parser must be one of 'auto', 'none', 'hermes'"
+    ):
         tool_form(value, "", has_tools=True)
-    with pytest.raises(InvalidRequestError, match="reasoning_parser must be one of auto, none, qw"):
+    with pytest.raises(
+        InvalidRequestError, match="reasoning_parser must be one of 'auto', 'none', 'qw"
+    ):
         reasoning_form(value, "")

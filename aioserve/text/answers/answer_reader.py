@@ -12,17 +12,16 @@ __all__ = ["AnswerReader"]
 class AnswerReader:
     """Whatever the pieces in which the text comes, what is given out is the same when joined.
 
-    `prompt_end` is how the prompt ends, which may have opened the tag of reasoning. A form that is
-    None leaves its part in the content. Tool calls within reasoning are none.
+    `is_open` says that the text begins within reasoning. A form that is None leaves its part in the
+    content. Tool calls within reasoning are none.
     """
 
     def __init__(
-        self, tools: ToolForm | None, reasoning: ReasoningForm | None, *, prompt_end: str
+        self, tools: ToolForm | None, reasoning: ReasoningForm | None, *, is_open: bool
     ) -> None:
         self._tools = None if tools is None else tools.parser()
         self._reasoning = None
         if reasoning is not None:
-            is_open = reasoning.is_open or prompt_end.rstrip().endswith(reasoning.opens)
             self._reasoning = ReasoningReader(reasoning.opens, reasoning.closes, is_open=is_open)
 
     def push(self, text: str) -> Parts:

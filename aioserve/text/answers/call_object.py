@@ -46,7 +46,8 @@ class ArgumentsReader:
 
 class CallReader:
     """Reads one call from its brace on. The order of keys doesn't matter; there is one name, a str,
-    and one object of arguments."""
+    and one object of arguments. Once both are there, further members may be any JSON, and say
+    nothing."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -54,14 +55,14 @@ class CallReader:
         """No call, or no JSON any more."""
         self.has_arguments: bool = False
         """All of them."""
-        self.raw: str = ""
-        """All that was read, until the call has begun."""
         self._machine = JsonMachine()
         self._key = ""
         self._keys: set[str] = set()
         self._collected: list[str] | None = None
         self._fragments: list[str] = []
         self._in_arguments = False
+        self._raw: list[str] = []
+        self._rest: list[str] = []
 
     @property
     def is_done(self) -> bool:
@@ -72,6 +73,16 @@ class CallReader:
         """The name is known, and arguments are there."""
         return self.name is not None and bool(self._in_arguments or self.has_arguments)
 
+    @property
+    def raw(self) -> str:
+        """All that was read, until the call has begun."""
+        return "".join(self._raw)
+
+    @property
+    def rest(self) -> str:
+        """What was read once the name and all arguments were there."""
+        return "".join(self._rest)
+
     def read(self, text: str, start: int) -> int:
         """As `ArgumentsReader.read`."""
         at = start
@@ -81,10 +92,12 @@ class CallReader:
                 self.is_broken = True
                 break
             piece = text[at:end]
-            if depth <= 1 and not self._fits(piece, place, depth):
+            if self.name is not None and self.has_arguments:
+                self._rest.append(piece)
+            elif depth <= 1 and not self._fits(piece, place, depth):
                 self.is_broken = True
                 break
-            if self._in_arguments:
+            elif self._in_arguments:
                 self._fragments.append(piece)
                 if self._machine.depth == 1:
                     self._in_arguments, self.has_arguments = False, True
@@ -96,7 +109,7 @@ class CallReader:
                         break
             at = end
         if not self.has_begun:
-            self.raw += text[start:at]
+            self._raw.append(text[start:at])
             if self.is_done:
                 self.is_broken = True
         return at

@@ -6,12 +6,12 @@ Names are those that vLLM has for its parsers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
+from aioserve.arguments import check, choice
 from aioserve.errors import InvalidRequestError
-from aioserve.isolation import shown
 from aioserve.text.answers import hermes, llama3_json, mistral
 from aioserve.text.answers.tool_parser import ToolParser
 
@@ -26,7 +26,8 @@ __all__ = [
     "tool_form",
 ]
 
-T = TypeVar("T")
+MAX_BEGUN_CHARS = 2**20
+"""So that a long message doesn't hold the event loop."""
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
@@ -54,6 +55,16 @@ class ReasoningForm(msgspec.Struct, frozen=True):
     @property
     def marks(self) -> tuple[str, ...]:
         return (self.opens, self.closes)
+
+    def is_open_after(self, prompt_end: str, begun: str) -> bool:
+        """Whether an answer goes on with reasoning. `prompt_end` is how the prompt ends, which may
+        have opened the tag. `begun` is the message that the answer continues, which is read as the
+        start of an answer: reasoning that it begins with is open while no tag closes it. The tags
+        are looked for in the first and the last `MAX_BEGUN_CHARS` of it."""
+        is_open = self.is_open or begun[:MAX_BEGUN_CHARS].lstrip().startswith(self.opens)
+        if is_open and self.closes not in begun[-MAX_BEGUN_CHARS:]:
+            return True
+        return prompt_end.rstrip().endswith(self.opens)
 
 
 def _is_hermes(source: str) -> bool:
@@ -86,6 +97,7 @@ REASONING_FORMS: Mapping[str, ReasoningForm] = {
 def tool_form(name: object, source: str, *, has_tools: bool) -> ToolForm | None:
     """The form of that name; of "auto" that of the template, where there are tools. Raises
     `InvalidRequestError` for an unknown name, and where none is known for a template with tools."""
+    name = _checked("tool_parser", name, TOOL_FORMS)
     if name == "auto":
         if not has_tools:
             return None
@@ -99,23 +111,17 @@ def tool_form(name: object, source: str, *, has_tools: bool) -> ToolForm | None:
             argument="tool_parser",
             value="auto",
         )
-    return _named("tool_parser", name, TOOL_FORMS)
+    return TOOL_FORMS.get(name)
 
 
 def reasoning_form(name: object, source: str) -> ReasoningForm | None:
-    """The form of that name; of "auto" that of the template, None if it has none."""
+    """The form of that name; of "auto" that of the template, None if it has none. Raises
+    `InvalidRequestError` for an unknown name."""
+    name = _checked("reasoning_parser", name, REASONING_FORMS)
     if name == "auto":
         return next((form for form in REASONING_FORMS.values() if form.is_of(source)), None)
-    return _named("reasoning_parser", name, REASONING_FORMS)
+    return REASONING_FORMS.get(name)
 
 
-def _named(argument: str, name: object, forms: Mapping[str, T]) -> T | None:
-    if type(name) is str and name in forms:
-        return forms[name]
-    if name != "none":
-        raise InvalidRequestError(
-            f"{argument} must be one of auto, none, {', '.join(forms)}, got {shown(name)}",
-            argument=argument,
-            value=name,
-        )
-    return None
+def _checked(argument: str, name: object, forms: Mapping[str, object]) -> str:
+    return check(InvalidRequestError, argument, name, choice("auto", "none", *forms))

@@ -4,7 +4,8 @@
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
     </tool_call>
 
-one after the other. The closing tag may be missing at the end, or before the next call.
+one after the other. The closing tag may be missing at the end, or before the next call; what stands
+between a call and its closing tag is content.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 class HermesParser(ToolParser):
     def _read(self) -> Reading[None]:
-        held = ""
-        while raw := (yield from self._give_up_to(OPENS, held=held)):
-            held = ""
+        held, marks = "", (OPENS,)
+        while raw := (yield from self._give_up_to(*marks, held=held)):
+            held, marks = "", (OPENS,)
+            if raw.endswith(CLOSES):
+                self._end_call()
+                continue
             raw += yield from self._spaces()
             end = yield from self._call(raw)
             if end is CallEnd.BROKEN:
@@ -30,3 +34,5 @@ class HermesParser(ToolParser):
                 held = yield from self._spaces()
                 if (yield from self._one_of(CLOSES)):
                     held = ""
+                else:
+                    marks = (OPENS, CLOSES)

@@ -7,7 +7,7 @@ never on where the pieces end.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 __all__ = ["Reading", "TextReader"]
@@ -50,14 +50,14 @@ class TextReader:
 
     def _spaces(self) -> Reading[str]:
         """Take white space."""
-        taken = ""
+        taken: list[str] = []
         while True:
             found = _SPACES.match(self._text, self._at)
             if found is not None:
-                taken += found[0]
+                taken.append(found[0])
                 self._at = found.end()
             if self._at < len(self._text) or self._is_whole:
-                return taken
+                return "".join(taken)
             yield
 
     def _one_of(self, *literals: str) -> Reading[str]:
@@ -90,6 +90,26 @@ class TextReader:
                 text, self._at = self._text[self._at : end], end
                 return text, ""
             yield
+
+    def _up_to(
+        self, marks: tuple[str, ...], give: Callable[[str], None], held: str = ""
+    ) -> Reading[tuple[str, str]]:
+        """Take text up to the next mark, and that; `give` gets the text, but for white space at its
+        end. That white space, and the mark, which is empty at the end of the text. `held` is white
+        space that came before."""
+        spaces, mark = [held], ""
+        while not mark and (yield from self._next()):
+            text, mark = yield from self._some(marks)
+            kept = text.rstrip()
+            if kept:
+                give("".join(spaces) + kept)
+                spaces.clear()
+            spaces.append(text[len(kept) :])
+        return "".join(spaces), mark
+
+    def _put_back(self, text: str) -> None:
+        """What was taken last is still to be read."""
+        self._text, self._at = text + self._text[self._at :], 0
 
     def _safe_end(self, marks: tuple[str, ...]) -> int:
         """Before the longest end of the text that starts a mark."""

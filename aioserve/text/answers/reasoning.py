@@ -37,6 +37,9 @@ class ReasoningReader(TextReader):
         self._reasoning = self._content = ""
         return taken
 
+    def _reason(self, text: str) -> None:
+        self._reasoning += text
+
     def _read(self) -> Reading[None]:
         opens, closes = self._tags
         spaces = yield from self._spaces()
@@ -44,14 +47,9 @@ class ReasoningReader(TextReader):
             self._content += spaces
         else:
             yield from self._spaces()
-            held, mark = "", ""
-            while not mark and (yield from self._next()):
-                text, mark = yield from self._some((closes,))
-                kept = (held + text).rstrip()
-                held = (held + text)[len(kept) :]
-                self._reasoning += kept
+            held, mark = yield from self._up_to((closes,), self._reason)
             if not mark:
-                self._reasoning += held
+                self._reason(held)
             yield from self._spaces()
         while (yield from self._next()):
             self._content += self._text[self._at :]

@@ -3,8 +3,11 @@
 A call is one from the moment that its name and the start of its arguments are there; from then on
 its arguments are given out as they come. What turns out to be no call before that is content,
 marks included. Where arguments stop being JSON after that, what follows up to the mark of the end
-belongs to them as the model wrote it: nothing is lost, and the caller sees what was wrong. White
-space around calls is content of nobody's.
+belongs to them as the model wrote it: nothing is lost, and the caller sees what was wrong. Further
+members of a call's object are read and left out. Where the object stops being JSON behind its
+arguments, or isn't closed, the call ends with these, and all that follows them is read as what
+follows a call: nothing of it is lost, and it is content but for the mark of the end. White space
+around calls is content of nobody's.
 """
 
 from __future__ import annotations
@@ -68,12 +71,7 @@ class ToolParser(TextReader):
     def _give_up_to(self, *marks: str, held: str = "") -> Reading[str]:
         """Give out content up to the next mark, and take that: the mark, white space before it
         included; empty at the end of the text. `held` is white space that came before."""
-        mark = ""
-        while not mark and (yield from self._next()):
-            text, mark = yield from self._some(marks)
-            kept = (held + text).rstrip()
-            held = (held + text)[len(kept) :]
-            self._give(kept)
+        held, mark = yield from self._up_to(marks, self._give, held)
         if not mark and not self._is_after_call:
             self._give(held)
         return held + mark if mark else ""
@@ -86,6 +84,10 @@ class ToolParser(TextReader):
             self._model_ids.add(model_id)
             self._deltas.append(ToolCallDelta(self._num_calls, model_id, name))
         self._num_calls += 1
+        self._end_call()
+
+    def _end_call(self) -> None:
+        """White space that follows is nobody's, if nothing else does."""
         self._is_after_call = True
 
     def _give_arguments(self, fragment: str) -> None:
@@ -101,7 +103,8 @@ class ToolParser(TextReader):
 
     def _call(self, raw: str) -> Reading[CallEnd]:
         """Read a call that is an object; `raw` is what led to it, which is content if it is none.
-        What is taken ends with the object, or before what can't be part of it."""
+        What is taken ends with the object, or before what can't be part of it: where that comes
+        behind the arguments, with these."""
         call, begun = CallReader(), False
         while not call.is_done and not call.is_broken and (yield from self._next()):
             self._at = call.read(self._text, self._at)
@@ -113,7 +116,11 @@ class ToolParser(TextReader):
         if not begun:
             self._give(raw + call.raw)
             return CallEnd.NO_CALL
-        return CallEnd.WHOLE if call.has_arguments else CallEnd.BROKEN
+        if not call.has_arguments:
+            return CallEnd.BROKEN
+        if not call.is_done:
+            self._put_back(call.rest)
+        return CallEnd.WHOLE
 
     def _arguments(self) -> Reading[CallEnd]:
         """Read an object of arguments, of the call that has begun."""
