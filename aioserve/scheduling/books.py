@@ -60,7 +60,7 @@ class Books:
         self.running: list[SequenceState] = []
         self.stopped_at: SequenceState | None = None
         """The next to start, which the last plan had no room for."""
-        self.has_precedences = False
+        self.has_precedences: bool = False
         """The policy has ever given one that isn't 0."""
         self._waiting: list[SequenceState] = []
         self._num_ended_waiting = 0

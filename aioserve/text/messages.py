@@ -40,7 +40,7 @@ MAX_NAME_CHARS = 256
 """Of a function."""
 
 _FIELDS = ("role", "content")
-FIELDS_OF = {
+FIELDS_OF: dict[str, tuple[str, ...]] = {
     "assistant": ("tool_calls", "reasoning_content", "reasoning"),
     "tool": ("tool_call_id", "name"),
 }
