@@ -278,7 +278,10 @@ class _OneVocabulary:
         with self._lock:
             if self._made is None:
                 if self._tokenizer is None:
-                    raise InvalidSamplingError("structured_output must be None without a tokenizer")
+                    raise InvalidSamplingError(
+                        "structured_output must be None without a tokenizer",
+                        argument="structured_output",
+                    )
                 self._made = Vocabulary(self._tokenizer, self._num_logits)
             return self._made
 

@@ -77,7 +77,8 @@ async def embeddings_of(
     if not live.model.pools:
         raise InvalidRequestError(
             f"embeddings can't be computed on {live.model.description.get('device')}: its runner "
-            "gives no hidden states"
+            "gives no hidden states",
+            argument="prompts",
         )
     several = "prompts" if holds_prompts(prompts) else None
     every: list[Any] = [prompts]

@@ -31,6 +31,7 @@ def walk(seed: int) -> None:
         eviction=choose.choice(["lru", "lfu", "fifo", "slru"]),
         recompute=choose.random() < 0.3,
         whim=choose.choice([None, choose.randint(0, 9999)]),
+        scored=choose.randint(1, 20),
     )
     for _ in range(choose.randint(3, EVENTS)):
         _step(machine, choose)
@@ -64,6 +65,8 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
                 max_tokens=choose.randint(1, choose.choice([3, 40])),
                 n=choose.choice([1, 1, 2, 3]),
                 tenant=choose.choice([b"", b"", b"x"]),
+                logprobs=choose.random() < 0.3,
+                score_from=choose.choice([None, None, choose.randint(1, MAX_LENGTH)]),
             )
         case "advance":
             for _ in range(choose.randint(1, 6)):
