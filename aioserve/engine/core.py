@@ -116,7 +116,7 @@ class CoreLoop:
 
     @property
     def step_age_seconds(self) -> float:
-        waits = self._idle.is_set() or self._asleep
+        waits = self._idle.is_set() or (self._asleep and not self.guides.is_busy)
         return 0.0 if waits else self._loop.time() - self._progress_seconds
 
     def submit(self, request: LiveRequest) -> None:

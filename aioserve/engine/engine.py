@@ -510,7 +510,11 @@ class Engine:
         live = self._usable()
         if unknown := options.keys() - StreamOptions.__annotations__.keys():
             raise TypeError(f"chat() got an unexpected keyword argument {min(unknown)!r}")
-        if params is not None and getattr(params, "structured_output", None) is not None:
+        # What is no SamplingParams is refused where requests come in.
+        wanted = None
+        if params is not None and issubclass(type(params), SamplingParams):
+            wanted = params.structured_output
+        if wanted is not None:
             # All of the answer has the form that was asked for.
             tool_parser = "none" if tool_parser == "auto" else tool_parser
             reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser

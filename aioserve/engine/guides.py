@@ -27,6 +27,9 @@ __all__ = ["Guide", "Guides"]
 SETTLE_SECONDS = 0.002
 """How long a step may be planned later for those that could be in it. An answer takes a tenth of it
 or so; one whose grammar is costly comes too late, and sits the step out."""
+MAX_JUMP = 64
+"""Tokens that are taken at once. They come to a reader's mailbox together, which is bounded; the
+next one is drawn, and may be followed by as many."""
 
 
 class Guide(msgspec.Struct, frozen=True, gc=False):
@@ -76,9 +79,14 @@ class Guides:
             steps = [(s.matcher, token_id, jumps and _may_jump(s)) for s, token_id in asked]
             self._call([sample for sample, _ in asked], partial(_advance, steps))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something was asked and hasn't been told yet."""
+        return self._running is not None and not self._running.done()
+
     async def settle(self) -> None:
         """Wait a little for what was asked."""
-        if self._running is not None and not self._running.done():
+        if self._running is not None and self.is_busy:
             await asyncio.wait([self._running], timeout=SETTLE_SECONDS)
 
     async def aclose(self) -> None:
@@ -144,7 +152,7 @@ def _after(matcher: GrammarMatcher | None, token_id: int, jumps: bool) -> Guide:
 def _next(matcher: GrammarMatcher, *, jumps: bool) -> Guide:
     """On a thread, the only one that knows the matcher now."""
     taken: list[int] = []
-    while jumps and (forced := matcher.forced()):
+    while jumps and (forced := matcher.forced()[: MAX_JUMP - len(taken)]):
         matcher.accept_all(forced)
         taken += forced
     if matcher.has_ended:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from aioserve import Engine, RequestFailedError, SamplingParams, StructuredOutput
+from aioserve.engine import guides
 from aioserve.testing.random_model import write_random_model
+from tests.engine.idle import all_given_back
 from tests.engine.test_structured_output import TINY
 
 PROMPT = [(7 * i) % 250 for i in range(64)]
@@ -97,6 +100,48 @@ async def test_what_is_forced_is_what_the_other_parameters_allow(tiny: str) -> N
 
 
 @pytest.mark.asyncio
+async def test_what_is_forced_fills_no_mailbox_of_a_slow_reader(tiny: str) -> None:
+    text = "".join(chr(97 + i * i % 26) for i in range(400))
+    params = SamplingParams(structured_output=StructuredOutput(choice=[text]))
+    async with Engine(tiny, max_buffered_tokens=8, num_pages=64) as engine:
+        stream = engine.stream([1, 2], params)
+        await stream.started()
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+        assert 8 <= stream.usage.completion_tokens <= 8 + guides.MAX_JUMP + 2
+        tokens = [token async for token in stream]
+    assert bytes(token.id for token in tokens[:-1]).decode() == text
+
+
+@pytest.mark.asyncio
+async def test_health_shows_that_a_form_is_not_followed_any_more(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, after = threading.Event(), guides._after
+
+    def stuck(*step: Any) -> guides.Guide:
+        go_on.wait(20)
+        return after(*step)
+
+    monkeypatch.setattr(guides, "_after", stuck)
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 3}
+    params = SamplingParams(structured_output=StructuredOutput(json_schema=schema))
+    async with Engine(tiny) as engine:
+        answer = asyncio.ensure_future(engine.generate([1, 2], params))
+        try:
+            for _ in range(300):
+                await asyncio.sleep(0.01)
+                if engine.stats().step_age_seconds > 0.1:
+                    break
+            assert engine.stats().step_age_seconds > 0.1
+        finally:
+            go_on.set()
+        await answer
+        assert await all_given_back(engine)
+        assert engine.stats().step_age_seconds == 0
+
+
+@pytest.mark.asyncio
 async def test_a_form_that_breaks_in_the_middle_breaks_its_own_answer(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,8 +173,6 @@ async def test_a_form_that_breaks_in_the_middle_breaks_its_own_answer(
 async def test_without_a_thread_for_forms_their_requests_fail_alone(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aioserve.engine import guides
-
     def refused(name: str) -> Any:
         raise RuntimeError("can't start new thread")
 
