@@ -123,7 +123,9 @@ class PlanReader:
             slots = [item.rows[0].slot for item in items]
             positions = [item.start + 1 for item in items]
             samples = self._slots.rows(slots, positions)
-            masks = [(row, item.rows[0].mask) for row, item in enumerate(items)]
+            masks = []
+            if self._slots.any_guided:
+                masks = [(row, item.rows[0].mask) for row, item in enumerate(items)]
             extras = self._slots.extras(slots, positions, masks=masks)
             return HostStep(plan.step, copies, batch, samples, extras)
         slots = [row.slot for item in items for row in item.rows]

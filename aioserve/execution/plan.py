@@ -215,10 +215,11 @@ def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
     if outcome.step != plan.step:
         raise InvariantError(f"step {plan.step} got the outcome of step {outcome.step}")
     rows = plan.num_rows
-    if len(outcome.token_ids) != rows or not all(0 <= row < rows for row in outcome.row_errors):
+    named = {*outcome.row_errors, *outcome.row_failures, *outcome.logprobs}
+    if len(outcome.token_ids) != rows or not all(0 <= row < rows for row in named):
         raise InvariantError(
             f"step {plan.step} has {rows} rows, its outcome {len(outcome.token_ids)} tokens and "
-            f"errors for the rows {sorted(outcome.row_errors)}"
+            f"something to say of the rows {sorted(named)}"
         )
     if len(outcome.scored) != plan.num_scored:
         raise InvariantError(

@@ -53,6 +53,8 @@ class SlotTable:
         self._edits: dict[int, SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
         """Of slots that want any: how many of the most likely tokens."""
+        self._guided: set[int] = set()
+        """Slots whose rows may bring masks."""
         self._last: tuple[Sequence[int], SampleRows] | None = None
         """The slots asked for last, and their rows, while no slot has started or ended since: from
         one step to the next seldom more than the positions change."""
@@ -66,6 +68,8 @@ class SlotTable:
             self._edits[slot] = edits
         if params.logprobs is not None:
             self._logprobs[slot] = params.logprobs
+        if params.structured_output is not None:
+            self._guided.add(slot)
         self._started[slot] = True
         self._temperatures[slot] = params.temperature
         self._top_ks[slot] = params.top_k
@@ -80,6 +84,12 @@ class SlotTable:
         self._started[slot] = False
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
+        self._guided.discard(slot)
+
+    @property
+    def any_guided(self) -> bool:
+        """Whether a slot has started whose rows may bring masks."""
+        return bool(self._guided)
 
     def rows(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
         """A row for each of these slots, which samples the token at the position beside it. For
