@@ -99,13 +99,13 @@ $(PIP_INSTALL) --constraint constraints.txt --requirement .venv/requirements.txt
 endef
 
 $(FOR_RUN): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements)
+	$(call install_requirements,server)
 
 $(FOR_TEST): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements,hub report test)
+	$(call install_requirements,hub report server test)
 
 $(FOR_DOCS): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements,docs report)
+	$(call install_requirements,docs report server)
 
 $(BUILT): $(NATIVE) $(METADATA) | $(FOR_BUILD)
 	$(INSTALL_ITSELF)

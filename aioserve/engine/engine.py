@@ -528,6 +528,11 @@ class Engine:
     # -- what it knows
 
     @property
+    def model_name(self) -> str:
+        """What was loaded: a name, a hub id or a path, as it was given."""
+        return self._entered().model.name
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises `ModelError` for a model that has none."""
         model = self._entered().model

@@ -52,6 +52,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.embed": lambda e, s: e.embed([1]),
     "Engine.generate": lambda e, s: e.generate([1], SHORT),
     "Engine.has_chat_template": lambda e, s: e.has_chat_template,
+    "Engine.model_name": lambda e, s: e.model_name,
     "Engine.has_tokenizer": lambda e, s: e.has_tokenizer,
     "Engine.limits": lambda e, s: e.limits,
     "Engine.score": lambda e, s: e.score([1], [2]),

@@ -1,0 +1,16 @@
+"""HTTP over an `Engine`: an ASGI app that speaks the APIs which clients of language models speak.
+
+    from aioserve.server import create_app
+
+    async with Engine("path/to/model") as engine:
+        app = create_app(engine)
+
+Knows the engine by its public methods alone: neither the scheduler nor tensors.
+"""
+
+from __future__ import annotations
+
+from aioserve.server.app import create_app
+from aioserve.server.settings import ServerSettings
+
+__all__ = ["ServerSettings", "create_app"]

@@ -1,0 +1,92 @@
+"""From the bytes of a body to a checked value: strict, and within limits.
+
+Every field that an API's type doesn't have is refused by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from aioserve.server.errors import ApiError
+
+__all__ = ["ClientGone", "parse", "read_body"]
+
+T = TypeVar("T")
+
+UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
+PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`")
+
+
+class ClientGone(Exception):
+    """Whoever sent the request has left."""
+
+
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
+    """All of it. Raises `ApiError` for one that is too long, read no further than that, and
+    `ClientGone`."""
+    _check_headers(scope, max_bytes)
+    chunks: list[bytes] = []
+    length = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        length += len(chunk)
+        if length > max_bytes:
+            raise _too_long(length, max_bytes)
+        chunks.append(chunk)
+        more = message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def _check_headers(scope: Scope, max_bytes: int) -> None:
+    headers = {name.lower(): value for name, value in scope["headers"]}
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind != b"application/json":
+        # Others are what a browser sends to any site without asking that site first.
+        got = kind.decode("latin-1") or "none"
+        raise ApiError(415, f"content-type must be application/json, got {got:.100}")
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise ApiError(415, "content-encoding must be identity: bodies aren't decompressed")
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and len(length) < 20 and int(length) > max_bytes:
+        raise _too_long(int(length), max_bytes)
+
+
+def _too_long(length: int, limit: int) -> ApiError:
+    return ApiError(
+        413, f"the body has {length} bytes or more; {limit} are read", code="body_too_large"
+    )
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """`body`, JSON, as a `kind`. Raises `ApiError` that names the field."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body isn't JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _refused(message: str) -> ApiError:
+    at = PLACE.search(message)
+    place = "" if at is None else at["place"]
+    unknown = UNKNOWN_FIELD.search(message)
+    if unknown is not None:
+        field = f"{place}.{unknown['field']}" if place else unknown["field"]
+        return ApiError(400, f"{field} isn't supported", param=field, code="unsupported_parameter")
+    reason = PLACE.sub("", message)
+    reason = reason[:1].lower() + reason[1:]
+    if not place:
+        missing = re.search(r"missing required field `([^`]*)`", message)
+        return ApiError(400, reason, param=missing[1] if missing else None)
+    return ApiError(400, f"{place}: {reason}", param=place)

@@ -1,0 +1,175 @@
+"""One path of an API as an ASGI app: reads a body, lets a handler answer, and ends with its client.
+
+    body ──► parse ──► handle ──► a value, sent as JSON
+                          │    └► Events, sent one by one
+       whoever asked leaves: the handler is cancelled, and with it the request in the engine
+
+Knows how answers are sent, and nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import anyio
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from aioserve.server.bodies import ClientGone, parse, read_body
+from aioserve.server.errors import ApiError, told
+from aioserve.server.served import Call
+
+__all__ = ["Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+B = TypeVar("B")
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """An answer of server-sent events. Whoever makes one has seen that the request began well, so
+    that what can be refused has a status of its own."""
+
+    source: AsyncGenerator[bytes, None]
+    """Whole events, each with its blank line; several at once will do."""
+    owner: Closable
+    """The stream that they come from, which is closed however the answer ends."""
+
+
+Handler = Callable[[Call, B], Awaitable["Events | object"]]
+"""Answers with a value that becomes JSON, or with `Events`."""
+
+
+class ErrorShape(Protocol):
+    """How an API writes errors down."""
+
+    def body(self, error: ApiError) -> object:
+        """As JSON."""
+        ...
+
+    def event(self, error: ApiError) -> bytes:
+        """As the last event of a stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[B]):
+    """What an API offers at one path."""
+
+    path: str
+    handle: Handler[B]
+    errors: ErrorShape
+    kind: type[B] | None = None
+    """Of the body; None: there is none, and the method is GET."""
+    answer: Any = None
+    """Type of what is answered with, for the description of the API."""
+    summary: str = ""
+
+    @property
+    def method(self) -> str:
+        return "GET" if self.kind is None else "POST"
+
+
+class EndpointApp(Generic[B]):
+    """An endpoint that runs. `call_of` says on whose behalf a request comes."""
+
+    def __init__(self, endpoint: Endpoint[B], call_of: Callable[[Scope], Call]) -> None:
+        self._endpoint = endpoint
+        self._call_of = call_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = _Sending(send)
+        call = self._call_of(scope)
+        try:
+            body = await self._body(scope, receive, call)
+        except ClientGone:
+            return
+        except Exception as error:
+            await self._fail(sending, call, error)
+            return
+        async with anyio.create_task_group() as group:
+            group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
+            await self._answer(call, body, sending)
+            group.cancel_scope.cancel()
+
+    async def _body(self, scope: Scope, receive: Receive, call: Call) -> Any:
+        if self._endpoint.kind is None:
+            return None
+        body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)
+        return parse(body, self._endpoint.kind)
+
+    async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:
+        try:
+            answer = await self._endpoint.handle(call, body)
+            if isinstance(answer, Events):
+                await sending.events(answer)
+            else:
+                await sending.json(200, answer)
+        except Exception as error:
+            await self._fail(sending, call, error)
+
+    async def _fail(self, sending: _Sending, call: Call, error: Exception) -> None:
+        refused = told(error)
+        if refused.status >= 500 and refused.code != "draining":
+            logger.error("call %s failed", call.request_id, exc_info=error)
+        if sending.has_begun:
+            await sending.last_event(self._endpoint.errors.event(refused))
+        else:
+            await sending.json(refused.status, self._endpoint.errors.body(refused), refused.headers)
+
+
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+class _Sending:
+    """One response."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+
+    async def json(self, status: int, value: object, headers: dict[str, str] | None = None) -> None:
+        body = msgspec.json.encode(value)
+        length = (b"content-length", str(len(body)).encode())
+        await self._begin(status, JSON, [length, *_encoded(headers or {})])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def events(self, events: Events) -> None:
+        try:
+            async with aclosing(events.source) as source:
+                quiet = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+                await self._begin(200, EVENT_STREAM, quiet)
+                async for event in source:
+                    await self._send(
+                        {"type": "http.response.body", "body": event, "more_body": True}
+                    )
+            await self._send({"type": "http.response.body", "body": b""})
+        finally:
+            events.owner.close()
+
+    async def last_event(self, event: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": event})
+
+    async def _begin(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> None:
+        headers = [(b"content-type", kind), *more]
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

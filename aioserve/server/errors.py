@@ -1,0 +1,86 @@
+"""What goes wrong with a call, as its caller is told: a status, and what, where and why.
+
+Each API has its own way to write this down; which errors there are is the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+
+from aioserve.errors import (
+    AioserveError,
+    DeadlineExceededError,
+    DuplicateRequestError,
+    EngineClosedError,
+    EngineFailedError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestRefusedError,
+)
+
+__all__ = ["ApiError", "told"]
+
+DRAINING_RETRY_SECONDS = 5.0
+"""Where a server that goes away is asked: by then its successor may answer."""
+
+
+class ApiError(Exception):
+    """Ends a call."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status: int = status
+        """Of HTTP."""
+        self.message: str = message
+        self.param: str | None = param
+        """The field of the body that is wrong."""
+        self.code: str | None = code
+        """For programs."""
+        self.retry_after_seconds: float | None = retry_after_seconds
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Beside those of every answer."""
+        if self.retry_after_seconds is None:
+            return {}
+        return {"retry-after": str(max(1, math.ceil(self.retry_after_seconds)))}
+
+
+def told(error: Exception) -> ApiError:
+    """What a caller hears of `error`. Of a bug it hears that there was one, and nothing else."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidRequestError):
+        status, code = 400, None
+        if isinstance(error, PromptTooLongError):
+            code = "context_length_exceeded"
+        elif isinstance(error, DuplicateRequestError):
+            status, code = 409, "duplicate_request"
+        return ApiError(status, str(error), param=error.argument, code=code)
+    if isinstance(error, RequestRefusedError):
+        full = isinstance(error, QueueFullError)
+        retry_after = 1.0 if error.retry_after_seconds is None else error.retry_after_seconds
+        code = "server_overloaded" if full else "request_rejected"
+        return ApiError(
+            503 if full else 429, str(error), code=code, retry_after_seconds=retry_after
+        )
+    if isinstance(error, EngineFailedError):
+        return ApiError(500, str(error), code="engine_failed")
+    if isinstance(error, EngineClosedError):
+        return ApiError(
+            503, str(error), code="draining", retry_after_seconds=DRAINING_RETRY_SECONDS
+        )
+    if isinstance(error, DeadlineExceededError):
+        return ApiError(504, str(error), code="deadline_exceeded")
+    if isinstance(error, AioserveError):
+        return ApiError(500, str(error), code="request_failed")
+    return ApiError(500, "the server failed; see its log", code="internal_error")

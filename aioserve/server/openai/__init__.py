@@ -1,0 +1,1 @@
+"""The OpenAI API: its bodies, its answers, its errors."""

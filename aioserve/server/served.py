@@ -1,0 +1,70 @@
+"""What one app serves, and on whose behalf a call comes: what every handler is given."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aioserve.engine.engine import Engine
+from aioserve.server.errors import ApiError
+from aioserve.server.settings import ServerSettings
+
+__all__ = ["Call", "Served"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """One engine, as one app shows it."""
+
+    engine: Engine
+    settings: ServerSettings
+    created_seconds: int = field(default_factory=lambda: int(time.time()))
+    """Since 1970: what the list of models says."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Those that requests may ask for; the first is the one that answers carry."""
+        if self.settings.served_model_names:
+            return tuple(self.settings.served_model_names)
+        name = self.engine.model_name
+        path = Path(name)
+        return (path.name if path.is_absolute() else name,)
+
+    def check_model(self, name: str) -> None:
+        if name not in self.model_names:
+            known = ", ".join(self.model_names)
+            raise ApiError(
+                404,
+                f"the model {name!r:.300} isn't served here; {known} is",
+                param="model",
+                code="model_not_found",
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One request over HTTP, as far as it isn't its body."""
+
+    served: Served
+    request_id: str
+    """Of its answer's header and of the log."""
+    tenant: str | None = None
+    """Whose key it came with."""
+    cache_salt: str | None = None
+    """Cached prefixes are shared with calls of the same salt alone."""
+    created_seconds: int = field(default_factory=lambda: int(time.time()))
+    """When it came, since 1970."""
+
+    @property
+    def engine(self) -> Engine:
+        return self.served.engine
+
+    @property
+    def settings(self) -> ServerSettings:
+        return self.served.settings
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        """What every request to the engine carries, and `more`."""
+        return {"tenant": self.tenant, "cache_salt": self.cache_salt, **more}

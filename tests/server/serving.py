@@ -1,0 +1,57 @@
+"""An app behind a real socket, on the event loop of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from aioserve import Engine
+from aioserve.server import ServerSettings, create_app
+
+__all__ = ["client_of", "listening", "served", "until"]
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    """The URL at which `app` answers, on a port of its own of 127.0.0.1."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server._serve())  # without the signal handlers of `serve`
+    try:
+        while not server.started:
+            if task.done():
+                await task
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await task
+
+
+@asynccontextmanager
+async def client_of(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with listening(app) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+        yield client
+
+
+@asynccontextmanager
+async def served(
+    settings: ServerSettings | None = None, **options: Any
+) -> AsyncIterator[tuple[Engine, httpx.AsyncClient]]:
+    """An engine with the embedded model and these options, and a client of its app."""
+    async with Engine(**options) as engine, client_of(create_app(engine, settings)) as client:
+        yield engine, client
+
+
+async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    """Until that holds. Raises `TimeoutError`."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)

@@ -1,0 +1,75 @@
+"""`/v1/completions`, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from aioserve import SamplingParams
+from tests.server.serving import served, until
+
+PROMPT = "json.dumps"
+BODY: dict[str, Any] = {"model": "pyhelp", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
+
+
+def events_of(text: str) -> list[Any]:
+    """Data of each event; `[DONE]` as it is."""
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [event if event == "[DONE]" else json.loads(event) for event in events]
+
+
+@pytest.mark.asyncio
+async def test_an_answer_is_that_of_the_engine() -> None:
+    async with served(num_pages=256) as (engine, client):
+        answer = (await client.post("/v1/completions", json=BODY)).json()
+        whole = await engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8))
+    assert answer["choices"] == [{"index": 0, "text": whole.text, "finish_reason": "length"}]
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.asyncio
+async def test_a_streamed_answer_says_the_same_and_ends_once() -> None:
+    async with served(num_pages=256) as (_, client):
+        whole = (await client.post("/v1/completions", json=BODY)).json()
+        body = BODY | {"stream": True, "stream_options": {"include_usage": True}}
+        events = events_of((await client.post("/v1/completions", json=body)).text)
+    assert events[-1] == "[DONE]"
+    assert events.count("[DONE]") == 1
+    text = "".join(choice["text"] for event in events[:-1] for choice in event["choices"])
+    assert text == whole["choices"][0]["text"]
+    assert events[-2]["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
+    async with served(num_pages=256) as (engine, client):
+        body = BODY | {"max_tokens": 400, "ignore_eos": True, "stream": stream}
+        call = asyncio.create_task(client.post("/v1/completions", json=body))
+        await until(lambda: engine.stats().num_running)
+        call.cancel()
+        await until(lambda: not engine.stats().num_running)
+        await until(lambda: not engine.stats().pages_held_by_requests)
+        assert engine.stats().tokens_generated_total < 400
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"temperature": -1}, 400, "temperature"),
+        ({"max_tokens": "8"}, 400, "max_tokens"),
+        ({"suffix": "x"}, 400, "suffix"),
+        ({"model": "gpt-4"}, 404, "model"),
+        ({"prompt": ""}, 400, "prompt"),
+    ],
+)
+async def test_what_is_wrong_is_named(change: Any, status: int, param: str) -> None:
+    async with served(num_pages=256) as (_, client):
+        answer: httpx.Response = await client.post("/v1/completions", json=BODY | change)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
