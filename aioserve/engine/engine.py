@@ -560,6 +560,12 @@ class Engine:
         """How requests without parameters are sampled."""
         return self._entered().model.defaults
 
+    @property
+    def state(self) -> EngineState:
+        """Where it is in its life; "failed" where a bug or its device has ended it."""
+        failed = self._live is not None and self._live.core.failure is not None
+        return "failed" if failed and self._state == "open" else self._state
+
     def stats(self) -> EngineStats:
         """The engine's numbers at this moment; also after it was closed. Raises `WrongLoopError`
         where they may change in another thread meanwhile."""
@@ -569,8 +575,7 @@ class Engine:
         """Everything about the engine's state that helps to debug it, as plain values. Raises
         `WrongLoopError` as `stats` does."""
         live = self._at_rest()
-        failed = live.core.failure is not None and self._state == "open"
-        return {"state": "failed" if failed else self._state, **dump_of(live)}
+        return {"state": self.state, **dump_of(live)}
 
     # -- checks
 

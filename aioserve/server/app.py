@@ -14,12 +14,13 @@ from aioserve.engine.engine import Engine
 from aioserve.server.endpoint import Endpoint, EndpointApp
 from aioserve.server.openai.completions import COMPLETIONS
 from aioserve.server.openai.models import MODELS
+from aioserve.server.operations import OPERATIONS
 from aioserve.server.served import Call, Served
 from aioserve.server.settings import ServerSettings
 
 __all__ = ["ENDPOINTS", "create_app"]
 
-ENDPOINTS: Sequence[Endpoint[Any]] = (MODELS, COMPLETIONS)
+ENDPOINTS: Sequence[Endpoint[Any]] = (MODELS, COMPLETIONS, *OPERATIONS)
 
 
 def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starlette:
@@ -31,9 +32,11 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
     def call_of(_: Scope) -> Call:
         return Call(served, uuid.uuid4().hex)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route(endpoint.path, EndpointApp(endpoint, call_of), methods=[endpoint.method])
             for endpoint in ENDPOINTS
         ]
     )
+    app.state.served = served
+    return app

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aioserve.engine.engine import Engine
+from aioserve.server.calls import Calls
 from aioserve.server.errors import ApiError
 from aioserve.server.settings import ServerSettings
 
@@ -20,6 +21,8 @@ class Served:
 
     engine: Engine
     settings: ServerSettings
+    calls: Calls = field(default_factory=Calls)
+    """Those with a body that are being answered."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """Since 1970: what the list of models says."""
 

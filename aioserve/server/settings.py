@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from aioserve.arguments import Rule, check, integer, sequence, text
+from aioserve.arguments import Rule, check, integer, number, sequence, text
 from aioserve.errors import ConfigError
 
 __all__ = ["ServerSettings"]
@@ -26,6 +26,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_n: int = 16
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
 
+    max_step_age_seconds: float = 60.0
+    """`/health` says 503 where there is work and no step has come to its end for so long. More than
+    the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
+
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
             value = check(ConfigError, name, getattr(self, name), rule)
@@ -37,4 +41,5 @@ _RULES: dict[str, Rule[Any]] = {
     "max_body_bytes": integer(1024, 2**30),
     "max_prompts": integer(1, 4096),
     "max_n": integer(1, 4096),
+    "max_step_age_seconds": number(0, 24 * 3600.0, above=True),
 }
