@@ -25,7 +25,7 @@ def takes_flags(
         parameters += [_flag(setting, group) for setting in settings]
     annotations = {one.name: one.annotation for one in parameters}
     # What cyclopts reads of a function.
-    verb.__signature__ = own.replace(parameters=parameters)  # pyright: ignore
+    verb.__signature__ = own.replace(parameters=parameters)
     verb.__annotations__ = {**annotations, "return": None}
 
 

@@ -283,7 +283,7 @@ def _reader(kind: Any) -> Callable[[str], Any]:
         read, is_sequence = _reader(inner[0]), get_origin(inner[0]) is not None
         # Of several, none is an empty sequence already.
         return read if is_sequence else lambda text: None if text == "none" else read(text)
-    if isinstance(origin, type) and issubclass(origin, Sequence) and inner[0] in _READERS:
+    if origin is Sequence and inner[0] in _READERS:
         return lambda text: _entries(text, _READERS[inner[0]])
     raise TypeError(f"there is no text for a setting of the type {kind}")
 

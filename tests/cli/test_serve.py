@@ -202,7 +202,7 @@ def test_a_unix_socket_that_answers_is_in_use_and_a_dead_one_is_replaced(tmp_pat
         assert (tmp_path / "serve.sock").is_socket()
     assert not (tmp_path / "serve.sock").exists()
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(listening.uds)
+        dead.bind(str(tmp_path / "serve.sock"))
     with bound(listening) as [replaced]:
         replaced.listen()
 

@@ -236,7 +236,7 @@ def test_what_a_struct_refuses_is_told_with_its_origin() -> None:
 @pytest.mark.parametrize("kind", [EngineConfig, ServerSettings, Listening, Keys])
 def test_every_field_is_a_setting_with_a_flag_and_help(kind: type[msgspec.Struct]) -> None:
     by_name = {setting.name: setting for setting in SETTINGS}
-    flags = serve.__signature__.parameters  # pyright: ignore[reportFunctionMemberAccess]
+    flags = serve.__signature__.parameters
     for field in msgspec.structs.fields(kind):
         if field.name == "api_keys":
             continue  # --api-key
