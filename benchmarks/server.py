@@ -114,8 +114,8 @@ async def soak(options: argparse.Namespace) -> int:
     draw = random.Random(options.seed)
     samples: list[tuple[float, ...]] = []
     counted = dict.fromkeys(("streams", "left", "errors", "wrong ends"), 0)
-    began = time.perf_counter()
     async with serving(options.model, num_pages=2048) as (engine, url):
+        began = time.perf_counter()
         while (now := time.perf_counter() - began) < 60 * options.minutes:
             plan = mixed_plan(draw, options.streams)
             outcomes = await over_http(url, plan)
