@@ -12,14 +12,24 @@ from starlette.types import Scope
 
 from aioserve.engine.engine import Engine
 from aioserve.server.endpoint import Endpoint, EndpointApp
+from aioserve.server.openai.chat import CHAT
 from aioserve.server.openai.completions import COMPLETIONS
+from aioserve.server.openai.embeddings import EMBEDDINGS
 from aioserve.server.openai.models import MODELS
+from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
 from aioserve.server.served import Call, Served
 from aioserve.server.settings import ServerSettings
 
 __all__ = ["ENDPOINTS", "create_app"]
 
-ENDPOINTS: Sequence[Endpoint[Any]] = (MODELS, COMPLETIONS)
+ENDPOINTS: Sequence[Endpoint[Any]] = (
+    MODELS,
+    COMPLETIONS,
+    CHAT,
+    EMBEDDINGS,
+    TOKENIZE,
+    DETOKENIZE,
+)
 
 
 def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starlette:
