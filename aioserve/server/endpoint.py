@@ -95,12 +95,13 @@ class EndpointApp(Generic[B]):
         try:
             body = await self._body(scope, receive, call)
         except ClientGone:
+            call.told.is_gone = True
             return
         except Exception as error:
             await self._fail(sending, call, error)
             return
         async with anyio.create_task_group() as group:
-            group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
+            group.start_soon(_cancel_when_gone, receive, group.cancel_scope, call)
             await self._answer(call, body, sending)
             group.cancel_scope.cancel()
 
@@ -111,9 +112,11 @@ class EndpointApp(Generic[B]):
         return parse(body, self._endpoint.kind)
 
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:
+        call.told.asks(body)
         try:
             answer = await self._endpoint.handle(call, body)
             if isinstance(answer, Events):
+                call.told.answers_with(answer.owner)
                 await sending.events(answer)
             else:
                 await sending.json(200, answer)
@@ -122,17 +125,19 @@ class EndpointApp(Generic[B]):
 
     async def _fail(self, sending: _Sending, call: Call, error: Exception) -> None:
         refused = told(error)
+        call.told.error = refused.code or type(error).__name__
         if refused.status >= 500 and refused.code != "draining":
-            logger.error("call %s failed", call.request_id, exc_info=error)
+            logger.error("call %s failed", call.told.request_id, exc_info=error)
         if sending.has_begun:
             await sending.last_event(self._endpoint.errors.event(refused))
         else:
             await sending.json(refused.status, self._endpoint.errors.body(refused), refused.headers)
 
 
-async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope, call: Call) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    call.told.is_gone = True
     scope.cancel()
 
 

@@ -55,6 +55,7 @@ async def completions(call: Call, body: CompletionRequest) -> Completion | Event
     )
     if not body.stream:
         whole = await call.engine.generate(body.prompt, params, **options)
+        call.told.answers_with(whole)
         choices = [
             CompletionChoice(index=i, text=sample.text, finish_reason=sample.finish_reason)
             for i, sample in enumerate(whole.samples)
