@@ -95,21 +95,23 @@ class EndpointApp(Generic[B]):
         try:
             body = await self._body(scope, receive, call)
         except ClientGone:
-            call.told.is_gone = True
             return
         except Exception as error:
             await self._fail(sending, call, error)
             return
         async with anyio.create_task_group() as group:
-            group.start_soon(_cancel_when_gone, receive, group.cancel_scope, call)
+            group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
             await self._answer(call, body, sending)
             group.cancel_scope.cancel()
 
     async def _body(self, scope: Scope, receive: Receive, call: Call) -> Any:
         if self._endpoint.kind is None:
             return None
-        body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)
-        return parse(body, self._endpoint.kind)
+        seconds = call.settings.body_timeout_seconds
+        with anyio.move_on_after(seconds):
+            body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)
+            return parse(body, self._endpoint.kind)
+        raise ApiError(408, f"the body didn't come within {seconds:g} s", code="body_timeout")
 
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:
         call.told.asks(body)
@@ -134,10 +136,9 @@ class EndpointApp(Generic[B]):
             await sending.json(refused.status, self._endpoint.errors.body(refused), refused.headers)
 
 
-async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope, call: Call) -> None:
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    call.told.is_gone = True
     scope.cancel()
 
 

@@ -39,10 +39,11 @@ class CallRecord:
         "_answers",
         "asked",
         "began_seconds",
+        "cache_salt",
         "call_id",
         "error",
         "headers",
-        "is_gone",
+        "is_whole",
         "method",
         "model",
         "request_id",
@@ -67,14 +68,16 @@ class CallRecord:
         """Set at its end."""
         self.tenant: str | None = None
         """Name of the key that it came with."""
+        self.cache_salt: str | None = None
+        """Of that key: cached prefixes are shared with calls of the same one alone."""
         self.route: str | None = None
         """As it is written in the app, placeholders included; None where there is none."""
         self.status: int | None = None
         """None until the answer begins."""
         self.error: str | None = None
         """Code, or class, of what went wrong."""
-        self.is_gone: bool = False
-        """Its client left before the end."""
+        self.is_whole: bool = False
+        """All of the answer was sent; not where its client left before."""
         self.model: str | None = None
         """As it was asked for: anybody's text, up to `MAX_MODEL_CHARS`."""
         self.stream: bool | None = None

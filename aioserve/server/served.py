@@ -50,7 +50,7 @@ class Call:
 
     served: Served
     request_id: str
-    """Unique, whatever its client calls it: for the ids of answers and of requests to the engine."""
+    """Unique, whatever its client calls it: for ids of answers and of requests to the engine."""
     tenant: str | None = None
     """Whose key it came with."""
     cache_salt: str | None = None
