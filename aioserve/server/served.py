@@ -9,6 +9,7 @@ from typing import Any
 
 from aioserve.engine.engine import Engine
 from aioserve.server.errors import ApiError
+from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
 
 __all__ = ["Call", "Served"]
@@ -49,13 +50,16 @@ class Call:
 
     served: Served
     request_id: str
-    """Of its answer's header and of the log."""
+    """Unique, whatever its client calls it: for ids of answers and of requests to the engine."""
     tenant: str | None = None
     """Whose key it came with."""
     cache_salt: str | None = None
     """Cached prefixes are shared with calls of the same salt alone."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """When it came, since 1970."""
+    told: CallRecord = field(default_factory=CallRecord)
+    """What is told of it when it ends. A handler adds `told.answers_with(...)` for each whole
+    answer of the engine; the owner of `Events` is added by itself."""
 
     @property
     def engine(self) -> Engine:
