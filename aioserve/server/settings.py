@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from aioserve.arguments import Rule, check, integer, sequence, text
+from aioserve.arguments import Rule, boolean, check, integer, sequence, text
 from aioserve.errors import ConfigError
 
 __all__ = ["ServerSettings"]
@@ -25,6 +25,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """In one request for completions or embeddings."""
     max_n: int = 16
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
+    page: bool = True
+    """Whether there are the page at `/`, and `/live` and `/trace`, which show what the engine
+    does."""
+    max_live_readers: int = 16
+    """Who may look at `/live` at the same time; one more gets the status 503."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -37,4 +42,6 @@ _RULES: dict[str, Rule[Any]] = {
     "max_body_bytes": integer(1024, 2**30),
     "max_prompts": integer(1, 4096),
     "max_n": integer(1, 4096),
+    "page": boolean,
+    "max_live_readers": integer(1, 1024),
 }
