@@ -22,6 +22,7 @@ FLAGS = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
+    "--hide-scrollbars",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
     "--disable-component-update",
@@ -100,7 +101,7 @@ class Page:
     async def until(self, expression: str, seconds: float = 20) -> Any:
         """Until it has a value that is true."""
         async with asyncio.timeout(seconds):
-            while not (value := await self.value(expression)):
+            while not (value := await self.value(expression)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         return value
 
@@ -139,9 +140,10 @@ class Page:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    async def screenshot(self, path: Path) -> None:
+    async def screenshot(self) -> bytes:
+        """The whole page, PNG."""
         shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
+        return base64.b64decode(shot["data"])
 
 
 @asynccontextmanager

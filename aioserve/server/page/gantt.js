@@ -2,6 +2,7 @@
 
 const MIN_ROW = 6;
 const MAX_ROW = 20;
+const HEAD = 5;
 const FOOT = 18;
 
 // A context whose unit is a CSS pixel, with the colours of the page.
@@ -45,7 +46,7 @@ export function drawRequests(canvas, requests, now, seconds) {
   const from = now - seconds;
   const left = 30;
   const x = axis(drawing, from, seconds, left);
-  const room = height - FOOT;
+  const room = height - HEAD - FOOT;
   const rows = requests.slice(-Math.floor(room / MIN_ROW));
   const row = Math.max(MIN_ROW, Math.min(MAX_ROW, room / Math.max(1, rows.length)));
   context.save();
@@ -54,13 +55,13 @@ export function drawRequests(canvas, requests, now, seconds) {
   context.fillStyle = colour("quiet");
   const every = Math.max(1, Math.ceil(12 / row));
   rows.forEach((request, index) => {
-    if (index % every === 0) context.fillText(String(request.number), left - 5, (index + 0.5) * row);
+    if (index % every === 0) context.fillText(String(request.number), left - 5, HEAD + (index + 0.5) * row);
   });
   context.beginPath();
-  context.rect(left, 0, width - left, room);
+  context.rect(left, 0, width - left, height - FOOT);
   context.clip();
   rows.forEach((request, index) => {
-    const top = index * row;
+    const top = HEAD + index * row;
     for (const part of request.parts) {
       if (part.end >= from) box(drawing, part, x(part.begin), x(part.end), top, row);
     }
@@ -70,7 +71,7 @@ export function drawRequests(canvas, requests, now, seconds) {
     }
     if (request.end !== null) {
       context.fillStyle = colour(request.reason === "error" ? "bad" : "text");
-      context.fillRect(x(request.end) - 1, top + row * 0.1, 2, row * 0.8);
+      context.fillRect(x(request.end), top + row * 0.1, 1, row * 0.8);
     }
   });
   context.restore();
