@@ -20,12 +20,16 @@ from aioserve.server.openai.embeddings import EMBEDDINGS
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.models import MODELS
 from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
+from aioserve.server.page import PAGE_PATHS, page_routes
 from aioserve.server.record import CallRecord
 from aioserve.server.served import Call, Served
 from aioserve.server.settings import ServerSettings
+from aioserve.server.steps.download import TRACE
+from aioserve.server.steps.live import LIVE, LIVE_NOW
+from aioserve.server.steps.recorder import StepRecorder
 from aioserve.server.telemetry import AccessLog, Metrics, Spans
 
-__all__ = ["ENDPOINTS", "create_app"]
+__all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "create_app"]
 
 ENDPOINTS: Sequence[Endpoint[Any]] = (
     MODELS,
@@ -35,13 +39,21 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     TOKENIZE,
     DETOKENIZE,
 )
+PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (LIVE, LIVE_NOW, TRACE)
+"""What the page shows of the engine."""
 
 
 def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starlette:
     """An ASGI app that serves `engine`, which belongs to the caller: it is entered before the first
     request comes, on the event loop that serves the app, and closed after the last. The app can be
     mounted in any other. Raises `ConfigError` for settings that name no host or origin."""
-    served = Served(engine, ServerSettings() if settings is None else settings)
+    settings = ServerSettings() if settings is None else settings
+    endpoints, steps = list(ENDPOINTS), None
+    if settings.page:
+        steps = StepRecorder()
+        engine.observe(steps)
+        endpoints += PAGE_ENDPOINTS
+    served = Served(engine, settings, steps)
 
     def call_of(scope: Scope) -> Call:
         told: CallRecord = scope[RECORD]
@@ -49,20 +61,22 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
 
     routes: list[Route | Mount] = [
         Route(endpoint.path, EndpointApp(endpoint, call_of), methods=[endpoint.method])
-        for endpoint in ENDPOINTS
+        for endpoint in endpoints
     ]
     listeners = _listeners(served)
     routes += [
         Route("/metrics", one, methods=["GET"]) for one in listeners if isinstance(one, Metrics)
     ]
+    if settings.page:
+        routes += page_routes()
     door = Middleware(
         Door,
-        guards=guards_of(served.settings),
+        guards=guards_of(settings, PAGE_PATHS if settings.page else ()),
         listeners=listeners,
-        shapes={endpoint.path: endpoint.errors for endpoint in ENDPOINTS},
+        shapes={endpoint.path: endpoint.errors for endpoint in endpoints},
         shape=OPENAI_ERRORS,
         routes={_named(route): route.path for route in routes},
-        max_calls=served.settings.max_concurrent_calls,
+        max_calls=settings.max_concurrent_calls,
     )
     return Starlette(routes=routes, middleware=[door])
 

@@ -46,6 +46,10 @@ class Events:
     """Whole events, each with its blank line; several at once will do."""
     owner: Closable
     """The stream that they come from, which is closed however the answer ends."""
+    kind: bytes = EVENT_STREAM
+    """Of the content."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Beside those of every such answer."""
 
 
 Handler = Callable[[Call, B], Awaitable["Events | object"]]
@@ -159,7 +163,7 @@ class _Sending:
         try:
             async with aclosing(events.source) as source:
                 quiet = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
-                await self._begin(200, EVENT_STREAM, quiet)
+                await self._begin(200, events.kind, [*quiet, *events.headers])
                 async for event in source:
                     await self._send(
                         {"type": "http.response.body", "body": event, "more_body": True}

@@ -11,6 +11,7 @@ from aioserve.engine.engine import Engine
 from aioserve.server.errors import ApiError
 from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
+from aioserve.server.steps.recorder import StepRecorder
 
 __all__ = ["Call", "Served"]
 
@@ -21,6 +22,8 @@ class Served:
 
     engine: Engine
     settings: ServerSettings
+    steps: StepRecorder | None = None
+    """What the page shows, where there is one."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """Since 1970: what the list of models says."""
 
@@ -32,6 +35,12 @@ class Served:
         name = self.engine.model_name
         path = Path(name)
         return (path.name if path.is_absolute() else name,)
+
+    @property
+    def recorded_steps(self) -> StepRecorder:
+        if self.steps is None:
+            raise ApiError(404, "this server has no page, and records no steps")
+        return self.steps
 
     def check_model(self, name: str) -> None:
         if name not in self.model_names:

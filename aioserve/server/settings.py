@@ -61,6 +61,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`/metrics`."""
     access_log: Literal["json", "key_value", "off"] = "json"
     """How the logger `aioserve.access` writes a call that has ended."""
+    page: bool = True
+    """Whether there are the page at `/`, and `/live` and `/trace`, which show what the engine
+    does."""
+    max_live_readers: int = 16
+    """Who may look at `/live` at the same time; one more gets the status 503."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -92,4 +97,6 @@ _RULES: dict[str, Rule[Any]] = {
     "max_concurrent_calls": integer(1, 2**20),
     "metrics": boolean,
     "access_log": choice("json", "key_value", "off"),
+    "page": boolean,
+    "max_live_readers": integer(1, 1024),
 }

@@ -107,7 +107,7 @@ def test_an_observer_is_told_until_it_is_taken_away():
 
 def test_what_is_no_observer_is_refused() -> None:
     class Late(Observer):
-        async def finished(self, requests):  # pyright: ignore[reportIncompatibleMethodOverride]
+        async def finished(self, requests):
             pass
 
     engine = Engine(FakeModel())
