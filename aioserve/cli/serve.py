@@ -72,8 +72,9 @@ def serve(
     if show_config:
         print(shown_settings(SETTINGS, values), end="")
         return
-    if keys:
-        server = msgspec.structs.replace(server, api_keys=keys)
+    # Whoever calls it by the name that it listens at means it.
+    hosts = dict.fromkeys([*server.allowed_hosts, *listening.names])
+    server = msgspec.structs.replace(server, api_keys=keys, allowed_hosts=tuple(hosts))
     check_reach(listening, has_keys=bool(keys))
     check_tls(listening)
     what = made(Served, values, [one.name for one in _WHAT])

@@ -35,6 +35,7 @@ from aioserve.engine.reports import dump_of, stats_of
 from aioserve.engine.scoring import Score, scores_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
+from aioserve.engine.token_ids import ids_of_prompt
 from aioserve.errors import (
     ConfigError,
     EngineClosedError,
@@ -46,8 +47,8 @@ from aioserve.errors import (
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.isolation import shown
-from aioserve.plugins import PluginRegistry, check_policy_object
-from aioserve.request import Beam, Completion, SamplingParams
+from aioserve.plugins import Observer, PluginRegistry, check_observer_object, check_policy_object
+from aioserve.request import Beam, Completion, SamplingParams, Usage
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.answers.forms import ReasoningParserName, ToolParserName
@@ -171,6 +172,8 @@ class Engine:
         self._plugins = given
         self._progress = progress
         self._capture_progress = capture_progress
+        self._observing: list[Observer] = []
+        """Given to `observe`."""
         self._live: LiveEngine | None = None
         self._state: EngineState = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -250,6 +253,9 @@ class Engine:
 
     def _choose(self, registry: PluginRegistry) -> Chosen:
         registry.check_selected()
+        observers = registry.make_observers()
+        for observer in self._observing:
+            observers.attach(observer, type(observer).__name__)
         policy, name = self._policy, None
         if isinstance(policy, str):
             policy, name = registry.policy(policy), registry.policy_label(policy)
@@ -257,7 +263,7 @@ class Engine:
             policy,
             name,
             registry.eviction(self.config.eviction),
-            registry.make_observers(),
+            observers,
             registry.admission(),
             registry.logits_processor,
         )
@@ -482,13 +488,45 @@ class Engine:
         all; `normalize` divides by the Euclidean length. Other options, ids and errors are those
         of `score_each`.
         """
-        return await embeddings_of(
-            self._usable,
-            prompts,
-            pooling=pooling,
-            normalize=normalize,
-            **options,
+        vectors, _ = await self.embed_counted(
+            prompts, pooling=pooling, normalize=normalize, **options
         )
+        return vectors
+
+    async def embed_counted(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        **options: Unpack[LookOptions],
+    ) -> tuple[npt.NDArray[np.float32], Usage]:
+        """The same, and the token counts of all prompts together."""
+        return await embeddings_of(
+            self._usable, prompts, pooling=pooling, normalize=normalize, **options
+        )
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The token ids that a request with this prompt would have, encoded as its is: within the
+        same limits, and off the event loop where it takes long. Of text alone, `add_special_tokens`
+        says whether it is framed as the model expects. Raises what `stream` does for a prompt."""
+        chat = ChatArguments(
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        intake = self._usable().intake
+        return await ids_of_prompt(intake, prompt, chat, add_special_tokens=add_special_tokens)
 
     def chat(
         self,
@@ -555,6 +593,12 @@ class Engine:
         """Whether prompts may be lists of messages."""
         return self._entered().model.chat_template is not None
 
+    def template_reads(self, name: str) -> bool:
+        """Whether the chat template has that word, the name of a role or of a variable, anywhere;
+        False where there is no template."""
+        template = self._entered().model.chat_template
+        return template is not None and template.reads(name)
+
     @property
     def default_params(self) -> SamplingParams:
         """How requests without parameters are sampled."""
@@ -576,6 +620,23 @@ class Engine:
         `WrongLoopError` as `stats` does."""
         live = self._at_rest()
         return {"state": self.state, **dump_of(live)}
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Tell `observer` of what happens from now on; call what is returned to end that.
+
+        It may be given before the engine is entered. Raises `ConfigError` for what is no `Observer`
+        or has an async method, and `WrongLoopError` in another thread than the engine's.
+        """
+        check_observer_object(observer)
+        if self._live is not None:
+            self._at_rest().core.notices.observers.attach(observer, type(observer).__name__)
+        self._observing.append(observer)
+        return partial(self._observe_no_more, observer)
+
+    def _observe_no_more(self, observer: Observer) -> None:
+        self._observing = [one for one in self._observing if one is not observer]
+        if self._live is not None:
+            self._at_rest().core.notices.observers.detach(observer)
 
     # -- checks
 

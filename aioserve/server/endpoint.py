@@ -47,6 +47,10 @@ class Events:
     """Whole events, each with its blank line; several at once will do."""
     owner: Closable
     """The stream that they come from, which is closed however the answer ends."""
+    kind: bytes = EVENT_STREAM
+    """Of the content."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Beside those of every such answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +132,18 @@ class EndpointApp(Generic[B]):
     async def _body(self, scope: Scope, receive: Receive, call: Call) -> Any:
         if self._endpoint.kind is None:
             return None
-        body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)
-        return parse(body, self._endpoint.kind)
+        seconds = call.settings.body_timeout_seconds
+        with anyio.move_on_after(seconds):
+            body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)
+            return parse(body, self._endpoint.kind)
+        raise ApiError(408, f"the body didn't come within {seconds:g} s", code="body_timeout")
 
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:
+        call.told.asks(body)
         try:
             answer = await self._endpoint.handle(call, body)
             if isinstance(answer, Events):
+                call.told.answers_with(answer.owner)
                 await sending.events(answer)
             elif isinstance(answer, Answer):
                 await sending.json(answer.status, answer.value, answer.headers)
@@ -145,8 +154,9 @@ class EndpointApp(Generic[B]):
 
     async def _fail(self, sending: _Sending, call: Call, error: Exception) -> None:
         refused = told(error)
+        call.told.error = refused.code or type(error).__name__
         if refused.status >= 500 and refused.code != "draining":
-            logger.error("call %s failed", call.request_id, exc_info=error)
+            logger.error("call %s failed", call.told.request_id, exc_info=error)
         if sending.has_begun:
             await sending.last_event(self._endpoint.errors.event(refused))
         else:
@@ -181,7 +191,7 @@ class _Sending:
         try:
             async with aclosing(events.source) as source:
                 quiet = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
-                await self._begin(200, EVENT_STREAM, quiet)
+                await self._begin(200, events.kind, [*quiet, *events.headers])
                 async for event in source:
                     await self._send(
                         {"type": "http.response.body", "body": event, "more_body": True}

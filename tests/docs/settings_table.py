@@ -34,6 +34,8 @@ def row(setting: Setting) -> str:
 def shown(default: Any) -> str:
     if default is None or default == ():
         return "none"
+    if isinstance(default, tuple):
+        return ", ".join(map(shown, default))
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
