@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_the_first_curl_that_it_shows_is_answered() -> None:
 def test_sigterm_refuses_new_requests_and_lets_streams_end() -> None:
     with ServerProcess() as server:
         url = server.url
-        body = LONG | {"max_tokens": 1200}
+        body = LONG | {"max_tokens": 1800}
         streams = [Reading(url, body) for _ in range(2)]
         with httpx.Client(base_url=url, timeout=30) as client:
             assert client.get("/ready").status_code == 200
@@ -97,6 +98,9 @@ def test_sigterm_refuses_new_requests_and_lets_streams_end() -> None:
             assert refused.json()["error"]["code"] == "draining"
             assert refused.headers["connection"] == "close"
             assert int(refused.headers["retry-after"]) >= 1
+        time.sleep(0.3)  # a server that closes its door has closed it by now
+        assert streams[0].is_alive(), "the answers are too short to see anything"
+        assert httpx.get(f"{url}/ready").status_code == 503
         assert server.exit_code() == 0
         for stream in streams:
             stream.join(10)
