@@ -20,6 +20,7 @@ from aioserve.server.openai.embeddings import EMBEDDINGS
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.models import MODELS
 from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
+from aioserve.server.operations import OPERATIONS
 from aioserve.server.page import PAGE_PATHS, page_routes
 from aioserve.server.record import CallRecord
 from aioserve.server.served import Call, Served
@@ -38,6 +39,7 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     EMBEDDINGS,
     TOKENIZE,
     DETOKENIZE,
+    *OPERATIONS,
 )
 PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (LIVE, LIVE_NOW, TRACE)
 """What the page shows of the engine."""
@@ -78,7 +80,9 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
         routes={_named(route): route.path for route in routes},
         max_calls=settings.max_concurrent_calls,
     )
-    return Starlette(routes=routes, middleware=[door])
+    app = Starlette(routes=routes, middleware=[door])
+    app.state.served = served
+    return app
 
 
 def _named(route: Route | Mount) -> object:

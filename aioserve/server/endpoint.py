@@ -19,11 +19,12 @@ import anyio
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from aioserve.errors import EngineClosedError
 from aioserve.server.bodies import ClientGone, parse, read_body
 from aioserve.server.errors import ApiError, told
 from aioserve.server.served import Call
 
-__all__ = ["Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler"]
+__all__ = ["Answer", "Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -52,8 +53,17 @@ class Events:
     """Beside those of every such answer."""
 
 
-Handler = Callable[[Call, B], Awaitable["Events | object"]]
-"""Answers with a value that becomes JSON, or with `Events`."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A value that becomes JSON, with another status than 200 or headers of its own."""
+
+    value: object
+    status: int = 200
+    headers: dict[str, str] | None = None
+
+
+Handler = Callable[[Call, B], Awaitable["Events | Answer | object"]]
+"""Answers with a value that becomes JSON, with an `Answer`, or with `Events`."""
 
 
 class ErrorShape(Protocol):
@@ -94,9 +104,20 @@ class EndpointApp(Generic[B]):
         self._call_of = call_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = _Sending(send)
+        sending = _Sending(send, can_close=scope["http_version"].startswith("1"))
         call = self._call_of(scope)
+        if self._endpoint.kind is None:
+            await self._answer_call(call, scope, receive, sending)
+            return
+        with call.served.calls.one():
+            await self._answer_call(call, scope, receive, sending)
+
+    async def _answer_call(
+        self, call: Call, scope: Scope, receive: Receive, sending: _Sending
+    ) -> None:
         try:
+            if self._endpoint.kind is not None and call.engine.state == "draining":
+                raise EngineClosedError("the server drains and takes no requests", state="draining")
             body = await self._body(scope, receive, call)
         except ClientGone:
             return
@@ -124,6 +145,8 @@ class EndpointApp(Generic[B]):
             if isinstance(answer, Events):
                 call.told.answers_with(answer.owner)
                 await sending.events(answer)
+            elif isinstance(answer, Answer):
+                await sending.json(answer.status, answer.value, answer.headers)
             else:
                 await sending.json(200, answer)
         except Exception as error:
@@ -137,7 +160,10 @@ class EndpointApp(Generic[B]):
         if sending.has_begun:
             await sending.last_event(self._endpoint.errors.event(refused))
         else:
-            await sending.json(refused.status, self._endpoint.errors.body(refused), refused.headers)
+            headers = refused.headers
+            if refused.code == "draining" and sending.can_close:
+                headers = headers | {"connection": "close"}
+            await sending.json(refused.status, self._endpoint.errors.body(refused), headers)
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
@@ -149,8 +175,10 @@ async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 class _Sending:
     """One response."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, *, can_close: bool) -> None:
         self._send = send
+        self.can_close = can_close
+        """Whether an answer's headers may say that its connection ends: HTTP/2 has none."""
         self.has_begun = False
 
     async def json(self, status: int, value: object, headers: dict[str, str] | None = None) -> None:

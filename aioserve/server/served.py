@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aioserve.engine.engine import Engine
+from aioserve.server.calls import Calls
 from aioserve.server.errors import ApiError
 from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
@@ -24,6 +25,8 @@ class Served:
     settings: ServerSettings
     steps: StepRecorder | None = None
     """What the page shows, where there is one."""
+    calls: Calls = field(default_factory=Calls)
+    """Those with a body that are being answered."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """Since 1970: what the list of models says."""
 

@@ -67,6 +67,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_live_readers: int = 16
     """Who may look at `/live` at the same time; one more gets the status 503."""
 
+    max_step_age_seconds: float = 60.0
+    """`/health` says 503 where there is work and no step has come to its end for so long. More than
+    the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
+
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
             value = check(ConfigError, name, getattr(self, name), rule)
@@ -99,4 +103,5 @@ _RULES: dict[str, Rule[Any]] = {
     "access_log": choice("json", "key_value", "off"),
     "page": boolean,
     "max_live_readers": integer(1, 1024),
+    "max_step_age_seconds": number(0, 24 * 3600.0, above=True),
 }
