@@ -14,12 +14,25 @@ from aioserve.engine.engine import Engine
 from aioserve.server.endpoint import Endpoint, EndpointApp
 from aioserve.server.openai.completions import COMPLETIONS
 from aioserve.server.openai.models import MODELS
+from aioserve.server.openai.responses import (
+    DELETE_RESPONSE,
+    GET_RESPONSE,
+    INPUT_ITEMS,
+    RESPONSES,
+)
 from aioserve.server.served import Call, Served
 from aioserve.server.settings import ServerSettings
 
 __all__ = ["ENDPOINTS", "create_app"]
 
-ENDPOINTS: Sequence[Endpoint[Any]] = (MODELS, COMPLETIONS)
+ENDPOINTS: Sequence[Endpoint[Any]] = (
+    MODELS,
+    COMPLETIONS,
+    RESPONSES,
+    GET_RESPONSE,
+    DELETE_RESPONSE,
+    INPUT_ITEMS,
+)
 
 
 def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starlette:

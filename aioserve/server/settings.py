@@ -25,6 +25,19 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """In one request for completions or embeddings."""
     max_n: int = 16
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
+    max_items: int = 4096
+    """Of the input of a response, those of earlier responses included; messages and their blocks in
+    a request for a message."""
+    max_metadata: int = 16
+    """Entries of a response's metadata."""
+    max_metadata_key_chars: int = 64
+    max_metadata_value_chars: int = 512
+    max_stored_responses: int = 1024
+    """Of each tenant; the least recently used goes. 0 stores none."""
+    max_stored_bytes: int = 64 * 2**20
+    """Of the responses of each tenant, with all that came before them, as JSON; likewise."""
+    stored_response_seconds: int = 24 * 3600
+    """After that long a response is forgotten."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -37,4 +50,11 @@ _RULES: dict[str, Rule[Any]] = {
     "max_body_bytes": integer(1024, 2**30),
     "max_prompts": integer(1, 4096),
     "max_n": integer(1, 4096),
+    "max_items": integer(1, 10_000),
+    "max_metadata": integer(0, 1024),
+    "max_metadata_key_chars": integer(1, 4096),
+    "max_metadata_value_chars": integer(1, 65_536),
+    "max_stored_responses": integer(0, 2**20),
+    "max_stored_bytes": integer(0, 2**40),
+    "stored_response_seconds": integer(1, 10 * 365 * 24 * 3600),
 }
