@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from aioserve.engine.engine import Engine
+from aioserve.server.anthropic.messages import MESSAGES
 from aioserve.server.endpoint import Endpoint, EndpointApp
 from aioserve.server.openai.completions import COMPLETIONS
 from aioserve.server.openai.models import MODELS
@@ -32,6 +33,7 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     GET_RESPONSE,
     DELETE_RESPONSE,
     INPUT_ITEMS,
+    MESSAGES,
 )
 
 

@@ -88,7 +88,10 @@ class Turns:
         index = int(found["message"])
         if found["call"] is None:
             return self._places[index] if index < len(self._places) else found[0]
-        place, arguments = self._calls[index, int(found["call"])]
+        called = self._calls.get((index, int(found["call"])))
+        if called is None:
+            return found[0]
+        place, arguments = called
         field = arguments if found["field"] == "arguments" else found["field"]
         return f"{place}.{field}" if field else place
 
