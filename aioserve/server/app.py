@@ -13,7 +13,9 @@ from starlette.types import Scope
 from aioserve.engine.engine import Engine
 from aioserve.server.anthropic.messages import MESSAGES
 from aioserve.server.endpoint import Endpoint, EndpointApp
+from aioserve.server.openai.chat import CHAT
 from aioserve.server.openai.completions import COMPLETIONS
+from aioserve.server.openai.embeddings import EMBEDDINGS
 from aioserve.server.openai.models import MODELS
 from aioserve.server.openai.responses import (
     DELETE_RESPONSE,
@@ -21,6 +23,7 @@ from aioserve.server.openai.responses import (
     INPUT_ITEMS,
     RESPONSES,
 )
+from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
 from aioserve.server.served import Call, Served
 from aioserve.server.settings import ServerSettings
 
@@ -29,6 +32,10 @@ __all__ = ["ENDPOINTS", "create_app"]
 ENDPOINTS: Sequence[Endpoint[Any]] = (
     MODELS,
     COMPLETIONS,
+    CHAT,
+    EMBEDDINGS,
+    TOKENIZE,
+    DETOKENIZE,
     RESPONSES,
     GET_RESPONSE,
     DELETE_RESPONSE,

@@ -25,6 +25,16 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """In one request for completions or embeddings."""
     max_n: int = 16
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
+    max_top_logprobs: int = 20
+    """Most likely tokens that are told at each place: `top_logprobs` of chat, `logprobs` of
+    completions."""
+    max_stops: int = 16
+    """Strings in `stop`; the engine takes no more than 16."""
+    max_tools: int = 128
+    """In one request."""
+    max_schema_bytes: int = 65_536
+    """Of each JSON schema, and of those of all tools together where the answer must be a call; as
+    compact JSON. The engine takes no more than 131,072 characters."""
     max_items: int = 4096
     """Of the input of a response, those of earlier responses included; messages and their blocks in
     a request for a message."""
@@ -50,6 +60,10 @@ _RULES: dict[str, Rule[Any]] = {
     "max_body_bytes": integer(1024, 2**30),
     "max_prompts": integer(1, 4096),
     "max_n": integer(1, 4096),
+    "max_top_logprobs": integer(0, 64),
+    "max_stops": integer(0, 16),
+    "max_tools": integer(0, 1024),
+    "max_schema_bytes": integer(2, 131_072),
     "max_items": integer(1, 10_000),
     "max_metadata": integer(0, 1024),
     "max_metadata_key_chars": integer(1, 4096),

@@ -27,7 +27,15 @@ async def test_an_answer_is_that_of_the_engine() -> None:
     async with served(num_pages=256) as (engine, client):
         answer = (await client.post("/v1/completions", json=BODY)).json()
         whole = await engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8))
-    assert answer["choices"] == [{"index": 0, "text": whole.text, "finish_reason": "length"}]
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "text": whole.text,
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
+    ]
     assert answer["usage"]["completion_tokens"] == 8
 
 
