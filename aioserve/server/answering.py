@@ -7,6 +7,7 @@ Streams and whole answers are made of the same pieces. Knows no API.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from aioserve.engine.chat import ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.request import FinishReason, SamplingParams, Usage
 from aioserve.server.errors import ApiError
+from aioserve.server.openai.answer_plan import AnswerPlan
 from aioserve.server.turns import Turns, renamed
 
 __all__ = ["Answering", "Arguments", "Asked", "CallBegun", "Content", "Piece", "Reasoning"]
@@ -48,9 +50,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     turns: Turns
     params: SamplingParams
-    tools: list[dict[str, Any]] | None = None
-    one_call: bool = False
-    """The answer ends before a second tool call."""
+    plan: AnswerPlan
     continues: bool = False
     """The answer goes on with the last message, which is the assistant's."""
     options: Mapping[str, Any] = {}
@@ -74,7 +74,8 @@ class Answering:
     async def begun(cls, engine: Engine, asked: Asked) -> Answering:
         """Once the first token is there, so that what can be refused has been. Raises `ApiError`
         in the words of the API."""
-        options: dict[str, Any] = {**asked.options, "tools": asked.tools}
+        plan = asked.plan
+        options = {**asked.options, "tools": plan.tools, "tool_parser": plan.tool_parser}
         if asked.continues:
             options |= {"add_generation_prompt": False, "continue_final_message": True}
         try:
@@ -108,6 +109,8 @@ class Answering:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Raises `ApiError` for what ends the answer too soon."""
+        if self._asked.plan.function is not None:
+            yield CallBegun(uuid.uuid4().hex[:9], self._asked.plan.function)
         try:
             async for delta in self._stream:
                 if delta.reasoning:
@@ -128,7 +131,7 @@ class Answering:
         before: list[Piece] = [Reasoning(delta.reasoning)] if delta.reasoning else []
         begun: list[Piece] = []
         for call in delta.tool_calls:
-            if call.index and self._asked.one_call:
+            if call.index and self._asked.plan.one_call:
                 self._cut = True
                 break
             if call.id is not None and call.name is not None:
@@ -136,7 +139,8 @@ class Answering:
             if call.arguments:
                 (begun or before).append(Arguments(call.arguments))
         if delta.content:
-            before.append(Content(delta.content))
+            is_call = self._asked.plan.function is not None
+            before.append(Arguments(delta.content) if is_call else Content(delta.content))
         return before + begun
 
     def close(self) -> None:

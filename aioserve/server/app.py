@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from aioserve.engine.engine import Engine
+from aioserve.server.anthropic.count_tokens import COUNT_TOKENS
 from aioserve.server.anthropic.messages import MESSAGES
 from aioserve.server.endpoint import Endpoint, EndpointApp
 from aioserve.server.openai.chat import CHAT
@@ -41,6 +42,7 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     DELETE_RESPONSE,
     INPUT_ITEMS,
     MESSAGES,
+    COUNT_TOKENS,
 )
 
 

@@ -25,7 +25,9 @@ MESSAGE = re.compile(
 class Turns:
     """Messages as they are put together. `place` is always where in the body a part stands."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, knows_developer: bool = False) -> None:
+        """`knows_developer`: the model's template knows the role of that name."""
+        self._knows_developer = knows_developer
         self.messages: list[dict[str, Any]] = []
         self._places: list[str] = []
         """Of the first part of each message."""
@@ -40,6 +42,12 @@ class Turns:
             self._join("content", text, "\n\n")
         else:
             self._add("system", place, content=text)
+
+    def developer(self, text: str, place: str) -> None:
+        if self._knows_developer:
+            self._add("developer", place, content=text)
+        else:
+            self.system(text, place)
 
     def user(self, text: str, place: str, *, joined: bool = False) -> None:
         """`joined`: to a user's turn that it follows."""

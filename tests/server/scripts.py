@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +18,7 @@ from aioserve.text.tokenizer import Tokenizer
 from tests.engine.scripted import ScriptedModel
 from tests.server.serving import client_of
 
-__all__ = ["CALL", "CALLS", "PLAIN", "TEMPLATE", "TURNS", "scripted"]
+__all__ = ["CALL", "CALLS", "PLAIN", "TEMPLATE", "TURNS", "SeenTemplate", "scripted", "with_tools"]
 
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -52,3 +55,14 @@ async def scripted(
     seen.prompts = []
     async with Engine(model) as engine, client_of(create_app(engine, settings)) as client:
         yield seen, engine, client
+
+
+def with_tools(directory: Path) -> Path:
+    """A copy of the embedded model, whose template reads tools."""
+    for file in resources.files("aioserve.assets").joinpath("pyhelp").iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    config = directory / "tokenizer_config.json"
+    written = json.loads(config.read_text(encoding="utf-8"))
+    written["chat_template"] = TEMPLATE
+    config.write_text(json.dumps(written), encoding="utf-8")
+    return directory

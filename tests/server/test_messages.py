@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from aioserve.errors import EngineClosedError, QueueFullError, RequestFailedErro
 from aioserve.server import ServerSettings
 from aioserve.server.answering import Content
 from tests.server.event_checks import checked_message, events_of, without_ids
-from tests.server.scripts import CALL, CALLS, PLAIN, scripted
+from tests.server.scripts import CALL, CALLS, PLAIN, scripted, with_tools
 from tests.server.serving import served, until
 
 pytestmark = pytest.mark.asyncio
@@ -20,6 +21,12 @@ pytestmark = pytest.mark.asyncio
 ASK = {"role": "user", "content": "How is it outside?"}
 TOOLS = [{"name": "weather", "description": "Tells it.", "input_schema": {"type": "object"}}]
 BODY: dict[str, Any] = {"model": "scripted", "messages": [ASK], "max_tokens": 1000}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 PYHELP: dict[str, Any] = {
     "model": "pyhelp",
     "messages": [{"role": "user", "content": "What is a list?"}],
@@ -70,6 +77,41 @@ async def test_thinking_text_and_tool_use_are_blocks_in_their_order() -> None:
     assert without_ids(alone["content"]) == without_ids([thinking, said, first])
     assert CALL in text["content"][1]["text"]
     assert text["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+async def test_a_call_that_must_be_made_is_made(choice: Any, tmp_path: Path) -> None:
+    schema = CITY
+    tools = [{"name": "weather", "input_schema": schema, "strict": True}]
+    async with served(model=with_tools(tmp_path), num_pages=256) as (_, client):
+        choice = choice | {"disable_parallel_tool_use": True}
+        body = PYHELP | {"tools": tools, "tool_choice": choice, "model": tmp_path.name}
+        whole = (await client.post("/v1/messages", json=body)).json()
+        told = checked_message(
+            events_of((await client.post("/v1/messages", json=body | {"stream": True})).text)
+        )
+        short = body | {"max_tokens": whole["usage"]["output_tokens"] - 2}
+        cut = (await client.post("/v1/messages", json=short)).json()
+    (call,) = whole["content"]
+    assert (call["name"], call["input"]) == ("weather", {"city": "Oslo"})
+    assert whole["stop_reason"] == "tool_use"
+    assert without_ids(told) == without_ids(whole)
+    assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
+
+
+async def test_tokens_are_counted_as_an_answer_counts_them() -> None:
+    prefill = {"role": "assistant", "content": "It"}
+    async with scripted() as (_, engine, client):
+        for more in ({}, {"system": "Be kind.", "tools": TOOLS}, {"messages": [ASK, prefill]}):
+            asked = {"model": "scripted", "messages": [ASK], **more}
+            count = (await client.post("/v1/messages/count_tokens", json=asked)).json()
+            usage = (await client.post("/v1/messages", json=BODY | more)).json()["usage"]
+            cached = usage["cache_read_input_tokens"]
+            assert count == {"input_tokens": usage["input_tokens"] + cached}
+        generated = engine.stats().tokens_generated_total
+        answer = await client.post("/v1/messages/count_tokens", json=BODY)
+        assert (answer.status_code, engine.stats().tokens_generated_total) == (400, generated)
+    assert "max_tokens" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("text", [PLAIN, CALLS, f"<think>a</think>{CALL}", CALL, "", "<think>"])
@@ -211,6 +253,20 @@ async def test_an_answer_goes_on_with_a_last_message_of_the_assistant() -> None:
         ({"service_tier": "priority"}, "service_tier"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
+        ({"tools": [TOOLS[0] | {"strict": True}]}, "tools[0].strict"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        (
+            {
+                "tools": TOOLS,
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
+            "output_config.format",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "b"}}}},
+            "output_config.format",
+        ),
     ],
 )
 async def test_what_is_wrong_or_not_supported_is_named(change: dict[str, Any], named: str) -> None:
@@ -251,6 +307,8 @@ async def test_what_asks_for_nothing_is_let_through() -> None:
             {"metadata": {"user_id": "abc"}},
             {"metadata": {"user_id": "abcd"}},
         ),
+        ({"max_tools": 1}, {"tools": TOOLS}, {"tools": TOOLS * 2}),
+        ({"max_stops": 1}, {"stop_sequences": ["a"]}, {"stop_sequences": ["a", "b"]}),
     ],
 )
 async def test_limits_hold_one_past_them(settings: Any, change: Any, past: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,13 +20,21 @@ from aioserve.server.openai.responses_request import ResponseRequest
 from aioserve.server.served import Call, Served
 from tests.engine.scripted import ScriptedModel
 from tests.server.event_checks import checked_response, events_of, without_ids
-from tests.server.scripts import CALL, CALLS, PLAIN, TEMPLATE, scripted
+from tests.server.scripts import CALL, CALLS, PLAIN, TEMPLATE, scripted, with_tools
 from tests.server.serving import served, until
 
 pytestmark = pytest.mark.asyncio
 
 TOOLS = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+STRICT = TOOLS[0] | {"strict": True}
+BROKEN = TOOLS[0] | {"parameters": {"properties": {"a": {"type": "b"}}}}
 BODY: dict[str, Any] = {"model": "scripted", "input": "How is it outside?", "seed": 0}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 PYHELP: dict[str, Any] = {"model": "pyhelp", "input": "What is a list?", "temperature": 0}
 
 
@@ -97,6 +107,25 @@ async def check_same(client: httpx.AsyncClient, text: str, max_output_tokens: in
     reason = {"reason": "max_output_tokens"} if is_cut_off else None
     assert told["incomplete_details"] == reason
     assert told["output"][-1]["status"] == told["status"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+async def test_a_call_that_must_be_made_is_made(choice: Any, tmp_path: Path) -> None:
+    parameters = CITY
+    tools = [{"type": "function", "name": "weather", "parameters": parameters, "strict": True}]
+    async with served(model=with_tools(tmp_path), num_pages=256) as (_, client):
+        body = PYHELP | {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+        body["model"] = tmp_path.name
+        whole = (await client.post("/v1/responses", json=body)).json()
+        told = checked_response(
+            events_of((await client.post("/v1/responses", json=body | {"stream": True})).text)
+        )
+        short = body | {"max_output_tokens": whole["usage"]["output_tokens"] - 2}
+        cut = (await client.post("/v1/responses", json=short)).json()
+    (call,) = whole["output"]
+    assert (call["name"], json.loads(call["arguments"])) == ("weather", {"city": "Oslo"})
+    assert without_ids(told) == without_ids(whole)
+    assert (cut["status"], cut["output"][0]["status"]) == ("incomplete", "incomplete")
 
 
 async def test_a_conversation_goes_on_from_a_stored_response() -> None:
@@ -254,9 +283,9 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "b"}}}},
-            "text.format.schema",
+            "text.format",
         ),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),
         ({"background": 0}, "background"),
@@ -269,6 +298,12 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
         ({"n": 2}, "n"),
         ({"messages": []}, "messages"),
         ({"metadata": {"a": 1}}, "metadata[...]"),
+        ({"tools": [STRICT]}, "tools[0].strict"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"tools": TOOLS, "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [BROKEN], "tool_choice": "required"}, "tools"),
     ],
 )
 async def test_what_is_wrong_or_not_supported_is_named(change: dict[str, Any], param: str) -> None:
@@ -321,6 +356,8 @@ async def test_what_asks_for_nothing_is_let_through() -> None:
             {"metadata": {"abcd": ""}},
             "metadata",
         ),
+        ({"max_tools": 1}, {"tools": TOOLS}, {"tools": TOOLS * 2}, "tools"),
+        ({"max_stops": 1}, {"stop": ["a"]}, {"stop": ["a", "b"]}, "stop"),
         (
             {"max_metadata_value_chars": 3},
             {"metadata": {"a": "abc"}},

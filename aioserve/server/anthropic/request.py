@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from aioserve.request import SamplingParams
 from aioserve.server.answering import Asked
 from aioserve.server.anthropic.blocks import (
     CacheControl,
@@ -16,19 +15,25 @@ from aioserve.server.anthropic.blocks import (
     text_of,
 )
 from aioserve.server.errors import ApiError
+from aioserve.server.openai.answer_plan import AnswerPlan
+from aioserve.server.openai.limits import check_at_most
+from aioserve.server.planning import json_schema, named_tool, planned, tool
 from aioserve.server.sampling import SamplingFields
 from aioserve.server.served import Call
 from aioserve.server.turns import Turns, renamed
 from aioserve.structured_output import StructuredOutput
 
-__all__ = ["Conversation", "MessageRequest", "asked_of", "conversation_of", "tools_of"]
+__all__ = ["Conversation", "MessageRequest", "asked_of", "continues", "conversation_of", "plan_of"]
 
 NAMES = {
     "stop": "stop_sequences",
     "prompt": "messages",
-    "structured_output": "output_config.format",
-    "json_schema": "output_config.format.schema",
+    "tenant": "metadata.user_id",
+    "tool_parser": "tools",
 }
+
+
+FORMS = ("structured_output", *StructuredOutput.__struct_fields__)
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +45,7 @@ class Tool(_Strict, frozen=True, kw_only=True):
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None
     cache_control: CacheControl | None = None
 
 
@@ -66,7 +72,7 @@ class NoChoice(_Choice, frozen=True, kw_only=True, tag="none"):
 
 class Metadata(_Strict, frozen=True, kw_only=True):
     user_id: str | None = None
-    """Who asks, for the caller's own records."""
+    """The tenant of a call without a key."""
 
 
 class ThinkingDisabled(_Strict, frozen=True, kw_only=True):
@@ -114,10 +120,7 @@ def conversation_of(call: Call, body: Conversation) -> Turns:
         raise ApiError(400, "messages must not be empty", param="messages")
     contents = [*(message.content for message in body.messages), body.system or ""]
     num_items = sum(1 if isinstance(content, str) else len(content) for content in contents)
-    if num_items > (most := call.settings.max_items):
-        raise ApiError(
-            400, f"messages must have at most {most} blocks, got {num_items}", param="messages"
-        )
+    check_at_most("messages", "have at most {} blocks", num_items, call.settings.max_items)
     turns = Turns()
     if system := text_of(body.system):
         turns.system(system, "system")
@@ -141,50 +144,55 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
     """Raises `ApiError`."""
     turns = conversation_of(call, body)
     user_id = None if body.metadata is None else body.metadata.user_id
-    if user_id is not None and len(user_id) > (most := call.settings.max_metadata_value_chars):
-        raise ApiError(
-            400,
-            f"metadata.user_id must have at most {most} characters, got {len(user_id)}",
-            param="metadata.user_id",
-        )
-    try:
-        params = params_of(call, body)
-    except Exception as error:
-        raise renamed(error, NAMES, turns) from error
-    choice = body.tool_choice
-    return Asked(
-        turns,
-        params,
-        tools_of(body),
-        one_call=getattr(choice, "disable_parallel_tool_use", False),
-        continues=continues(turns, body),
-        options=call.options(),
-        names=NAMES,
-    )
-
-
-def params_of(call: Call, body: MessageRequest) -> SamplingParams:
+    most = call.settings.max_metadata_value_chars
+    check_at_most("metadata.user_id", "have at most {} characters", len(user_id or ""), most)
+    num_stops = len(body.stop_sequences or ())
+    check_at_most("stop_sequences", "have at most {} strings", num_stops, call.settings.max_stops)
+    plan = plan_of(call, body)
+    forced = plan.function is not None or plan.reads_list
+    names = NAMES | dict.fromkeys(FORMS, "tools" if forced else "output_config.format")
     fields = SamplingFields(
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
         stop=body.stop_sequences,
     )
-    more: dict[str, Any] = {"max_tokens": body.max_tokens}
-    if body.output_config is not None and body.output_config.format is not None:
-        schema = body.output_config.format.schema
-        more["structured_output"] = StructuredOutput(json_schema=schema)
-    return fields.params(call.engine.default_params, **more)
+    try:
+        params = fields.params(
+            call.engine.default_params, max_tokens=body.max_tokens, structured_output=plan.form
+        )
+    except Exception as error:
+        raise renamed(error, names, turns) from error
+    return Asked(
+        turns,
+        params,
+        plan,
+        continues=continues(turns, body),
+        options=call.options(tenant=call.tenant or user_id or None),
+        names=names,
+    )
 
 
-def tools_of(body: Conversation) -> list[dict[str, Any]] | None:
-    """As the engine takes them."""
-    if not body.tools or isinstance(body.tool_choice, NoChoice):
-        return None
-    tools: list[dict[str, Any]] = []
-    for tool in body.tools:
-        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-        if tool.description is not None:
-            function["description"] = tool.description
-        tools.append({"type": "function", "function": function})
-    return tools
+def plan_of(call: Call, body: Conversation) -> AnswerPlan:
+    """Raises `ApiError`."""
+    match body.tool_choice:
+        case NoChoice():
+            choice = "none"
+        case AnyChoice():
+            choice = "required"
+        case ToolChoice() as named:
+            choice = named_tool(named.name)
+        case _:
+            choice = "auto"
+    wanted = None if body.output_config is None else body.output_config.format
+    return planned(
+        call.settings,
+        tools=[
+            tool(each.name, each.description, each.input_schema, strict=each.strict)
+            for each in body.tools or ()
+        ],
+        choice=choice,
+        one_call=getattr(body.tool_choice, "disable_parallel_tool_use", False),
+        form=None if wanted is None else json_schema(wanted.schema),
+        names={"response_format": "output_config.format", "function.": ""},
+    )

@@ -16,10 +16,10 @@ from aioserve.server.errors import ApiError, told
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.responses_items import Item, new_id
 from aioserve.server.openai.responses_request import (
-    NAMES,
     FunctionChoice,
     FunctionTool,
     PlainFormat,
+    ReasoningConfig,
     ResponseRequest,
     TextConfig,
     asked_of,
@@ -29,7 +29,6 @@ from aioserve.server.openai.responses_request import (
 from aioserve.server.openai.responses_store import Stored
 from aioserve.server.openai.responses_writer import ItemWriter
 from aioserve.server.served import Call
-from aioserve.server.turns import Turns, renamed
 
 __all__ = [
     "DELETE_RESPONSE",
@@ -73,11 +72,6 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 class ResponseError(msgspec.Struct, frozen=True):
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
-
-
-class ReasoningConfig(msgspec.Struct, frozen=True):
-    effort: None = None
-    summary: None = None
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,10 +216,7 @@ class _Answered:
 async def responses(call: Call, body: ResponseRequest) -> Response | Events:
     checked(call, body)
     before, given = context_of(call, body)
-    try:
-        asked = asked_of(call, body, before, given)
-    except Exception as error:
-        raise renamed(error, NAMES, Turns()) from error
+    asked = asked_of(call, body, before, given)
     answering = await Answering.begun(call.engine, asked)
     response = Response(
         id=new_id("resp"),

@@ -133,8 +133,10 @@ _KINDS = ("message", "function_call", "function_call_output", "reasoning")
 def add_item(turns: Turns, item: Item, place: str) -> None:
     """Let `item`, from `place` in a body, be part of the conversation. Raises `ApiError`."""
     match item:
-        case Message(role="system" | "developer"):
+        case Message(role="system"):
             turns.system(_text_of(item.content), place)
+        case Message(role="developer"):
+            turns.developer(_text_of(item.content), place)
         case Message(role="user"):
             turns.user(_text_of(item.content), place)
         case Message():

@@ -7,13 +7,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from aioserve.request import SamplingParams
 from aioserve.server.answering import Asked
 from aioserve.server.errors import ApiError
+from aioserve.server.openai.answer_plan import AnswerPlan
+from aioserve.server.openai.fields import options_of, refuse_unsupported
+from aioserve.server.openai.limits import check_at_most, check_sampling
 from aioserve.server.openai.responses_items import Item, Message, add_item, item_of, with_id
+from aioserve.server.planning import json_object, json_schema, named_tool, planned, tool
 from aioserve.server.sampling import SamplingFields
 from aioserve.server.served import Call
-from aioserve.server.turns import Turns
+from aioserve.server.turns import Turns, renamed
 from aioserve.structured_output import StructuredOutput
 
 __all__ = [
@@ -34,9 +37,10 @@ NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "prompt": "input",
-    "structured_output": "text.format",
-    "json_schema": "text.format.schema",
+    "tenant": "user",
+    "tool_parser": "tools",
 }
+FORMS = ("structured_output", *StructuredOutput.__struct_fields__)
 
 NOTHING: dict[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -45,9 +49,9 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "max_tool_calls": (),
     "prompt": (),
     "prompt_cache_retention": ("in_memory",),
-    "reasoning": ({},),
     "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
+    "n": (1,),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
@@ -56,6 +60,13 @@ NOTHING: dict[str, tuple[Any, ...]] = {
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
+
+
+class ReasoningConfig(_Strict, frozen=True, kw_only=True):
+    """How much a model reasons is its template's to say."""
+
+    effort: None = None
+    summary: None = None
 
 
 class FunctionTool(_Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
@@ -108,9 +119,15 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     metadata: dict[str, str] | None = None
+    reasoning: ReasoningConfig | None = None
     store: bool | None = None
     stream: bool | None = None
     user: str | None = None
+    """The tenant of a call without a key."""
+    cache_salt: str | None = None
+    """Cached prefixes are shared with calls of the same salt, and the same key, alone."""
+    deadline_seconds: float | None = None
+    """The request is ended so long after it came, if it hasn't before."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """Prompts are cached by what they say, with a key or without."""
@@ -120,67 +137,29 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     max_tool_calls: Any = None
     prompt: Any = None
     prompt_cache_retention: Any = None
-    reasoning: Any = None
     service_tier: Any = None
     stream_options: Any = None
     top_logprobs: Any = None
     truncation: Any = None
 
-    @property
-    def form(self) -> StructuredOutput | None:
-        """That the answer must have."""
-        match None if self.text is None else self.text.format:
-            case ObjectFormat():
-                return StructuredOutput(json_object=True)
-            case SchemaFormat() as given:
-                return StructuredOutput(json_schema=given.schema)
-            case _:
-                return None
-
 
 def checked(call: Call, body: ResponseRequest) -> None:
     """Raises `ApiError` for what isn't supported, or is too much."""
     call.served.check_model(body.model)
-    for field, values in NOTHING.items():
-        value = getattr(body, field)
-        if isinstance(value, dict):
-            value = {name: entry for name, entry in value.items() if entry is not None}
-        # 0 == False: what asks for nothing must have the type too.
-        if value is not None and not any(type(v) is type(value) and v == value for v in values):
-            raise _unsupported(field)
-    if body.n not in (None, 1):
-        raise _unsupported("n")
-    if body.structured_outputs is not None and body.form is not None:
-        raise ApiError(
-            400, "structured_outputs can't go with text.format", param="structured_outputs"
-        )
+    refuse_unsupported(body, NOTHING)
+    check_sampling(body, call.settings)
     for field in ("user", "safety_identifier", "prompt_cache_key"):
         _check_chars(field, getattr(body, field) or "", MAX_NAME_CHARS)
     settings = call.settings
     metadata = body.metadata or {}
-    if len(metadata) > settings.max_metadata:
-        raise ApiError(
-            400,
-            f"metadata must have at most {settings.max_metadata} entries, got {len(metadata)}",
-            param="metadata",
-        )
+    check_at_most("metadata", "have at most {} entries", len(metadata), settings.max_metadata)
     for key, value in metadata.items():
-        _check_chars("a key of metadata", key, settings.max_metadata_key_chars, "metadata")
-        where = f"metadata.{key}"
-        _check_chars(where, value, settings.max_metadata_value_chars, where)
+        _check_chars("metadata", key, settings.max_metadata_key_chars, "keys of ")
+        _check_chars(f"metadata.{key}", value, settings.max_metadata_value_chars)
 
 
-def _check_chars(what: str, text: str, most: int, param: str | None = None) -> None:
-    if len(text) > most:
-        raise ApiError(
-            400,
-            f"{what} must have at most {most} characters, got {len(text)}",
-            param=what if param is None else param,
-        )
-
-
-def _unsupported(field: str) -> ApiError:
-    return ApiError(400, f"{field} isn't supported", param=field, code="unsupported_parameter")
+def _check_chars(field: str, text: str, most: int, of: str = "") -> None:
+    check_at_most(field, f"have {of}at most {{}} characters", len(text), most)
 
 
 def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
@@ -197,15 +176,9 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
             )
         before = msgspec.json.decode(stored.before, type=list[Item])
         before += msgspec.json.decode(stored.body, type=_Output).output
-    most = call.settings.max_items
-    num_given = 1 if isinstance(body.input, str) else len(body.input)
-    if len(before) + num_given > most:
-        raise ApiError(
-            400,
-            f"input must have at most {most} items, those of earlier responses included, "
-            f"got {len(before) + num_given}",
-            param="input",
-        )
+    num_items = len(before) + (1 if isinstance(body.input, str) else len(body.input))
+    must = "have at most {} items, those of earlier responses included"
+    check_at_most("input", must, num_items, call.settings.max_items)
     if isinstance(body.input, str):
         return before, [with_id(Message(role="user", content=body.input))]
     if not body.input:
@@ -222,41 +195,50 @@ class _Output(msgspec.Struct):
 def asked_of(
     call: Call, body: ResponseRequest, before: Sequence[Item], given: Sequence[Item]
 ) -> Asked:
-    """Raises `ApiError`, and `InvalidSamplingError`."""
-    turns = Turns()
+    """Raises `ApiError`."""
+    turns = Turns(knows_developer=call.engine.template_reads("developer"))
     if body.instructions is not None:
         turns.system(body.instructions, "instructions")
     for item in before:
         add_item(turns, item, "previous_response_id")
     for index, item in enumerate(given):
         add_item(turns, item, "input" if isinstance(body.input, str) else f"input[{index}]")
-    return Asked(
-        turns,
-        params_of(call, body),
-        tools_of(body),
+    plan = plan_of(call, body)
+    form = "text.format"
+    if plan.function is not None or plan.reads_list:
+        form = "tools"
+    elif body.structured_outputs is not None:
+        form = "structured_outputs"
+    names = NAMES | dict.fromkeys(FORMS, form)
+    try:
+        params = body.params(
+            call.engine.default_params,
+            max_tokens=body.max_output_tokens,
+            structured_output=plan.form,
+        )
+    except Exception as error:
+        raise renamed(error, names, turns) from error
+    return Asked(turns, params, plan, options=options_of(call, body), names=names)
+
+
+def plan_of(call: Call, body: ResponseRequest) -> AnswerPlan:
+    match None if body.text is None else body.text.format:
+        case ObjectFormat():
+            form = json_object()
+        case SchemaFormat() as given:
+            form = json_schema(given.schema)
+        case _:
+            form = None
+    choice = body.tool_choice or "auto"
+    return planned(
+        call.settings,
+        tools=[
+            tool(each.name, each.description, each.parameters, strict=each.strict)
+            for each in body.tools or ()
+        ],
+        choice=named_tool(choice.name) if isinstance(choice, FunctionChoice) else choice,
         one_call=body.parallel_tool_calls is False,
-        options=call.options(priority=body.priority),
-        names=NAMES,
+        form=form,
+        structured_outputs=body.structured_outputs,
+        names={"response_format": "text.format", "function.": ""},
     )
-
-
-def params_of(call: Call, body: ResponseRequest) -> SamplingParams:
-    more: dict[str, Any] = {"max_tokens": body.max_output_tokens}
-    if (form := body.form) is not None:
-        more["structured_output"] = form
-    return body.params(call.engine.default_params, **more)
-
-
-def tools_of(body: ResponseRequest) -> list[dict[str, Any]] | None:
-    """As the engine takes them."""
-    if not body.tools or body.tool_choice == "none":
-        return None
-    tools: list[dict[str, Any]] = []
-    for tool in body.tools:
-        function: dict[str, Any] = {"name": tool.name}
-        if tool.description is not None:
-            function["description"] = tool.description
-        if tool.parameters is not None:
-            function["parameters"] = tool.parameters
-        tools.append({"type": "function", "function": function})
-    return tools
