@@ -11,6 +11,8 @@ from starlette.routing import Mount, Route
 from starlette.types import Scope
 
 from aioserve.engine.engine import Engine
+from aioserve.server.anthropic.count_tokens import COUNT_TOKENS
+from aioserve.server.anthropic.messages import MESSAGES
 from aioserve.server.door import RECORD, Door, Listener
 from aioserve.server.endpoint import Endpoint, EndpointApp
 from aioserve.server.guards import guards_of
@@ -19,6 +21,12 @@ from aioserve.server.openai.completions import COMPLETIONS
 from aioserve.server.openai.embeddings import EMBEDDINGS
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.models import MODELS
+from aioserve.server.openai.responses import (
+    DELETE_RESPONSE,
+    GET_RESPONSE,
+    INPUT_ITEMS,
+    RESPONSES,
+)
 from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
 from aioserve.server.operations import OPERATIONS
 from aioserve.server.page import PAGE_PATHS, page_routes
@@ -39,6 +47,12 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     EMBEDDINGS,
     TOKENIZE,
     DETOKENIZE,
+    RESPONSES,
+    GET_RESPONSE,
+    DELETE_RESPONSE,
+    INPUT_ITEMS,
+    MESSAGES,
+    COUNT_TOKENS,
     *OPERATIONS,
 )
 PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (LIVE, LIVE_NOW, TRACE)
