@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,7 +27,7 @@ from tests.server.talking import (
 pytestmark = pytest.mark.asyncio
 PATH = "/v1/chat/completions"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-CALLS = f'<think>hm</think>Let me see. {CALL}\n{CALL.replace("Oslo", "Rome")}'
+CALLS = f"<think>hm</think>Let me see. {CALL}\n{CALL.replace('Oslo', 'Rome')}"
 
 
 async def test_an_answer_has_its_message_and_counts() -> None:
@@ -118,13 +117,14 @@ async def test_an_answer_may_come_back_as_it_was_sent() -> None:
 
 
 async def test_logprobs_have_bytes_and_as_many_tops_as_asked() -> None:
-    async with served(num_pages=256) as (engine, client):
+    async with served(num_pages=256) as (_, client):
         body = {"model": "pyhelp", "messages": ASK, "logprobs": True, "max_tokens": 4}
         none = await post(client, PATH, body)
         some = await post(client, PATH, body | {"top_logprobs": 3, "temperature": 0})
         content = some["choices"][0]["logprobs"]["content"]
+        without = none["choices"][0]["logprobs"]["content"]
         assert len(content) == 4
-        assert all(entry["top_logprobs"] == [] for entry in none["choices"][0]["logprobs"]["content"])
+        assert [entry["top_logprobs"] for entry in without] == [[]] * 4
         for entry in content:
             assert len(entry["top_logprobs"]) == 3
             assert bytes(entry["bytes"]).decode() == entry["token"]
@@ -243,6 +243,7 @@ async def test_what_asks_for_nothing_is_let_through() -> None:
 
 
 WEATHER = {"type": "function", "function": {"name": "weather"}}
+NAMED = {"type": "function", "function": {"name": "x"}}
 STRICT = {"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}
 DEEP: dict[str, Any] = {}
 for _ in range(70):
@@ -271,7 +272,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice"),
     ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (

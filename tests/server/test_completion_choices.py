@@ -4,14 +4,16 @@ each token was."""
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aioserve import Engine, SamplingParams
-from aioserve.server import ServerSettings, create_app
-from aioserve.testing import FakeModel
-from tests.server.serving import client_of, served
+from aioserve import SamplingParams
+from aioserve.assets import model_path
+from aioserve.server import ServerSettings
+from tests.server.serving import served
 from tests.server.talking import completions_joined, post
 
 pytestmark = pytest.mark.asyncio
@@ -135,14 +137,22 @@ async def test_ids_come_where_they_are_asked_for() -> None:
     assert completions_joined(events)[0] == whole
 
 
-async def test_a_model_without_a_tokenizer_continues_ids() -> None:
-    model = FakeModel(num_pages=64)
-    async with Engine(model) as engine, client_of(create_app(engine)) as client:
-        body = {"model": engine.model_name, "prompt": [1, 2], "max_tokens": 3}
-        choice = (await post(client, PATH, body | {"return_token_ids": True}))["choices"][0]
-        assert (len(choice["token_ids"]), choice["text"]) == (3, "")
-        refused = await client.post(PATH, json=body | {"echo": True})
-    assert refused.json()["error"]["param"] == "echo"
+async def test_a_model_without_a_tokenizer_continues_ids(tmp_path: Path) -> None:
+    source = model_path("pyhelp")
+    assert source is not None
+    shutil.copytree(source, tmp_path / "pyhelp")
+    (tmp_path / "pyhelp" / "tokenizer.json").unlink()
+    async with served(model=str(tmp_path / "pyhelp"), num_pages=64) as (_, client):
+        body = {"model": "pyhelp", "prompt": [1, 2], "max_tokens": 3, "logprobs": 1}
+        (choice,) = (await post(client, PATH, body | {"return_token_ids": True}))["choices"]
+        refused = [await client.post(PATH, json=body | {"echo": True})]
+        refused.append(await client.post(PATH, json=body | {"prompt": "a"}))
+        tokens = await client.post("/tokenize", json={"prompt": "a"})
+    assert choice["text"] == ""
+    names = [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == names
+    assert [one.json()["error"]["param"] for one in refused] == ["echo", "prompt"]
+    assert tokens.status_code == 400
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
