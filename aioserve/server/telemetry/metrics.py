@@ -55,8 +55,7 @@ class Metrics:
             "Requests over HTTP that haven't ended",
             registry=registry,
         )
-        # Stops when the engine does: the app is told of by nobody else.
-        self.unobserve: Callable[[], None] = engine.observe(_Histograms(registry, tenants))
+        engine.observe(_Histograms(registry, tenants))  # as long as there is the engine
 
     def began(self, arrival: Arrival) -> None:
         self._in_flight.inc()
