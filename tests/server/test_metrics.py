@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -101,7 +102,12 @@ async def test_prometheus_reads_both_formats_and_names_have_a_prefix() -> None:
         modern = await client.get("/metrics", headers=OPENMETRICS)
     assert text.headers["content-type"].startswith("text/plain")
     assert modern.headers["content-type"].startswith("application/openmetrics-text")
-    named = [{family.name for family in openmetrics_families(modern.text)}]
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "server.md").read_text("utf-8")
+    rows = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `aios"))
+    told = {name.removesuffix("_total") for name in re.findall("aioserve_[a-z0-9_]+", rows)}
+    families = {family.name for family in openmetrics_families(modern.text)}
+    assert told == {name for name in families if name.startswith("aioserve_")}
+    named = [families]
     named.append({family.name for family in text_string_to_metric_families(text.text)})
     for names in named:
         assert len(names) > 40

@@ -77,14 +77,15 @@ async def test_a_call_is_a_span_of_its_callers_trace(exporter: InMemorySpanExpor
 @pytest.mark.asyncio
 async def test_spans_end_with_calls_that_fail_or_are_left(exporter: InMemorySpanExporter) -> None:
     async with served(num_pages=256) as (engine, client):
-        await client.post("/v1/completions", json=BODY | {"temperature": -1})
+        await client.post("/v1/completions", json=BODY | {"model": "x" * 300})
         body = BODY | {"max_tokens": 400}
         call = asyncio.create_task(client.post("/v1/completions", json=body))
         await until(lambda: engine.stats().num_running)
         call.cancel()
         await until(lambda: len(exporter.get_finished_spans()) == 2)
     refused, left = exporter.get_finished_spans()
-    assert (refused.attributes or {})["error.type"] == "InvalidSamplingError"
+    assert (refused.attributes or {})["error.type"] == "model_not_found"
+    assert refused.name == "text_completion"
     assert refused.status.status_code == trace.StatusCode.UNSET  # the client's fault
     assert (left.attributes or {})["error.type"] == "client_left"
     assert left.status.status_code == trace.StatusCode.ERROR
