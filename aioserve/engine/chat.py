@@ -33,6 +33,8 @@ __all__ = ["AnswerForm", "ChatAnswer", "ChatCompletion", "ChatDelta", "ChatStrea
 PROMPT_END_TOKENS = 32
 """Of a prompt, which show whether a tag is open at its end."""
 
+_OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
 
 class StreamOptions(TypedDict, total=False):
     """What `Engine.stream` takes by name."""
@@ -175,11 +177,12 @@ class _Reading:
         self.deltas: list[ChatDelta] = []
         self._tokens: list[Token] = []
 
-    def push(self, token: Token, form: AnswerForm) -> ChatDelta | None:
+    def push(self, tokens: Sequence[Token], form: AnswerForm) -> ChatDelta | None:
         if self.reader is None:
             self.reader = form.reader()
-        self._tokens.append(token)
-        parts = self.reader.push(token.text)
+        self._tokens += tokens
+        text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
+        parts = self.reader.push(text)
         return self._delta(parts) if parts else None
 
     def finish(self) -> ChatDelta | None:
@@ -265,7 +268,7 @@ class ChatStream:
                 token = await self._stream.__anext__()
             except StopAsyncIteration:
                 break
-            delta = self._readings[token.sample].push(token, self._form)
+            delta = self._readings[token.sample].push((token,), self._form)
             if delta is not None:
                 return delta
         if self._ending is None:
@@ -274,6 +277,26 @@ class ChatStream:
             if (delta := reading.finish()) is not None:
                 return delta
         raise StopAsyncIteration
+
+    async def batch(self) -> list[ChatDelta]:
+        """All that is new, for which it waits: at most two deltas for each sample, the second one
+        where it has ended. Empty at the end. Otherwise as `TokenStream.batch`."""
+        while tokens := await self._stream.batch():
+            deltas: list[ChatDelta | None] = []
+            if len(self._readings) == 1:
+                deltas.append(self._readings[0].push(tokens, self._form))
+            else:
+                by_sample: dict[int, list[Token]] = {}
+                for token in tokens:
+                    by_sample.setdefault(token.sample, []).append(token)
+                for sample, its in by_sample.items():
+                    deltas.append(self._readings[sample].push(its, self._form))
+            for reading, reason in zip(self._readings, self.finish_reasons, strict=True):
+                if reason in _OWN_ENDS:
+                    deltas.append(reading.finish())
+            if new := [delta for delta in deltas if delta is not None]:
+                return new
+        return [delta for each in self._readings if (delta := each.finish()) is not None]
 
     async def completion(self) -> ChatCompletion:
         """Read to the end; all of the answers, what was read before included. Cancelling it ends

@@ -23,6 +23,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,7 +34,7 @@ from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["Encoded", "Encoder", "Encoding"]
+__all__ = ["BareText", "Encoded", "Encoder", "Encoding"]
 
 MAX_CHARS_PER_TOKEN = 128
 """A text of more characters than this times the model's context is refused unread: no vocabulary
@@ -47,6 +48,12 @@ MAX_LONG_CHARS = 2**26
 """Of long texts that are being encoded or wait to be, all together, where there are several."""
 
 Encoded = list[int] | npt.NDArray[np.int32] | BaseException
+
+
+class BareText(msgspec.Struct, frozen=True):
+    """A text that is encoded without the frame that the model expects."""
+
+    text: str
 
 
 class Encoding:
@@ -138,8 +145,10 @@ class Encoder:
             )
 
     def encode(self, prompt: Any) -> list[int] | npt.NDArray[np.int32]:
-        """Token ids of a text, of a `Conversation`, or of one of these and what goes on behind it.
+        """Token ids of a text, also a bare one, of a `Conversation`, or of what goes on behind one.
         On any thread, for as long as it takes."""
+        if isinstance(prompt, BareText):
+            return self._encode(prompt.text, add_special_tokens=False)
         if isinstance(prompt, ContinuedPrompt):
             return prompt.encode(self._encode, self._model.limits.max_model_len - 1)
         return self._encode(prompt)

@@ -35,6 +35,7 @@ from aioserve.engine.reports import dump_of, stats_of
 from aioserve.engine.scoring import Score, scores_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
+from aioserve.engine.token_ids import ids_of_prompt
 from aioserve.errors import (
     ConfigError,
     EngineClosedError,
@@ -47,7 +48,7 @@ from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.isolation import shown
 from aioserve.plugins import Observer, PluginRegistry, check_observer_object, check_policy_object
-from aioserve.request import Beam, Completion, SamplingParams
+from aioserve.request import Beam, Completion, SamplingParams, Usage
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.answers.forms import ReasoningParserName, ToolParserName
@@ -487,13 +488,45 @@ class Engine:
         all; `normalize` divides by the Euclidean length. Other options, ids and errors are those
         of `score_each`.
         """
-        return await embeddings_of(
-            self._usable,
-            prompts,
-            pooling=pooling,
-            normalize=normalize,
-            **options,
+        vectors, _ = await self.embed_counted(
+            prompts, pooling=pooling, normalize=normalize, **options
         )
+        return vectors
+
+    async def embed_counted(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        **options: Unpack[LookOptions],
+    ) -> tuple[npt.NDArray[np.float32], Usage]:
+        """The same, and the token counts of all prompts together."""
+        return await embeddings_of(
+            self._usable, prompts, pooling=pooling, normalize=normalize, **options
+        )
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The token ids that a request with this prompt would have, encoded as its is: within the
+        same limits, and off the event loop where it takes long. Of text alone, `add_special_tokens`
+        says whether it is framed as the model expects. Raises what `stream` does for a prompt."""
+        chat = ChatArguments(
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        intake = self._usable().intake
+        return await ids_of_prompt(intake, prompt, chat, add_special_tokens=add_special_tokens)
 
     def chat(
         self,
@@ -559,6 +592,12 @@ class Engine:
     def has_chat_template(self) -> bool:
         """Whether prompts may be lists of messages."""
         return self._entered().model.chat_template is not None
+
+    def template_reads(self, name: str) -> bool:
+        """Whether the chat template has that word, the name of a role or of a variable, anywhere;
+        False where there is no template."""
+        template = self._entered().model.chat_template
+        return template is not None and template.reads(name)
 
     @property
     def default_params(self) -> SamplingParams:

@@ -244,11 +244,23 @@ class Mailbox:
             self.raise_error()
             return None
         token = self._tokens.popleft()
+        self._taken_some()
+        return token
+
+    def take_all(self) -> list[Token]:
+        """All tokens that are there; none at the end. Otherwise as `take`."""
+        if not self._tokens:
+            self.raise_error()
+        tokens = list(self._tokens)
+        self._tokens.clear()
+        self._taken_some()
+        return tokens
+
+    def _taken_some(self) -> None:
         if self.paused and 2 * len(self._tokens) <= self.capacity:
             self.paused = False
             if self._owner is not None:
                 self._owner.reader_caught_up()
-        return token
 
 
 def _since(began_seconds: float, seconds: float | None) -> float | None:

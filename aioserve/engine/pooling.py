@@ -20,7 +20,7 @@ from aioserve.engine.looks import check_options, ids_of, looked_at
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import holds_prompts, listed
 from aioserve.errors import InvalidRequestError, RequestFailedError
-from aioserve.request import SamplingParams
+from aioserve.request import SamplingParams, Usage
 
 __all__ = ["Pooling", "embeddings_of"]
 
@@ -66,8 +66,9 @@ async def embeddings_of(
     normalize: bool,
     request_id: str | None = None,
     **wishes: Any,
-) -> npt.NDArray[np.float32]:
-    """Float32 `[hidden]`, or `[N, hidden]` of N prompts; `usable` gives the engine or raises."""
+) -> tuple[npt.NDArray[np.float32], Usage]:
+    """Float32 `[hidden]`, or `[N, hidden]` of N prompts, and the counts of all of them; `usable`
+    gives the engine or raises."""
     check_options("embed", wishes)
     live = usable()
     pooled = PooledPrompt(
@@ -92,4 +93,10 @@ async def embeddings_of(
     submits = [partial(submit, *one) for one in zip(every, request_ids, strict=True)]
     async with looked_at(submits, several) as mailboxes:
         vectors = [pooled.read(mailbox, normalize=normalize) for mailbox in mailboxes]
-    return vectors[0] if several is None else np.stack(vectors)
+        counts = [mailbox.usage for mailbox in mailboxes]
+    usage = Usage(
+        sum([each.prompt_tokens for each in counts]),
+        0,
+        sum([each.cached_tokens for each in counts]),
+    )
+    return (vectors[0] if several is None else np.stack(vectors)), usage

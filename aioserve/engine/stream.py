@@ -107,6 +107,16 @@ class TokenStream:
             raise StopAsyncIteration
         return token
 
+    async def batch(self) -> list[Token]:
+        """All tokens that are there, at least one, for which it waits; none at the end. For those
+        who send them on and would rather send few things than many. Once a sample's end is in
+        `finish_reasons`, all of its tokens were given out. Raises as `__anext__` does."""
+        mailbox = self._mailbox
+        self._check_loop()
+        if mailbox.is_waited_for:
+            await self._arrived()
+        return mailbox.take_all()
+
     async def _arrived(self) -> None:
         mailbox = self._mailbox
         try:

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from aioserve.engine.engine import Engine
+from aioserve.server.calls import Calls
 from aioserve.server.errors import ApiError
+from aioserve.server.openai.responses_store import ResponseStore
+from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.recorder import StepRecorder
 
@@ -23,8 +26,19 @@ class Served:
     settings: ServerSettings
     steps: StepRecorder | None = None
     """What the page shows, where there is one."""
+    calls: Calls = field(default_factory=Calls)
+    """Those with a body that are being answered."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """Since 1970: what the list of models says."""
+    responses: ResponseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        store = ResponseStore(
+            max_entries=self.settings.max_stored_responses,
+            max_bytes=self.settings.max_stored_bytes,
+            seconds=self.settings.stored_response_seconds,
+        )
+        object.__setattr__(self, "responses", store)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -58,13 +72,16 @@ class Call:
 
     served: Served
     request_id: str
-    """Of its answer's header and of the log."""
+    """Unique, whatever its client calls it: for ids of answers and of requests to the engine."""
     tenant: str | None = None
     """Whose key it came with."""
     cache_salt: str | None = None
     """Cached prefixes are shared with calls of the same salt alone."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """When it came, since 1970."""
+    told: CallRecord = field(default_factory=CallRecord)
+    """What is told of it when it ends. A handler adds `told.answers_with(...)` for each whole
+    answer of the engine; the owner of `Events` is added by itself."""
 
     @property
     def engine(self) -> Engine:

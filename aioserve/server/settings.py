@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
-from aioserve.arguments import Rule, boolean, check, integer, sequence, text
+from aioserve.arguments import Rule, boolean, check, choice, integer, number, sequence, text
 from aioserve.errors import ConfigError
+from aioserve.server.keys import ApiKey, keys_of
 
 __all__ = ["ServerSettings"]
 
@@ -25,16 +26,74 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """In one request for completions or embeddings."""
     max_n: int = 16
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
+    max_top_logprobs: int = 20
+    """Most likely tokens that are told at each place: `top_logprobs` of chat, `logprobs` of
+    completions."""
+    max_stops: int = 16
+    """Strings in `stop`; the engine takes no more than 16."""
+    max_tools: int = 128
+    """In one request."""
+    max_schema_bytes: int = 65_536
+    """Of each JSON schema, and of those of all tools together where the answer must be a call; as
+    compact JSON. The engine takes no more than 131,072 characters."""
+    api_keys: Mapping[str, str] | Sequence[str] | Sequence[ApiKey] = ()
+    """Of which every request must carry one, where there are any: names with their keys, or keys
+    alone, up to 1024 of 8 to 512 characters each, and better 16 or more. Kept as a tuple of
+    `ApiKey`, from which nobody reads a key."""
+    open_paths: Sequence[str] = ("/health", "/ready")
+    """That need no key: those which load balancers ask, and which say nothing of who asks for what.
+    Up to 16, as they are written in a URL."""
+    allowed_hosts: Sequence[str] = ()
+    """Names under which the server may be addressed besides `localhost`, those that end in
+    `.localhost`, and addresses; up to 256. `*.example.org` stands for all below, `*` for any."""
+    allowed_origins: Sequence[str] = ()
+    """Of other sites, whose pages may call the server from browsers: `https://example.org`, up to
+    256; `*` for any."""
+    max_header_bytes: int = 32 * 2**10
+    """Of one request, its path and query included."""
+    max_headers: int = 100
+    """Of one request."""
+    body_timeout_seconds: float = 60.0
+    """Until all of a body has come."""
+    max_concurrent_calls: int = 2048
+    """Requests that ask for something to be computed (POST), of all clients together."""
+    metrics: bool = True
+    """`/metrics`."""
+    access_log: Literal["json", "key_value", "off"] = "json"
+    """How the logger `aioserve.access` writes a call that has ended."""
     page: bool = True
     """Whether there are the page at `/`, and `/live` and `/trace`, which show what the engine
     does."""
     max_live_readers: int = 16
     """Who may look at `/live` at the same time; one more gets the status 503."""
 
+    max_step_age_seconds: float = 60.0
+    """`/health` says 503 where there is work and no step has come to its end for so long. More than
+    the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
+    max_items: int = 4096
+    """Of the input of a response, those of earlier responses included; messages and their blocks in
+    a request for a message."""
+    max_metadata: int = 16
+    """Entries of a response's metadata."""
+    max_metadata_key_chars: int = 64
+    max_metadata_value_chars: int = 512
+    max_stored_responses: int = 1024
+    """Of each tenant; the least recently used goes. 0 stores none."""
+    max_stored_bytes: int = 64 * 2**20
+    """Of the responses of each tenant, with all that came before them, as JSON; likewise."""
+    stored_response_seconds: int = 24 * 3600
+    """After that long a response is forgotten."""
+
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
             value = check(ConfigError, name, getattr(self, name), rule)
             msgspec.structs.force_setattr(self, name, value)
+        msgspec.structs.force_setattr(self, "api_keys", keys_of(self.api_keys))
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """`api_keys`, as they are kept."""
+        return keys_of(self.api_keys)
 
 
 _RULES: dict[str, Rule[Any]] = {
@@ -42,6 +101,27 @@ _RULES: dict[str, Rule[Any]] = {
     "max_body_bytes": integer(1024, 2**30),
     "max_prompts": integer(1, 4096),
     "max_n": integer(1, 4096),
+    "max_top_logprobs": integer(0, 64),
+    "max_stops": integer(0, 16),
+    "max_tools": integer(0, 1024),
+    "max_schema_bytes": integer(2, 131_072),
+    "open_paths": sequence(text(1, 256), 16),
+    "allowed_hosts": sequence(text(1, 256), 256),
+    "allowed_origins": sequence(text(1, 300), 256),
+    "max_header_bytes": integer(1024, 2**20),
+    "max_headers": integer(8, 1000),
+    "body_timeout_seconds": number(0, 3600, above=True),
+    "max_concurrent_calls": integer(1, 2**20),
+    "metrics": boolean,
+    "access_log": choice("json", "key_value", "off"),
     "page": boolean,
     "max_live_readers": integer(1, 1024),
+    "max_step_age_seconds": number(0, 24 * 3600.0, above=True),
+    "max_items": integer(1, 10_000),
+    "max_metadata": integer(0, 1024),
+    "max_metadata_key_chars": integer(1, 4096),
+    "max_metadata_value_chars": integer(1, 65_536),
+    "max_stored_responses": integer(0, 2**20),
+    "max_stored_bytes": integer(0, 2**40),
+    "stored_response_seconds": integer(1, 10 * 365 * 24 * 3600),
 }

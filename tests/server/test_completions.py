@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import httpx
@@ -11,15 +10,10 @@ import pytest
 
 from aioserve import SamplingParams
 from tests.server.serving import served, until
+from tests.server.talking import events_of
 
 PROMPT = "json.dumps"
 BODY: dict[str, Any] = {"model": "pyhelp", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
-
-
-def events_of(text: str) -> list[Any]:
-    """Data of each event; `[DONE]` as it is."""
-    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    return [event if event == "[DONE]" else json.loads(event) for event in events]
 
 
 @pytest.mark.asyncio
@@ -27,7 +21,15 @@ async def test_an_answer_is_that_of_the_engine() -> None:
     async with served(num_pages=256) as (engine, client):
         answer = (await client.post("/v1/completions", json=BODY)).json()
         whole = await engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8))
-    assert answer["choices"] == [{"index": 0, "text": whole.text, "finish_reason": "length"}]
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "text": whole.text,
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
+    ]
     assert answer["usage"]["completion_tokens"] == 8
 
 

@@ -2,90 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Literal
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Literal
 
 import msgspec
 
-from aioserve.engine.stream import TokenStream
-from aioserve.request import FinishReason, Usage
+from aioserve.engine.answers import drawn_for, read_whole
+from aioserve.request import Completion as EngineCompletion
 from aioserve.server.endpoint import Endpoint, Events
+from aioserve.server.openai.chunks import Chunks
+from aioserve.server.openai.completion_body import (
+    COMPLETION_NAMES,
+    CompletionRequest,
+    prompts_of,
+)
+from aioserve.server.openai.completion_choices import CompletionChoice, PromptChoices
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.usage import StreamOptions, UsageBody, usage_of
-from aioserve.server.sampling import SamplingFields
+from aioserve.server.openai.fields import options_of
+from aioserve.server.openai.names import as_named
+from aioserve.server.openai.together import Merged, all_of
+from aioserve.server.openai.usage import UsageBody, usage_of
 from aioserve.server.served import Call
 
-__all__ = ["COMPLETIONS", "Completion", "CompletionChoice", "CompletionRequest"]
-
-DONE = b"data: [DONE]\n\n"
+__all__ = ["COMPLETIONS", "Completion", "CompletionRequest"]
 
 
-class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
-    model: str
-    prompt: str | list[int]
-    max_tokens: int | None = 16
-    stream: bool = False
-    stream_options: StreamOptions | None = None
+class AboutCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """What every chunk says."""
 
-
-class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    index: int
-    text: str
-    finish_reason: FinishReason | None = None
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+
+
+class Completion(AboutCompletion, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
-    usage: UsageBody | None = None
+    usage: UsageBody
 
 
 async def completions(call: Call, body: CompletionRequest) -> Completion | Events:
-    call.served.check_model(body.model)
-    params = body.params(call.engine.default_params, max_tokens=body.max_tokens)
-    options = call.options(priority=body.priority)
-    about = Completion(
-        id=f"cmpl-{call.request_id}",
-        created=call.created_seconds,
-        model=body.model,
-        choices=[],
-    )
-    if not body.stream:
-        whole = await call.engine.generate(body.prompt, params, **options)
-        choices = [
-            CompletionChoice(index=i, text=sample.text, finish_reason=sample.finish_reason)
-            for i, sample in enumerate(whole.samples)
-        ]
-        return msgspec.structs.replace(about, choices=choices, usage=usage_of(whole.usage))
-    stream = call.engine.stream(body.prompt, params, **options)
+    body.check(call)
+    prompts = prompts_of(body.prompt, call.settings.max_prompts)
+    with as_named(COMPLETION_NAMES):
+        params = body.params_of(call.engine.default_params)
+        # Whatever is the matter with a prompt is seen before any of them is answered.
+        merged = _submitted(call, body, prompts, drawn_for(params))
+        try:
+            if not body.stream:
+                return await _whole(call, body, merged, prompts, params)
+            await merged.started()
+        except BaseException:
+            merged.close()
+            raise
+    return Events(_events(call, body, merged, prompts), merged)
+
+
+def _submitted(call: Call, body: CompletionRequest, prompts: Sequence[Any], params: Any) -> Merged:
+    merged = Merged([])
     try:
-        await stream.started()
+        for prompt in prompts:
+            options = options_of(call, body)
+            stream = call.engine.stream(prompt, params, **options)
+            merged.streams.append(stream)
+            call.told.answers_with(stream)
     except BaseException:
-        stream.close()
+        merged.close()
         raise
-    return Events(_events(stream, about, body.stream_options or StreamOptions()), stream)
+    return merged
+
+
+def _choices_of(call: Call, body: CompletionRequest, prompts: Sequence[Any]) -> list[PromptChoices]:
+    n = body.n or call.engine.default_params.n
+    return [PromptChoices(call.engine, body, *one) for one in _numbered(prompts, n)]
+
+
+def _numbered(prompts: Sequence[Any], n: int) -> list[tuple[Any, int]]:
+    return [(prompt, place * n) for place, prompt in enumerate(prompts)]
+
+
+async def _whole(
+    call: Call, body: CompletionRequest, merged: Merged, prompts: Sequence[Any], params: Any
+) -> Completion:
+    answers: list[EngineCompletion] = await all_of(
+        [partial(read_whole, stream, params) for stream in merged.streams]
+    )
+    makers = _choices_of(call, body, prompts)
+    choices = [
+        choice
+        for maker, answer, stream in zip(makers, answers, merged.streams, strict=True)
+        for choice in maker.whole(answer.samples, stream)
+    ]
+    usage = usage_of(makers[0].counted(merged.usage))
+    about = msgspec.structs.asdict(_about(call, body))
+    return Completion(**about, choices=choices, usage=usage)
 
 
 async def _events(
-    stream: TokenStream, about: Completion, options: StreamOptions
+    call: Call, body: CompletionRequest, merged: Merged, prompts: Sequence[Any]
 ) -> AsyncGenerator[bytes, None]:
-    async for token in stream:
-        choice = CompletionChoice(index=token.sample, text=token.text)
-        yield _event(about, [choice], stream.usage if options.continuous_usage_stats else None)
-    for index, reason in enumerate(stream.finish_reasons):
-        yield _event(about, [CompletionChoice(index=index, text="", finish_reason=reason)], None)
-    if options.include_usage:
-        yield _event(about, [], stream.usage)
-    yield DONE
+    chunks = Chunks(_about(call, body), body.stream_options)
+    makers = _choices_of(call, body, prompts)
+    with as_named(COMPLETION_NAMES):
+        async with aclosing(merged.batches()) as batches:
+            async for place, tokens in batches:
+                maker = makers[place]
+                pieces = maker.pieces(tokens, merged.streams[place])
+                usage = maker.counted(merged.usage) if chunks.counts_always else None
+                if len(pieces) == 1:
+                    yield chunks.chunk(pieces[0], usage)
+                elif pieces:
+                    yield b"".join([chunks.chunk(piece, usage) for piece in pieces])
+    yield chunks.end(makers[0].counted(merged.usage))
 
 
-def _event(about: Completion, choices: list[CompletionChoice], usage: Usage | None) -> bytes:
-    counts = None if usage is None else usage_of(usage)
-    chunk = msgspec.structs.replace(about, choices=choices, usage=counts)
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+def _about(call: Call, body: CompletionRequest) -> AboutCompletion:
+    return AboutCompletion(
+        id=f"cmpl-{call.request_id}", created=call.created_seconds, model=body.model
+    )
 
 
 COMPLETIONS: Endpoint[CompletionRequest] = Endpoint(
@@ -94,5 +130,5 @@ COMPLETIONS: Endpoint[CompletionRequest] = Endpoint(
     OPENAI_ERRORS,
     kind=CompletionRequest,
     answer=Completion,
-    summary="Continue a prompt",
+    summary="Continue prompts",
 )

@@ -12,7 +12,7 @@ import msgspec
 
 from aioserve.arguments import check, choice
 from aioserve.errors import InvalidRequestError
-from aioserve.text.answers import hermes, llama3_json, mistral
+from aioserve.text.answers import hermes, json_calls, llama3_json, mistral
 from aioserve.text.answers.tool_parser import ToolParser
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 MAX_BEGUN_CHARS = 2**20
 """So that a long message doesn't hold the event loop."""
 
-ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
+ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "json"]
 ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 
 
@@ -86,6 +86,7 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
         (mistral.CALLS, mistral.CALL_ID, mistral.ARGS),
         lambda source: mistral.CALLS in source,
     ),
+    "json": ToolForm(json_calls.JsonCallsParser, (), lambda source: False),
 }
 REASONING_FORMS: Mapping[str, ReasoningForm] = {
     "qwen3": ReasoningForm("<think>", "</think>", False, lambda source: "</think>" in source),

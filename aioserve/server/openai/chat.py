@@ -1,0 +1,127 @@
+"""`/v1/chat/completions`: the next message of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Literal
+
+import msgspec
+
+from aioserve.engine.chat import ChatStream
+from aioserve.server.endpoint import Endpoint, Events
+from aioserve.server.openai.answer_plan import AnswerPlan, plan_of
+from aioserve.server.openai.chat_body import ChatRequest, messages_of
+from aioserve.server.openai.chat_choices import ChatChoice, ChatChoices
+from aioserve.server.openai.chunks import Chunks
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.openai.fields import options_of
+from aioserve.server.openai.names import as_named
+from aioserve.server.openai.usage import UsageBody, usage_of
+from aioserve.server.served import Call
+
+__all__ = ["CHAT", "ChatCompletion", "ChatRequest"]
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+
+
+class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """What every chunk says."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+
+
+async def chat(call: Call, body: ChatRequest) -> ChatCompletion | Events:
+    body.check(call)
+    with as_named(body.names):
+        plan = plan_of(body, call.settings)
+        stream = _submitted(call, body, plan)
+        try:
+            if not body.stream:
+                return await _whole(call, body, plan, stream)
+            await stream.started()
+        except BaseException:
+            stream.close()
+            raise
+    return Events(_events(call, body, plan, stream), stream)
+
+
+def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
+    variables = body.chat_template_kwargs
+    if body.reasoning_effort is not None:
+        variables = {**(variables or {}), "reasoning_effort": body.reasoning_effort}
+    params = body.params(
+        call.engine.default_params,
+        max_tokens=body.most_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        structured_output=plan.form,
+    )
+    stream = call.engine.chat(
+        messages_of(body.messages, call.engine),
+        params,
+        tool_parser=plan.tool_parser,
+        tools=plan.tools,
+        chat_template_kwargs=variables,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        **options_of(call, body),
+    )
+    call.told.answers_with(stream)
+    return stream
+
+
+async def _whole(
+    call: Call, body: ChatRequest, plan: AnswerPlan, stream: ChatStream
+) -> ChatCompletion:
+    done = await stream.completion()
+    return ChatCompletion(
+        id=_id(call),
+        created=call.created_seconds,
+        model=body.model,
+        choices=ChatChoices(call.engine, body, plan).whole(done.answers, stream),
+        usage=usage_of(done.usage),
+    )
+
+
+async def _events(
+    call: Call, body: ChatRequest, plan: AnswerPlan, stream: ChatStream
+) -> AsyncGenerator[bytes, None]:
+    about = AboutChunk(id=_id(call), created=call.created_seconds, model=body.model)
+    chunks = Chunks(about, body.stream_options)
+    choices = ChatChoices(call.engine, body, plan)
+    pieces = choices.first()
+    goes_on = True
+    while goes_on:
+        deltas = await stream.batch()
+        goes_on = bool(deltas)
+        pieces += choices.pieces(deltas, stream)
+        usage = stream.usage if chunks.counts_always else None
+        if len(pieces) == 1:
+            yield chunks.chunk(pieces[0], usage)
+        elif pieces:
+            yield b"".join([chunks.chunk(piece, usage) for piece in pieces])
+        pieces.clear()
+    yield chunks.end(stream.usage)
+
+
+def _id(call: Call) -> str:
+    return f"chatcmpl-{call.request_id}"
+
+
+CHAT: Endpoint[ChatRequest] = Endpoint(
+    "/v1/chat/completions",
+    chat,
+    OPENAI_ERRORS,
+    kind=ChatRequest,
+    answer=ChatCompletion,
+    summary="Answer a conversation",
+)

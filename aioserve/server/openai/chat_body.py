@@ -1,0 +1,209 @@
+"""What `/v1/chat/completions` is asked: the types of its fields, checked one by one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from aioserve.engine.engine import Engine
+from aioserve.server.errors import ApiError
+from aioserve.server.openai.fields import AnswerFields, refuse, refuse_unsupported
+from aioserve.server.openai.limits import check_at_most, check_sampling, check_schema
+from aioserve.server.served import Call
+
+__all__ = ["ChatRequest", "FunctionChoice", "NamedTool", "ResponseFormat", "Tool", "messages_of"]
+
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "prompt_cache_retention": ("in_memory",),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "functions": (),
+    "function_call": (),
+}
+_HARMLESS_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
+    "refusal": (None,),
+    "audio": (None,),
+    "function_call": (None,),
+    "tool_calls": (None, []),
+    "annotations": (None, []),
+    "reasoning_content": (None,),
+    "reasoning": (None,),
+    "name": (None,),
+}
+"""What answers of this API have, and come back with a conversation, where it says nothing."""
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Function(_Strict, frozen=True, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema; none is one without properties."""
+    strict: bool | None = None
+    """Arguments have the schema's form. They always have where the answer must be a call."""
+
+
+class Tool(_Strict, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the model hears of it."""
+        function: dict[str, Any] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        if self.function.parameters is not None:
+            function["parameters"] = self.function.parameters
+        return {"type": "function", "function": function}
+
+
+class FunctionChoice(_Strict, frozen=True, kw_only=True):
+    name: str
+
+
+class NamedTool(_Strict, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: FunctionChoice
+
+
+class JsonSchemaFormat(_Strict, frozen=True, kw_only=True):
+    name: str
+    description: str | None = None
+    schema: dict[str, Any]
+    strict: bool | None = None
+    """The answer has the schema's form whatever this says."""
+
+
+class ResponseFormat(_Strict, frozen=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    """The same under its newer name."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    """A variable of the template."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    modalities: Any = None
+    verbosity: Any = None
+    prompt_cache_retention: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    functions: Any = None
+    function_call: Any = None
+
+    def check(self, call: Call) -> None:
+        """Raise `ApiError` for what isn't supported or contradicts itself, and what is above the
+        server's limits."""
+        settings = call.settings
+        call.served.check_model(self.model)
+        refuse_unsupported(self, _HARMLESS)
+        self.check_stream_options()
+        check_sampling(self, settings)
+        check_at_most(
+            "top_logprobs", "be at most {}", self.top_logprobs or 0, settings.max_top_logprobs
+        )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refuse("top_logprobs", "goes with logprobs=true alone")
+        if (self.top_logprobs or 0) < 0:
+            raise refuse("top_logprobs", f"must be at least 0, got {self.top_logprobs}")
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise refuse(
+                "max_completion_tokens",
+                f"must be the same as max_tokens = {self.max_tokens} where both are given, got "
+                f"{self.max_completion_tokens}",
+            )
+        if self.reasoning_effort is not None and not call.engine.template_reads("reasoning_effort"):
+            raise ApiError(
+                400,
+                "reasoning_effort isn't supported: the model's chat template doesn't read it",
+                param="reasoning_effort",
+                code="unsupported_parameter",
+            )
+        check_at_most("tools", "have at most {} entries", len(self.tools or ()), settings.max_tools)
+        for tool in self.tools or ():
+            check_schema("tools", tool.function.parameters, settings)
+        if self.response_format is not None and self.response_format.json_schema is not None:
+            schema = self.response_format.json_schema.schema
+            check_schema("response_format", schema, settings)
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Of arguments of the engine."""
+        is_newer = self.max_completion_tokens is not None
+        form = "tools"
+        if self.response_format is not None and self.response_format.type != "text":
+            form = "response_format"
+        elif self.structured_outputs is not None:
+            form = "structured_outputs"
+        return {
+            "prompt": "messages",
+            "max_tokens": "max_completion_tokens" if is_newer else "max_tokens",
+            "logprobs": "top_logprobs",
+            "tenant": "user",
+            "tool_parser": "tools",
+            **dict.fromkeys(_FORMS, form),
+        }
+
+
+_FORMS = (
+    "json_schema",
+    "json_object",
+    "regex",
+    "choice",
+    "grammar",
+    "disable_any_whitespace",
+    "structured_output",
+)
+
+
+def messages_of(messages: list[dict[str, Any]], engine: Engine) -> list[dict[str, Any]]:
+    """As the engine takes them: without fields that say nothing, and with the role `system` for
+    `developer` where the model's template doesn't know that."""
+    as_system = not engine.template_reads("developer")
+    return [_message(message, as_system=as_system) for message in messages]
+
+
+def _message(message: dict[str, Any], *, as_system: bool) -> dict[str, Any]:
+    plain = {
+        field: value
+        for field, value in message.items()
+        if value not in _HARMLESS_IN_MESSAGES.get(field, ())
+    }
+    if as_system and plain.get("role") == "developer":
+        plain["role"] = "system"
+    return plain

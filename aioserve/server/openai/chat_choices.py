@@ -1,0 +1,220 @@
+"""Choices of `/v1/chat/completions`, whole and in pieces; both say the same.
+
+Knows answers and their deltas, and nothing of how they are sent.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from aioserve.engine.chat import ChatAnswer, ChatDelta, ChatStream
+from aioserve.engine.engine import Engine
+from aioserve.request import FinishReason, Token
+from aioserve.server.openai.answer_plan import AnswerPlan
+from aioserve.server.openai.chat_body import ChatRequest
+from aioserve.server.openai.logprobs import ChatLogprobs, chat_logprobs
+from aioserve.server.openai.token_texts import TokenTexts
+
+__all__ = ["ChatChoice", "ChatChoices", "ChatPiece"]
+
+OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+Ended = Literal["stop", "length", "tool_calls", "abort", "error"]
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class CallOfTool(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallOfTool] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Ended
+    stop_reason: int | str | None
+    """The stop string or stop id that ended it."""
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionDelta
+
+
+class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class ChatPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chunk adds to a choice."""
+
+    index: int
+    delta: MessageDelta
+    finish_reason: Ended | None
+    """In the last one."""
+    logprobs: ChatLogprobs | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+_NOTHING = MessageDelta()
+
+
+class ChatChoices:
+    """Those of one request."""
+
+    def __init__(self, engine: Engine, body: ChatRequest, plan: AnswerPlan) -> None:
+        n = body.n or engine.default_params.n
+        self._body = body
+        self._plan = plan
+        self._texts = TokenTexts(engine) if body.logprobs else None
+        self._has_calls = [False] * n
+        self._has_ended = [False] * n
+
+    # -- whole
+
+    def whole(self, answers: Sequence[ChatAnswer], stream: ChatStream) -> list[ChatChoice]:
+        """`stream` is the one that the answers came from, which has ended."""
+        return [
+            self._whole(number, answer, stop_reason)
+            for number, (answer, stop_reason) in enumerate(
+                zip(answers, stream.stop_reasons, strict=True)
+            )
+        ]
+
+    def _whole(self, number: int, answer: ChatAnswer, stop_reason: int | str | None) -> ChatChoice:
+        content, plan = answer.content, self._plan
+        calls = [
+            CallOfTool(id=call.id, function=CalledFunction(call.name, call.arguments))
+            for call in answer.tool_calls[: 1 if plan.one_call else None]
+        ]
+        if plan.function is not None:
+            calls = [CallOfTool(id=_new_id(), function=CalledFunction(plan.function, content))]
+            content = ""
+        return ChatChoice(
+            index=number,
+            message=AssistantMessage(
+                content=None if calls and not content else content,
+                reasoning_content=answer.reasoning or msgspec.UNSET,
+                tool_calls=calls or msgspec.UNSET,
+            ),
+            logprobs=self._logprobs(answer.tokens),
+            finish_reason=_ended(answer.finish_reason, bool(calls)),
+            stop_reason=stop_reason,
+            token_ids=[token.id for token in answer.tokens]
+            if self._body.return_token_ids
+            else msgspec.UNSET,
+        )
+
+    # -- in pieces
+
+    def first(self) -> list[ChatPiece]:
+        """Say whose message each choice is."""
+        return [self._first(number) for number in range(len(self._has_ended))]
+
+    def _first(self, number: int) -> ChatPiece:
+        if (name := self._plan.function) is None:
+            content = None if self._plan.reads_list else ""
+            delta = MessageDelta(role="assistant", content=content)
+        else:
+            self._has_calls[number] = True
+            function = FunctionDelta(name, "")
+            call = CallDelta(index=0, id=_new_id(), type="function", function=function)
+            delta = MessageDelta(role="assistant", tool_calls=[call])
+        return ChatPiece(index=number, delta=delta, finish_reason=None)
+
+    def pieces(self, deltas: Sequence[ChatDelta], stream: ChatStream) -> list[ChatPiece]:
+        """What deltas add to the choices, which were all that the stream had; also the ends of
+        those that have ended."""
+        pieces = [piece for delta in deltas if (piece := self._piece(delta)) is not None]
+        for number, reason in enumerate(stream.finish_reasons):
+            if reason is not None and reason in OWN_ENDS and not self._has_ended[number]:
+                self._has_ended[number] = True
+                pieces.append(
+                    ChatPiece(
+                        index=number,
+                        delta=_NOTHING,
+                        finish_reason=_ended(reason, self._has_calls[number]),
+                        stop_reason=stream.stop_reasons[number],
+                    )
+                )
+        return pieces
+
+    def _piece(self, delta: ChatDelta) -> ChatPiece | None:
+        content, plan, calls = delta.content or None, self._plan, None
+        if plan.function is not None and content:
+            calls = [CallDelta(index=0, function=FunctionDelta(arguments=content))]
+            content = None
+        elif delta.tool_calls:
+            self._has_calls[delta.sample] = True
+            calls = [
+                CallDelta(
+                    index=call.index,
+                    id=call.id,
+                    type=None if call.id is None else "function",
+                    function=FunctionDelta(call.name, call.arguments),
+                )
+                for call in delta.tool_calls
+                if not (plan.one_call and call.index)
+            ]
+        logprobs = None if self._texts is None else self._logprobs(delta.tokens)
+        ids = None
+        if self._body.return_token_ids:
+            ids = [token.id for token in delta.tokens]
+        if not (content or delta.reasoning or calls or logprobs or ids):
+            return None
+        return ChatPiece(
+            index=delta.sample,
+            delta=MessageDelta(
+                content=content,
+                reasoning_content=delta.reasoning or None,
+                tool_calls=calls or None,
+            ),
+            finish_reason=None,
+            logprobs=logprobs,
+            token_ids=ids or None,
+        )
+
+    def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
+        if self._texts is None:
+            return None
+        return chat_logprobs(self._texts, tokens, self._body.top_logprobs or 0)
+
+
+def _ended(reason: FinishReason, has_calls: bool) -> Ended:
+    if has_calls and reason is FinishReason.STOP:
+        return "tool_calls"
+    return reason.value
+
+
+def _new_id() -> str:
+    """Of a call: nine letters and digits, which is all that some templates take."""
+    return uuid.uuid4().hex[:9]

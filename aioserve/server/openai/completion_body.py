@@ -1,0 +1,90 @@
+"""What `/v1/completions` is asked, checked: its fields, prompts and parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aioserve.request import SamplingParams
+from aioserve.server.openai.fields import AnswerFields, refuse, refuse_unsupported
+from aioserve.server.openai.limits import check_at_most, check_sampling
+from aioserve.server.served import Call
+
+__all__ = ["COMPLETION_NAMES", "CompletionRequest", "prompts_of"]
+
+COMPLETION_NAMES: dict[str, str] = {
+    "prompt_logprobs": "logprobs",
+    "tenant": "user",
+    "json_schema": "structured_outputs",
+    "json_object": "structured_outputs",
+    "regex": "structured_outputs",
+    "choice": "structured_outputs",
+    "grammar": "structured_outputs",
+    "disable_any_whitespace": "structured_outputs",
+    "structured_output": "structured_outputs",
+}
+"""Of arguments of the engine."""
+
+_HARMLESS: dict[str, tuple[Any, ...]] = {"suffix": ()}
+
+
+class CompletionRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[str | int | list[int]]
+    """One or several, as text or as token ids."""
+    max_tokens: int | None = 16
+    """None: as many as the context holds. 0 goes with `echo`."""
+    best_of: int | None = None
+    echo: bool = False
+    logprobs: int | None = None
+    """How many of the most likely tokens are told at each place, beside the one that is there."""
+    suffix: Any = None
+
+    def check(self, call: Call) -> None:
+        """Raise `ApiError` for what isn't supported, and what is above the server's limits."""
+        settings = call.settings
+        call.served.check_model(self.model)
+        refuse_unsupported(self, _HARMLESS)
+        self.check_stream_options()
+        check_sampling(self, settings)
+        check_at_most("best_of", "be at most {}", self.best_of or 1, settings.max_n)
+        check_at_most("logprobs", "be at most {}", self.logprobs or 0, settings.max_top_logprobs)
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise refuse("best_of", "must be at most n where the answer is streamed")
+        if self.max_tokens == 0 and self.min_tokens:
+            raise refuse("min_tokens", f"must be at most max_tokens = 0, got {self.min_tokens}")
+        if self.echo and not call.engine.has_tokenizer:
+            raise refuse("echo", "must be false: the model has no tokenizer")
+
+    @property
+    def is_of_prompt(self) -> bool:
+        """Nothing is wanted but the prompt: as harnesses of evaluations ask for its
+        log-probabilities."""
+        return self.echo and self.max_tokens == 0
+
+    def params_of(self, defaults: SamplingParams) -> SamplingParams:
+        """Raises `InvalidSamplingError`."""
+        return self.params(
+            defaults,
+            max_tokens=1 if self.is_of_prompt else self.max_tokens,
+            best_of=self.best_of,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
+
+
+def prompts_of(prompt: str | list[Any], most: int, field: str = "prompt") -> list[str | list[int]]:
+    """One prompt or a list of them, at most `most`, as a list. Raises `ApiError`."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if not kinds:
+        raise refuse(field, "must not be empty")
+    if kinds == {int}:
+        return [prompt]
+    check_at_most(field, "have at most {} entries", len(prompt), most)
+    if len(kinds) > 1:
+        raise refuse(
+            field,
+            "must be a text, token ids, a list of texts or a list of lists of token ids; these are "
+            "mixed",
+        )
+    return prompt

@@ -1,0 +1,182 @@
+"""Choices of `/v1/completions`, whole and in pieces; both say the same.
+
+One `PromptChoices` makes those of one prompt. Knows tokens and samples, and nothing of how they are
+sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from aioserve.engine.engine import Engine
+from aioserve.engine.stream import TokenStream
+from aioserve.request import FinishReason, Logprobs, Sample, Token, Usage
+from aioserve.server.openai.completion_body import CompletionRequest
+from aioserve.server.openai.logprobs import CompletionLogprobs, TextOffsets
+from aioserve.server.openai.token_texts import TokenTexts
+
+__all__ = ["CompletionChoice", "CompletionPiece", "PromptChoices"]
+
+OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to one prompt."""
+
+    index: int
+    """Over all prompts: those of the first, then those of the second."""
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    """The stop string or stop id that ended it."""
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chunk adds to a choice."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    """In the last one."""
+    logprobs: CompletionLogprobs | None = None
+    stop_reason: int | str | None = None
+    prompt_token_ids: list[int] | None = None
+    """In the first one."""
+    token_ids: list[int] | None = None
+
+
+class _Choice:
+    """One answer as far as it was sent."""
+
+    __slots__ = ("has_begun", "has_ended", "offsets")
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self.offsets = TextOffsets(texts)
+        self.has_begun = False
+        self.has_ended = False
+
+
+class PromptChoices:
+    """`first_index` is that of the prompt's first choice."""
+
+    def __init__(
+        self, engine: Engine, body: CompletionRequest, prompt: str | list[int], first_index: int
+    ) -> None:
+        self._body = body
+        self._engine = engine
+        self._prompt = prompt
+        self._first = first_index
+        self._texts = TokenTexts(engine)
+        self._choices = [_Choice(self._texts) for _ in range(body.n or engine.default_params.n)]
+
+    # -- whole
+
+    def whole(self, samples: Sequence[Sample], stream: TokenStream) -> list[CompletionChoice]:
+        """`stream` is the one that the samples came from, which has ended."""
+        return [self._whole(*one, stream) for one in enumerate(samples)]
+
+    def _whole(self, number: int, sample: Sample, stream: TokenStream) -> CompletionChoice:
+        body = self._body
+        ids = () if body.is_of_prompt else sample.token_ids
+        own = zip(ids, sample.logprobs or (), strict=False)
+        logprobs = None
+        if body.logprobs is not None:
+            before = self._prompt_logprobs(stream)
+            logprobs = TextOffsets(self._texts).logprobs_of([*before, *own])
+        text = "" if body.is_of_prompt else sample.text
+        shows_ids = body.return_token_ids
+        return CompletionChoice(
+            index=self._first + number,
+            text=self._echo(stream) + text,
+            logprobs=logprobs,
+            finish_reason=FinishReason.LENGTH if body.is_of_prompt else sample.finish_reason,
+            stop_reason=None if body.is_of_prompt else sample.stop_reason,
+            prompt_token_ids=list(stream.prompt_token_ids) if shows_ids else msgspec.UNSET,
+            token_ids=list(ids) if shows_ids else msgspec.UNSET,
+        )
+
+    # -- in pieces
+
+    def pieces(self, tokens: Sequence[Token], stream: TokenStream) -> list[CompletionPiece]:
+        """What the next tokens of `stream`, all that it had, add to the choices; also the ends of
+        those that have ended."""
+        reasons, first = stream.finish_reasons, tokens[0].sample if tokens else 0
+        if all(token.sample == first for token in tokens):
+            by_sample = {first: tokens} if tokens else {}
+        else:
+            by_sample: dict[int, Sequence[Token]] = {}
+            for token in tokens:
+                by_sample.setdefault(token.sample, []).append(token)  # pyright: ignore
+        pieces: list[CompletionPiece] = []
+        for number, choice in enumerate(self._choices):
+            if choice.has_ended:
+                continue
+            reason = reasons[number] if reasons[number] in OWN_ENDS else None
+            its = by_sample.get(number, ())
+            if its or reason is not None:
+                piece = self._piece(number, choice, its, reason, stream)
+                if piece is not None:
+                    pieces.append(piece)
+        return pieces
+
+    def _piece(
+        self,
+        number: int,
+        choice: _Choice,
+        tokens: Sequence[Token],
+        reason: FinishReason | None,
+        stream: TokenStream,
+    ) -> CompletionPiece | None:
+        """None where nothing of it can be seen."""
+        body = self._body
+        is_first, choice.has_begun, choice.has_ended = not choice.has_begun, True, bool(reason)
+        text = self._echo(stream) if is_first else ""
+        stop_reason = None if reason is None else stream.stop_reasons[number]
+        if body.is_of_prompt:
+            tokens, stop_reason = (), None
+            reason = None if reason is None else FinishReason.LENGTH
+        text += tokens[0].text if len(tokens) == 1 else "".join([each.text for each in tokens])
+        logprobs = ids = prompt_ids = None
+        if body.logprobs is not None:
+            before = self._prompt_logprobs(stream) if is_first else []
+            own = [(token.id, token.logprobs) for token in tokens]
+            logprobs = choice.offsets.logprobs_of(before + own)
+        if body.return_token_ids:
+            ids = [token.id for token in tokens]
+            prompt_ids = list(stream.prompt_token_ids) if is_first else None
+        if not (text or reason or logprobs or ids or prompt_ids):
+            return None
+        return CompletionPiece(
+            index=self._first + number,
+            text=text,
+            finish_reason=reason,
+            logprobs=logprobs,
+            stop_reason=stop_reason,
+            prompt_token_ids=prompt_ids,
+            token_ids=ids,
+        )
+
+    # -- of the prompt
+
+    def _echo(self, stream: TokenStream) -> str:
+        if not self._body.echo:
+            return ""
+        if isinstance(self._prompt, str):
+            return self._prompt
+        return self._engine.tokenizer.decode(stream.prompt_token_ids)
+
+    def _prompt_logprobs(self, stream: TokenStream) -> list[tuple[int, Logprobs | None]]:
+        if not self._body.echo:
+            return []
+        return list(zip(stream.prompt_token_ids, stream.prompt_logprobs, strict=True))
+
+    def counted(self, usage: Usage) -> Usage:
+        """Without tokens that weren't asked for."""
+        if not self._body.is_of_prompt:
+            return usage
+        return msgspec.structs.replace(usage, completion_tokens=0)

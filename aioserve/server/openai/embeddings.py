@@ -1,0 +1,87 @@
+"""`/v1/embeddings`: texts as vectors, which are pooled hidden states of the model."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Literal
+
+import msgspec
+
+from aioserve.server.endpoint import Endpoint
+from aioserve.server.openai.completion_body import prompts_of
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.openai.fields import options_of, refuse
+from aioserve.server.openai.names import as_named
+from aioserve.server.served import Call
+
+__all__ = ["EMBEDDINGS", "Embedding", "EmbeddingList", "EmbeddingRequest"]
+
+_NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    input: str | list[str | int | list[int]]
+    """One or several, as text or as token ids."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """base64: of float32, little-endian."""
+    dimensions: int | None = None
+    """Refused unless it is what the model has."""
+    pooling: Literal["last", "mean", "cls"] = "last"
+    normalize: bool = True
+    """To the Euclidean length 1."""
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    deadline_seconds: float | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
+    call.served.check_model(body.model)
+    prompts: list[Any] = prompts_of(body.input, call.settings.max_prompts, "input")
+    with as_named(_NAMES):
+        vectors, usage = await call.engine.embed_counted(
+            prompts, pooling=body.pooling, normalize=body.normalize, **options_of(call, body)
+        )
+    size = vectors.shape[1]
+    if body.dimensions not in (None, size):
+        raise refuse(
+            "dimensions", f"must be {size}, which the model has, or left out; got {body.dimensions}"
+        )
+    if body.encoding_format == "base64":
+        written = [base64.b64encode(one.astype("<f4").tobytes()).decode() for one in vectors]
+    else:
+        written = vectors.tolist()
+    return EmbeddingList(
+        model=body.model,
+        data=[Embedding(index=index, embedding=one) for index, one in enumerate(written)],
+        usage=EmbeddingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens),
+    )
+
+
+EMBEDDINGS: Endpoint[EmbeddingRequest] = Endpoint(
+    "/v1/embeddings",
+    embeddings,
+    OPENAI_ERRORS,
+    kind=EmbeddingRequest,
+    answer=EmbeddingList,
+    summary="Embed texts",
+)

@@ -1,0 +1,83 @@
+"""The fields that bodies of the OpenAI API share, beside those of sampling.
+
+Some fields of that API ask for things that aren't here. A value by which nothing is asked is let
+through; any other is refused by the name of the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from aioserve.server.errors import ApiError
+from aioserve.server.openai.usage import StreamOptions
+from aioserve.server.salt import combined_salt
+from aioserve.server.sampling import SamplingFields
+from aioserve.server.served import Call
+
+__all__ = ["AnswerFields", "CallFields", "options_of", "refuse", "refuse_unsupported"]
+
+
+class CallFields(Protocol):
+    """What bodies say of a request, beside what is asked."""
+
+    @property
+    def user(self) -> str | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def deadline_seconds(self) -> float | None: ...
+    @property
+    def priority(self) -> int: ...
+
+
+class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of every request for an answer."""
+
+    model: str
+    user: str | None = None
+    """The tenant of a call without a key."""
+    cache_salt: str | None = None
+    """Cached prefixes are shared with calls of the same salt, and the same key, alone."""
+    deadline_seconds: float | None = None
+    """The request is ended so long after it came, if it hasn't before."""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    """Choices have the ids of prompt and answer."""
+
+    def check_stream_options(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise refuse("stream_options", "goes with stream=true alone")
+
+
+def options_of(call: Call, body: CallFields, **more: Any) -> dict[str, Any]:
+    """What a request to the engine carries of its body and its call."""
+    return call.options(
+        priority=body.priority,
+        deadline_seconds=body.deadline_seconds,
+        tenant=call.tenant or body.user or None,
+        cache_salt=combined_salt(call.cache_salt, body.cache_salt),
+        **more,
+    )
+
+
+def refuse(field: str, why: str) -> ApiError:
+    return ApiError(400, f"{field} {why}", param=field)
+
+
+def refuse_unsupported(body: msgspec.Struct, fields: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise `ApiError` for a field that has none of the values, beside None, by which nothing is
+    asked."""
+    for field, harmless in fields.items():
+        value = getattr(body, field)
+        if value is not None and not any(
+            type(value) is type(one) and value == one for one in harmless
+        ):
+            only = ", ".join(msgspec.json.encode(one).decode() for one in harmless)
+            but = f"; only {only} is" if harmless else ""
+            raise ApiError(
+                400, f"{field} isn't supported{but}", param=field, code="unsupported_parameter"
+            )

@@ -1,0 +1,108 @@
+"""Several requests to the engine as one: what ends one of them ends all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import anyio
+
+from aioserve.engine.stream import TokenStream
+from aioserve.request import Token, Usage
+
+__all__ = ["Merged", "all_of", "sum_of"]
+
+T = TypeVar("T")
+
+
+async def all_of(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The results of all, which run at the same time. Raises what the first that fails raises, once
+    the others were cancelled."""
+    if len(calls) == 1:
+        return [await calls[0]()]
+    results: dict[int, T] = {}
+    failures: list[Exception] = []
+
+    async def run(index: int) -> None:
+        try:
+            results[index] = await calls[index]()
+        except Exception as error:
+            failures.append(error)
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for index in range(len(calls)):
+            group.start_soon(run, index)
+    if failures:
+        raise failures[0]
+    return [results[index] for index in range(len(calls))]
+
+
+def sum_of(usages: Sequence[Usage]) -> Usage:
+    if len(usages) == 1:
+        return usages[0]
+    return Usage(
+        sum([each.prompt_tokens for each in usages]),
+        sum([each.completion_tokens for each in usages]),
+        sum([each.cached_tokens for each in usages]),
+    )
+
+
+class Merged:
+    """The tokens of several streams as they come. It owns the streams."""
+
+    def __init__(self, streams: list[TokenStream]) -> None:
+        self.streams: list[TokenStream] = streams
+        self._waiting: dict[asyncio.Task[list[Token]], int] = {}
+        """For the next tokens of each stream that goes on; its place."""
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return sum_of([stream.usage for stream in self.streams])
+
+    async def started(self) -> None:
+        """Until one of them has tokens, or its end. Raises what ended it, if that was an error."""
+        if len(self.streams) == 1:
+            await self.streams[0].started()
+            return
+        for place in range(len(self.streams)):
+            self._wait_for(place)
+        done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in sorted(done, key=self._waiting.__getitem__):
+            task.result()
+
+    async def batches(self) -> AsyncGenerator[tuple[int, list[Token]], None]:
+        """The place of a stream, and its next tokens: none at its end. Raises what ended the first
+        that an error ends."""
+        if len(self.streams) == 1:
+            tokens: list[Token] | None = None
+            while tokens is None or tokens:
+                tokens = await self.streams[0].batch()
+                yield 0, tokens
+            return
+        while self._waiting:
+            done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=self._waiting.__getitem__):
+                place = self._waiting.pop(task)
+                if tokens := task.result():
+                    self._wait_for(place)
+                yield place, tokens
+
+    def _wait_for(self, place: int) -> None:
+        task = asyncio.ensure_future(self.streams[place].batch())
+        self._waiting[task] = place
+
+    def close(self) -> None:
+        """End the requests that haven't ended."""
+        for stream in self.streams:
+            stream.close()
+        for task in self._waiting:
+            task.add_done_callback(_unheard)
+
+
+def _unheard(task: asyncio.Task[list[Token]]) -> None:
+    """What it raises has nobody to hear it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,130 @@
+"""`/tokenize` and `/detokenize`, in the shape that vLLM gave them: what a prompt becomes, and back.
+
+Prompts are encoded as those of requests are, so their limits are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from aioserve.server.endpoint import Endpoint
+from aioserve.server.errors import ApiError
+from aioserve.server.openai.chat_body import Tool, messages_of
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.openai.fields import refuse
+from aioserve.server.openai.limits import check_at_most
+from aioserve.server.openai.names import as_named
+from aioserve.server.openai.token_texts import TokenTexts
+from aioserve.server.served import Call
+
+__all__ = ["DETOKENIZE", "TOKENIZE", "DetokenizeRequest", "TokenizeRequest"]
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`prompt`, or `messages` and what goes with them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    """Frame a text as the model expects; True where it isn't said. Messages are framed by their
+    template."""
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    """True where it isn't said."""
+    continue_final_message: bool | None = None
+    return_token_strs: bool = False
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    count: int
+    max_model_len: int
+    """Most tokens of a prompt and its answer together."""
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: str
+    """Special tokens by their names."""
+
+
+_OF_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+
+
+async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
+    engine = _checked(call, body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise refuse("prompt", "or messages must be given, and not both")
+    given = {name: getattr(body, name) for name in _OF_MESSAGES}
+    given = {name: value for name, value in given.items() if value is not None}
+    if body.messages is None:
+        if given:
+            raise refuse(min(given), "goes with messages alone")
+        framed = body.add_special_tokens is not False
+        prompt: Any = body.prompt
+        ids = await engine.encode(prompt, add_special_tokens=framed)
+    else:
+        if body.add_special_tokens:
+            raise refuse("add_special_tokens", "goes with prompt alone")
+        check_at_most(
+            "tools", "have at most {} entries", len(body.tools or ()), call.settings.max_tools
+        )
+        if body.tools is not None:
+            given["tools"] = [tool.told for tool in body.tools]
+        with as_named({"prompt": "messages"}):
+            messages = messages_of(body.messages, engine)
+            if not messages:
+                raise refuse("messages", "must not be empty")
+            ids = await engine.encode(messages, **given)
+    texts = TokenTexts(engine)
+    return Tokens(
+        count=len(ids),
+        max_model_len=engine.limits.max_model_len,
+        tokens=ids,
+        token_strs=[texts.written(one)[0] for one in ids] if body.return_token_strs else None,
+    )
+
+
+async def detokenize(call: Call, body: DetokenizeRequest) -> Detokenized:
+    engine = _checked(call, body.model)
+    limits = engine.limits
+    check_at_most("tokens", "have at most {} ids", len(body.tokens), limits.max_model_len)
+    wrong = next((one for one in body.tokens if not 0 <= one < limits.vocab_size), None)
+    if wrong is not None:
+        raise refuse("tokens", f"must be ids in [0, {limits.vocab_size}), got {wrong}")
+    return Detokenized(prompt=engine.tokenizer.decode(body.tokens, skip_special_tokens=False))
+
+
+def _checked(call: Call, model: str | None) -> Any:
+    if model is not None:
+        call.served.check_model(model)
+    if not call.engine.has_tokenizer:
+        raise ApiError(400, "the model has no tokenizer", code="no_tokenizer")
+    return call.engine
+
+
+TOKENIZE: Endpoint[TokenizeRequest] = Endpoint(
+    "/tokenize",
+    tokenize,
+    OPENAI_ERRORS,
+    kind=TokenizeRequest,
+    answer=Tokens,
+    summary="The token ids of a prompt",
+)
+DETOKENIZE: Endpoint[DetokenizeRequest] = Endpoint(
+    "/detokenize",
+    detokenize,
+    OPENAI_ERRORS,
+    kind=DetokenizeRequest,
+    answer=Detokenized,
+    summary="The text of token ids",
+)
