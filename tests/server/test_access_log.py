@@ -73,6 +73,40 @@ async def test_a_call_is_a_line_with_what_it_took(lines: list[tuple[int, str]]) 
     assert answer.text not in text
 
 
+MESSAGES = [{"role": "user", "content": "unmistakable"}]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [PROMPT, "a"], "max_tokens": 3}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3}),
+        ("/v1/responses", {"input": "unmistakable", "max_output_tokens": 3}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 3}),
+        ("/v1/embeddings", {"input": [PROMPT, "a"]}),
+    ],
+)
+async def test_every_api_tells_what_its_calls_took(
+    lines: list[tuple[int, str]], path: str, body: dict[str, Any]
+) -> None:
+    whole = path == "/v1/embeddings"
+    async with served(num_pages=256) as (engine, client):
+        for stream in (False,) if whole else (False, True):
+            asked = body if whole else body | {"stream": stream}
+            answer = await client.post(path, json=asked | {"model": "pyhelp"})
+            assert answer.status_code == 200, answer.text
+        generated = engine.stats().tokens_generated_total
+    told = [json.loads(line) for _, line in lines]
+    assert [(one["route"], one["whole"], one["error"]) for one in told] == [
+        (path, True, None) for _ in told
+    ]
+    assert sum(one["completion_tokens"] for one in told) == generated
+    assert all(one["prompt_tokens"] > 0 for one in told)
+    assert all(whole or one["first_token_seconds"] > 0 for one in told)
+    assert "unmistakable" not in "".join(line for _, line in lines)
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_is_told_of(lines: list[tuple[int, str]], stream: bool) -> None:

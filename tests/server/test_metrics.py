@@ -180,6 +180,6 @@ async def test_apps_of_one_process_and_of_one_engine_count_by_themselves() -> No
 
 @pytest.mark.asyncio
 async def test_metrics_can_be_switched_off() -> None:
-    async with served(ServerSettings(metrics=False), num_pages=64) as (engine, client):
+    async with served(ServerSettings(metrics=False, page=False), num_pages=64) as (engine, client):
         assert (await client.get("/metrics")).status_code == 404
         assert engine.dump()["observers"] == []

@@ -10,14 +10,17 @@ from aioserve.server.app import ENDPOINTS
 from tests.server.serving import served
 
 TAKES_BODIES = [endpoint.path for endpoint in ENDPOINTS if endpoint.method == "POST"]
-TAKES_MESSAGES = [path for path in TAKES_BODIES if path in ("/v1/chat/completions", "/v1/messages")]
 FIELDS = ("chat_template", "prompt_embeds", "image_url", "lora_path", "multi_modal_data")
-PARTS: dict[str, Any] = {
-    "image_url": {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}},
-    "image": {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x.png"}},
-    "input_audio": {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
-    "file": {"type": "file", "file": {"file_id": "f"}},
+SOURCE = {"type": "url", "url": "http://127.0.0.1/x.png"}
+PARTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "image_url": {"image_url": {"url": "http://127.0.0.1/x.png"}},
+        "input_audio": {"input_audio": {"data": "", "format": "wav"}},
+        "file": {"file": {"file_id": "f"}},
+    },
+    "/v1/messages": {"image": {"source": SOURCE}, "document": {"source": SOURCE}},
 }
+"""Of messages, by type."""
 
 
 @pytest.mark.asyncio
@@ -31,11 +34,12 @@ async def test_templates_tensors_and_weights_are_refused_by_name(path: str) -> N
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("path", TAKES_MESSAGES)
+@pytest.mark.parametrize("path", PARTS)
 async def test_parts_that_are_no_text_are_refused_by_name(path: str) -> None:
     async with served(num_pages=64) as (_, client):
-        for name, part in PARTS.items():
-            messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+        for name, fields in PARTS[path].items():
+            parts = [{"type": "text", "text": "a"}, {"type": name, **fields}]
+            messages = [{"role": "user", "content": parts}]
             body = {"model": "pyhelp", "messages": messages, "max_tokens": 1}
             answer = await client.post(path, json=body)
             assert answer.status_code == 400

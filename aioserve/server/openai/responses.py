@@ -178,7 +178,7 @@ class _Answered:
     def _failed(self, error: Exception) -> Response:
         refused = told(error)
         if refused.status >= 500 and refused.code != "draining":
-            logger.error("call %s failed", self._call.request_id, exc_info=error)
+            logger.error("call %s failed", self._call.told.request_id, exc_info=error)
         code = "server_error" if refused.status >= 500 else "invalid_prompt"
         return msgspec.structs.replace(
             self._response,
@@ -218,6 +218,7 @@ async def responses(call: Call, body: ResponseRequest) -> Response | Events:
     before, given = context_of(call, body)
     asked = asked_of(call, body, before, given)
     answering = await Answering.begun(call.engine, asked)
+    call.told.answers_with(answering)
     response = Response(
         id=new_id("resp"),
         created_at=call.created_seconds,
