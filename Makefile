@@ -33,6 +33,7 @@ MADE := .venv/.made
 FOR_BUILD := .venv/.for-build
 FOR_RUN := .venv/.for-run
 FOR_TEST := .venv/.for-test
+FOR_CLIENTS := .venv/.for-clients
 FOR_DOCS := .venv/.for-docs
 BUILT := .venv/.built
 
@@ -46,11 +47,11 @@ PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
 run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run "$$PROMPT"
 
-test: lint
+test: lint $(FOR_CLIENTS)
 	$(BIN)/python -m pytest -m "not slow"
 	$(PYTEST_OPTIMIZED) -q tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling
 
-test-slow: lint
+test-slow: lint $(FOR_CLIENTS)
 	$(BIN)/python -m pytest
 
 test-optimized: $(FOR_TEST) $(BUILT)
@@ -103,6 +104,10 @@ $(FOR_RUN): $(METADATA) | $(FOR_BUILD)
 
 $(FOR_TEST): $(METADATA) | $(FOR_BUILD)
 	$(call install_requirements,hub report server test)
+
+$(FOR_CLIENTS): tools/install_clients $(wildcard tests/clients/*.txt tests/clients/*.json) | $(FOR_TEST)
+	$(BIN)/python tools/install_clients .venv/clients
+	@touch $@
 
 $(FOR_DOCS): $(METADATA) | $(FOR_BUILD)
 	$(call install_requirements,docs report server)

@@ -60,6 +60,7 @@ from aioserve.plugins import (
     RequestInfo,
     RequestSummary,
     StepInfo,
+    StepPart,
     hookimpl,
 )
 from aioserve.request import (
@@ -147,6 +148,7 @@ __all__ = [
     "Score",
     "StepError",
     "StepInfo",
+    "StepPart",
     "StreamBusyError",
     "StreamOptions",
     "StreamStalledError",

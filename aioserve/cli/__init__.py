@@ -59,6 +59,7 @@ app.command(
 app.command(
     "aioserve.cli.plugins:app", name="plugins", help="List, check and begin plugins.", sort_key=8
 )
+app.command("aioserve.cli.serve:serve", name="serve", help="Serve a model by HTTP.", sort_key=3)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,11 +12,12 @@ __all__ = ["EXIT_INTERRUPTED", "leave_at_once", "leaving_at_once"]
 EXIT_INTERRUPTED = 130
 
 
-def leave_at_once(*_: object) -> None:
-    """A signal's handler that ends the process on the spot, with the terminal's cursor shown."""
+def leave_at_once(signum: int = signal.SIGINT, *_: object) -> None:
+    """A signal's handler that ends the process on the spot, with the terminal's cursor shown. The
+    exit code is 128 and the signal's number, as shells have it."""
     if os.isatty(2):  # not sys.stderr, which a bar has replaced
         os.write(2, b"\n\x1b[?25h")
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(128 + signum)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from aioserve.isolation import shown
 if TYPE_CHECKING:
     from cyclopts import App, ArgumentCollection
 
-__all__ = ["check_numbers"]
+__all__ = ["MAX_DIGITS", "check_numbers", "is_count", "is_float"]
 
 MAX_DIGITS = 20
 """Of a count: as many as 64 bits have."""
@@ -30,17 +30,23 @@ def check_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
     for argument in arguments:
         kinds = (argument.hint, *get_args(argument.hint))
         for token in argument.tokens:
-            if int in kinds and not COUNT.fullmatch(token.value):
+            if int in kinds and not is_count(token.value):
                 raise ConfigError(
                     f"{argument.name} must be a whole number of at most {MAX_DIGITS} digits, "
                     f"got {shown(token.value)}"
                 )
-            if float in kinds and not _is_float(token.value):
+            if float in kinds and not is_float(token.value):
                 raise ConfigError(
                     f"{argument.name} must be a decimal number, got {shown(token.value)}"
                 )
 
 
-def _is_float(text: str) -> bool:
+def is_count(text: str) -> bool:
+    """Whether it is a whole number, and not too long a one."""
+    return COUNT.fullmatch(text) is not None
+
+
+def is_float(text: str) -> bool:
+    """Whether it is a finite decimal number, and not too long a one."""
     plain = len(text) <= MAX_CHARS and FLOAT.fullmatch(text) is not None
     return plain and math.isfinite(float(text))

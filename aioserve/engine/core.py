@@ -70,7 +70,7 @@ class CoreLoop:
     ) -> None:
         self.scheduler = scheduler
         self.table: RequestTable = RequestTable()
-        self.notices: Notices = Notices(observers, scheduler)
+        self.notices: Notices = Notices(observers, scheduler, self.table)
         self.delivery: Delivery = Delivery(
             self.table,
             scheduler,
@@ -263,11 +263,13 @@ class CoreLoop:
 
     async def _finish_step(self, handle: Awaitable[StepOutcome]) -> None:
         plan, failure = self.pipeline.in_flight[0], None
+        began = self._launched_seconds
         try:
             try:
                 outcome = await handle
             finally:
                 self._note_end(plan)
+                self.notices.step_ended(plan)
             check_outcome(plan, outcome)  # here, where one that isn't fails its step alone
         except RunnerFailedError:
             raise  # no step will do better: the engine ends
@@ -283,6 +285,7 @@ class CoreLoop:
         self.notices.tell_of_step(
             plan,
             failed=failure is not None,
+            began_seconds=began,
             now_seconds=self._progress_seconds,
             num_waiting=self.num_waiting,
         )

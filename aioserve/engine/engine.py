@@ -47,7 +47,7 @@ from aioserve.errors import (
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
 from aioserve.isolation import shown
-from aioserve.plugins import PluginRegistry, check_policy_object
+from aioserve.plugins import Observer, PluginRegistry, check_observer_object, check_policy_object
 from aioserve.request import Beam, Completion, SamplingParams, Usage
 from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
@@ -172,6 +172,8 @@ class Engine:
         self._plugins = given
         self._progress = progress
         self._capture_progress = capture_progress
+        self._observing: list[Observer] = []
+        """Given to `observe`."""
         self._live: LiveEngine | None = None
         self._state: EngineState = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -251,6 +253,9 @@ class Engine:
 
     def _choose(self, registry: PluginRegistry) -> Chosen:
         registry.check_selected()
+        observers = registry.make_observers()
+        for observer in self._observing:
+            observers.attach(observer, type(observer).__name__)
         policy, name = self._policy, None
         if isinstance(policy, str):
             policy, name = registry.policy(policy), registry.policy_label(policy)
@@ -258,7 +263,7 @@ class Engine:
             policy,
             name,
             registry.eviction(self.config.eviction),
-            registry.make_observers(),
+            observers,
             registry.admission(),
             registry.logits_processor,
         )
@@ -599,6 +604,12 @@ class Engine:
         """How requests without parameters are sampled."""
         return self._entered().model.defaults
 
+    @property
+    def state(self) -> EngineState:
+        """Where it is in its life; "failed" where a bug or its device has ended it."""
+        failed = self._live is not None and self._live.core.failure is not None
+        return "failed" if failed and self._state == "open" else self._state
+
     def stats(self) -> EngineStats:
         """The engine's numbers at this moment; also after it was closed. Raises `WrongLoopError`
         where they may change in another thread meanwhile."""
@@ -608,8 +619,24 @@ class Engine:
         """Everything about the engine's state that helps to debug it, as plain values. Raises
         `WrongLoopError` as `stats` does."""
         live = self._at_rest()
-        failed = live.core.failure is not None and self._state == "open"
-        return {"state": "failed" if failed else self._state, **dump_of(live)}
+        return {"state": self.state, **dump_of(live)}
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Tell `observer` of what happens from now on; call what is returned to end that.
+
+        It may be given before the engine is entered. Raises `ConfigError` for what is no `Observer`
+        or has an async method, and `WrongLoopError` in another thread than the engine's.
+        """
+        check_observer_object(observer)
+        if self._live is not None:
+            self._at_rest().core.notices.observers.attach(observer, type(observer).__name__)
+        self._observing.append(observer)
+        return partial(self._observe_no_more, observer)
+
+    def _observe_no_more(self, observer: Observer) -> None:
+        self._observing = [one for one in self._observing if one is not observer]
+        if self._live is not None:
+            self._at_rest().core.notices.observers.detach(observer)
 
     # -- checks
 

@@ -5,9 +5,9 @@ Costs nothing where there are no observers.
 
 from __future__ import annotations
 
-from aioserve.engine.requests import LiveRequest
-from aioserve.execution.plan import StepPlan
-from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo, info_of
+from aioserve.engine.requests import LiveRequest, LiveSample, RequestTable
+from aioserve.execution.plan import StepPlan, WorkItem
+from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo, StepPart, info_of
 from aioserve.request import FinishReason
 from aioserve.scheduling.scheduler import Scheduler
 
@@ -17,11 +17,14 @@ __all__ = ["Notices"]
 class Notices:
     """Of one core loop, which says when each request enters the scheduler and leaves it."""
 
-    def __init__(self, observers: Observers, scheduler: Scheduler) -> None:
+    def __init__(self, observers: Observers, scheduler: Scheduler, table: RequestTable) -> None:
         self.observers = observers
         self._scheduler = scheduler
+        self._table = table
         self._arrived: list[RequestInfo] = []
         self._ended: list[LiveRequest] = []
+        self._parts: tuple[StepPart, ...] = ()
+        self._preempted: tuple[tuple[str, int], ...] = ()
 
     def arrived(self, live: LiveRequest) -> None:
         if self.observers and live.request is not None:
@@ -32,13 +35,36 @@ class Notices:
         if self.observers:
             self._ended.append(live)
 
-    def tell_of_step(
-        self, plan: StepPlan, *, failed: bool, now_seconds: float, num_waiting: int
-    ) -> None:
-        """A step was committed, or failed."""
+    def step_ended(self, plan: StepPlan) -> None:
+        """A step is done and not yet committed: whose sequences it computed is still known."""
         if not self.observers:
             return
-        memory = self._scheduler.memory
+        samples = self._table.samples
+        self._parts = tuple(
+            [
+                _part(item, samples[item.sequence_id])
+                for item in plan.items
+                if item.sequence_id in samples
+            ]
+        )
+        named = [samples[one] for one in plan.preempted if one in samples]
+        self._preempted = tuple([(sample.request.request_id, sample.index) for sample in named])
+
+    def tell_of_step(
+        self,
+        plan: StepPlan,
+        *,
+        failed: bool,
+        began_seconds: float,
+        now_seconds: float,
+        num_waiting: int,
+    ) -> None:
+        """A step was committed, or failed."""
+        parts, self._parts = self._parts, ()
+        preempted, self._preempted = self._preempted, ()
+        if not self.observers:
+            return
+        usage = self._scheduler.memory.usage()
         self._tell(
             StepInfo(
                 step=plan.step,
@@ -49,8 +75,13 @@ class Notices:
                 failed=failed,
                 num_running=self._scheduler.num_running,
                 num_waiting=num_waiting,
-                pages_free=memory.pool.num_free,
-                pages_cached=memory.num_cached,
+                pages_free=usage.pages_free,
+                pages_cached=usage.pages_cached,
+                pages_fenced=usage.pages_fenced,
+                pages_held_by_requests=usage.pages_held_by_requests,
+                begin_seconds=began_seconds,
+                parts=parts,
+                preempted=preempted,
             )
         )
 
@@ -63,6 +94,18 @@ class Notices:
         arrived, self._arrived = self._arrived, []
         ended, self._ended = self._ended, []
         self.observers.tell(arrived, step, [_summary(live) for live in ended])
+
+
+def _part(item: WorkItem, sample: LiveSample) -> StepPart:
+    prompt_tokens = sample.request.mailbox.prompt_tokens
+    return StepPart(
+        sample.request.mailbox.request_id,
+        sample.index,
+        item.start,
+        item.count,
+        len(item.rows),
+        item.count == 1 and item.start >= prompt_tokens,
+    )
 
 
 def _summary(live: LiveRequest) -> RequestSummary:
@@ -82,4 +125,5 @@ def _summary(live: LiveRequest) -> RequestSummary:
         inter_token_latency=timings.inter_token_latency,
         preemptions=timings.preemptions,
         device_seconds=timings.device_seconds,
+        arrival_seconds=mailbox.started_seconds,
     )

@@ -10,8 +10,14 @@ from __future__ import annotations
 
 from aioserve.plugins.admission import Admission
 from aioserve.plugins.observers import Observer, Observers
-from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo, info_of
-from aioserve.plugins.registry import BrokenPlugin, Offer, PluginRegistry, check_policy_object
+from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo, StepPart, info_of
+from aioserve.plugins.registry import (
+    BrokenPlugin,
+    Offer,
+    PluginRegistry,
+    check_observer_object,
+    check_policy_object,
+)
 from aioserve.plugins.specs import (
     API_VERSION,
     EvictionSpec,
@@ -36,6 +42,8 @@ __all__ = [
     "RequestInfo",
     "RequestSummary",
     "StepInfo",
+    "StepPart",
+    "check_observer_object",
     "check_policy_object",
     "hookimpl",
     "info_of",

@@ -44,7 +44,11 @@ class Observers:
 
     def attach(self, observer: Observer, label: str) -> None:
         """`label` names it and its distribution in the log."""
-        self._attached.append(GuardedObserver(observer, label))
+        self._attached = [*self._attached, GuardedObserver(observer, label)]
+
+    def detach(self, observer: Observer) -> None:
+        """Tell it nothing more. Nothing happens if it isn't attached."""
+        self._attached = [one for one in self._attached if one.observer is not observer]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -77,14 +81,14 @@ class GuardedObserver(Guard):
         super().__init__(f"observer {name}", f"{MAX_FAILURES} in a row detach it", logger)
         self.name = name
         self.given_up: bool = False
-        self._observer = observer
+        self.observer = observer
         self._failures: dict[str, int] = {}
 
     def tell(self, method: str, told: object) -> None:
         if self.given_up:
             return
         try:
-            self.call(method, lambda: getattr(self._observer, method)(told))
+            self.call(method, lambda: getattr(self.observer, method)(told))
             self._failures[method] = 0
         except PluginFault:
             self._failures[method] = self._failures.get(method, 0) + 1

@@ -6,7 +6,7 @@ import msgspec
 
 from aioserve.request import FinishReason, InterTokenLatency, Request
 
-__all__ = ["RequestInfo", "RequestSummary", "StepInfo", "info_of"]
+__all__ = ["RequestInfo", "RequestSummary", "StepInfo", "StepPart", "info_of"]
 
 
 class RequestInfo(msgspec.Struct, frozen=True, gc=False):
@@ -43,6 +43,23 @@ def info_of(request: Request) -> RequestInfo:
     )
 
 
+class StepPart(msgspec.Struct, frozen=True, gc=False):
+    """What a step computed of one sequence."""
+
+    request_id: str
+    sample: int
+    """Which of the request's answers the sequence is, from 0."""
+    start_tokens: int
+    """The KV of so many tokens was there before: cached, or computed by earlier steps."""
+    num_tokens: int
+    """Computed behind them."""
+    num_sampled: int
+    """Tokens drawn: 0 while a prompt is computed in part, several where samples begin to differ."""
+    is_decode: bool
+    """One token of the answer was computed, to draw the next; else tokens of the prompt were, or
+    those of both that a preemption cost."""
+
+
 class StepInfo(msgspec.Struct, frozen=True, gc=False):
     """A step that was committed, and the engine as it was then."""
 
@@ -60,6 +77,15 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
     pages_free: int
     pages_cached: int
     """Held by the prefix cache alone."""
+    pages_fenced: int = 0
+    """Given back, and free as soon as the step in flight is done."""
+    pages_held_by_requests: int = 0
+    begin_seconds: float = 0.0
+    """When it was launched, or the step before it ended, on the same clock."""
+    parts: tuple[StepPart, ...] = ()
+    """In batch order; those of requests that have ended meanwhile are left out."""
+    preempted: tuple[tuple[str, int], ...] = ()
+    """Request and sample of each sequence that gave its pages back and goes on."""
 
 
 class RequestSummary(msgspec.Struct, frozen=True, gc=False):
@@ -85,3 +111,5 @@ class RequestSummary(msgspec.Struct, frozen=True, gc=False):
     inter_token_latency: InterTokenLatency | None = None
     preemptions: int = 0
     device_seconds: float = 0.0
+    arrival_seconds: float = 0.0
+    """That of its `RequestInfo`."""

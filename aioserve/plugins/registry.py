@@ -288,6 +288,16 @@ def check_policy_object(policy: object) -> SchedulingPolicy:
     return policy
 
 
+def check_observer_object(observer: object) -> Observer:
+    """`observer`, if it is one whose methods are plain."""
+    with blamed("observer can't be used", ConfigError):
+        if not isinstance(observer, Observer):
+            raise ConfigError(f"observer must be an Observer object, got {shown(observer)}")
+        if wrong := _async_method(observer, Observer):
+            raise ConfigError(wrong)
+    return observer
+
+
 def _async_method(thing: object, kind: type) -> str | None:
     """What is wrong with the first of its methods that isn't plain: nobody would await it."""
     for method in vars(kind):

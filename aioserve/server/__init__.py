@@ -11,6 +11,7 @@ Knows the engine by its public methods alone: neither the scheduler nor tensors.
 from __future__ import annotations
 
 from aioserve.server.app import create_app
+from aioserve.server.draining import drain
 from aioserve.server.settings import ServerSettings
 
-__all__ = ["ServerSettings", "create_app"]
+__all__ = ["ServerSettings", "create_app", "drain"]

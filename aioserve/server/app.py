@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.middleware import Middleware
+from starlette.routing import Mount, Route
 from starlette.types import Scope
 
 from aioserve.engine.engine import Engine
 from aioserve.server.anthropic.count_tokens import COUNT_TOKENS
 from aioserve.server.anthropic.messages import MESSAGES
+from aioserve.server.door import RECORD, Door, Listener
 from aioserve.server.endpoint import Endpoint, EndpointApp
+from aioserve.server.guards import guards_of
 from aioserve.server.openai.chat import CHAT
 from aioserve.server.openai.completions import COMPLETIONS
 from aioserve.server.openai.embeddings import EMBEDDINGS
+from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.models import MODELS
 from aioserve.server.openai.responses import (
     DELETE_RESPONSE,
@@ -25,10 +28,17 @@ from aioserve.server.openai.responses import (
     RESPONSES,
 )
 from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
+from aioserve.server.operations import OPERATIONS
+from aioserve.server.page import PAGE_PATHS, page_routes
+from aioserve.server.record import CallRecord
 from aioserve.server.served import Call, Served
 from aioserve.server.settings import ServerSettings
+from aioserve.server.steps.download import TRACE
+from aioserve.server.steps.live import LIVE, LIVE_NOW
+from aioserve.server.steps.recorder import StepRecorder
+from aioserve.server.telemetry import AccessLog, Metrics, Spans
 
-__all__ = ["ENDPOINTS", "create_app"]
+__all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "create_app"]
 
 ENDPOINTS: Sequence[Endpoint[Any]] = (
     MODELS,
@@ -43,21 +53,62 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     INPUT_ITEMS,
     MESSAGES,
     COUNT_TOKENS,
+    *OPERATIONS,
 )
+PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (LIVE, LIVE_NOW, TRACE)
+"""What the page shows of the engine."""
 
 
 def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starlette:
     """An ASGI app that serves `engine`, which belongs to the caller: it is entered before the first
     request comes, on the event loop that serves the app, and closed after the last. The app can be
-    mounted in any other."""
-    served = Served(engine, ServerSettings() if settings is None else settings)
+    mounted in any other. Raises `ConfigError` for settings that name no host or origin."""
+    settings = ServerSettings() if settings is None else settings
+    endpoints, steps = list(ENDPOINTS), None
+    if settings.page:
+        steps = StepRecorder()
+        engine.observe(steps)
+        endpoints += PAGE_ENDPOINTS
+    served = Served(engine, settings, steps)
 
-    def call_of(_: Scope) -> Call:
-        return Call(served, uuid.uuid4().hex)
+    def call_of(scope: Scope) -> Call:
+        told: CallRecord = scope[RECORD]
+        return Call(served, told.call_id, told.tenant, told.cache_salt, told=told)
 
-    return Starlette(
-        routes=[
-            Route(endpoint.path, EndpointApp(endpoint, call_of), methods=[endpoint.method])
-            for endpoint in ENDPOINTS
-        ]
+    routes: list[Route | Mount] = [
+        Route(endpoint.path, EndpointApp(endpoint, call_of), methods=[endpoint.method])
+        for endpoint in endpoints
+    ]
+    listeners = _listeners(served)
+    routes += [
+        Route("/metrics", one, methods=["GET"]) for one in listeners if isinstance(one, Metrics)
+    ]
+    if settings.page:
+        routes += page_routes()
+    door = Middleware(
+        Door,
+        guards=guards_of(settings, PAGE_PATHS if settings.page else ()),
+        listeners=listeners,
+        shapes={endpoint.path: endpoint.errors for endpoint in endpoints},
+        shape=OPENAI_ERRORS,
+        routes={_named(route): route.path for route in routes},
+        max_calls=settings.max_concurrent_calls,
     )
+    app = Starlette(routes=routes, middleware=[door])
+    app.state.served = served
+    return app
+
+
+def _named(route: Route | Mount) -> object:
+    """What a scope names as its endpoint."""
+    return route.app if isinstance(route, Mount) else route.endpoint
+
+
+def _listeners(served: Served) -> Sequence[Listener]:
+    settings, spans = served.settings, Spans.installed()
+    found: list[Listener] = [] if spans is None else [spans]
+    if settings.metrics:
+        found.append(Metrics(served.engine, {key.name for key in settings.keys}))
+    if settings.access_log != "off":
+        found.append(AccessLog(settings.access_log))
+    return found

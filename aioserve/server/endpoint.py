@@ -19,11 +19,12 @@ import anyio
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from aioserve.errors import EngineClosedError
 from aioserve.server.bodies import ClientGone, parameters, parse, read_body
 from aioserve.server.errors import ApiError, told
 from aioserve.server.served import Call
 
-__all__ = ["Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler"]
+__all__ = ["Answer", "Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -46,10 +47,23 @@ class Events:
     """Whole events, each with its blank line; several at once will do."""
     owner: Closable
     """The stream that they come from, which is closed however the answer ends."""
+    kind: bytes = EVENT_STREAM
+    """Of the content."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Beside those of every such answer."""
 
 
-Handler = Callable[[Call, B], Awaitable["Events | object"]]
-"""Answers with a value that becomes JSON, or with `Events`."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A value that becomes JSON, with another status than 200 or headers of its own."""
+
+    value: object
+    status: int = 200
+    headers: dict[str, str] | None = None
+
+
+Handler = Callable[[Call, B], Awaitable["Events | Answer | object"]]
+"""Answers with a value that becomes JSON, with an `Answer`, or with `Events`."""
 
 
 class ErrorShape(Protocol):
@@ -92,9 +106,20 @@ class EndpointApp(Generic[B]):
         self._call_of = call_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = _Sending(send)
+        sending = _Sending(send, can_close=scope["http_version"].startswith("1"))
         call = self._call_of(scope)
+        if self._endpoint.kind is None:
+            await self._answer_call(call, scope, receive, sending)
+            return
+        with call.served.calls.one():
+            await self._answer_call(call, scope, receive, sending)
+
+    async def _answer_call(
+        self, call: Call, scope: Scope, receive: Receive, sending: _Sending
+    ) -> None:
         try:
+            if self._endpoint.kind is not None and call.engine.state == "draining":
+                raise EngineClosedError("the server drains and takes no requests", state="draining")
             body = await self._body(scope, receive, call)
         except ClientGone:
             return
@@ -111,14 +136,21 @@ class EndpointApp(Generic[B]):
             return None
         if self._endpoint.bodiless is not None:
             return parameters(scope, self._endpoint.kind)
-        body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)
-        return parse(body, self._endpoint.kind)
+        seconds = call.settings.body_timeout_seconds
+        with anyio.move_on_after(seconds):
+            body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)
+            return parse(body, self._endpoint.kind)
+        raise ApiError(408, f"the body didn't come within {seconds:g} s", code="body_timeout")
 
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:
+        call.told.asks(body)
         try:
             answer = await self._endpoint.handle(call, body)
             if isinstance(answer, Events):
+                call.told.answers_with(answer.owner)
                 await sending.events(answer)
+            elif isinstance(answer, Answer):
+                await sending.json(answer.status, answer.value, answer.headers)
             else:
                 await sending.json(200, answer)
         except Exception as error:
@@ -126,12 +158,16 @@ class EndpointApp(Generic[B]):
 
     async def _fail(self, sending: _Sending, call: Call, error: Exception) -> None:
         refused = told(error)
+        call.told.error = refused.code or type(error).__name__
         if refused.status >= 500 and refused.code != "draining":
-            logger.error("call %s failed", call.request_id, exc_info=error)
+            logger.error("call %s failed", call.told.request_id, exc_info=error)
         if sending.has_begun:
             await sending.last_event(self._endpoint.errors.event(refused))
         else:
-            await sending.json(refused.status, self._endpoint.errors.body(refused), refused.headers)
+            headers = refused.headers
+            if refused.code == "draining" and sending.can_close:
+                headers = headers | {"connection": "close"}
+            await sending.json(refused.status, self._endpoint.errors.body(refused), headers)
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
@@ -143,8 +179,10 @@ async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 class _Sending:
     """One response."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, *, can_close: bool) -> None:
         self._send = send
+        self.can_close = can_close
+        """Whether an answer's headers may say that its connection ends: HTTP/2 has none."""
         self.has_begun = False
 
     async def json(self, status: int, value: object, headers: dict[str, str] | None = None) -> None:
@@ -157,7 +195,7 @@ class _Sending:
         try:
             async with aclosing(events.source) as source:
                 quiet = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
-                await self._begin(200, EVENT_STREAM, quiet)
+                await self._begin(200, events.kind, [*quiet, *events.headers])
                 async for event in source:
                     await self._send(
                         {"type": "http.response.body", "body": event, "more_body": True}

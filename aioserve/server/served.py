@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from aioserve.engine.engine import Engine
+from aioserve.server.calls import Calls
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_store import ResponseStore
+from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
+from aioserve.server.steps.recorder import StepRecorder
 
 __all__ = ["Call", "Served"]
 
@@ -21,6 +24,10 @@ class Served:
 
     engine: Engine
     settings: ServerSettings
+    steps: StepRecorder | None = None
+    """What the page shows, where there is one."""
+    calls: Calls = field(default_factory=Calls)
+    """Those with a body that are being answered."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """Since 1970: what the list of models says."""
     responses: ResponseStore = field(init=False)
@@ -42,6 +49,12 @@ class Served:
         path = Path(name)
         return (path.name if path.is_absolute() else name,)
 
+    @property
+    def recorded_steps(self) -> StepRecorder:
+        if self.steps is None:
+            raise ApiError(404, "this server has no page, and records no steps")
+        return self.steps
+
     def check_model(self, name: str) -> None:
         if name not in self.model_names:
             known = ", ".join(self.model_names)
@@ -59,13 +72,16 @@ class Call:
 
     served: Served
     request_id: str
-    """Of its answer's header and of the log."""
+    """Unique, whatever its client calls it: for ids of answers and of requests to the engine."""
     tenant: str | None = None
     """Whose key it came with."""
     cache_salt: str | None = None
     """Cached prefixes are shared with calls of the same salt alone."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """When it came, since 1970."""
+    told: CallRecord = field(default_factory=CallRecord)
+    """What is told of it when it ends. A handler adds `told.answers_with(...)` for each whole
+    answer of the engine; the owner of `Events` is added by itself."""
 
     @property
     def engine(self) -> Engine:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
-from aioserve.arguments import Rule, check, integer, sequence, text
+from aioserve.arguments import Rule, boolean, check, choice, integer, number, sequence, text
 from aioserve.errors import ConfigError
+from aioserve.server.keys import ApiKey, keys_of
 
 __all__ = ["ServerSettings"]
 
@@ -48,11 +49,51 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of the responses of each tenant, with all that came before them, as JSON; likewise."""
     stored_response_seconds: int = 24 * 3600
     """After that long a response is forgotten."""
+    api_keys: Mapping[str, str] | Sequence[str] | Sequence[ApiKey] = ()
+    """Of which every request must carry one, where there are any: names with their keys, or keys
+    alone, up to 1024 of 8 to 512 characters each, and better 16 or more. Kept as a tuple of
+    `ApiKey`, from which nobody reads a key."""
+    open_paths: Sequence[str] = ("/health", "/ready")
+    """That need no key: those which load balancers ask, and which say nothing of who asks for what.
+    Up to 16, as they are written in a URL."""
+    allowed_hosts: Sequence[str] = ()
+    """Names under which the server may be addressed besides `localhost`, those that end in
+    `.localhost`, and addresses; up to 256. `*.example.org` stands for all below, `*` for any."""
+    allowed_origins: Sequence[str] = ()
+    """Of other sites, whose pages may call the server from browsers: `https://example.org`, up to
+    256; `*` for any."""
+    max_header_bytes: int = 32 * 2**10
+    """Of one request, its path and query included."""
+    max_headers: int = 100
+    """Of one request."""
+    body_timeout_seconds: float = 60.0
+    """Until all of a body has come."""
+    max_concurrent_calls: int = 2048
+    """Requests that ask for something to be computed (POST), of all clients together."""
+    metrics: bool = True
+    """`/metrics`."""
+    access_log: Literal["json", "key_value", "off"] = "json"
+    """How the logger `aioserve.access` writes a call that has ended."""
+    page: bool = True
+    """Whether there are the page at `/`, and `/live` and `/trace`, which show what the engine
+    does."""
+    max_live_readers: int = 16
+    """Who may look at `/live` at the same time; one more gets the status 503."""
+
+    max_step_age_seconds: float = 60.0
+    """`/health` says 503 where there is work and no step has come to its end for so long. More than
+    the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
             value = check(ConfigError, name, getattr(self, name), rule)
             msgspec.structs.force_setattr(self, name, value)
+        msgspec.structs.force_setattr(self, "api_keys", keys_of(self.api_keys))
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """`api_keys`, as they are kept."""
+        return keys_of(self.api_keys)
 
 
 _RULES: dict[str, Rule[Any]] = {
@@ -71,4 +112,16 @@ _RULES: dict[str, Rule[Any]] = {
     "max_stored_responses": integer(0, 2**20),
     "max_stored_bytes": integer(0, 2**40),
     "stored_response_seconds": integer(1, 10 * 365 * 24 * 3600),
+    "open_paths": sequence(text(1, 256), 16),
+    "allowed_hosts": sequence(text(1, 256), 256),
+    "allowed_origins": sequence(text(1, 300), 256),
+    "max_header_bytes": integer(1024, 2**20),
+    "max_headers": integer(8, 1000),
+    "body_timeout_seconds": number(0, 3600, above=True),
+    "max_concurrent_calls": integer(1, 2**20),
+    "metrics": boolean,
+    "access_log": choice("json", "key_value", "off"),
+    "page": boolean,
+    "max_live_readers": integer(1, 1024),
+    "max_step_age_seconds": number(0, 24 * 3600.0, above=True),
 }

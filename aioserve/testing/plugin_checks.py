@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aioserve.isolation import NotAnAnswer, shown
 from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
-from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo
+from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo, StepPart
 from aioserve.plugins.admission import refusal_of
 from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, InterTokenLatency
 from aioserve.sampling.processors import LogitsProcessor, changed_by
@@ -196,6 +196,28 @@ def _steps() -> SearchStrategy[StepInfo]:
         num_waiting=count,
         pages_free=count,
         pages_cached=count,
+        pages_fenced=count,
+        pages_held_by_requests=count,
+        begin_seconds=st.floats(0, 1e9),
+        parts=st.lists(_parts(), max_size=4).map(tuple),
+        preempted=st.lists(st.tuples(st.text(min_size=1, max_size=8), count), max_size=2).map(
+            tuple
+        ),
+    )
+
+
+def _parts() -> SearchStrategy[StepPart]:
+    from hypothesis import strategies as st
+
+    count = st.integers(0, 10**6)
+    return st.builds(
+        StepPart,
+        request_id=st.text(min_size=1, max_size=8),
+        sample=st.integers(0, 7),
+        start_tokens=count,
+        num_tokens=st.integers(1, 10**6),
+        num_sampled=st.integers(0, 8),
+        is_decode=st.booleans(),
     )
 
 

@@ -16,6 +16,7 @@ from aioserve import (
     RequestInfo,
     RequestSummary,
     StepInfo,
+    StepPart,
 )
 from aioserve.plugins import API_VERSION
 from aioserve.plugins.specs import HookSpecs
@@ -30,7 +31,9 @@ def rows(heading: str) -> list[str]:
     return [name for cell in cells for name in re.findall(r"`(\w+)", cell)]
 
 
-@pytest.mark.parametrize("kind", [PageUse, RequestInfo, StepInfo, RequestSummary, PolicySpec])
+@pytest.mark.parametrize(
+    "kind", [PageUse, RequestInfo, StepInfo, StepPart, RequestSummary, PolicySpec]
+)
 def test_every_field_is_there(kind: type) -> None:
     fields = kind.__struct_fields__
     found = rows(f"field of `{kind.__name__}`")

@@ -65,7 +65,7 @@ def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structured_output=plan.form,
     )
-    return call.engine.chat(
+    stream = call.engine.chat(
         messages_of(body.messages, call.engine),
         params,
         tool_parser=plan.tool_parser,
@@ -75,6 +75,8 @@ def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
         continue_final_message=body.continue_final_message,
         **options_of(call, body),
     )
+    call.told.answers_with(stream)
+    return stream
 
 
 async def _whole(

@@ -65,7 +65,9 @@ def _submitted(call: Call, body: CompletionRequest, prompts: Sequence[Any], para
     try:
         for prompt in prompts:
             options = options_of(call, body)
-            merged.streams.append(call.engine.stream(prompt, params, **options))
+            stream = call.engine.stream(prompt, params, **options)
+            merged.streams.append(stream)
+            call.told.answers_with(stream)
     except BaseException:
         merged.close()
         raise

@@ -1,0 +1,52 @@
+"""Flags of a command that are made of settings, not written one by one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from aioserve.cli._settings import Setting
+
+__all__ = ["takes_flags"]
+
+
+def takes_flags(
+    verb: Callable[..., None], groups: Mapping[str, Sequence[Setting]], *, into: str
+) -> None:
+    """Let `verb` show a flag for each setting, in groups under their titles, where it has
+    `**into`: there it gets those that were given, by name."""
+    own = inspect.signature(verb, eval_str=True)
+    parameters = [one for one in own.parameters.values() if one.name != into]
+    for place, (title, settings) in enumerate(groups.items()):
+        group = Group(title, sort_key=place)
+        parameters += [_flag(setting, group) for setting in settings]
+    annotations = {one.name: one.annotation for one in parameters}
+    # What cyclopts reads of a function.
+    verb.__signature__ = own.replace(parameters=parameters)  # pyright: ignore
+    verb.__annotations__ = {**annotations, "return": None}
+
+
+def _flag(setting: Setting, group: Group) -> inspect.Parameter:
+    default: Any = setting.default
+    if setting.is_repeated:
+        kind: Any = tuple[str, ...] | None
+    else:
+        kind = bool | None if setting.is_bool else str | None
+    if isinstance(default, bool):
+        default = "yes" if default else "no"
+    about = Parameter(
+        name=setting.flag,
+        help=setting.help.replace("`", ""),
+        group=group,
+        negative=f"--no{setting.flag[1:]}" if setting.is_bool else (),
+        show_default=False if default in (None, ()) else lambda _: str(default),
+    )
+    return inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind, about],
+    )

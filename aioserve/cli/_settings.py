@@ -1,0 +1,375 @@
+"""The settings of `aioserve serve`, and where each value comes from.
+
+    flag > environment variable > file > default
+
+Which settings there are is read from the structs that check them: a new field becomes a flag, a
+variable and a key of the file by itself, and its docstring their help. This module knows names,
+types and sources; what a value may be is known by the structs.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import itertools
+import json
+import re
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from aioserve.cli._numbers import MAX_DIGITS, is_count, is_float
+from aioserve.errors import ConfigError
+from aioserve.isolation import shown
+
+__all__ = ["DEFAULT", "Setting", "Value", "gather", "made", "settings_of", "shown_settings"]
+
+T = TypeVar("T")
+
+PREFIX = "AIOSERVE_"
+OTHER_VARIABLES = frozenset(
+    {
+        "AIOSERVE_CONFIG",
+        "AIOSERVE_ISA",
+        "AIOSERVE_NUM_THREADS",
+        "AIOSERVE_OPS",
+        "AIOSERVE_PLUGINS",
+        # Of the test suite and of builds:
+        "AIOSERVE_FUZZ",
+        "AIOSERVE_GPU_TESTS",
+        "AIOSERVE_SANITIZE",
+        "AIOSERVE_SANITIZED",
+    }
+)
+"""That are no settings of a server."""
+SERVICE_LINK = re.compile(
+    r"AIOSERVE_(SERVICE_(HOST|PORT(_\w+)?)|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""Variables that Kubernetes sets in every pod beside a service with the name `aioserve`."""
+MAX_FILE_BYTES = 2**20
+DEFAULT = "default"
+TRUE = ("true", "yes", "on", "1")
+FALSE = ("false", "no", "off", "0")
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of one struct, as it can be given from outside."""
+
+    table: str
+    """Of the file."""
+    name: str
+    kind: Any
+    """Its type: bool, int, float, str, a `Literal` of strs, a `Sequence` of these, or None too."""
+    default: Any
+    help: str
+    is_secret: bool = False
+    """Its value is never shown."""
+    is_repeated: bool = False
+    """Its flag is given once for each entry, which may hold commas."""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def is_bool(self) -> bool:
+        return self.kind is bool
+
+
+class Value(msgspec.Struct, frozen=True):
+    """What a setting is, and the flag, variable, key of a file, or "default" that says so."""
+
+    value: Any
+    origin: str
+
+
+# -- which settings there are
+
+
+def settings_of(
+    table: str,
+    kind: type[msgspec.Struct],
+    *,
+    secret: Iterable[str] = (),
+    leave_out: Iterable[str] = (),
+) -> tuple[Setting, ...]:
+    """One for each field of a struct. Raises `TypeError` for a field whose type has no text."""
+    hints = typing.get_type_hints(kind)
+    texts = _docstrings(kind)
+    found = []
+    for field in msgspec.structs.fields(kind):
+        if field.name in leave_out:
+            continue
+        found.append(
+            Setting(
+                table=table,
+                name=field.name,
+                kind=hints[field.name],
+                default=field.default,
+                help=texts.get(field.name, ""),
+                is_secret=field.name in secret,
+                is_repeated=field.name in secret,
+            )
+        )
+        _reader(hints[field.name])
+    return tuple(found)
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    """The string under each field of a class."""
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    texts = {}
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    for field, below in itertools.pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
+            texts[field.target.id] = " ".join(below.value.value.split())
+    return texts
+
+
+# -- where values come from
+
+
+def gather(
+    settings: Sequence[Setting],
+    *,
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    file: str | None,
+) -> dict[str, Value]:
+    """The value of each setting, by its name. `flags` are those that were given, by name: texts, or
+    bools; `file` is the path of a TOML file. Raises `ConfigError` that names source and value."""
+    known = {setting.name: setting for setting in settings}
+    found = {setting.name: Value(setting.default, DEFAULT) for setting in settings}
+    if file is not None:
+        found |= _from_file(settings, file)
+    found |= _from_environment(settings, environment)
+    for name, given in flags.items():
+        found[name] = Value(_of_flag(known[name], given), known[name].flag)
+    return found
+
+
+def _of_flag(setting: Setting, given: Any) -> Any:
+    if isinstance(given, bool):
+        return given
+    if setting.is_repeated:
+        return tuple(given)
+    return _read(setting, given, setting.flag)
+
+
+def _from_environment(
+    settings: Sequence[Setting], environment: Mapping[str, str]
+) -> dict[str, Value]:
+    by_variable = {setting.variable: setting for setting in settings}
+    found: dict[str, Value] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        setting = by_variable.get(variable)
+        if setting is None:
+            if SERVICE_LINK.fullmatch(variable):
+                continue
+            raise ConfigError(
+                f"the environment variable {shown(variable)[1:-1]} is none of aioserve's"
+                + _nearest(variable, [*by_variable, *OTHER_VARIABLES])
+            )
+        if variable == "AIOSERVE_PORT" and "://" in text:
+            raise ConfigError(
+                f"AIOSERVE_PORT must be a port, got {shown(text)}, which Kubernetes sets beside a "
+                "service with the name aioserve: set AIOSERVE_PORT, or enableServiceLinks: false",
+                argument="port",
+                value=text,
+            )
+        found[setting.name] = Value(_read(setting, text, variable), variable)
+    return found
+
+
+def _from_file(settings: Sequence[Setting], file: str) -> dict[str, Value]:
+    tables: dict[str, dict[str, Setting]] = {}
+    for setting in settings:
+        tables.setdefault(setting.table, {})[setting.name] = setting
+    found: dict[str, Value] = {}
+    for table, values in _parsed(file).items():
+        if table not in tables:
+            names = ", ".join(f"[{name}]" for name in tables)
+            raise ConfigError(
+                f"{file}: {shown(table)} must be one of the tables {names}"
+                + _home_of(table, settings)
+            )
+        if not isinstance(values, dict):
+            raise ConfigError(f"{file}: {table} must be a table, got {shown(values)}")
+        for key, value in values.items():
+            setting = tables[table].get(key)
+            if setting is None:
+                hint = _home_of(key, settings) or _nearest(key, list(tables[table]))
+                raise ConfigError(f"{file}: [{table}] has no key {shown(key)}{hint}")
+            where = f"{file}: {table}.{key}"
+            found[key] = Value(_typed(setting, value, where), where)
+    return found
+
+
+def _parsed(file: str) -> dict[str, Any]:
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"config: {file} can't be read: {why}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"config: {file} has more than {MAX_FILE_BYTES} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"config: {file} isn't TOML: {error}") from error
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; the nearest is {near[0]}" if near else ""
+
+
+def _home_of(key: str, settings: Sequence[Setting]) -> str:
+    homes = [setting.table for setting in settings if setting.name == key]
+    return f"; it belongs into [{homes[0]}]" if homes else ""
+
+
+# -- from texts to values
+
+
+def _read(setting: Setting, text: str, where: str) -> Any:
+    """The value that a text stands for."""
+    try:
+        return _reader(setting.kind)(text)
+    except ValueError as must:
+        got = "what isn't shown" if setting.is_secret else shown(text)
+        raise ConfigError(
+            f"{where} must be {must}, got {got}",
+            argument=setting.name,
+            value=None if setting.is_secret else text,
+        ) from None
+
+
+def _reader(kind: Any) -> Callable[[str], Any]:
+    """What makes a value of a text; raises `ValueError` that says what the text must be."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in _READERS:
+        return _READERS[kind]
+    if origin is Literal and all(isinstance(choice, str) for choice in inner):
+        return str
+    if origin in (types.UnionType, typing.Union) and len(inner) == 2 and inner[1] is type(None):
+        read, is_sequence = _reader(inner[0]), get_origin(inner[0]) is not None
+        # Of several, none is an empty sequence already.
+        return read if is_sequence else lambda text: None if text == "none" else read(text)
+    if isinstance(origin, type) and issubclass(origin, Sequence) and inner[0] in _READERS:
+        return lambda text: _entries(text, _READERS[inner[0]])
+    raise TypeError(f"there is no text for a setting of the type {kind}")
+
+
+def _entries(text: str, read: Callable[[str], Any]) -> tuple[Any, ...]:
+    if text == "none":
+        return ()
+    return tuple([read(entry.strip()) for entry in text.split(",")])
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in TRUE + FALSE:
+        raise ValueError("true or false")
+    return text.lower() in TRUE
+
+
+def _int(text: str) -> int:
+    if not is_count(text):
+        raise ValueError(f"a whole number of at most {MAX_DIGITS} digits")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if not is_float(text):
+        raise ValueError("a decimal number")
+    return float(text)
+
+
+_READERS: dict[Any, Callable[[str], Any]] = {bool: _bool, int: _int, float: _float, str: str}
+
+
+def _typed(setting: Setting, value: Any, where: str) -> Any:
+    """A value of the file, if it is of the setting's type."""
+    try:
+        return msgspec.convert(value, setting.kind, strict=True)
+    except msgspec.ValidationError as error:
+        reason = str(error)[:1].lower() + str(error)[1:]
+        got = "" if setting.is_secret else f", got {shown(value)}"
+        raise ConfigError(
+            f"{where}: {reason}{got}",
+            argument=setting.name,
+            value=None if setting.is_secret else value,
+        ) from None
+
+
+# -- to what they are for
+
+
+def made(kind: Callable[..., T], values: Mapping[str, Value], names: Iterable[str]) -> T:
+    """A `kind` of those values that somebody gave. What it refuses is told with its origin."""
+    given = {name: values[name] for name in names if values[name].origin != DEFAULT}
+    try:
+        return kind(**{name: value.value for name, value in given.items()})
+    except ConfigError as error:
+        if error.argument not in given:
+            raise
+        message = f"{given[error.argument].origin}: {error}"
+        raise ConfigError(
+            message, argument=error.argument, value=error.value, limit=error.limit
+        ) from None
+
+
+def shown_settings(settings: Sequence[Setting], values: Mapping[str, Value]) -> str:
+    """Every value and where it comes from, as a file that says the same, but for secrets, and for
+    values that are None, which TOML has no word for: these are comments."""
+    lines: list[str] = []
+    for table in dict.fromkeys(setting.table for setting in settings):
+        rows = []
+        for setting in (one for one in settings if one.table == table):
+            value = values[setting.name]
+            rows.append((_assignment(setting, value.value), value.origin))
+        width = min(48, max(len(assignment) for assignment, _ in rows))
+        lines += [f"[{table}]", *(f"{a:<{width}}  # {_commented(o)}" for a, o in rows), ""]
+    return "\n".join(lines)
+
+
+def _assignment(setting: Setting, value: Any) -> str:
+    if value is None:
+        return f"# {setting.name}: none"
+    if setting.is_secret:
+        return f"# {setting.name}: {len(value)}, not shown"
+    return f"{setting.name} = {_as_toml(value)}"
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_as_toml, value))}]"
+    if isinstance(value, str):
+        # TOML escapes what JSON does, and DEL too; it has no halves of surrogate pairs.
+        text = value.encode(errors="replace").decode()
+        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
+
+
+def _commented(origin: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in origin)

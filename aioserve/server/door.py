@@ -1,0 +1,176 @@
+"""Where every request comes in: guards look at it first, and whoever tells of calls hears when it
+began and how it ended.
+
+    request ──► Door ──► guards ──► routes ──► answer, with the headers of all answers
+                  └► listeners: began, ended, exactly once each
+
+WebSockets are refused. Knows nothing of what routes do.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aioserve.server.endpoint import ErrorShape
+from aioserve.server.errors import ApiError, told
+from aioserve.server.guards import Arrival, Guard
+from aioserve.server.guards.origins import Preflight
+from aioserve.server.guards.request_ids import given_request_id
+from aioserve.server.record import CallRecord
+
+__all__ = ["RECORD", "Door", "Listener"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+RECORD = "aioserve.call"
+"""Where the scope has the `CallRecord`."""
+
+OF_ALL_ANSWERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+OF_OTHERS_PAGES = tuple(one for one in OF_ALL_ANSWERS if one[0] != b"cross-origin-resource-policy")
+BUSY_RETRY_SECONDS = 1.0
+
+
+class Listener(Protocol):
+    """Tells others of calls. What it raises is logged and harms no call."""
+
+    def began(self, arrival: Arrival) -> None: ...
+
+    def ended(self, told: CallRecord) -> None:
+        """However it ended: answered, refused, failed or left."""
+        ...
+
+
+class Door:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        guards: Sequence[Guard],
+        listeners: Sequence[Listener],
+        shapes: Mapping[str, ErrorShape],
+        shape: ErrorShape,
+        routes: Mapping[object, str],
+        max_calls: int,
+    ) -> None:
+        """`shapes` say how errors are written at which path, `shape` at all others; `routes` are
+        the paths of what scopes name as endpoints."""
+        self._app = app
+        self._guards = guards
+        self._listeners = listeners
+        self._shapes = shapes
+        self._shape = shape
+        self._routes = routes
+        self._max_calls = max_calls
+        self.num_calls: int = 0
+        """In progress."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = CallRecord(uuid.uuid4().hex, method=scope["method"])
+        arrival = Arrival(scope, record)
+        record.request_id = given_request_id(arrival.headers) or record.call_id
+        scope[RECORD] = record
+        answering = _answering(record, send)
+        self._tell("began", arrival)
+        try:
+            await self._pass(arrival, receive, answering)
+        except Exception as error:
+            record.error = record.error or type(error).__name__
+            if record.status is not None:
+                raise  # half of an answer has gone: the connection ends
+            logger.error("call %s failed", record.request_id, exc_info=error)
+            await self._refuse(arrival, told(error), answering)
+        finally:
+            record.total_seconds = time.perf_counter() - record.began_seconds
+            record.route = self._routes.get(scope.get("endpoint"))
+            self._tell("ended", record)
+
+    async def _pass(self, arrival: Arrival, receive: Receive, send: Send) -> None:
+        try:
+            for guard in self._guards:
+                guard.check(arrival)
+            if arrival.is_call and self.num_calls >= self._max_calls:
+                raise _busy(self._max_calls)
+        except Preflight:
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        except ApiError as error:
+            await self._refuse(arrival, error, send)
+            return
+        self.num_calls += arrival.is_call
+        try:
+            await self._app(arrival.scope, receive, send)
+        finally:
+            self.num_calls -= arrival.is_call
+
+    async def _refuse(self, arrival: Arrival, error: ApiError, send: Send) -> None:
+        """Nothing was read of a body, and nothing will be: where one comes, the server ends the
+        connection."""
+        arrival.told.error = error.code or arrival.told.error or type(error).__name__
+        shape = self._shapes.get(arrival.path, self._shape)
+        body = msgspec.json.encode(shape.body(error))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            *[(name.encode(), value.encode("latin-1")) for name, value in error.headers.items()],
+        ]
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _tell(self, method: str, what: object) -> None:
+        for listener in self._listeners:
+            try:
+                getattr(listener, method)(what)
+            except Exception:
+                logger.exception("%s failed in %s", type(listener).__name__, method)
+
+
+def _answering(record: CallRecord, send: Send) -> Send:
+    """`send`, which notes the status and adds what all answers have."""
+
+    async def answering(message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.body":
+            record.is_whole = not message.get("more_body", False)
+        elif kind == "http.response.start":
+            record.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *_headers(record)]
+        await send(message)
+
+    return answering
+
+
+def _headers(record: CallRecord) -> list[tuple[bytes, bytes]]:
+    is_shared = any(name == b"access-control-allow-origin" for name, _ in record.headers)
+    secure = OF_OTHERS_PAGES if is_shared else OF_ALL_ANSWERS
+    return [(b"x-request-id", record.request_id.encode()), *secure, *record.headers]
+
+
+def _busy(limit: int) -> ApiError:
+    return ApiError(
+        503,
+        f"{limit} calls are in progress, and more are not taken (max_concurrent_calls)",
+        code="server_overloaded",
+        retry_after_seconds=BUSY_RETRY_SECONDS,
+    )

@@ -1,0 +1,96 @@
+"""What operators and their machines ask: is it alive, does it take requests, which version is it.
+
+`/health` is about the engine: whether steps come to their ends. `/ready` is about requests: whether
+new ones are taken. A server that drains is healthy and not ready.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Literal
+
+import msgspec
+
+from aioserve.engine.stats import EngineStats
+from aioserve.errors import EngineState
+from aioserve.server.endpoint import Answer, Endpoint
+from aioserve.server.errors import DRAINING_RETRY_SECONDS
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.served import Call
+
+__all__ = ["OPERATIONS", "Health", "Readiness", "Version"]
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """503 unless `status` is "ok"."""
+
+    status: Literal["ok", "stalled", "failed", "closed"]
+    """ "stalled": there is work, and no step has come to its end for longer than the limit."""
+    engine: EngineState
+    step_age_seconds: float
+    """While work is pending: since the last step that came to its end. 0 when idle."""
+    max_step_age_seconds: float
+    num_running: int
+    num_waiting: int
+    steps_total: int
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """503 unless `status` is "ready"."""
+
+    status: Literal["ready", "not_ready"]
+    engine: EngineState
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    """Of aioserve."""
+
+
+def health_of(state: EngineState, stats: EngineStats, max_step_age_seconds: float) -> Health:
+    """What these figures say."""
+    status: Literal["ok", "stalled", "failed", "closed"] = "ok"
+    if state == "failed":
+        status = "failed"
+    elif state not in ("open", "draining"):
+        status = "closed"
+    elif stats.step_age_seconds >= max_step_age_seconds:
+        status = "stalled"
+    return Health(
+        status=status,
+        engine=state,
+        step_age_seconds=stats.step_age_seconds,
+        max_step_age_seconds=max_step_age_seconds,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        steps_total=stats.steps_total,
+    )
+
+
+async def health(call: Call, _: None) -> Answer:
+    engine, limit = call.engine, call.settings.max_step_age_seconds
+    found = health_of(engine.state, engine.stats(), limit)
+    return Answer(found, 200 if found.status == "ok" else 503)
+
+
+async def ready(call: Call, _: None) -> Answer:
+    state = call.engine.state
+    if state == "open":
+        return Answer(Readiness(status="ready", engine=state))
+    retry = {"retry-after": str(round(DRAINING_RETRY_SECONDS))}
+    return Answer(Readiness(status="not_ready", engine=state), 503, retry)
+
+
+async def version(call: Call, _: None) -> Version:
+    return Version(version=metadata.version("aioserve"))
+
+
+OPERATIONS: tuple[Endpoint[None], ...] = (
+    Endpoint(
+        "/health", health, OPENAI_ERRORS, answer=Health, summary="Whether steps make progress"
+    ),
+    Endpoint(
+        "/ready", ready, OPENAI_ERRORS, answer=Readiness, summary="Whether requests are taken"
+    ),
+    Endpoint("/version", version, OPENAI_ERRORS, answer=Version, summary="Which aioserve this is"),
+)

@@ -1,0 +1,56 @@
+"""The page at `/`: a playground and a live view of the engine, in plain files beside this one.
+
+They are read once, and sent with a policy that lets the page load nothing from elsewhere and run
+no script but its own files. Nothing in them is secret, so they need no key; what they ask the
+server for does.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+__all__ = ["PAGE_PATHS", "page_routes"]
+
+_HTML = "text/html; charset=utf-8"
+_FILES = {
+    "/": ("index.html", _HTML),
+    "/page/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/page/server.js": ("server.js", "text/javascript; charset=utf-8"),
+    "/page/playground.js": ("playground.js", "text/javascript; charset=utf-8"),
+    "/page/live.js": ("live.js", "text/javascript; charset=utf-8"),
+    "/page/gantt.js": ("gantt.js", "text/javascript; charset=utf-8"),
+}
+PAGE_PATHS: frozenset[str] = frozenset(_FILES)
+"""What a browser asks for before anybody can have given it a key."""
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def page_routes() -> list[Route]:
+    """A route for each file."""
+    folder = files(__name__)
+    return [
+        Route(path, _answering((folder / name).read_bytes(), kind), methods=["GET"])
+        for path, (name, kind) in _FILES.items()
+    ]
+
+
+def _answering(content: bytes, kind: str):
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=_HEADERS)
+
+    return answer

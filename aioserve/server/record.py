@@ -1,0 +1,144 @@
+"""What is noted of one call while it lasts, for those who tell of it when it ends: metrics, logs
+and spans.
+
+Knows neither of them, and never keeps what a prompt or an answer says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from aioserve.request import FinishReason, Timings, Usage
+
+__all__ = ["Answered", "CallRecord"]
+
+MAX_MODEL_CHARS = 256
+ASKED = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "n",
+    "seed",
+)
+"""Fields of a body that are numbers, and say how the answer is drawn."""
+
+
+@runtime_checkable
+class Answered(Protocol):
+    """A stream of the engine, or an answer that is whole."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def timings(self) -> Timings: ...
+
+
+class CallRecord:
+    """Of one request over HTTP. Whoever learns something of the call writes it here."""
+
+    __slots__ = (
+        "_answers",
+        "asked",
+        "began_seconds",
+        "cache_salt",
+        "call_id",
+        "error",
+        "headers",
+        "is_whole",
+        "method",
+        "model",
+        "request_id",
+        "route",
+        "span",
+        "status",
+        "stream",
+        "tenant",
+        "total_seconds",
+    )
+
+    def __init__(self, call_id: str = "", request_id: str | None = None, method: str = "") -> None:
+        self.call_id: str = call_id
+        """Unique in this process."""
+        self.request_id: str = call_id if request_id is None else request_id
+        """What its client calls it, or else the same."""
+        self.method: str = method
+        self.headers: list[tuple[bytes, bytes]] = []
+        """Which its answer has beside its own."""
+        self.began_seconds: float = time.perf_counter()
+        self.total_seconds: float = 0.0
+        """Set at its end."""
+        self.tenant: str | None = None
+        """Name of the key that it came with."""
+        self.cache_salt: str | None = None
+        """Of that key: cached prefixes are shared with calls of the same one alone."""
+        self.route: str | None = None
+        """As it is written in the app, placeholders included; None where there is none."""
+        self.status: int | None = None
+        """None until the answer begins."""
+        self.error: str | None = None
+        """Code, or class, of what went wrong."""
+        self.is_whole: bool = False
+        """All of the answer was sent; not where its client left before."""
+        self.model: str | None = None
+        """As it was asked for: anybody's text, up to `MAX_MODEL_CHARS`."""
+        self.stream: bool | None = None
+        self.asked: dict[str, int | float] = {}
+        self.span: Any = None
+        """Of the tracer, where there is one."""
+        self._answers: list[Answered] = []
+
+    def asks(self, body: object) -> None:
+        """Note which model it asks for, and how the answer is to be drawn."""
+        model, stream = getattr(body, "model", None), getattr(body, "stream", None)
+        self.model = model[:MAX_MODEL_CHARS] if isinstance(model, str) else None
+        self.stream = stream if isinstance(stream, bool) else None
+        for name in ASKED:
+            value = getattr(body, name, None)
+            if isinstance(value, int | float):
+                self.asked[name] = value
+
+    def answers_with(self, answer: object) -> None:
+        """Note a stream, or a whole answer, of the engine; several add up, one that is noted twice
+        counts once. Nothing is noted of what is neither. It is read when the call has ended,
+        however it ends."""
+        if isinstance(answer, Answered) and not any(answer is known for known in self._answers):
+            self._answers.append(answer)
+
+    @property
+    def usage(self) -> Usage | None:
+        """Of all requests to the engine together; None where there was none."""
+        if not self._answers:
+            return None
+        counts = [answer.usage for answer in self._answers]
+        return Usage(
+            prompt_tokens=sum(count.prompt_tokens for count in counts),
+            completion_tokens=sum(count.completion_tokens for count in counts),
+            cached_tokens=sum(count.cached_tokens for count in counts),
+        )
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """The first of any of them, since that was submitted."""
+        times = [answer.timings.first_token_seconds for answer in self._answers]
+        return min((each for each in times if each is not None), default=None)
+
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        """Of each sample that has come to an end."""
+        reasons = [reason for answer in self._answers for reason in _reasons_of(answer)]
+        return tuple([str(reason) for reason in reasons if reason is not None])
+
+
+def _reasons_of(answer: object) -> Sequence[FinishReason | None]:
+    samples: Sequence[Any] | None = getattr(answer, "samples", None)
+    if samples is not None and isinstance(answer, msgspec.Struct):
+        return [sample.finish_reason for sample in samples]
+    return getattr(answer, "finish_reasons", ())

@@ -1,0 +1,93 @@
+"""Runs an app under uvicorn, from sockets that are bound until somebody says stop, and drains it.
+
+Installs no signal handler: `stop` is an event of the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from aioserve.server.draining import drain
+from aioserve.server.listening import Listening
+
+__all__ = ["new_event_loop", "serve_app"]
+
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
+CUT_SECONDS = 1
+"""After a drain: how long connections that belong to no request of the engine may stay open."""
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """One of uvloop where that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def serve_app(
+    app: Starlette,
+    sockets: list[socket.socket],
+    listening: Listening,
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[], None],
+) -> int:
+    """Serve until `stop` is set and what ran then has ended; returns how many requests the
+    deadline, `listening.drain_seconds`, ended. `on_ready` is called when connections are accepted.
+    Raises as `drain` does, once all connections are closed."""
+    server = _Server(_config(app, listening), on_ready)
+    serving = asyncio.create_task(server.serve(sockets), name="aioserve server")
+    stopping = asyncio.create_task(stop.wait(), name="aioserve stop")
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        # A server that has ended by itself has failed, and says why below.
+        return 0 if serving.done() else await drain(app, listening.drain_seconds)
+    finally:
+        stopping.cancel()
+        server.should_exit = True
+        await serving
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # pyright: ignore
+        """Takes none."""
+        return nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+
+def _config(app: Starlette, listening: Listening) -> uvicorn.Config:
+    options: dict[str, Any] = {
+        "ssl_certfile": listening.tls_cert_file,
+        "ssl_keyfile": listening.tls_key_file,
+        "timeout_keep_alive": listening.keep_alive_seconds,
+    }
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=CUT_SECONDS,
+        **options,
+    )

@@ -1,0 +1,1 @@
+"""What the engine did, step by step: kept for a while, shown while it happens, and traced."""

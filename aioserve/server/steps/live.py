@@ -1,0 +1,154 @@
+"""`/live`: what the engine does, while it does it, as server-sent events a few times a second.
+
+Each event is a whole `Update`. The first one tells all that a reader must know, and so does one
+that comes after entries were lost: those that a slow reader left lying until they were forgotten.
+Nothing is kept for a reader but its place in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from aioserve.server.endpoint import Endpoint, Events
+from aioserve.server.errors import ApiError
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.served import Call
+from aioserve.server.steps.entries import Arrived, Entry, OpenRequest
+from aioserve.server.steps.recorder import StepRecorder
+
+__all__ = ["LIVE", "LIVE_NOW", "About", "Reader", "Update"]
+
+PERIOD_SECONDS = 0.25
+QUIET_SECONDS = 2.0
+"""How often a reader hears that nothing happened."""
+MAX_SENT_PARTS = 20_000
+"""Parts of steps in one update: the oldest beyond that are lost to the reader."""
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays as it is while the server runs."""
+
+    models: tuple[str, ...]
+    has_chat_template: bool
+    max_model_len: int
+    pages_total: int
+    page_size: int
+
+
+class KnownRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request that hasn't ended: its arrival, and when the first of it was computed."""
+
+    arrived: Arrived
+    began_seconds: float | None
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a reader is told."""
+
+    now_seconds: float
+    """On the clock of all times here."""
+    state: str
+    """That of the engine."""
+    log: list[Entry]
+    """What happened since the last update, as arrays that begin with "arrived", "step" or
+    "ended"."""
+    num_lost: int = 0
+    """Entries before these that the reader will never see."""
+    open: list[KnownRequest] | None = None
+    """Every request that hasn't ended: in the first update, and where entries were lost."""
+    about: About | None = None
+    """In the first update."""
+
+
+class Reader:
+    """One who looks, on behalf of `call`: requests of other tenants have no names for it."""
+
+    def __init__(self, call: Call, steps: StepRecorder) -> None:
+        self._call = call
+        self._steps = steps
+        self._place = 0
+        self._is_new = True
+
+    def update(self, now_seconds: float) -> Update:
+        steps, engine = self._steps, self._call.engine
+        log = steps.last_entries(self._place, MAX_SENT_PARTS)
+        num_lost = steps.end - self._place - len(log)
+        knows_all = not (num_lost or self._is_new)
+        update = Update(
+            now_seconds=now_seconds,
+            state=engine.state,
+            log=[self._named(entry) if type(entry) is Arrived else entry for entry in log],
+            num_lost=0 if self._is_new else num_lost,
+            open=None if knows_all else [self._known(request) for request in steps.open_requests],
+            about=about(self._call) if self._is_new else None,
+        )
+        self._place, self._is_new = steps.end, False
+        return update
+
+    @property
+    def has_news(self) -> bool:
+        return self._steps.end > self._place
+
+    def close(self) -> None:
+        self._steps.num_readers -= 1
+
+    def _known(self, request: OpenRequest) -> KnownRequest:
+        return KnownRequest(self._named(request.arrived), request.began_seconds)
+
+    def _named(self, entry: Arrived) -> Arrived:
+        tenant = self._call.tenant
+        if tenant is None or entry.tenant == tenant:
+            return entry
+        return msgspec.structs.replace(entry, request_id="", tenant=None)
+
+
+def about(call: Call) -> About:
+    engine = call.engine
+    limits = engine.limits
+    return About(
+        models=call.served.model_names,
+        has_chat_template=engine.has_chat_template,
+        max_model_len=limits.max_model_len,
+        pages_total=limits.num_pages,
+        page_size=engine.config.page_size,
+    )
+
+
+async def live_now(call: Call, _: None) -> Update:
+    return Reader(call, call.served.recorded_steps).update(asyncio.get_running_loop().time())
+
+
+async def live(call: Call, _: None) -> Events:
+    steps, most = call.served.recorded_steps, call.settings.max_live_readers
+    if steps.num_readers >= most:
+        message = f"{most} look at the live view already: as many as may"
+        raise ApiError(503, message, code="too_many_readers", retry_after_seconds=10)
+    steps.num_readers += 1
+    reader = Reader(call, steps)
+    return Events(_updates(call, reader), reader)
+
+
+async def _updates(call: Call, reader: Reader) -> AsyncGenerator[bytes, None]:
+    """Until the engine takes no more requests, so that nobody who looks keeps a server from
+    ending."""
+    clock = asyncio.get_running_loop().time
+    told = 0.0
+    while True:
+        now = clock()
+        if reader.has_news or now - told >= QUIET_SECONDS or call.engine.state != "open":
+            told = now
+            yield b"data: " + msgspec.json.encode(reader.update(now)) + b"\n\n"
+        if call.engine.state != "open":
+            return
+        await asyncio.sleep(PERIOD_SECONDS)
+
+
+LIVE: Endpoint[None] = Endpoint(
+    "/live", live, OPENAI_ERRORS, answer=Update, summary="What the engine does, as it does it"
+)
+LIVE_NOW: Endpoint[None] = Endpoint(
+    "/live/now", live_now, OPENAI_ERRORS, answer=Update, summary="What the engine did lately"
+)

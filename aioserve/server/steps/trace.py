@@ -1,0 +1,246 @@
+"""Entries as events of Chrome's trace format, which Perfetto opens.
+
+Process 1 has a track of steps and counters of tokens, pages and requests. Process 2 has the
+requests: a request takes the first track that is free when it comes, and what happened to it
+(queued, prefill, decode, preempted) lies within it.
+
+The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; of
+its two forms this is the array, which may lack its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from aioserve.server.steps.entries import Arrived, Ended, Entry, OpenRequest, Part, Stepped
+
+__all__ = ["TRACE_BEGIN", "TRACE_END", "TraceEvent", "Tracer", "encoded"]
+
+TRACE_BEGIN = b"["
+TRACE_END = b"\n]\n"
+
+ENGINE, REQUESTS = 1, 2
+MAX_RUN_SECONDS = 1.0
+"""Decodes of a request are drawn together up to here, so that a trace that is cut off lacks little
+of them."""
+
+
+class TraceEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Times are in µs."""
+
+    name: str
+    ph: str
+    """B and E begin and end what others lie within, X is a whole, C counts, i is a moment, and M
+    names a track."""
+    ts: int
+    pid: int
+    tid: int
+    dur: int | None = None
+    s: str | None = None
+    args: dict[str, Any] | None = None
+
+
+def encoded(events: Iterable[TraceEvent], *, first: bool) -> bytes:
+    """One line for each. Behind `TRACE_BEGIN` and any number of whole lines, `TRACE_END` makes
+    JSON."""
+    lines = [b"\n" + msgspec.json.encode(event) for event in events]
+    text = b",".join(lines)
+    return text if first or not lines else b"," + text
+
+
+class _Open:
+    """A request on its track."""
+
+    __slots__ = ("decoded", "end", "lane", "name", "run_begin", "run_step", "waits")
+
+    def __init__(self, lane: int, name: str, arrival: int) -> None:
+        self.lane = lane
+        self.name = name
+        self.end = arrival
+        """Of what was last computed."""
+        self.waits: str | None = "queued"
+        """What it does since `end`."""
+        self.run_begin = 0
+        self.run_step = -1
+        """The step that was last added to a run of decodes; -1: there is no run."""
+        self.decoded = 0
+
+
+class Tracer:
+    """Makes events of entries that come in order. `tenant` sees the names of its own requests
+    alone, None those of all."""
+
+    def __init__(self, tenant: str | None = None) -> None:
+        self._tenant = tenant
+        self._open: dict[int, _Open] = {}
+        self._lanes: list[int | None] = []
+        """When each became free; None: it isn't."""
+        self._steps = 0
+
+    def begin(self, now_seconds: float, known: Iterable[OpenRequest] = ()) -> list[TraceEvent]:
+        """Names of the tracks, and requests that came before the first entry."""
+        now = _us(now_seconds)
+        events = [
+            TraceEvent("process_name", "M", now, ENGINE, 0, args={"name": "engine"}),
+            TraceEvent("thread_name", "M", now, ENGINE, 1, args={"name": "steps"}),
+            TraceEvent("process_name", "M", now, REQUESTS, 0, args={"name": "requests"}),
+        ]
+        for request in known:
+            events += self._arrived(request.arrived)
+            if request.began_seconds is not None:
+                begun = self._open[request.arrived.number]
+                events += _slice(begun, "queued", begun.end, _us(request.began_seconds))
+                begun.waits, begun.end = None, _us(request.began_seconds)
+        return events
+
+    def events(self, entry: Entry) -> list[TraceEvent]:
+        if isinstance(entry, Stepped):
+            return self._stepped(entry)
+        return self._arrived(entry) if isinstance(entry, Arrived) else self._ended(entry)
+
+    def finish(self) -> list[TraceEvent]:
+        """What is still to be drawn where no more entries come."""
+        return [event for request in self._open.values() for event in _end_run(request)]
+
+    def _arrived(self, entry: Arrived) -> list[TraceEvent]:
+        if entry.number in self._open:
+            return []
+        arrival = _us(entry.arrival_seconds)
+        events = []
+        lane = next(
+            (i for i, free in enumerate(self._lanes) if free is not None and free <= arrival), None
+        )
+        if lane is None:
+            lane = len(self._lanes)
+            self._lanes.append(None)
+            name = {"name": f"requests {lane + 1}"}
+            events.append(TraceEvent("thread_name", "M", arrival, REQUESTS, lane + 1, args=name))
+        self._lanes[lane] = None
+        is_theirs = self._tenant is not None and entry.tenant != self._tenant
+        name = f"request {entry.number}" if is_theirs else entry.request_id
+        self._open[entry.number] = _Open(lane, name, arrival)
+        about = {
+            "number": entry.number,
+            "prompt_tokens": entry.prompt_tokens,
+            "max_tokens": entry.max_tokens,
+            "samples": entry.num_samples,
+        }
+        events.append(TraceEvent(name, "B", arrival, REQUESTS, lane + 1, args=about))
+        return events
+
+    def _stepped(self, entry: Stepped) -> list[TraceEvent]:
+        self._steps += 1
+        begin, end = _us(entry.begin_seconds), _us(entry.end_seconds)
+        events = self._counted(entry, begin, end)
+        for number in entry.preempted:
+            request = self._open.get(number)
+            if request is not None and request.waits is None:
+                events += _end_run(request)
+                request.waits = "preempted"
+        by_request: dict[int, list[Part]] = {}
+        for part in entry.parts:
+            by_request.setdefault(part.number, []).append(part)
+        for number, parts in by_request.items():
+            if (request := self._open.get(number)) is not None:
+                events += self._computed(request, parts, begin, end)
+        return events
+
+    def _counted(self, entry: Stepped, begin: int, end: int) -> list[TraceEvent]:
+        decoded = sum([part.num_tokens for part in entry.parts if part.is_decode])
+        prefilled = sum([part.num_tokens for part in entry.parts]) - decoded
+        step = {
+            "step": entry.step,
+            "sequences": len(entry.parts),
+            "prefill_tokens": prefilled,
+            "decode_tokens": decoded,
+            "preempted": len(entry.preempted),
+        }
+        if entry.failed:
+            step["failed"] = True
+        pages = {
+            "held by requests": entry.pages_held_by_requests,
+            "cached": entry.pages_cached,
+            "fenced": entry.pages_fenced,
+            "free": entry.pages_free,
+        }
+        tokens = {"prefill": prefilled, "decode": decoded}
+        requests = {"running": entry.num_running, "waiting": entry.num_waiting}
+        name = "failed step" if entry.failed else "step"
+        return [
+            TraceEvent(name, "X", begin, ENGINE, 1, dur=max(0, end - begin), args=step),
+            TraceEvent("tokens", "C", begin, ENGINE, 0, args=tokens),
+            TraceEvent("pages", "C", end, ENGINE, 0, args=pages),
+            TraceEvent("requests", "C", end, ENGINE, 0, args=requests),
+        ]
+
+    def _computed(
+        self, request: _Open, parts: list[Part], begin: int, end: int
+    ) -> list[TraceEvent]:
+        begin = max(begin, request.end)
+        events = []
+        tokens = sum([part.num_tokens for part in parts])
+        is_decode = all(part.is_decode for part in parts)
+        follows = request.run_step == self._steps - 1
+        if not is_decode or not follows or end - request.run_begin > MAX_RUN_SECONDS * 1e6:
+            events += _end_run(request)
+        if request.waits is not None:
+            events += _slice(request, request.waits, request.end, begin)
+            request.waits = None
+        if is_decode:
+            if request.run_step < 0:
+                request.run_begin, request.decoded = begin, 0
+            request.run_step = self._steps
+            request.decoded += tokens
+        else:
+            cached = sum([part.cached_tokens for part in parts])
+            if cached:
+                track = (REQUESTS, request.lane + 1)
+                about = {"cached_tokens": cached}
+                events.append(TraceEvent("cached", "i", begin, *track, s="t", args=about))
+            about = {"tokens": tokens, "from": parts[0].start_tokens, "cached_tokens": cached}
+            events += _slice(request, "prefill", begin, end, about)
+        request.end = max(request.end, end)
+        return events
+
+    def _ended(self, entry: Ended) -> list[TraceEvent]:
+        request = self._open.pop(entry.number, None)
+        if request is None:
+            return []
+        end = max(_us(entry.end_seconds), request.end)
+        events = _end_run(request)
+        if request.waits is not None:
+            events += _slice(request, request.waits, request.end, end)
+        about = {
+            "finish_reason": entry.finish_reason.value,
+            "completion_tokens": entry.completion_tokens,
+            "cached_tokens": entry.cached_tokens,
+            "first_token_seconds": entry.first_token_seconds,
+            "preemptions": entry.preemptions,
+        }
+        events.append(TraceEvent(request.name, "E", end, REQUESTS, request.lane + 1, args=about))
+        self._lanes[request.lane] = end
+        return events
+
+
+def _end_run(request: _Open) -> list[TraceEvent]:
+    if request.run_step < 0:
+        return []
+    request.run_step = -1
+    about = {"tokens": request.decoded}
+    return _slice(request, "decode", request.run_begin, request.end, about)
+
+
+def _slice(
+    request: _Open, name: str, begin: int, end: int, args: dict[str, Any] | None = None
+) -> list[TraceEvent]:
+    """None of what took no time."""
+    if end <= begin:
+        return []
+    return [TraceEvent(name, "X", begin, REQUESTS, request.lane + 1, dur=end - begin, args=args)]
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1e6)

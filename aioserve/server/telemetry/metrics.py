@@ -1,0 +1,154 @@
+"""`/metrics`, for Prometheus: one registry for each app.
+
+Gauges and counters of the engine are read when somebody asks; histograms are fed as requests end,
+by an observer of the engine, so that requests of the program around the app count too. A label is
+one of few values: no text of clients becomes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from starlette.types import Receive, Scope, Send
+
+from aioserve import Observer, RequestSummary
+from aioserve.engine.engine import Engine
+from aioserve.server.guards.arrival import Arrival
+from aioserve.server.record import CallRecord
+from aioserve.server.telemetry.engine_metrics import EngineCollector
+
+__all__ = ["Metrics"]
+
+FIRST_TOKEN_SECONDS = (
+    *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20),
+    *(40, 80, 160),
+)
+GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 2.5)
+TOTAL_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 960)
+NUM_TOKENS = tuple(2**power for power in range(18))
+METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+
+
+class Metrics:
+    """A listener of calls, and an ASGI app that shows what it counts. `tenants` are the names that
+    become labels; all others are counted together, as ""."""
+
+    def __init__(self, engine: Engine, tenants: Collection[str]) -> None:
+        registry = CollectorRegistry()
+        registry.register(EngineCollector(engine))
+        ProcessCollector(registry=registry)
+        self.registry: Collector = registry
+        self._http_requests = Counter(
+            "aioserve_http_requests",
+            "Requests over HTTP that have ended; status is 499 where the client left before the "
+            "answer began",
+            ["route", "method", "status"],
+            registry=registry,
+        )
+        self._in_flight = Gauge(
+            "aioserve_http_requests_in_flight",
+            "Requests over HTTP that haven't ended",
+            registry=registry,
+        )
+        # Stops when the engine does: the app is told of by nobody else.
+        self.unobserve: Callable[[], None] = engine.observe(_Histograms(registry, tenants))
+
+    def began(self, arrival: Arrival) -> None:
+        self._in_flight.inc()
+
+    def ended(self, told: CallRecord) -> None:
+        self._in_flight.dec()
+        method = told.method if told.method in METHODS else "other"
+        self._http_requests.labels(told.route or "", method, told.status or 499).inc()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        accept = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+        encode, content_type = choose_encoder(accept.decode("latin-1"))
+        body = encode(self.registry)
+        headers = [
+            (b"content-type", content_type.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"cache-control", b"no-store"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if _is_head(scope) else body})
+
+
+def _is_head(scope: Scope) -> bool:
+    return scope["method"] == "HEAD"
+
+
+class _Histograms(Observer):
+    """Is told of every request that ends."""
+
+    def __init__(self, registry: CollectorRegistry, tenants: Collection[str]) -> None:
+        def histogram(name: str, what: str, buckets: Iterable[float]) -> Histogram:
+            return Histogram(
+                f"aioserve_request_{name}", what, buckets=tuple(buckets), registry=registry
+            )
+
+        self._tenants = frozenset(tenants)
+        self._ended = Counter(
+            "aioserve_requests",
+            "Requests to the engine that have ended",
+            ["finish_reason", "tenant"],
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "aioserve_request_tokens",
+            "Tokens of requests that have ended; of prompt tokens, cached ones are a part",
+            ["kind", "tenant"],
+            registry=registry,
+        )
+        self._first = histogram(
+            "time_to_first_token_seconds", "Until the first token", FIRST_TOKEN_SECONDS
+        )
+        self._gap = histogram(
+            "inter_token_seconds", "Mean time between two tokens of one request", GAP_SECONDS
+        )
+        self._late = histogram(
+            "inter_token_p99_seconds",
+            "99 % of the times between two tokens of one request are no longer",
+            GAP_SECONDS,
+        )
+        self._total = histogram("seconds", "Until the end", TOTAL_SECONDS)
+        self._queued = histogram("queue_seconds", "Until its first step", TOTAL_SECONDS)
+        self._prefill = histogram(
+            "prefill_seconds", "From its first step to its first token", FIRST_TOKEN_SECONDS
+        )
+        self._prompt = histogram("prompt_tokens", "Tokens of the prompt", NUM_TOKENS)
+        self._generated = histogram(
+            "generated_tokens", "Tokens generated, of all samples together", NUM_TOKENS
+        )
+
+    def finished(self, requests: Sequence[RequestSummary]) -> None:
+        for request in requests:
+            self._count(request)
+
+    def _count(self, request: RequestSummary) -> None:
+        tenant = request.tenant if request.tenant in self._tenants else ""
+        self._ended.labels(str(request.finish_reason), tenant).inc()
+        for kind, tokens in (
+            ("prompt", request.prompt_tokens),
+            ("cached", request.cached_tokens),
+            ("generated", request.completion_tokens),
+        ):
+            self._tokens.labels(kind, tenant).inc(tokens)
+        self._total.observe(request.total_seconds)
+        self._prompt.observe(request.prompt_tokens)
+        self._generated.observe(request.completion_tokens)
+        queued, first = request.queued_seconds, request.first_token_seconds
+        if queued is not None:
+            self._queued.observe(queued)
+        if first is not None:
+            self._first.observe(first)
+            if queued is not None:
+                self._prefill.observe(first - queued)
+        gaps = request.inter_token_latency
+        if gaps is not None:
+            self._gap.observe(gaps.mean_seconds)
+            self._late.observe(gaps.p99_seconds)

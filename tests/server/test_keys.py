@@ -1,0 +1,178 @@
+"""API keys: who comes in, on whose behalf, and that nothing shows a key."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve.errors import ConfigError
+from aioserve.server import ServerSettings
+from aioserve.server.errors import ApiError
+from aioserve.server.guards.arrival import Arrival
+from aioserve.server.guards.keys import KeyGuard
+from aioserve.server.keys import MAX_KEYS, keys_of
+from aioserve.server.page import PAGE_PATHS
+from aioserve.server.record import CallRecord
+from tests.server.serving import served
+
+ALICE, BOB = "alice's-very-secret-key", "bob-has-another-secret-key"
+KEYS = {"alice": ALICE, "bob": BOB}
+ROUTES = ("/", "/metrics", "/openapi.json", "/v1/models", "/v1/completions", "/no/such", "/health/")
+BODY: dict[str, Any] = {"model": "pyhelp", "prompt": "json.dumps", "max_tokens": 2}
+
+
+def arrived(path: str = "/v1/models", method: str = "GET", **headers: bytes) -> Arrival:
+    named = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
+    scope = {"method": method, "path": path, "headers": named, "query_string": b""}
+    return Arrival(scope, CallRecord())
+
+
+def holder(guard: KeyGuard, arrival: Arrival) -> str | None:
+    """Whose call it is; None for one that is refused."""
+    try:
+        guard.check(arrival)
+    except ApiError as error:
+        return None if error.status == 401 else str(error.status)
+    return arrival.told.tenant
+
+
+@pytest.mark.asyncio
+async def test_every_route_needs_a_key_and_says_so_in_the_shape_of_its_api() -> None:
+    async with served(ServerSettings(api_keys=KEYS), num_pages=64) as (_, client):
+        for path in ROUTES:
+            for method in ("GET", "POST", "OPTIONS", "PUT"):
+                if method == "GET" and path in PAGE_PATHS:
+                    continue  # a browser can't have been given a key before
+                for headers in ({}, {"authorization": "Bearer wrong-key-of-nobody"}):
+                    answer = await client.request(method, path, headers=headers)
+                    assert answer.status_code == 401, (path, method, headers)
+                    assert answer.headers["www-authenticate"] == 'Bearer realm="aioserve"'
+                    assert answer.json()["error"]["type"] == "authentication_error"
+        for path in ("/health", "/ready"):  # which others answer, or nobody
+            assert (await client.get(path)).status_code != 401
+            assert (await client.post(path)).status_code == 401
+        for headers in ({"authorization": f"bearer {ALICE}"}, {"x-api-key": BOB}):
+            assert (await client.get("/v1/models", headers=headers)).status_code == 200
+            assert (await client.get("/metrics", headers=headers)).status_code == 200
+
+
+@given(
+    names=st.lists(st.integers(0, 9), unique=True, min_size=1, max_size=6),
+    sent=st.lists(
+        st.tuples(st.booleans(), st.integers(0, 9), st.sampled_from(["", "x"])), max_size=3
+    ),
+)
+def test_a_key_opens_if_it_is_one_of_them_and_no_other_was_sent(
+    names: list[int], sent: list[tuple[bool, int, str]]
+) -> None:
+    keys = {f"tenant-{name}": f"secret-number-{name}" for name in names}
+    headers = []
+    for bearer, name, wrong in sent:
+        key = f"secret-number-{name}{wrong}".encode()
+        headers.append((b"authorization", b"Bearer " + key) if bearer else (b"x-api-key", key))
+    arrival = arrived()
+    arrival = Arrival(arrival.scope | {"headers": headers}, arrival.told)
+    whom = {f"tenant-{name}" if not wrong and name in names else None for _, name, wrong in sent}
+    expected = whom.pop() if len(whom) == 1 else None
+    assert holder(KeyGuard(keys_of(keys), ()), arrival) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"Basic " + ALICE.encode(), ALICE.encode(), b"Bearer", b"Bearer ", b"", b"Bearer \xff\xfe"],
+)
+def test_what_is_no_bearer_of_a_key_is_refused(value: bytes) -> None:
+    assert holder(KeyGuard(keys_of(KEYS), ()), arrived(authorization=value)) is None
+
+
+def test_without_keys_all_may_call_whatever_key_they_send() -> None:
+    guard = KeyGuard((), ())
+    arrival = arrived(authorization=b"Bearer sk-anything")
+    guard.check(arrival)
+    assert arrival.told.tenant is None
+
+
+def test_each_tenant_has_a_salt_of_its_own_that_stays_the_same() -> None:
+    first, again = keys_of(KEYS), keys_of(KEYS)
+    assert first == again
+    assert len({key.cache_salt for key in first}) == 2
+    assert keys_of([ALICE])[0].cache_salt == first[0].cache_salt
+    assert all(key.digest.hex() not in key.cache_salt for key in first)
+
+
+@pytest.mark.asyncio
+async def test_tenants_never_find_the_cached_prefixes_of_others() -> None:
+    body = BODY | {"prompt": "import os\n" * 20}
+    async with served(ServerSettings(api_keys=KEYS), num_pages=128) as (_, client):
+
+        async def cached(key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await client.post("/v1/completions", json=body, headers=headers)
+            return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert [await cached(ALICE), await cached(BOB)] == [0, 0]
+        assert await cached(ALICE) > 0
+        assert await cached(BOB) > 0
+
+
+@pytest.mark.asyncio
+async def test_nothing_shows_a_key(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings = ServerSettings(api_keys=KEYS)
+    headers = {"authorization": f"Bearer {ALICE}", "x-api-key": BOB}
+    async with served(settings, num_pages=64) as (engine, client):
+        answers = [
+            await client.get("/v1/models", headers=headers),
+            await client.post("/v1/completions", json=BODY, headers={"x-api-key": ALICE}),
+            await client.get("/metrics", headers={"x-api-key": ALICE}),
+            await client.get(f"/v1/models?api_key={BOB}"),
+        ]
+        shown = [repr(settings), str(settings), str(msgspec.structs.asdict(settings))]
+        shown += [str(engine.dump()), *[answer.text + str(answer.headers) for answer in answers]]
+    logged = [one.getMessage() for one in caplog.records if one.name.startswith("aioserve")]
+    assert any("/v1/completions" in line for line in logged)
+    for text in [*shown, *logged]:  # the client's own log shows URLs
+        assert ALICE not in text
+        assert BOB not in text
+    assert "alice" in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("a-single-key-as-text", "mapping"),
+        (["short12"], "8 to 512"),
+        (["k" * 513], "8 to 512"),
+        (["with a space in it"], "without spaces"),
+        (["schlüssel-mit-umlaut"], "ASCII"),
+        ({"a name": "key-of-a-wrong-name"}, "names of"),
+        ({"n" * 65: "key-of-a-wrong-name"}, "names of"),
+        ({"a": ALICE, "b": ALICE}, "differ"),
+        ([12345678], "must be a str"),
+        ([f"key-number-{i:05d}" for i in range(MAX_KEYS + 1)], "at most 1024"),
+    ],
+)
+def test_keys_that_are_none_are_refused_and_not_shown(given: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerSettings(api_keys=given)
+    assert says in str(caught.value)
+    for key in given.values() if isinstance(given, dict) else given:
+        assert len(str(key)) < 2 or str(key) not in f"{caught.value}{caught.value.value}"
+
+
+def test_keys_at_their_limits_are_taken_and_weak_ones_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ServerSettings(api_keys=["k" * 8, "k" * 512])
+    assert "key-1 has 8 characters" in caplog.text
+    assert len(keys_of([f"key-number-{i:05d}" for i in range(MAX_KEYS)])) == MAX_KEYS
+
+
+def test_settings_that_are_changed_keep_their_keys() -> None:
+    settings = ServerSettings(api_keys=KEYS)
+    assert msgspec.structs.replace(settings, max_n=2).keys == settings.keys
