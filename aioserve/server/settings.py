@@ -36,19 +36,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_schema_bytes: int = 65_536
     """Of each JSON schema, and of those of all tools together where the answer must be a call; as
     compact JSON. The engine takes no more than 131,072 characters."""
-    max_items: int = 4096
-    """Of the input of a response, those of earlier responses included; messages and their blocks in
-    a request for a message."""
-    max_metadata: int = 16
-    """Entries of a response's metadata."""
-    max_metadata_key_chars: int = 64
-    max_metadata_value_chars: int = 512
-    max_stored_responses: int = 1024
-    """Of each tenant; the least recently used goes. 0 stores none."""
-    max_stored_bytes: int = 64 * 2**20
-    """Of the responses of each tenant, with all that came before them, as JSON; likewise."""
-    stored_response_seconds: int = 24 * 3600
-    """After that long a response is forgotten."""
     api_keys: Mapping[str, str] | Sequence[str] | Sequence[ApiKey] = ()
     """Of which every request must carry one, where there are any: names with their keys, or keys
     alone, up to 1024 of 8 to 512 characters each, and better 16 or more. Kept as a tuple of
@@ -79,10 +66,22 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     does."""
     max_live_readers: int = 16
     """Who may look at `/live` at the same time; one more gets the status 503."""
-
     max_step_age_seconds: float = 60.0
     """`/health` says 503 where there is work and no step has come to its end for so long. More than
     the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
+    max_items: int = 4096
+    """Of the input of a response, those of earlier responses included; messages and their blocks in
+    a request for a message."""
+    max_metadata: int = 16
+    """Entries of a response's metadata."""
+    max_metadata_key_chars: int = 64
+    max_metadata_value_chars: int = 512
+    max_stored_responses: int = 1024
+    """Of each tenant; the least recently used goes. 0 stores none."""
+    max_stored_bytes: int = 64 * 2**20
+    """Of the responses of each tenant, with all that came before them, as JSON; likewise."""
+    stored_response_seconds: int = 24 * 3600
+    """After that long a response is forgotten."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -105,13 +104,6 @@ _RULES: dict[str, Rule[Any]] = {
     "max_stops": integer(0, 16),
     "max_tools": integer(0, 1024),
     "max_schema_bytes": integer(2, 131_072),
-    "max_items": integer(1, 10_000),
-    "max_metadata": integer(0, 1024),
-    "max_metadata_key_chars": integer(1, 4096),
-    "max_metadata_value_chars": integer(1, 65_536),
-    "max_stored_responses": integer(0, 2**20),
-    "max_stored_bytes": integer(0, 2**40),
-    "stored_response_seconds": integer(1, 10 * 365 * 24 * 3600),
     "open_paths": sequence(text(1, 256), 16),
     "allowed_hosts": sequence(text(1, 256), 256),
     "allowed_origins": sequence(text(1, 300), 256),
@@ -124,4 +116,11 @@ _RULES: dict[str, Rule[Any]] = {
     "page": boolean,
     "max_live_readers": integer(1, 1024),
     "max_step_age_seconds": number(0, 24 * 3600.0, above=True),
+    "max_items": integer(1, 10_000),
+    "max_metadata": integer(0, 1024),
+    "max_metadata_key_chars": integer(1, 4096),
+    "max_metadata_value_chars": integer(1, 65_536),
+    "max_stored_responses": integer(0, 2**20),
+    "max_stored_bytes": integer(0, 2**40),
+    "stored_response_seconds": integer(1, 10 * 365 * 24 * 3600),
 }

@@ -1,0 +1,52 @@
+"""What no request may bring: templates, places to fetch from, tensors and weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aioserve.server.app import ENDPOINTS
+from tests.server.serving import served
+
+TAKES_BODIES = [endpoint.path for endpoint in ENDPOINTS if endpoint.method == "POST"]
+TAKES_MESSAGES = [path for path in TAKES_BODIES if path in ("/v1/chat/completions", "/v1/messages")]
+FIELDS = ("chat_template", "prompt_embeds", "image_url", "lora_path", "multi_modal_data")
+PARTS: dict[str, Any] = {
+    "image_url": {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}},
+    "image": {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x.png"}},
+    "input_audio": {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+    "file": {"type": "file", "file": {"file_id": "f"}},
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", TAKES_BODIES)
+async def test_templates_tensors_and_weights_are_refused_by_name(path: str) -> None:
+    async with served(num_pages=64) as (_, client):
+        for field in FIELDS:
+            answer = await client.post(path, json={field: "{{ 1 }}"})
+            assert answer.status_code == 400
+            assert field in answer.text
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", TAKES_MESSAGES)
+async def test_parts_that_are_no_text_are_refused_by_name(path: str) -> None:
+    async with served(num_pages=64) as (_, client):
+        for name, part in PARTS.items():
+            messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+            body = {"model": "pyhelp", "messages": messages, "max_tokens": 1}
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 400
+            assert name in answer.text
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_is_text_or_token_ids() -> None:
+    async with served(num_pages=64) as (_, client):
+        for prompt in ({"url": "http://127.0.0.1/"}, [[0.1, 0.2]], [0.5]):
+            body = {"model": "pyhelp", "prompt": prompt}
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.status_code == 400
+            assert "prompt" in answer.text
