@@ -17,7 +17,16 @@ from aioserve.request import FinishReason, Timings, Usage
 __all__ = ["Answered", "CallRecord"]
 
 MAX_MODEL_CHARS = 256
-ASKED = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "n", "seed")
+ASKED = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "n",
+    "seed",
+)
 """Fields of a body that are numbers, and say how the answer is drawn."""
 
 

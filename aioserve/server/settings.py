@@ -75,7 +75,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_metadata: int = 16
     """Entries of a response's metadata."""
     max_metadata_key_chars: int = 64
+    """Of each key."""
     max_metadata_value_chars: int = 512
+    """Of each value."""
     max_stored_responses: int = 1024
     """Of each tenant; the least recently used goes. 0 stores none."""
     max_stored_bytes: int = 64 * 2**20

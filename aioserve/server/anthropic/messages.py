@@ -186,6 +186,7 @@ async def messages(call: Call, body: MessageRequest) -> Message | Events:
     answered = _Answered(answering, body)
     if body.stream:
         return Events(answered.events(), answering)
+    call.told.answers_with(answering)
     return await answered.whole()
 
 
