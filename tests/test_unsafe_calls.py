@@ -11,7 +11,7 @@ from tests.house import PACKAGE, PLUGINS, ROOT
 
 MODULES = frozenset({"cPickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"})
 BUILTINS = frozenset({"eval", "exec", "compile"})
-METHODS = frozenset({"extractall", "loads_pickle", "read_pickle", "system", "unsafe_load"})
+METHODS = frozenset({"extractall", "read_pickle", "unsafe_load"})
 SOURCES = sorted(
     path
     for folder in (PACKAGE, PLUGINS, ROOT / "tools", ROOT / "examples", ROOT / "benchmarks")
@@ -41,7 +41,7 @@ def _unsafe_call(call: ast.Call) -> str | None:
     if not isinstance(call.func, ast.Attribute):
         return None
     name, of = call.func.attr, ast.unparse(call.func.value)
-    if name in METHODS:
+    if name in METHODS or (of, name) in {("os", "system"), ("os", "popen")}:
         return f"{of}.{name}"
     if (of, name) in {("torch", "load"), ("np", "load"), ("numpy", "load")}:
         wanted = "weights_only" if of == "torch" else "allow_pickle"
