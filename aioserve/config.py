@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from aioserve.arguments import (
+    MAX_INT,
     Rule,
     boolean,
     check,
@@ -151,6 +152,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the noise of requests that bring no seed of their own."""
     max_waiting: int = 4096
     """Requests that may wait to start; one more is refused with `QueueFullError`."""
+    max_waiting_tokens: int = 4_194_304
+    """Tokens of prompts that may wait for their answers to begin; a request that makes them more
+    is refused with `QueueFullError`, unless none wait."""
+    refuse_late: bool = False
+    """Refuse a request whose answer would begin after its `deadline_seconds`, by how long others
+    waited lately. Such an estimate knows nothing of a policy's order: it is that of `fcfs`. False:
+    it waits, and is ended at its deadline."""
     max_buffered_tokens: int = 256
     """Tokens that wait for a slow reader, of all samples together, before its request is no longer
     scheduled."""
@@ -251,6 +259,8 @@ _RULES: dict[str, Rule[Any]] = {
     "special_tokens_in_messages": boolean,
     "seed": integer(0, MAX_SEED),
     "max_waiting": integer(1, MAX_COUNT),
+    "max_waiting_tokens": integer(1, MAX_INT),
+    "refuse_late": boolean,
     "max_buffered_tokens": integer(1, MAX_COUNT),
     "stall_timeout_seconds": number(0, MAX_SECONDS, above=True),
 }

@@ -256,23 +256,26 @@ class RequestRefusedError(EngineError):
 
 
 class QueueFullError(RequestRefusedError):
-    """More requests wait, or more of their text, than the engine's limits allow."""
+    """More requests wait, or more of their text, than the engine's limits or the request's deadline
+    allow."""
 
     def __init__(
         self,
         message: str,
         *,
-        value: int | None = None,
-        limit: int | None = None,
-        unit: Literal["requests", "characters"] = "requests",
+        value: float | None = None,
+        limit: float | None = None,
+        unit: Literal["requests", "tokens", "characters", "seconds"] = "requests",
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message, retry_after_seconds=retry_after_seconds)
-        self.value: int | None = value
-        """What waits: requests, or characters of long prompts that are to be encoded."""
-        self.limit: int | None = limit
-        """The engine's `max_waiting`, or how many characters may."""
-        self.unit: Literal["requests", "characters"] = unit
+        self.value: float | None = value
+        """What waits: requests, tokens of prompts, or characters of long ones that are to be
+        encoded; or the seconds until an answer would begin."""
+        self.limit: float | None = limit
+        """The engine's `max_waiting` or `max_waiting_tokens`, or how many characters may; or the
+        request's `deadline_seconds`."""
+        self.unit: Literal["requests", "tokens", "characters", "seconds"] = unit
         """Of `value` and `limit`."""
 
 

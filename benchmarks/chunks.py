@@ -24,6 +24,7 @@ from aioserve.server.openai.chunks import Chunks
 from aioserve.server.openai.completion_body import CompletionRequest
 from aioserve.server.openai.completion_choices import PromptChoices
 from aioserve.server.openai.completions import AboutCompletion
+from aioserve.server.openai.together import Batch
 from aioserve.server.openai.usage import StreamOptions
 
 COUNT = 20_000
@@ -55,8 +56,9 @@ def completions(engine: Engine, token: Token, options: StreamOptions, **fields: 
     body = CompletionRequest(model="pyhelp", prompt="a", **fields)
     maker = PromptChoices(engine, body, "a", 0)
     about = AboutCompletion(id="cmpl-0", created=0, model="pyhelp")
-    chunks, stream, batch = Chunks(about, options), Stream(), [token]
+    chunks, stream = Chunks(about, options), Stream()
     for _ in range(COUNT):
+        batch = Batch([token], (None,))
         pieces = maker.pieces(batch, stream)  # pyright: ignore[reportArgumentType]
         chunks.chunk(pieces[0], USAGE if chunks.counts_always else None)
 

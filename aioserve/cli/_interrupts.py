@@ -21,11 +21,12 @@ def leave_at_once(signum: int = signal.SIGINT, *_: object) -> None:
 
 
 @contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process on the spot: nothing can stop a thread that imports and loads, torch
-    aborts where its import is interrupted, and there is nothing to clean up yet but the cursor."""
-    before = signal.signal(signal.SIGINT, leave_at_once)
+def leaving_at_once(signum: signal.Signals = signal.SIGINT) -> Iterator[None]:
+    """Ctrl-C, or another signal, ends the process on the spot: nothing can stop a thread that
+    imports and loads, torch aborts where its import is interrupted, and there is nothing to clean
+    up yet but the cursor."""
+    before = signal.signal(signum, leave_at_once)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signum, before)

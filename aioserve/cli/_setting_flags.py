@@ -25,7 +25,7 @@ def takes_flags(
         parameters += [_flag(setting, group) for setting in settings]
     annotations = {one.name: one.annotation for one in parameters}
     # What cyclopts reads of a function.
-    verb.__signature__ = own.replace(parameters=parameters)  # pyright: ignore
+    verb.__signature__ = own.replace(parameters=parameters)
     verb.__annotations__ = {**annotations, "return": None}
 
 
@@ -37,12 +37,14 @@ def _flag(setting: Setting, group: Group) -> inspect.Parameter:
         kind = bool | None if setting.is_bool else str | None
     if isinstance(default, bool):
         default = "yes" if default else "no"
+    elif isinstance(default, tuple):
+        default = ",".join(map(str, default))
     about = Parameter(
         name=setting.flag,
         help=setting.help.replace("`", ""),
         group=group,
         negative=f"--no{setting.flag[1:]}" if setting.is_bool else (),
-        show_default=False if default in (None, ()) else lambda _: str(default),
+        show_default=False if default in (None, "") else lambda _: str(default),
     )
     return inspect.Parameter(
         setting.name,

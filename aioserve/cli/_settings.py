@@ -71,11 +71,16 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     help: str
     is_secret: bool = False
     """Its value is never shown."""
+    is_argument: bool = False
+    """Not a flag, but the word behind the verb."""
     is_repeated: bool = False
     """Its flag is given once for each entry, which may hold commas."""
 
     @property
     def flag(self) -> str:
+        """As it is written on the command line."""
+        if self.is_argument:
+            return self.name.upper()
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -101,7 +106,8 @@ def settings_of(
     table: str,
     kind: type[msgspec.Struct],
     *,
-    secret: Iterable[str] = (),
+    arguments: Iterable[str] = (),
+    secrets: Iterable[str] = (),
     leave_out: Iterable[str] = (),
 ) -> tuple[Setting, ...]:
     """One for each field of a struct. Raises `TypeError` for a field whose type has no text."""
@@ -118,8 +124,9 @@ def settings_of(
                 kind=hints[field.name],
                 default=field.default,
                 help=texts.get(field.name, ""),
-                is_secret=field.name in secret,
-                is_repeated=field.name in secret,
+                is_argument=field.name in arguments,
+                is_secret=field.name in secrets,
+                is_repeated=field.name in secrets,
             )
         )
         _reader(hints[field.name])
@@ -276,7 +283,7 @@ def _reader(kind: Any) -> Callable[[str], Any]:
         read, is_sequence = _reader(inner[0]), get_origin(inner[0]) is not None
         # Of several, none is an empty sequence already.
         return read if is_sequence else lambda text: None if text == "none" else read(text)
-    if isinstance(origin, type) and issubclass(origin, Sequence) and inner[0] in _READERS:
+    if origin is Sequence and inner[0] in _READERS:
         return lambda text: _entries(text, _READERS[inner[0]])
     raise TypeError(f"there is no text for a setting of the type {kind}")
 

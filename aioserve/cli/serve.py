@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from aioserve.cli._interrupts import leave_at_once
+from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._keys import Keys, keys_of
 from aioserve.cli._setting_flags import takes_flags
 from aioserve.cli._settings import Setting, gather, made, settings_of, shown_settings
@@ -32,10 +32,10 @@ except ModuleNotFoundError as missing:
 
 __all__ = ["SETTINGS", "serve"]
 
-_WHAT = settings_of("engine", Served)
+_WHAT = settings_of("engine", Served, arguments=("model",))
 _ENGINE = settings_of("engine", EngineConfig)
 _LISTENING = settings_of("server", Listening)
-_KEYS = settings_of("server", Keys, secret=("api_key",))
+_KEYS = settings_of("server", Keys, secrets=("api_key",))
 _SERVER = settings_of("server", ServerSettings, leave_out=("api_keys",))
 SETTINGS: tuple[Setting, ...] = (*_WHAT, *_ENGINE, *_LISTENING, *_KEYS, *_SERVER)
 """All that can be given."""
@@ -60,7 +60,6 @@ def serve(
         config: A TOML file with the tables [engine] and [server]; AIOSERVE_CONFIG names one too.
         show_config: Print each setting and where it comes from, and serve nothing.
     """
-    signal.signal(signal.SIGTERM, leave_at_once)  # nobody else does for the first of a container
     if model is not None:
         flags["model"] = model
     environment = dict(os.environ)
@@ -73,12 +72,18 @@ def serve(
     if show_config:
         print(shown_settings(SETTINGS, values), end="")
         return
-    if keys:
-        server = msgspec.structs.replace(server, api_keys=keys)
+    # Whoever calls it by the name that it listens at means it.
+    hosts = dict.fromkeys([*server.allowed_hosts, *listening.names])
+    server = msgspec.structs.replace(server, api_keys=keys, allowed_hosts=tuple(hosts))
     check_reach(listening, has_keys=bool(keys))
     check_tls(listening)
     what = made(Served, values, [one.name for one in _WHAT])
-    with bound(listening) as sockets, asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with (
+        # Until it serves. A container's first process ignores what it has no handler for.
+        leaving_at_once(signal.SIGTERM),
+        bound(listening) as sockets,
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+    ):
         runner.run(Serving(what, engine, server, listening, sockets).run())
 
 

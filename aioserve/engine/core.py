@@ -312,6 +312,8 @@ class CoreLoop:
         now = self._loop.time()
         step_seconds = now - self._launched_seconds
         self.times.step_seconds += step_seconds
+        if self.table.waiting.tokens:
+            self.table.waiting.step_ended(step_seconds)
         self._launched_seconds = now
         self.scheduler.charge(plan, step_seconds)
 

@@ -55,8 +55,6 @@ class Delivery:
         self._wake = wake
         self._note = note
         self._loop = asyncio.get_running_loop()
-        self.last_wait_seconds: float | None = None
-        """How long the request that began to answer last had waited for its first token."""
 
     # -- to the readers
 
@@ -111,7 +109,7 @@ class Delivery:
         mailbox = sample.request.mailbox
         mailbox.put(Token(token_id, text, sample.num_delivered, sample.index, update.logprobs))
         if sample.num_delivered == 0:
-            self.last_wait_seconds = mailbox.first_token_seconds
+            self._table.begin(sample.request)
         sample.num_delivered += 1
         if stopped:
             self._scheduler.finish(sample.sequence_id)
@@ -125,10 +123,9 @@ class Delivery:
 
     def _deliver_look(self, sample: LiveSample, update: SequenceUpdate) -> None:
         """All that a request wants of its prompt is there."""
-        mailbox = sample.request.mailbox
-        mailbox.pooled = update.pooled
+        sample.request.mailbox.pooled = update.pooled
+        self._table.begin(sample.request)
         self._end_sample(sample, FinishReason.LENGTH, None)
-        self.last_wait_seconds = mailbox.timings.total_seconds
 
     def _end_sample(
         self, sample: LiveSample, reason: FinishReason, stop_reason: int | str | None

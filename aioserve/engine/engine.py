@@ -116,6 +116,8 @@ class Engine:
         special_tokens_in_messages: bool = False,
         seed: int = 0,
         max_waiting: int = 4096,
+        max_waiting_tokens: int = 4_194_304,
+        refuse_late: bool = False,
         max_buffered_tokens: int = 256,
         stall_timeout_seconds: float = 60.0,
     ) -> None:
@@ -144,6 +146,8 @@ class Engine:
             special_tokens_in_messages=special_tokens_in_messages,
             seed=seed,
             max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
+            refuse_late=refuse_late,
             max_buffered_tokens=max_buffered_tokens,
             stall_timeout_seconds=stall_timeout_seconds,
         )

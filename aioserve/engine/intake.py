@@ -56,6 +56,8 @@ Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
 
 INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
+CHARS_PER_TOKEN = 4
+"""Of English text, about: as long as a text isn't encoded, that many count as a token."""
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
 
@@ -142,13 +144,13 @@ class Intake:
         request_id = self._checked_request_id(request_id)
         namespace = namespace_key(salt=_checked_field("cache_salt", cache_salt))
         wishes = {field: _checked_field(field, value) for field, value in wishes.items()}
-        num_waiting = self._core.num_waiting
+        num_waiting, waiting = self._core.num_waiting, self._core.table.waiting
         if num_waiting >= self._config.max_waiting:
             raise QueueFullError(
                 f"{num_waiting} requests wait; max_waiting is {self._config.max_waiting}",
                 value=num_waiting,
                 limit=self._config.max_waiting,
-                retry_after_seconds=self._core.delivery.last_wait_seconds,
+                retry_after_seconds=waiting.seconds_for(waiting.tokens),
             )
         if isinstance(prompt, ContinuedPrompt):
             text_or_ids = prompt
@@ -162,6 +164,8 @@ class Intake:
             form.conversation_is(text_or_ids)
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
+        num_tokens = _num_tokens(text_or_ids)
+        self._check_waiting(num_tokens, wishes.get("deadline_seconds"))
         seed = params.seed
         if seed is None:
             seed = (self._config.seed + self._num_requests * SEED_STRIDE) % 2**64
@@ -179,7 +183,7 @@ class Intake:
             **wishes,
         }
         checked = _Checked(live, params, fields, form, look)
-        self._core.table.enter(live)
+        self._core.table.enter(live, num_tokens)
         self._core.delivery.watch_deadline(live, wishes.get("deadline_seconds"))
         try:
             if isinstance(text_or_ids, np.ndarray):
@@ -195,6 +199,34 @@ class Intake:
             self._core.table.end(live)
             raise
         return live.mailbox
+
+    def _check_waiting(self, num_tokens: int, deadline_seconds: float | None) -> None:
+        """Raise `QueueFullError` where so many tokens more are more than may wait, or would wait
+        until their deadline has passed. Where none wait, they are always taken."""
+        waiting, most = self._core.table.waiting, self._config.max_waiting_tokens
+        if not waiting.tokens:
+            return
+        if waiting.tokens + num_tokens > most:
+            raise QueueFullError(
+                f"prompts of about {waiting.tokens} tokens wait for their answers to begin; with "
+                f"{num_tokens} more there would be more than max_waiting_tokens = {most}",
+                value=waiting.tokens,
+                limit=most,
+                unit="tokens",
+                retry_after_seconds=waiting.seconds_for(waiting.tokens),
+            )
+        if not self._config.refuse_late or deadline_seconds is None:
+            return
+        seconds = waiting.seconds_for(waiting.tokens + num_tokens)
+        if seconds is not None and seconds > deadline_seconds:
+            raise QueueFullError(
+                f"its answer would begin in about {seconds:.3g} s, after its deadline_seconds = "
+                f"{deadline_seconds:g}",
+                value=seconds,
+                limit=deadline_seconds,
+                unit="seconds",
+                retry_after_seconds=seconds - deadline_seconds,
+            )
 
     # -- checks at the edge
 
@@ -377,7 +409,7 @@ class Intake:
             **look,
         )
         self._asking = True
-        self._core.table.ask(live)
+        self._core.table.ask(live, len(ids))
         try:
             self._admission.check(info_of(request))
         except RequestRejectedError as error:
@@ -445,6 +477,15 @@ class Intake:
 def _has_no_messages(prompt: Any) -> bool:
     parts = prompt.parts if isinstance(prompt, ContinuedPrompt) else (prompt,)
     return all(isinstance(part, str | np.ndarray) for part in parts)
+
+
+def _num_tokens(prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt) -> int:
+    """Of a prompt that isn't encoded, about."""
+    if isinstance(prompt, ContinuedPrompt):
+        return sum(map(_num_tokens, prompt.parts))
+    if isinstance(prompt, np.ndarray):
+        return len(prompt)
+    return max(1, _num_chars(prompt) // CHARS_PER_TOKEN)
 
 
 def _num_chars(prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt) -> int:

@@ -21,6 +21,7 @@ from typing import Protocol
 from aioserve.engine.compiling import Compiling
 from aioserve.engine.encoding import Encoding
 from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.waiting import Waiting
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.request import Request
@@ -91,6 +92,8 @@ class LiveRequest:
         "samples",
         "stall_timer",
         "state",
+        "waiting_tokens",
+        "waiting_tokens",
     )
 
     def __init__(
@@ -112,6 +115,8 @@ class LiveRequest:
         """Those that go on."""
         self.stall_timer: asyncio.TimerHandle | None = None
         self.deadline_timer: asyncio.TimerHandle | None = None
+        self.waiting_tokens: int = 0
+        """Of its prompt, as long as its answer hasn't begun."""
 
     @property
     def request_id(self) -> str:
@@ -145,6 +150,7 @@ class RequestTable:
     """
 
     def __init__(self) -> None:
+        self.waiting: Waiting = Waiting()
         self._by_id: dict[str, LiveRequest] = {}
         self._queue: deque[LiveRequest] = deque()
         self._leaving: deque[LiveRequest] = deque()
@@ -167,14 +173,18 @@ class RequestTable:
 
     # -- along the arrows
 
-    def enter(self, request: LiveRequest) -> None:
-        """A request whose prompt is to be encoded."""
+    def enter(self, request: LiveRequest, prompt_tokens: int) -> None:
+        """A request whose prompt is to be encoded, of so many tokens or about that."""
+        request.waiting_tokens = prompt_tokens
+        self.waiting.came(prompt_tokens)
         self._by_id[request.request_id] = request
         self._counts[request.state] += 1
 
-    def ask(self, request: LiveRequest) -> None:
+    def ask(self, request: LiveRequest, prompt_tokens: int) -> None:
         """Its prompt is encoded. Nothing happens if its reader has left meanwhile."""
         if request.state is RequestState.ENCODING:
+            self.waiting.came(prompt_tokens - request.waiting_tokens)
+            request.waiting_tokens = prompt_tokens
             self._move(request, RequestState.ASKED)
 
     def queue(self, request: LiveRequest) -> None:
@@ -214,6 +224,12 @@ class RequestTable:
             self._leaving.popleft()
         return self._leaving[0] if self._leaving else None
 
+    def begin(self, request: LiveRequest) -> None:
+        """Its answer begins, or that of one of its samples."""
+        if request.waiting_tokens:
+            self.waiting.began(request.waiting_tokens)
+            request.waiting_tokens = 0
+
     def end_sample(self, sample: LiveSample) -> bool:
         """A sample has come to its own end; whether it was the last of its request."""
         del self.samples[sample.sequence_id]
@@ -227,6 +243,8 @@ class RequestTable:
         for sample in request.samples:
             del self.samples[sample.sequence_id]
         request.samples = []
+        self.waiting.left(request.waiting_tokens)
+        request.waiting_tokens = 0
         self._free_id(request)
         self._move(request, RequestState.ENDED)
         if request.encoding is not None:

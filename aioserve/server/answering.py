@@ -15,7 +15,7 @@ import msgspec
 
 from aioserve.engine.chat import ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
-from aioserve.request import FinishReason, SamplingParams, Usage
+from aioserve.request import FinishReason, SamplingParams, Timings, Usage
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.answer_plan import AnswerPlan
 from aioserve.server.turns import Turns, renamed
@@ -95,6 +95,15 @@ class Answering:
     def usage(self) -> Usage:
         """So far."""
         return self._stream.usage
+
+    @property
+    def timings(self) -> Timings:
+        """So far."""
+        return self._stream.timings
+
+    @property
+    def finish_reasons(self) -> tuple[FinishReason | None, ...]:
+        return self._stream.finish_reasons
 
     @property
     def is_cut_off(self) -> bool:

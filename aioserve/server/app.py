@@ -28,6 +28,7 @@ from aioserve.server.openai.responses import (
     RESPONSES,
 )
 from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
+from aioserve.server.openapi import describing
 from aioserve.server.operations import OPERATIONS
 from aioserve.server.page import PAGE_PATHS, page_routes
 from aioserve.server.record import CallRecord
@@ -69,6 +70,7 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
         steps = StepRecorder()
         engine.observe(steps)
         endpoints += PAGE_ENDPOINTS
+    endpoints.append(describing(endpoints))
     served = Served(engine, settings, steps)
 
     def call_of(scope: Scope) -> Call:

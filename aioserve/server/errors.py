@@ -23,6 +23,8 @@ __all__ = ["ApiError", "told"]
 
 DRAINING_RETRY_SECONDS = 5.0
 """Where a server that goes away is asked: by then its successor may answer."""
+MAX_QUEUE_RETRY_SECONDS = 60.0
+"""Nobody knows what waits a minute from now."""
 
 
 class ApiError(Exception):
@@ -69,6 +71,8 @@ def told(error: Exception) -> ApiError:
     if isinstance(error, RequestRefusedError):
         full = isinstance(error, QueueFullError)
         retry_after = 1.0 if error.retry_after_seconds is None else error.retry_after_seconds
+        if full:  # an estimate; of a plugin's refusal it is the plugin's word
+            retry_after = min(retry_after, MAX_QUEUE_RETRY_SECONDS)
         code = "server_overloaded" if full else "request_rejected"
         return ApiError(
             503 if full else 429, str(error), code=code, retry_after_seconds=retry_after

@@ -30,7 +30,8 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     """Raises `ConfigError` for a value outside its range."""
 
     host: str = "127.0.0.1"
-    """Name or address to listen at. One that other machines can reach needs a key."""
+    """Name or address to listen at. One that other machines can reach needs a key. A name is one of
+    `allowed_hosts` as well."""
     port: int = 8000
     """0 takes a free one, and says which."""
     uds: str | None = None
@@ -46,6 +47,15 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_seconds: float = 75.0
     """How long a connection without a request stays open. More than the proxy in front of the
     server keeps its own."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Under which it is addressed, beside its addresses."""
+        try:
+            ipaddress.ip_address(self.host.partition("%")[0])
+        except ValueError:
+            return (self.host,)
+        return ()
 
     def __post_init__(self) -> None:
         for option, rule in _RULES.items():

@@ -63,7 +63,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._on_ready = on_ready
 
-    def capture_signals(self) -> AbstractContextManager[None]:  # pyright: ignore
+    def capture_signals(self) -> AbstractContextManager[None]:
         """Takes none."""
         return nullcontext()
 

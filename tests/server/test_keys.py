@@ -76,7 +76,7 @@ def test_a_key_opens_if_it_is_one_of_them_and_no_other_was_sent(
         key = f"secret-number-{name}{wrong}".encode()
         headers.append((b"authorization", b"Bearer " + key) if bearer else (b"x-api-key", key))
     arrival = arrived()
-    arrival = Arrival(arrival.scope | {"headers": headers}, arrival.told)
+    arrival = Arrival({**arrival.scope, "headers": headers}, arrival.told)
     whom = {f"tenant-{name}" if not wrong and name in names else None for _, name, wrong in sent}
     expected = whom.pop() if len(whom) == 1 else None
     assert holder(KeyGuard(keys_of(keys), ()), arrival) == expected

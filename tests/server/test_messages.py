@@ -96,7 +96,8 @@ async def test_a_call_that_must_be_made_is_made(choice: Any, tmp_path: Path) -> 
     assert (call["name"], call["input"]) == ("weather", {"city": "Oslo"})
     assert whole["stop_reason"] == "tool_use"
     assert without_ids(told) == without_ids(whole)
-    assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
+    assert cut["stop_reason"] == "max_tokens"
+    assert cut["content"][0]["input"] in ({}, call["input"])
 
 
 async def test_tokens_are_counted_as_an_answer_counts_them() -> None:

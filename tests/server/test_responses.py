@@ -186,11 +186,11 @@ async def test_input_items_are_listed_page_by_page() -> None:
             for params in ({"limit": 0}, {"limit": 101}, {"after": "x"}, {"order": "up"})
         ]
         unknown = await client.get(path, params={"include": "x"})
-    assert [item["content"] for item in listed["data"]] == ["2", "1", "0"]
+    assert [item["content"][0]["text"] for item in listed["data"]] == ["2", "1", "0"]
     assert (listed["first_id"], listed["has_more"]) == (listed["data"][0]["id"], False)
-    assert [item["content"] for item in page["data"]] == ["0", "1"]
+    assert [item["content"][0]["text"] for item in page["data"]] == ["0", "1"]
     assert page["has_more"]
-    assert [item["content"] for item in rest["data"]] == ["2"]
+    assert [item["content"][0]["text"] for item in rest["data"]] == ["2"]
     params = [answer.json()["error"]["param"] for answer in wrong]
     assert params == ["limit", "limit", "after", "order"]
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "include")
@@ -388,7 +388,7 @@ async def test_items_of_earlier_responses_count() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"max_stored_responses": 2}, {"max_stored_bytes": 5000}])
-async def test_the_least_recently_used_response_goes(limit: dict[str, int]) -> None:
+async def test_the_least_recently_used_response_goes(limit: Any) -> None:
     async with scripted(settings=ServerSettings(**limit)) as (_, _, client):
         made = [(await client.post("/v1/responses", json=BODY)).json() for _ in range(9)]
         found = [

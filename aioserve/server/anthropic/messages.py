@@ -182,9 +182,11 @@ def _encoded(events: list[Event]) -> bytes:
 
 async def messages(call: Call, body: MessageRequest) -> Message | Events:
     answering = await Answering.begun(call.engine, asked_of(call, body))
+    call.told.answers_with(answering)
     answered = _Answered(answering, body)
     if body.stream:
         return Events(answered.events(), answering)
+    call.told.answers_with(answering)
     return await answered.whole()
 
 

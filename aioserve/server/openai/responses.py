@@ -176,9 +176,10 @@ class _Answered:
         return events, self._stored(response)
 
     def _failed(self, error: Exception) -> Response:
-        refused = told(error)
+        refused, record = told(error), self._call.told
+        record.error = refused.code or type(error).__name__
         if refused.status >= 500 and refused.code != "draining":
-            logger.error("call %s failed", self._call.request_id, exc_info=error)
+            logger.error("call %s failed", record.request_id, exc_info=error)
         code = "server_error" if refused.status >= 500 else "invalid_prompt"
         return msgspec.structs.replace(
             self._response,
@@ -218,6 +219,7 @@ async def responses(call: Call, body: ResponseRequest) -> Response | Events:
     before, given = context_of(call, body)
     asked = asked_of(call, body, before, given)
     answering = await Answering.begun(call.engine, asked)
+    call.told.answers_with(answering)
     response = Response(
         id=new_id("resp"),
         created_at=call.created_seconds,
@@ -240,6 +242,7 @@ async def responses(call: Call, body: ResponseRequest) -> Response | Events:
     answered = _Answered(call, response, answering, (before, given))
     if body.stream:
         return Events(answered.events(), answering)
+    call.told.answers_with(answering)
     return await answered.whole()
 
 

@@ -26,8 +26,8 @@ __all__ = [
     "Status",
     "add_item",
     "item_of",
+    "kept",
     "new_id",
-    "with_id",
 ]
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -105,11 +105,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def with_id(item: Item) -> Item:
-    """Itself, with an id if it has none."""
-    if item.id is not None:
-        return item
-    return msgspec.structs.replace(item, id=new_id(_PREFIXES[type(item)]))
+def kept(item: Item) -> Item:
+    """Itself as it is stored and listed: with an id, and a message with its text in parts."""
+    more: dict[str, Any] = {"status": item.status or "completed"}
+    if item.id is None:
+        more["id"] = new_id(_PREFIXES[type(item)])
+    if isinstance(item, Message) and isinstance(item.content, str):
+        part = OutputText if item.role == "assistant" else InputText
+        more["content"] = [part(text=item.content)]
+    return msgspec.structs.replace(item, **more)
 
 
 def item_of(given: dict[str, Any], place: str) -> Item:

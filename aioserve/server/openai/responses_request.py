@@ -12,7 +12,7 @@ from aioserve.server.errors import ApiError
 from aioserve.server.openai.answer_plan import AnswerPlan
 from aioserve.server.openai.fields import options_of, refuse_unsupported
 from aioserve.server.openai.limits import check_at_most, check_sampling
-from aioserve.server.openai.responses_items import Item, Message, add_item, item_of, with_id
+from aioserve.server.openai.responses_items import Item, Message, add_item, item_of, kept
 from aioserve.server.planning import json_object, json_schema, named_tool, planned, tool
 from aioserve.server.sampling import SamplingFields
 from aioserve.server.served import Call
@@ -180,11 +180,11 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
     must = "have at most {} items, those of earlier responses included"
     check_at_most("input", must, num_items, call.settings.max_items)
     if isinstance(body.input, str):
-        return before, [with_id(Message(role="user", content=body.input))]
+        return before, [kept(Message(role="user", content=body.input))]
     if not body.input:
         raise ApiError(400, "input must not be empty", param="input")
     return before, [
-        with_id(item_of(given, f"input[{index}]")) for index, given in enumerate(body.input)
+        kept(item_of(given, f"input[{index}]")) for index, given in enumerate(body.input)
     ]
 
 
