@@ -353,3 +353,17 @@ async def test_the_files_of_the_page_may_load_nothing_from_elsewhere() -> None:
 def test_the_page_is_small() -> None:
     folder = Path(create_app.__code__.co_filename).parent / "page"
     assert sum(file.stat().st_size for file in folder.iterdir() if file.suffix != ".py") < 60_000
+
+
+@in_chromium
+@pytest.mark.asyncio
+async def test_one_can_chat_with_the_embedded_model(port: int) -> None:
+    async with shown(port) as (_, page):
+        await page.value("document.querySelector('input[value=chat]').click()")
+        await page.value("document.querySelector('[name=max_tokens]').value = 20")
+        await page.fill("#prompt", "What does json.dumps do?")
+        await page.enter()
+        await page.until(ANSWERED)
+        assert await page.text("#problem") == ""
+        assert await page.text(".answer")
+        assert await page.text(".mine pre") == "What does json.dumps do?"
