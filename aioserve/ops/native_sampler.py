@@ -6,6 +6,8 @@ memory and the number of threads, so its token is the same in any batch.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,6 +32,10 @@ class Largest:
         self.addresses: tuple[int, int] = self.values.ctypes.data, self.columns.ctypes.data
         """Asked for once: numpy makes an object for each question."""
 
+    def look_again(self, logits: Tensor, rows: Collection[int]) -> None:
+        """In these rows of `logits`, float32 `[S, V]` contiguous, which were changed."""
+        _native.largest_of(logits.data_ptr(), *logits.shape, list(rows), *self.addresses)
+
 
 class NativeSampler:
     """Keeps room for the largest logits. Not thread-safe."""
@@ -52,7 +58,8 @@ class NativeSampler:
     ) -> Drawn:
         """As `Backend.draw`, of which `largest` has the first S rows.
 
-        `logits`, float32 `[S, V]`, may be None where all rows are greedy.
+        `logits`, float32 `[S, V]`, may be None where all rows are greedy; greedy rows of it may hold
+        anything.
         """
         values, token_ids = largest.values[: len(rows)], largest.columns[: len(rows)].copy()
         errors = {}
