@@ -71,7 +71,8 @@ class NativeSampler:
         if logits is not None:
             drawn = rows.temperatures > 0
             drawn[list(errors)] = False
-            _draw(np.flatnonzero(drawn), logits, values, rows, token_ids)
+            if drawn.any():
+                _draw(np.flatnonzero(drawn), logits, values, rows, token_ids)
         tokens = torch.from_numpy(token_ids)
         last_tokens.numpy()[rows.slots] = token_ids
         return Drawn(tokens, errors)
