@@ -58,8 +58,8 @@ class NativeSampler:
     ) -> Drawn:
         """As `Backend.draw`, of which `largest` has the first S rows.
 
-        `logits`, float32 `[S, V]`, may be None where all rows are greedy; greedy rows of it may hold
-        anything.
+        `logits`, float32 `[S, V]`, may be None where all rows are greedy, and greedy rows of it may
+        hold anything.
         """
         values, token_ids = largest.values[: len(rows)], largest.columns[: len(rows)].copy()
         errors = {}

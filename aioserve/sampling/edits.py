@@ -18,8 +18,8 @@ Where transformers has the same (`sequence_bias` of single tokens, `repetition_p
 Temperature and the limits on what may be drawn come afterwards (`aioserve.sampling.sampler`).
 
 A slot remembers the ids of its sequence on the device, since the host may not have seen the last
-one. Knows torch, on any device, and no backend; nothing is read back. On the CPU masks are applied in
-native code: torch takes a call, and a turn of the interpreter's lock, for each part of it.
+one. Knows torch, on any device, and no backend; nothing is read back. On the CPU, masks are applied
+in native code: torch would take a handful of calls for each.
 """
 
 from __future__ import annotations

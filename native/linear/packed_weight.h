@@ -75,8 +75,8 @@ class PackedWeight {
     std::size_t argmax_bytes(int64_t rows) const;
 
     // Runs them.
-    void argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, float* largest,
-                int64_t* columns) const;
+    void argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, const KeptRows& kept,
+                float* largest, int64_t* columns) const;
 
     // out [count, in] = weight[ids], in the weight's dtype. Throws std::out_of_range for an id that
     // is no row, before it writes anything.

@@ -158,13 +158,13 @@ void PackedWeight::apply(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes
     phases.run();
 }
 
-void PackedWeight::argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, float* largest,
-                          int64_t* columns) const {
+void PackedWeight::argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes,
+                          const KeptRows& kept, float* largest, int64_t* columns) const {
     thread_local Phases phases;
     thread_local AlignedMemory packed, partial;
     phases.clear();
     append_argmax(phases, RowSource::plain(x, x_row_bytes), rows,
-                  packed.at_least(packed_bytes(rows)), partial.at_least(argmax_bytes(rows)), {},
+                  packed.at_least(packed_bytes(rows)), partial.at_least(argmax_bytes(rows)), kept,
                   largest, columns);
     phases.run();
 }
