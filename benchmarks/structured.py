@@ -3,12 +3,15 @@
 Answers are greedy, of `--output-tokens` each, all submitted at once. In one run and in turn:
 
     plain        `--requests` answers of no form
-    neighbour    the same, and one that follows a JSON schema: the tokens of the others count
+    plain + 1    the same, and one more: the tokens of the others count, here and in the next two
+    neighbour    the same, where the one more follows a JSON schema
+    its steps    the same without `jump_forward`
     constrained  `--requests` answers, each with the schema
     one by one   the same without `jump_forward`
 
-The schema is a list of records that never ends. The best of `--repeats` counts, since whatever else
-the machine does only ever makes a run slower.
+The schema is a list of records that never ends. Those with a neighbour are put against plain + 1,
+the others against plain, in two ways: by the best of `--repeats` runs, since whatever else the
+machine does only ever makes a run slower, and by the median over the repeats of two runs in a row.
 
     python benchmarks/structured.py
 """
@@ -19,8 +22,10 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import sys
 import time
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +44,17 @@ SCHEMA = {
         "additionalProperties": False,
     },
 }
-SIDES = ("plain", "neighbour", "constrained", "one by one")
+AGAINST = {
+    "plain": "plain",
+    "plain + 1": "plain",
+    "neighbour": "plain + 1",
+    "its steps": "plain + 1",
+    "constrained": "plain",
+    "one by one": "plain",
+}
+"""By side: the one that it is put against."""
+STEP_BY_STEP = ("its steps", "one by one")
+ONE_MORE = ("plain + 1", "neighbour", "its steps")
 
 
 def main() -> None:
@@ -61,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()
 
@@ -71,23 +86,27 @@ async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
     from aioserve.cli.random_models import model_or_random
 
     path = model_or_random(model)
-    rates: dict[str, list[float]] = {side: [] for side in SIDES}
+    rates: dict[str, list[float]] = {side: [] for side in AGAINST}
     async with (
         Engine(path, dtype=options.dtype, num_pages=4096) as engine,
         Engine(path, dtype=options.dtype, num_pages=4096, jump_forward=False) as one_by_one,
     ):
         for repeat in range(-1, options.repeats):
-            for side in SIDES:
-                on = one_by_one if side == "one by one" else engine
+            for side in AGAINST:
+                on = one_by_one if side in STEP_BY_STEP else engine
                 rate = await run(on, side, options)
                 if repeat >= 0:
                     print(f"{model}: {side}, {rate:.0f} tokens/s", file=sys.stderr, flush=True)
                     rates[side].append(rate)
-    best = {side: max(rates[side]) for side in SIDES}
+    best = {side: max(rates[side]) for side in AGAINST}
     return {
         "model": model,
         "tokens_per_second": best,
-        "ratio": {side: best[side] / best["plain"] for side in SIDES},
+        "ratio": {side: best[side] / best[other] for side, other in AGAINST.items()},
+        "median_ratio": {
+            side: statistics.median(map(truediv, rates[side], rates[other]))
+            for side, other in AGAINST.items()
+        },
         "all_tokens_per_second": rates,
     }
 
@@ -101,15 +120,17 @@ async def run(engine: Any, side: str, options: argparse.Namespace) -> float:
     constrained = SamplingParams(
         max_tokens=options.output_tokens, temperature=0, structured_output=form
     )
-    params = [plain if side in ("plain", "neighbour") else constrained] * options.requests
+    has_form = side in ("constrained", "one by one")
+    params = [constrained if has_form else plain] * options.requests
     prompts = [
         [(7 * i + 13 * place) % 200 + 10 for i in range(options.prompt_tokens)]
         for place in range(options.requests + 1)
     ]
     began = time.perf_counter()
     neighbour = None
-    if side == "neighbour":
-        neighbour = asyncio.ensure_future(engine.generate(prompts[-1], constrained))
+    if side in ONE_MORE:
+        one_more = plain if side == "plain + 1" else constrained
+        neighbour = asyncio.ensure_future(engine.generate(prompts[-1], one_more))
     answers = await asyncio.gather(*map(engine.generate, prompts, params))
     seconds = time.perf_counter() - began
     if neighbour is not None:
@@ -126,17 +147,19 @@ def print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> None
 
     title = (
         f"{options.requests} requests, {options.prompt_tokens} tokens in, "
-        f"{options.output_tokens} out; best of {options.repeats}; tokens/s, and against plain"
+        f"{options.output_tokens} out; tokens/s, best of {options.repeats}, and against plain "
+        "or plain + 1: of the best, median of pairs"
     )
     table = Table(title=title, box=None)
     table.add_column("model")
-    for side in SIDES:
+    for side in AGAINST:
         table.add_column(side, justify="right")
     for row in rows:
         figures = [f"{row['tokens_per_second']['plain']:,.0f}"]
         figures += [
-            f"{row['tokens_per_second'][side]:,.0f} ({row['ratio'][side]:.3f})"
-            for side in SIDES[1:]
+            f"{row['tokens_per_second'][side]:,.0f} "
+            f"({row['ratio'][side]:.3f}, {row['median_ratio'][side]:.3f})"
+            for side in list(AGAINST)[1:]
         ]
         table.add_row(Path(row["model"]).name, *figures)
     Console().print(table)

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from aioserve.cli._engine import open_engine
 from aioserve.cli._interrupts import leave_at_once
 from aioserve.config import EngineConfig
-from aioserve.server import ServerSettings, create_app
+from aioserve.server import ServerSettings, create_app, tracing
 from aioserve.server.listening import Listening, url_of
 from aioserve.server.running import serve_app
 
@@ -40,6 +40,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     """A model directory, an embedded model, a hub id in the local cache, or random:30m."""
     policy: str = "fcfs"
     """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE."""
+    trace: str | None = None
+    """A file to write each step into, in Chrome's trace format, which Perfetto opens."""
 
 
 class Serving:
@@ -66,15 +68,19 @@ class Serving:
             app = create_app(engine, self._settings)
             paths = {getattr(route, "path", None) for route in app.routes}
             with _logging(), self._stopping_by_signals(engine):
-                ended = await serve_app(
-                    app,
-                    self._sockets,
-                    self._listening,
-                    stop=self._stop,
-                    on_ready=lambda: self._say_ready(engine, paths),
-                )
+                async with self._tracing(engine):
+                    ended = await serve_app(
+                        app,
+                        self._sockets,
+                        self._listening,
+                        stop=self._stop,
+                        on_ready=lambda: self._say_ready(engine, paths),
+                    )
         late = f"; {ended} requests were ended by --drain-seconds" if ended else ""
         _say(f"drained{late}")
+
+    def _tracing(self, engine: Engine) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._what.trace is None else tracing(engine, self._what.trace)
 
     @contextmanager
     def _stopping_by_signals(self, engine: Engine) -> Iterator[None]:

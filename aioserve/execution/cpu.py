@@ -67,16 +67,19 @@ class CpuRunner:
             return StepOutcome(step=step.step, token_ids=())
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
         self._thread.tell_loop()
-        if step.extras is None and not step.pooled:
-            drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens)
+        extras, pooled = step.extras, None
+        if not step.pooled and (extras is None or extras.logprobs is None):
+            edits = None if extras is None else extras.edits
+            drawn = self._model.draw(batch, self._cache, step.samples, self._last_tokens, edits)
+            if edits is not None:
+                edits.note(drawn.token_ids)
             return step.outcome(drawn)
-        pooled = None
         if step.pooled:
             logits, hidden = self._model.hidden(batch, self._cache, step.num_logits)
             pooled = _sums(hidden, step.pooled)
         else:
             logits = self._model.forward(batch, self._cache)
-        if (extras := step.extras) is None:
+        if extras is None:
             drawn = backend.draw(logits, step.samples, self._last_tokens)
             return step.outcome(drawn, pooled=pooled)
         asked = extras.before_draw(logits, len(step.samples))

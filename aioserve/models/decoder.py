@@ -23,6 +23,7 @@ from aioserve.ops import (
     KVCache,
     LayerOps,
     Linear,
+    LogitEdits,
     SampleRows,
     StepProgram,
     TensorOps,
@@ -99,12 +100,23 @@ class Decoder:
             return self.program.logits(batch, kv)
         return self.compute(TensorOps(self.backend, batch, kv))
 
-    def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: Tensor) -> Drawn:
-        """`forward`, then `Backend.draw` from its logits."""
-        if self.program is None:
-            return self.backend.draw(self.forward(batch, kv), rows, last_tokens)
-        self.cover(batch.max_context)
-        return self.program.draw(batch, kv, rows, last_tokens)
+    @torch.inference_mode()
+    def draw(
+        self,
+        batch: Batch,
+        kv: KVCache,
+        rows: SampleRows,
+        last_tokens: Tensor,
+        edits: LogitEdits | None = None,
+    ) -> Drawn:
+        """`forward`, then `Backend.draw` from its logits, changed by `edits`."""
+        if self.program is not None:
+            self.cover(batch.max_context)
+            return self.program.draw(batch, kv, rows, last_tokens, edits)
+        logits = self.forward(batch, kv)
+        if edits is not None:
+            edits.apply(logits)
+        return self.backend.draw(logits, rows, last_tokens)
 
     def cover(self, max_context: int) -> None:
         """Make the tables that contexts of so many tokens need, which steps do by themselves.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from aioserve.ops.backend import Backend
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.choice import backend_named
+from aioserve.ops.edits import LogitEdits, RowMask, leave_out
 from aioserve.ops.kv_cache import KVCache, bytes_per_page
 from aioserve.ops.layer_ops import Embedding, LayerOps, StepProgram
 from aioserve.ops.linear import Linear
@@ -24,9 +25,12 @@ __all__ = [
     "KVCache",
     "LayerOps",
     "Linear",
+    "LogitEdits",
+    "RowMask",
     "SampleRows",
     "StepProgram",
     "TensorOps",
     "backend_named",
     "bytes_per_page",
+    "leave_out",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aioserve.ops.batch import Batch, Drawn, SampleRows
 from aioserve.ops.checks import HeadNorms, Rotation
+from aioserve.ops.edits import LogitEdits
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.linear import Linear
 
@@ -107,5 +108,12 @@ class StepProgram(ABC):
         """Write the batch's keys and values into `kv`; return logits, float32 `[S, V]`."""
 
     @abstractmethod
-    def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: Tensor) -> Drawn:
-        """The same, and draw from them as `Backend.draw` does."""
+    def draw(
+        self,
+        batch: Batch,
+        kv: KVCache,
+        rows: SampleRows,
+        last_tokens: Tensor,
+        edits: LogitEdits | None = None,
+    ) -> Drawn:
+        """The same, change them by `edits`, and draw from them as `Backend.draw` does."""

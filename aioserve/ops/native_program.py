@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from aioserve.ops.checks import (
     check_rotation,
     check_tensor,
 )
+from aioserve.ops.edits import LogitEdits
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource, StepProgram
 from aioserve.ops.linear import Linear
@@ -70,18 +70,34 @@ class NativeProgram(StepProgram):
 
     def logits(self, batch: Batch, kv: KVCache) -> Tensor:
         logits = torch.empty((len(batch.logit_rows), self._vocab), dtype=torch.float32)
-        self._run(batch, kv, logits.data_ptr(), 0, 0)
+        self._run(batch, kv, logits.data_ptr(), 0, 0, 0)
         return logits
 
-    def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: Tensor) -> Drawn:
+    def draw(
+        self,
+        batch: Batch,
+        kv: KVCache,
+        rows: SampleRows,
+        last_tokens: Tensor,
+        edits: LogitEdits | None = None,
+    ) -> Drawn:
         count = len(batch.logit_rows)
         rows.check_count(count)
         largest = self._sampler.room(count)
-        logits = None
-        if rows.temperatures.any():
-            logits = np.empty((count, self._vocab), np.float32)
-        self._run(batch, kv, 0 if logits is None else logits.ctypes.data, *largest.addresses)
-        return self._sampler.draw(largest, logits, rows, last_tokens)
+        # The largest of each row come with the model's last layer: of most rows, nothing else is
+        # ever looked at.
+        kept = rows.temperatures > 0
+        if edits is not None:
+            kept[list(edits.rows)] = True
+        if not kept.any():
+            self._run(batch, kv, 0, 0, *largest.addresses)
+            return self._sampler.draw(largest, None, rows, last_tokens)
+        logits = torch.empty((count, self._vocab), dtype=torch.float32)
+        self._run(batch, kv, logits.data_ptr(), kept.ctypes.data, *largest.addresses)
+        if edits is not None:
+            edits.apply(logits)
+            largest.look_again(logits, edits.rows)
+        return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
 
     def measure(self, on: bool) -> None:
         """Count, from zero, how long each kind of op takes, or stop that."""

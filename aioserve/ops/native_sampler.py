@@ -6,6 +6,8 @@ memory and the number of threads, so its token is the same in any batch.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,6 +32,10 @@ class Largest:
         self.addresses: tuple[int, int] = self.values.ctypes.data, self.columns.ctypes.data
         """Asked for once: numpy makes an object for each question."""
 
+    def look_again(self, logits: Tensor, rows: Collection[int]) -> None:
+        """In these rows of `logits`, float32 `[S, V]` contiguous, which were changed."""
+        _native.largest_of(logits.data_ptr(), *logits.shape, list(rows), *self.addresses)
+
 
 class NativeSampler:
     """Keeps room for the largest logits. Not thread-safe."""
@@ -52,7 +58,8 @@ class NativeSampler:
     ) -> Drawn:
         """As `Backend.draw`, of which `largest` has the first S rows.
 
-        `logits`, float32 `[S, V]`, may be None where all rows are greedy.
+        `logits`, float32 `[S, V]`, may be None where all rows are greedy, and greedy rows of it may
+        hold anything.
         """
         values, token_ids = largest.values[: len(rows)], largest.columns[: len(rows)].copy()
         errors = {}
@@ -64,7 +71,8 @@ class NativeSampler:
         if logits is not None:
             drawn = rows.temperatures > 0
             drawn[list(errors)] = False
-            _draw(np.flatnonzero(drawn), logits, values, rows, token_ids)
+            if drawn.any():
+                _draw(np.flatnonzero(drawn), logits, values, rows, token_ids)
         tokens = torch.from_numpy(token_ids)
         last_tokens.numpy()[rows.slots] = token_ids
         return Drawn(tokens, errors)

@@ -18,7 +18,8 @@ Where transformers has the same (`sequence_bias` of single tokens, `repetition_p
 Temperature and the limits on what may be drawn come afterwards (`aioserve.sampling.sampler`).
 
 A slot remembers the ids of its sequence on the device, since the host may not have seen the last
-one. Knows torch, on any device, and no backend; nothing is read back.
+one. Knows torch, on any device, and no backend; nothing is read back. On the CPU, masks are applied
+in native code: torch would take a handful of calls for each.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from aioserve.ops import RowMask, leave_out
 from aioserve.request import SamplingParams
 from aioserve.sampling.processors import GuardedProcessor
 from aioserve.sampling.uploads import upload
@@ -153,7 +155,7 @@ class RowEdits:
     def __init__(
         self,
         rows: Sequence[tuple[int, SlotEdits, int]],
-        masks: Sequence[tuple[int, npt.NDArray[np.int32]]] = (),
+        masks: Sequence[RowMask] = (),
     ) -> None:
         self._rows = rows
         self._masks = masks
@@ -169,6 +171,9 @@ class RowEdits:
             failure = edits.apply(logits[row], position)
             if failure is not None:
                 self.failures[row] = failure
+        if self._masks and logits.device.type == "cpu":
+            leave_out(logits, self._masks)
+            return
         for row, mask in self._masks:
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=logits.shape[1])
             left_out = upload(bits == 0, np.bool_, logits.device)

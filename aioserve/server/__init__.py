@@ -13,5 +13,6 @@ from __future__ import annotations
 from aioserve.server.app import create_app
 from aioserve.server.draining import drain
 from aioserve.server.settings import ServerSettings
+from aioserve.server.steps.trace_file import tracing
 
-__all__ = ["ServerSettings", "create_app", "drain"]
+__all__ = ["ServerSettings", "create_app", "drain", "tracing"]

@@ -11,6 +11,8 @@ from starlette.routing import Mount, Route
 from starlette.types import Scope
 
 from aioserve.engine.engine import Engine
+from aioserve.server.anthropic.count_tokens import COUNT_TOKENS
+from aioserve.server.anthropic.messages import MESSAGES
 from aioserve.server.door import RECORD, Door, Listener
 from aioserve.server.endpoint import Endpoint, EndpointApp
 from aioserve.server.guards import guards_of
@@ -19,7 +21,14 @@ from aioserve.server.openai.completions import COMPLETIONS
 from aioserve.server.openai.embeddings import EMBEDDINGS
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.models import MODELS
+from aioserve.server.openai.responses import (
+    DELETE_RESPONSE,
+    GET_RESPONSE,
+    INPUT_ITEMS,
+    RESPONSES,
+)
 from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
+from aioserve.server.openapi import describing
 from aioserve.server.operations import OPERATIONS
 from aioserve.server.page import PAGE_PATHS, page_routes
 from aioserve.server.record import CallRecord
@@ -39,6 +48,12 @@ ENDPOINTS: Sequence[Endpoint[Any]] = (
     EMBEDDINGS,
     TOKENIZE,
     DETOKENIZE,
+    RESPONSES,
+    GET_RESPONSE,
+    DELETE_RESPONSE,
+    INPUT_ITEMS,
+    MESSAGES,
+    COUNT_TOKENS,
     *OPERATIONS,
 )
 PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (LIVE, LIVE_NOW, TRACE)
@@ -55,6 +70,7 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
         steps = StepRecorder()
         engine.observe(steps)
         endpoints += PAGE_ENDPOINTS
+    endpoints.append(describing(endpoints))
     served = Served(engine, settings, steps)
 
     def call_of(scope: Scope) -> Call:

@@ -6,14 +6,15 @@ Every field that an API's type doesn't have is refused by its name.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope
 
 from aioserve.server.errors import ApiError
 
-__all__ = ["ClientGone", "parse", "read_body"]
+__all__ = ["ClientGone", "converted", "parameters", "parse", "read_body"]
 
 T = TypeVar("T")
 
@@ -77,9 +78,28 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
 
 
-def _refused(message: str) -> ApiError:
+def converted(value: object, kind: Any, place: str) -> Any:
+    """A part of a body that was parsed, from `place` in it, as a `kind`. Raises `ApiError`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error), place) from None
+
+
+def parameters(scope: Scope, kind: type[T]) -> T:
+    """Those of the query and the path, as a `kind`. Raises `ApiError` that names one."""
+    given = dict(QueryParams(scope.get("query_string", b"")))
+    try:
+        return msgspec.convert({**given, **scope.get("path_params", {})}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error)) from None
+
+
+def _refused(message: str, within: str = "") -> ApiError:
     at = PLACE.search(message)
     place = "" if at is None else at["place"]
+    if within:
+        place = within + (place if place.startswith("[") else f".{place}" if place else "")
     unknown = UNKNOWN_FIELD.search(message)
     if unknown is not None:
         field = f"{place}.{unknown['field']}" if place else unknown["field"]

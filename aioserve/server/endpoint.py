@@ -13,14 +13,14 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import anyio
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from aioserve.errors import EngineClosedError
-from aioserve.server.bodies import ClientGone, parse, read_body
+from aioserve.server.bodies import ClientGone, parameters, parse, read_body
 from aioserve.server.errors import ApiError, told
 from aioserve.server.served import Call
 
@@ -87,13 +87,15 @@ class Endpoint(Generic[B]):
     errors: ErrorShape
     kind: type[B] | None = None
     """Of the body; None: there is none, and the method is GET."""
+    bodiless: Literal["GET", "DELETE"] | None = None
+    """The method of a path with parameters, which are read as `kind` beside those of the query."""
     answer: Any = None
     """Type of what is answered with, for the description of the API."""
     summary: str = ""
 
     @property
     def method(self) -> str:
-        return "GET" if self.kind is None else "POST"
+        return self.bodiless or ("GET" if self.kind is None else "POST")
 
 
 class EndpointApp(Generic[B]):
@@ -132,6 +134,8 @@ class EndpointApp(Generic[B]):
     async def _body(self, scope: Scope, receive: Receive, call: Call) -> Any:
         if self._endpoint.kind is None:
             return None
+        if self._endpoint.bodiless is not None:
+            return parameters(scope, self._endpoint.kind)
         seconds = call.settings.body_timeout_seconds
         with anyio.move_on_after(seconds):
             body = await read_body(scope, receive, max_bytes=call.settings.max_body_bytes)

@@ -17,7 +17,16 @@ from aioserve.request import FinishReason, Timings, Usage
 __all__ = ["Answered", "CallRecord"]
 
 MAX_MODEL_CHARS = 256
-ASKED = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "n", "seed")
+ASKED = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "n",
+    "seed",
+)
 """Fields of a body that are numbers, and say how the answer is drawn."""
 
 
@@ -37,6 +46,7 @@ class CallRecord:
 
     __slots__ = (
         "_answers",
+        "_counts",
         "asked",
         "began_seconds",
         "cache_salt",
@@ -85,6 +95,7 @@ class CallRecord:
         self.span: Any = None
         """Of the tracer, where there is one."""
         self._answers: list[Answered] = []
+        self._counts: list[Usage] = []
 
     def asks(self, body: object) -> None:
         """Note which model it asks for, and how the answer is to be drawn."""
@@ -97,18 +108,20 @@ class CallRecord:
                 self.asked[name] = value
 
     def answers_with(self, answer: object) -> None:
-        """Note a stream, or a whole answer, of the engine; several add up, one that is noted twice
-        counts once. Nothing is noted of what is neither. It is read when the call has ended,
-        however it ends."""
-        if isinstance(answer, Answered) and not any(answer is known for known in self._answers):
+        """Note a stream, or a whole answer, of the engine, or what one counted; several add up, one
+        that is noted twice counts once. Nothing is noted of what is none of these. It is read when
+        the call has ended, however it ends."""
+        if isinstance(answer, Usage):
+            self._counts.append(answer)
+        elif isinstance(answer, Answered) and not any(answer is known for known in self._answers):
             self._answers.append(answer)
 
     @property
     def usage(self) -> Usage | None:
         """Of all requests to the engine together; None where there was none."""
-        if not self._answers:
+        counts = [*self._counts, *[answer.usage for answer in self._answers]]
+        if not counts:
             return None
-        counts = [answer.usage for answer in self._answers]
         return Usage(
             prompt_tokens=sum(count.prompt_tokens for count in counts),
             completion_tokens=sum(count.completion_tokens for count in counts),

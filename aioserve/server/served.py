@@ -10,6 +10,7 @@ from typing import Any
 from aioserve.engine.engine import Engine
 from aioserve.server.calls import Calls
 from aioserve.server.errors import ApiError
+from aioserve.server.openai.responses_store import ResponseStore
 from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.recorder import StepRecorder
@@ -29,6 +30,15 @@ class Served:
     """Those with a body that are being answered."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """Since 1970: what the list of models says."""
+    responses: ResponseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        store = ResponseStore(
+            max_entries=self.settings.max_stored_responses,
+            max_bytes=self.settings.max_stored_bytes,
+            seconds=self.settings.stored_response_seconds,
+        )
+        object.__setattr__(self, "responses", store)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -69,6 +69,21 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_step_age_seconds: float = 60.0
     """`/health` says 503 where there is work and no step has come to its end for so long. More than
     the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
+    max_items: int = 4096
+    """Of the input of a response, those of earlier responses included; messages and their blocks in
+    a request for a message."""
+    max_metadata: int = 16
+    """Entries of a response's metadata."""
+    max_metadata_key_chars: int = 64
+    """Of each key."""
+    max_metadata_value_chars: int = 512
+    """Of each value."""
+    max_stored_responses: int = 1024
+    """Of each tenant; the least recently used goes. 0 stores none."""
+    max_stored_bytes: int = 64 * 2**20
+    """Of the responses of each tenant, with all that came before them, as JSON; likewise."""
+    stored_response_seconds: int = 24 * 3600
+    """After that long a response is forgotten."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -103,4 +118,11 @@ _RULES: dict[str, Rule[Any]] = {
     "page": boolean,
     "max_live_readers": integer(1, 1024),
     "max_step_age_seconds": number(0, 24 * 3600.0, above=True),
+    "max_items": integer(1, 10_000),
+    "max_metadata": integer(0, 1024),
+    "max_metadata_key_chars": integer(1, 4096),
+    "max_metadata_value_chars": integer(1, 65_536),
+    "max_stored_responses": integer(0, 2**20),
+    "max_stored_bytes": integer(0, 2**40),
+    "stored_response_seconds": integer(1, 10 * 365 * 24 * 3600),
 }

@@ -59,6 +59,8 @@ class ChatTemplate:
         self, source: str, *, special_tokens: Mapping[str, str] | None = None, origin: str
     ) -> None:
         self.origin = origin
+        self._file = Path(origin).name
+        """What requests are told of it: where it lies is nothing for their senders."""
         self.source: str = source
         """As it was written, where names are looked for."""
         self._special_tokens = dict(special_tokens or {})
@@ -100,14 +102,14 @@ class ChatTemplate:
         """Raise `InvalidPromptError` for tools or arguments that the template doesn't read."""
         if conversation.tools and not self.reads("tools"):
             raise InvalidPromptError(
-                f"tools are not supported: the chat template {self.origin} doesn't read them",
+                f"tools are not supported: the chat template {self._file} doesn't read them",
                 argument="tools",
             )
         for name in conversation.template_kwargs:
             if name in self._special_tokens or not self.reads(name):
                 why = "has a value of its own for it" if self.reads(name) else "doesn't read it"
                 raise InvalidPromptError(
-                    f"chat_template_kwargs must not have {name!r}: the chat template {self.origin} "
+                    f"chat_template_kwargs must not have {name!r}: the chat template {self._file} "
                     f"{why}",
                     argument="chat_template_kwargs",
                     value=name,
@@ -169,7 +171,7 @@ class ChatTemplate:
             others = "none" if expected is None else len(expected)
             raise InvalidPromptError(
                 f"the text of messages must not change which special tokens the prompt has, but "
-                f"the chat template {self.origin} writes {len(tokens)} with these contents and "
+                f"the chat template {self._file} writes {len(tokens)} with these contents and "
                 f"{others} with others; special_tokens_in_messages=True allows it"
             )
         return guard.encode(text, disguise, spans, max_tokens=max_tokens)
@@ -227,16 +229,16 @@ class ChatTemplate:
             refusal = _brief(error if disguise is None else disguise.take_off(str(error)))
             raise InvalidPromptError(f"the model's chat template refused: {refusal}") from error
         except bounds.BudgetSpentError as error:
-            raise RequestFailedError(f"{self.origin}: rendering was stopped: {error}") from error
+            raise RequestFailedError(f"{self._file}: rendering was stopped: {error}") from error
         except BaseException as error:
             # A panic of the library's is no Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             if getattr(error, "kind", None) == "OutOfFuel":
                 raise RequestFailedError(
-                    f"{self.origin}: rendering was stopped: it took more than {fuel} instructions"
+                    f"{self._file}: rendering was stopped: it took more than {fuel} instructions"
                 ) from error
-            raise RequestFailedError(f"{self.origin}: rendering failed: {_brief(error)}") from error
+            raise RequestFailedError(f"{self._file}: rendering failed: {_brief(error)}") from error
         return _cut_at(text, mark) if mark else text
 
 

@@ -30,9 +30,10 @@ void apply(const PackedWeight& self, Address x, int64_t rows, int64_t x_row_byte
                y_is_float32);
 }
 
-void argmax(const PackedWeight& self, Address x, int64_t rows, int64_t x_row_bytes, Address largest,
-            Address columns) {
+void argmax(const PackedWeight& self, Address x, int64_t rows, int64_t x_row_bytes, Address y,
+            Address kept, Address largest, Address columns) {
     self.argmax(reinterpret_cast<const char*>(x), rows, x_row_bytes,
+                {reinterpret_cast<float*>(y), reinterpret_cast<const uint8_t*>(kept)},
                 reinterpret_cast<float*>(largest), reinterpret_cast<int64_t*>(columns));
 }
 

@@ -30,6 +30,15 @@ struct RowSource {
     }
 };
 
+// Which rows of a product are written to y, float32 [rows, out] contiguous; the others stay as they
+// are there.
+struct KeptRows {
+    float* y;             // null: none is
+    const uint8_t* rows;  // [rows], 0 for those that aren't; null: all are
+
+    bool has(int64_t row) const { return y && (!rows || rows[row]); }
+};
+
 class PackedWeight {
   public:
     // Copies `weight` [out, in] and `bias` [out] (of the weight's dtype, contiguous; or null).
@@ -58,16 +67,16 @@ class PackedWeight {
                 bool y_is_float32) const;
     std::size_t packed_bytes(int64_t rows) const;
 
-    // The same without the results: of each row, the largest as float32, and the first column that
-    // has it; NaN and its first column where there is one. `partial`: `argmax_bytes(rows)` of memory,
-    // aligned to 8 bytes, that stays too.
+    // The same, and of each row the largest result as float32, and the first column that has it; NaN
+    // and its first column where there is one. Only the results in `kept` are written. `partial`:
+    // `argmax_bytes(rows)` of memory, aligned to 8 bytes, that stays too.
     void append_argmax(Phases& phases, const RowSource& x, int64_t rows, char* packed,
-                       char* partial, float* largest, int64_t* columns) const;
+                       char* partial, const KeptRows& kept, float* largest, int64_t* columns) const;
     std::size_t argmax_bytes(int64_t rows) const;
 
     // Runs them.
-    void argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, float* largest,
-                int64_t* columns) const;
+    void argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, const KeptRows& kept,
+                float* largest, int64_t* columns) const;
 
     // out [count, in] = weight[ids], in the weight's dtype. Throws std::out_of_range for an id that
     // is no row, before it writes anything.

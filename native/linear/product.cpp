@@ -1,6 +1,7 @@
 // The product with a packed weight, as phases: rows are packed, then tiles multiply.
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "common/thread_pool.h"
@@ -87,8 +88,9 @@ struct PackedWeight::Split {
 struct PackedWeight::Pass {
     const char* x;  // packed blocks, one after the other; or, if `is_plain`, one row as it stands
     bool is_plain;
-    char* y;     // of its first row; or null, where the largest of each row are kept in `best`
+    char* y;     // of its first row; unused where the largest of each row are kept in `best`
     Best* best;  // [rows][groups of panels]
+    KeptRows kept;  // beside `best`, of all passes
     int64_t first_row;
     int64_t count;
     int64_t unit;  // of rows in a block
@@ -156,13 +158,13 @@ void PackedWeight::apply(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes
     phases.run();
 }
 
-void PackedWeight::argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes, float* largest,
-                          int64_t* columns) const {
+void PackedWeight::argmax(const char* x, int64_t rows, std::ptrdiff_t x_row_bytes,
+                          const KeptRows& kept, float* largest, int64_t* columns) const {
     thread_local Phases phases;
     thread_local AlignedMemory packed, partial;
     phases.clear();
     append_argmax(phases, RowSource::plain(x, x_row_bytes), rows,
-                  packed.at_least(packed_bytes(rows)), partial.at_least(argmax_bytes(rows)),
+                  packed.at_least(packed_bytes(rows)), partial.at_least(argmax_bytes(rows)), kept,
                   largest, columns);
     phases.run();
 }
@@ -180,9 +182,11 @@ void PackedWeight::append(Phases& phases, const RowSource& x, int64_t rows, char
 }
 
 void PackedWeight::append_argmax(Phases& phases, const RowSource& x, int64_t rows, char* packed,
-                                 char* partial, float* largest, int64_t* columns) const {
+                                 char* partial, const KeptRows& kept, float* largest,
+                                 int64_t* columns) const {
     for_each_pass(rows, x, packed, [&](const TileSet& tiles, Pass& pass) {
         pass.best = reinterpret_cast<Best*>(partial);
+        pass.kept = kept;
         pass.y_row_bytes = kOutputsRowBytes;
         pass.y_is_float32 = true;
         if (!pass.is_plain) append_packing(phases, tiles, x, pass, packed);
@@ -308,6 +312,10 @@ void PackedWeight::multiply_block(const TileSet& tiles, const Pass& pass, int64_
         for (int row = 0; row < tile.rows; ++row) {
             if (panel == first_panel) best[row] = {outputs[row][0], static_cast<int32_t>(column)};
             best[row].take(outputs[row], tile.columns, static_cast<int32_t>(column));
+            const int64_t at = pass.first_row + top + row;
+            if (pass.kept.has(at))
+                std::memcpy(pass.kept.y + at * out_features_ + column, outputs[row],
+                            static_cast<std::size_t>(tile.columns) * sizeof(float));
         }
     }
     if (!pass.best) return;

@@ -4,8 +4,12 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
 
 #include "common/phases.h"
 #include "dispatch.h"
@@ -95,6 +99,46 @@ void bind_soft_cap(Address x, float cap, int64_t size) {
 void bind_largest(Address x, int64_t rows, int64_t size, Address largest, Address columns) {
     aioserve::run_now([&](aioserve::Phases& phases) {
         append_largest(phases, at<float>(x), rows, size, at<float>(largest), at<int64_t>(columns));
+    });
+}
+
+// For rows so few that another thread may not be worth waking: nor is it then to let another have the
+// GIL, and to wait for it afterwards.
+template <class Append>
+void run_rows(std::size_t rows, int64_t size, const Append& append) {
+    std::optional<nb::gil_scoped_release> release;
+    if (row_search_ns(static_cast<int64_t>(rows), size) >= aioserve::kParallelThreshold)
+        release.emplace();
+    aioserve::run_now(append);
+}
+
+void check_row(int64_t row, int64_t num_rows) {
+    if (row < 0 || row >= num_rows)
+        throw std::out_of_range("rows must be from 0 to " + std::to_string(num_rows - 1) +
+                                ", got " + std::to_string(row));
+}
+
+void bind_largest_of(Address x, int64_t num_rows, int64_t size, const std::vector<int64_t>& rows,
+                     Address largest, Address columns) {
+    for (const int64_t row : rows) check_row(row, num_rows);
+    run_rows(rows.size(), size, [&](aioserve::Phases& phases) {
+        append_largest_of(phases, at<float>(x), rows, size, at<float>(largest),
+                          at<int64_t>(columns));
+    });
+}
+
+void bind_leave_out(Address x, int64_t num_rows, int64_t size,
+                    const std::vector<std::pair<int64_t, Array<int32_t, 1>>>& masks) {
+    std::vector<RowMask> of_rows;
+    for (const auto& [row, mask] : masks) {
+        check_row(row, num_rows);
+        if (static_cast<int64_t>(mask.shape(0)) != (size + 31) / 32)
+            throw std::invalid_argument("masks must have " + std::to_string((size + 31) / 32) +
+                                        " words, got " + std::to_string(mask.shape(0)));
+        of_rows.push_back({row, mask.data()});
+    }
+    run_rows(of_rows.size(), size, [&](aioserve::Phases& phases) {
+        append_leave_out(phases, at<float>(x), of_rows, size);
     });
 }
 
@@ -191,6 +235,8 @@ void bind_ops(nb::module_& m) {
     m.def("scale", &bind_scale, ReleaseGil());
     m.def("soft_cap", &bind_soft_cap, ReleaseGil());
     m.def("largest", &bind_largest, ReleaseGil());
+    m.def("largest_of", &bind_largest_of);
+    m.def("leave_out", &bind_leave_out);
     m.def("rotary_kv_write", &bind_rotary_kv_write, ReleaseGil());
     m.def("paged_attention", &bind_paged_attention, ReleaseGil());
     m.def("copy_pages", &bind_copy_pages, "caches"_a, "copies"_a.noconvert());

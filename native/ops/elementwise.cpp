@@ -56,7 +56,7 @@ void append_gelu(Phases& phases, const GeluArgs& args, DType dtype, int64_t rows
 void append_largest(Phases& phases, const float* x, int64_t rows, int64_t size, float* largest,
                     int64_t* columns) {
     const auto kernel = kernels(DType::float32).largest;
-    phases.add_ranges(rows, kSearch * static_cast<double>(rows * size),
+    phases.add_ranges(rows, row_search_ns(rows, size),
                       [=](int64_t begin, int64_t end) {
                           for (int64_t row = begin; row < end; ++row) {
                               const Largest found = kernel(x + row * size, size);
@@ -64,6 +64,34 @@ void append_largest(Phases& phases, const float* x, int64_t rows, int64_t size, 
                               columns[row] = found.index;
                           }
                       });
+}
+
+void append_largest_of(Phases& phases, const float* x, const std::vector<int64_t>& rows,
+                       int64_t size, float* largest, int64_t* columns) {
+    const auto kernel = kernels(DType::float32).largest;
+    const auto count = static_cast<int64_t>(rows.size());
+    phases.add_ranges(count, row_search_ns(count, size),
+                      [=, at = rows.data()](int64_t begin, int64_t end) {
+                          for (int64_t i = begin; i < end; ++i) {
+                              const Largest found = kernel(x + at[i] * size, size);
+                              largest[at[i]] = found.value;
+                              columns[at[i]] = found.index;
+                          }
+                      });
+}
+
+void append_leave_out(Phases& phases, float* x, const std::vector<RowMask>& masks, int64_t size) {
+    const auto kernel = kernels(DType::float32).leave_out;
+    const auto count = static_cast<int64_t>(masks.size());
+    phases.add_ranges(count, row_search_ns(count, size),
+                      [=, of = masks.data()](int64_t begin, int64_t end) {
+                          for (int64_t i = begin; i < end; ++i)
+                              kernel(of[i].mask, x + of[i].row * size, size);
+                      });
+}
+
+double row_search_ns(int64_t rows, int64_t size) {
+    return kSearch * static_cast<double>(rows * size);
 }
 
 }  // namespace aioserve::ops

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <vector>
+
 #include "common/phases.h"
 #include "ops/types.h"
 
@@ -18,5 +20,16 @@ void append_gelu(Phases& phases, const GeluArgs& args, DType dtype, int64_t rows
 // Of each row of x [rows, size]: the first of its largest values, or its first NaN, and its column.
 void append_largest(Phases& phases, const float* x, int64_t rows, int64_t size, float* largest,
                     int64_t* columns);
+// The same of some rows, which stay until the phases ran.
+void append_largest_of(Phases& phases, const float* x, const std::vector<int64_t>& rows,
+                       int64_t size, float* largest, int64_t* columns);
+struct RowMask {
+    int64_t row;
+    const int32_t* mask;  // [ceil(size / 32)]
+};
+// In rows of x [any, size], what a mask doesn't have becomes -inf. The masks stay, too.
+void append_leave_out(Phases& phases, float* x, const std::vector<RowMask>& masks, int64_t size);
+// What either takes of one thread, roughly, in nanoseconds.
+double row_search_ns(int64_t rows, int64_t size);
 
 }  // namespace aioserve::ops

@@ -30,6 +30,7 @@ constexpr Kernels kKernels = {
     .scale = scale<T>,
     .soft_cap = soft_cap,
     .largest = largest,
+    .leave_out = leave_out,
     .sampling = kSampling,
     .attention = attention<T>,
     .attention_split = attention_split<T>,

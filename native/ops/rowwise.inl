@@ -281,3 +281,15 @@ static Largest largest(const float* row, int64_t size) {
     for (i = 0; nan ? row[i] == row[i] : row[i] != top;) ++i;
     return {row[i], i};
 }
+
+static void leave_out(const int32_t* mask, float* row, int64_t size) {
+    constexpr int kBits = 32;
+    int64_t i = 0;
+    for (; i + kBits <= size; i += kBits) {
+        const uint32_t bits = static_cast<uint32_t>(mask[i / kBits]);
+        if (bits == 0xFFFFFFFF) continue;
+        for (int j = 0; j < kBits; ++j) row[i + j] = bits >> j & 1 ? row[i + j] : kMinusInfinity;
+    }
+    for (int j = 0; i < size; ++i, ++j)
+        if (!(static_cast<uint32_t>(mask[i / kBits]) >> j & 1)) row[i] = kMinusInfinity;
+}

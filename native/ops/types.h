@@ -206,6 +206,8 @@ struct Kernels {
     // Elements of float32, whatever the dtype, become cap * tanh(x / cap).
     void (*soft_cap)(float* x, float cap, int64_t begin, int64_t end);
     Largest (*largest)(const float* row, int64_t size);
+    // Elements of float32 become -inf where bit `i % 32` of word `i / 32` isn't set.
+    void (*leave_out)(const int32_t* mask, float* row, int64_t size);
     SamplingKernels sampling;  // of float32, whatever the dtype
     // All splits of a unit, merged and written to `out`. `next`, unless null, is what this thread
     // probably does next: its first keys are fetched on the way.

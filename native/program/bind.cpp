@@ -56,9 +56,9 @@ void rotary_kv_write(Program& self, ValueId qkv, int64_t layer, int rotation, Ad
 }
 
 void run(Program& self, const HeldBatch& held, const KVPages& pages, Address token_ids,
-         Address logits, Address largest, Address columns) {
+         Address logits, Address kept, Address largest, Address columns) {
     self.run({held.batch, pages, at<int64_t>(token_ids)},
-             {at<float>(logits), at<float>(largest), at<int64_t>(columns)});
+             {at<float>(logits), at<uint8_t>(kept), at<float>(largest), at<int64_t>(columns)});
 }
 
 nb::dict nanoseconds(const Program& self) {

@@ -201,11 +201,11 @@ void Linear::append(const Frame& frame) const {
                   float32);
 }
 
-void Linear::append_argmax(const Frame& frame, float* largest, int64_t* columns) const {
+void Linear::append_argmax(const Frame& frame, const Outputs& outputs) const {
     const int64_t count = frame.rows(writes[0]);
     char* partial = frame.scratch + round_up(weight.packed_bytes(count));
-    weight.append_argmax(frame.phases, rows(frame), count, frame.scratch, partial, largest,
-                         columns);
+    weight.append_argmax(frame.phases, rows(frame), count, frame.scratch, partial,
+                         {outputs.logits, outputs.kept}, outputs.largest, outputs.columns);
 }
 
 void Linear::fuse(std::unique_ptr<Op> before) {

@@ -96,8 +96,8 @@ struct Linear : Op {
         : Op(Kind::linear, {x}, {y}), weight(weight_), float32(float32_) {}
     std::size_t scratch_bytes(const Frame& frame) const override;
     void append(const Frame& frame) const override;
-    // Of each row of y the largest, and its column, instead of y.
-    void append_argmax(const Frame& frame, float* largest, int64_t* columns) const;
+    // Of each row of y the largest, and its column, and of y no more than the rows that are kept.
+    void append_argmax(const Frame& frame, const Outputs& outputs) const;
     linear::RowSource rows(const Frame& frame) const;
     // The op that computes x from now on.
     void fuse(std::unique_ptr<Op> before);

@@ -43,9 +43,10 @@ struct Inputs {
 
 // Where the results of one step go.
 struct Outputs {
-    float* logits;     // [S, vocab], or null
-    float* largest;    // [S]: of each row of logits, or null ...
-    int64_t* columns;  // [S]: ... and where it is
+    float* logits;        // [S, vocab], or null
+    const uint8_t* kept;  // [S]: 0 for rows of logits that may hold anything; or null
+    float* largest;       // [S]: of each row of logits, or null ...
+    int64_t* columns;     // [S]: ... and where it is
 };
 
 struct Frame {

@@ -304,17 +304,16 @@ void Program::append_ops(const Frame& frame, const Outputs& outputs) {
         kinds_.resize(static_cast<std::size_t>(phases_.count()), kind);
     };
     const auto* head = dynamic_cast<const Linear*>(ops_.back().get());
-    const bool largest_alone =
-        !outputs.logits && outputs.largest && head && head->writes[0] == logits_;
+    const bool fused = outputs.largest && head && head->writes[0] == logits_;
     for (const auto& op : ops_) {
-        if (largest_alone && op == ops_.back()) {
-            head->append_argmax(frame, outputs.largest, outputs.columns);
+        if (fused && op == ops_.back()) {
+            head->append_argmax(frame, outputs);
         } else {
             op->append(frame);
         }
         counts_as(op->kind);
     }
-    if (!outputs.largest || largest_alone) return;
+    if (!outputs.largest || fused) return;
     ops::append_largest(phases_, frame.at<float>(logits_), frame.rows(logits_),
                    values_[logits_].columns, outputs.largest, outputs.columns);
     counts_as(Kind::rowwise);

@@ -55,8 +55,8 @@ class Program {
     // Ends the recording: `logits` is what a run leaves. Fuses and places.
     void finish(ValueId logits);
 
-    // One step. Where only the largest of each row is asked for, and the logits are a linear layer's
-    // as they are, they are never written. Throws, before anything is written, std::out_of_range for a
+    // One step. Where the largest of each row are asked for, and the logits are a linear layer's as
+    // they are, those that aren't are never written. Throws, before anything is written, std::out_of_range for a
     // token that the embedding doesn't have and std::invalid_argument for what else doesn't fit.
     void run(const Inputs& inputs, const Outputs& outputs);
 

@@ -47,6 +47,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.beam_search": lambda e, s: e.beam_search([1], beam_width=2, max_tokens=2),
     "Engine.config": lambda e, s: e.config,
     "Engine.default_params": lambda e, s: e.default_params,
+    "Engine.template_reads": lambda e, s: e.template_reads("tools"),
     "Engine.drain": lambda e, s: e.drain(0),
     "Engine.dump": lambda e, s: e.dump(),
     "Engine.embed": lambda e, s: e.embed([1]),
@@ -57,6 +58,8 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.limits": lambda e, s: e.limits,
     "Engine.score": lambda e, s: e.score([1], [2]),
     "Engine.score_each": lambda e, s: e.score_each([1], [[2], [3]]),
+    "Engine.embed_counted": lambda e, s: e.embed_counted([[1], [2]]),
+    "Engine.encode": lambda e, s: e.encode([1, 2]),
     "Engine.stats": lambda e, s: e.stats(),
     "Engine.stream": lambda e, s: e.stream([1], SHORT).request_id,
     "Engine.tokenizer": lambda e, s: e.tokenizer.encode("x"),
@@ -71,6 +74,7 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "TokenStream.prompt_logprobs": lambda e, s: s.prompt_logprobs,
     "TokenStream.prompt_token_ids": lambda e, s: s.prompt_token_ids,
     "TokenStream.request_id": lambda e, s: s.request_id,
+    "TokenStream.batch": lambda e, s: s.batch(),
     "TokenStream.started": lambda e, s: s.started(),
     "TokenStream.stop_reason": lambda e, s: s.stop_reason,
     "TokenStream.stop_reasons": lambda e, s: s.stop_reasons,
@@ -177,7 +181,7 @@ async def test_a_call_after_the_end_works_or_says_what_is_wrong(name: str, place
         outcome = type(error).__name__
     if after == "as before" and place != "its loop":
         after = documented()[name][0]
-    elif name in ("TokenStream.__anext__", "TokenStream.started"):
+    elif name in ("TokenStream.__anext__", "TokenStream.batch", "TokenStream.started"):
         after = "`EngineClosedError`"  # what ended the request
     assert outcome == {"yes": "works", "as before": "works"}.get(after, after.strip("`"))
 

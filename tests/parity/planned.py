@@ -11,7 +11,7 @@ import torch
 from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.plan import PageCopy, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.models.decoder import Decoder
-from aioserve.ops import Batch, Drawn, KVCache, SampleRows
+from aioserve.ops import Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -86,7 +86,16 @@ class _Recorder:
         self.backend = decoder.backend
         self.logits = torch.empty(0)
 
-    def draw(self, batch: Batch, kv: KVCache, rows: SampleRows, last_tokens: torch.Tensor) -> Drawn:
+    def draw(
+        self,
+        batch: Batch,
+        kv: KVCache,
+        rows: SampleRows,
+        last_tokens: torch.Tensor,
+        edits: LogitEdits | None,
+    ) -> Drawn:
+        if edits is not None:
+            raise ValueError("nothing is edited here")
         self.logits = self._decoder.forward(batch, kv)
         return self.backend.draw(self.logits, rows, last_tokens)
 

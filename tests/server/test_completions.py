@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import httpx
@@ -11,15 +10,10 @@ import pytest
 
 from aioserve import SamplingParams
 from tests.server.serving import served, until
+from tests.server.talking import events_of
 
 PROMPT = "json.dumps"
 BODY: dict[str, Any] = {"model": "pyhelp", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
-
-
-def events_of(text: str) -> list[Any]:
-    """Data of each event; `[DONE]` as it is."""
-    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    return [event if event == "[DONE]" else json.loads(event) for event in events]
 
 
 @pytest.mark.asyncio

@@ -27,7 +27,7 @@ from tests.server.serving import client_of, listening, served, until
 BODY: dict[str, Any] = {"model": "pyhelp", "prompt": "json.dumps", "max_tokens": 2}
 
 
-def arrived(query: bytes = b"", method: str = "GET", path: str = "/", **headers: str) -> Arrival:
+def arrived(query: bytes = b"", /, method: str = "GET", path: str = "/", **headers: str) -> Arrival:
     named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"method": method, "path": path, "headers": named, "query_string": query}
     return Arrival(scope, CallRecord())

@@ -61,7 +61,7 @@ part = st.tuples(
 )
 notices = st.lists(
     st.one_of(
-        st.tuples(st.just("arrived"), st.sampled_from(IDS)),
+        st.tuples(st.just("arrived"), st.sampled_from(IDS), st.sampled_from((0, 0.3, 1.1, 2.7))),
         st.tuples(
             st.just("step"),
             st.lists(part, max_size=4, unique_by=lambda one: one[:2]),
@@ -130,8 +130,9 @@ def walk(notes: Any, recorder: StepRecorder, model: Model) -> Iterator[None]:
     for number, note in enumerate(notes):
         now += 1.0
         if note[0] == "arrived":
-            recorder.arrived([info(note[1], now)])
-            model.arrived(note[1], now)
+            submitted = now - note[2]  # it is told of later
+            recorder.arrived([info(note[1], submitted)])
+            model.arrived(note[1], submitted)
         elif note[0] == "step":
             recorder.step_finished(step(number, now, note[1], note[2]))
             model.stepped(note[1], note[2])

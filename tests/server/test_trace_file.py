@@ -7,9 +7,11 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from aioserve import Engine, SamplingParams
@@ -22,8 +24,10 @@ ANSWER = SamplingParams(max_tokens=30)
 
 def opened(text: bytes) -> list[Any]:
     """As Perfetto reads a file that was cut off: up to its last whole event."""
-    lines = text.rpartition(b"\n")[0].rstrip(b",")
-    return json.loads(lines + b"]")
+    try:
+        return json.loads(text + b"]")
+    except ValueError:
+        return json.loads(text.rpartition(b"\n")[0].rstrip(b",") + b"]")
 
 
 @pytest.mark.asyncio
@@ -122,3 +126,22 @@ async def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="nowhere"):
             async with tracing(engine, tmp_path / "nowhere" / "a"):
                 pass
+
+
+def test_a_server_that_is_killed_leaves_a_trace_that_opens(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    command = [sys.executable, "-m", "aioserve", "serve", "--port", "0", "--trace", str(path)]
+    with subprocess.Popen([*command, "--num-pages", "256"], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        said = b""
+        while b"is served at" not in said:
+            said = process.stderr.readline()
+            assert said, "the server ended"
+        url = said.split(b"is served at ")[1].split(b";")[0].strip().decode()
+        body = {"model": "pyhelp", "prompt": "import", "max_tokens": 20, "ignore_eos": True}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=30).status_code == 200
+        while b'"ph":"E"' not in path.read_bytes():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+    assert any(event["ph"] == "E" for event in opened(path.read_bytes()))

@@ -505,7 +505,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", TOOL_FORMS)
+@pytest.mark.parametrize("name", sorted(TOOL_FORMS.keys() & SOURCES.keys()))
 def test_the_form_of_tool_calls_is_named_or_the_templates(name: str) -> None:
     form = TOOL_FORMS[name]
     assert tool_form("auto", SOURCES[name], has_tools=True) is form

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence
 
 from aioserve.server.errors import ApiError
 from aioserve.server.guards.arrival import Arrival
@@ -17,9 +17,9 @@ CHALLENGE = (b"www-authenticate", b'Bearer realm="aioserve"')
 class KeyGuard:
     """Lets everybody in where there are no keys."""
 
-    def __init__(self, keys: Sequence[ApiKey], open_paths: Set[str]) -> None:
+    def __init__(self, keys: Sequence[ApiKey], open_paths: Iterable[str]) -> None:
         self._keys = keys
-        self._open = open_paths
+        self._open = frozenset(open_paths)
 
     def check(self, arrival: Arrival) -> None:
         if not self._keys or (arrival.path in self._open and arrival.method in ("GET", "HEAD")):

@@ -15,6 +15,7 @@ from aioserve.engine.stream import TokenStream
 from aioserve.request import FinishReason, Logprobs, Sample, Token, Usage
 from aioserve.server.openai.completion_body import CompletionRequest
 from aioserve.server.openai.logprobs import CompletionLogprobs, TextOffsets
+from aioserve.server.openai.together import Batch
 from aioserve.server.openai.token_texts import TokenTexts
 
 __all__ = ["CompletionChoice", "CompletionPiece", "PromptChoices"]
@@ -102,16 +103,16 @@ class PromptChoices:
 
     # -- in pieces
 
-    def pieces(self, tokens: Sequence[Token], stream: TokenStream) -> list[CompletionPiece]:
-        """What the next tokens of `stream`, all that it had, add to the choices; also the ends of
-        those that have ended."""
-        reasons, first = stream.finish_reasons, tokens[0].sample if tokens else 0
-        if all(token.sample == first for token in tokens):
-            by_sample = {first: tokens} if tokens else {}
+    def pieces(self, batch: Batch, stream: TokenStream) -> list[CompletionPiece]:
+        """What a batch of `stream` adds to the choices; also the ends of those that have ended."""
+        tokens, reasons = batch.tokens, batch.finish_reasons
+        by_sample: dict[int, list[Token]] = {}
+        if len(tokens) == 1 or len(self._choices) == 1:
+            if tokens:
+                by_sample[tokens[0].sample] = tokens
         else:
-            by_sample: dict[int, Sequence[Token]] = {}
             for token in tokens:
-                by_sample.setdefault(token.sample, []).append(token)  # pyright: ignore
+                by_sample.setdefault(token.sample, []).append(token)
         pieces: list[CompletionPiece] = []
         for number, choice in enumerate(self._choices):
             if choice.has_ended:

@@ -107,9 +107,9 @@ async def _events(
     makers = _choices_of(call, body, prompts)
     with as_named(COMPLETION_NAMES):
         async with aclosing(merged.batches()) as batches:
-            async for place, tokens in batches:
+            async for place, batch in batches:
                 maker = makers[place]
-                pieces = maker.pieces(tokens, merged.streams[place])
+                pieces = maker.pieces(batch, merged.streams[place])
                 usage = maker.counted(merged.usage) if chunks.counts_always else None
                 if len(pieces) == 1:
                     yield chunks.chunk(pieces[0], usage)

@@ -61,6 +61,7 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
         vectors, usage = await call.engine.embed_counted(
             prompts, pooling=body.pooling, normalize=body.normalize, **options_of(call, body)
         )
+    call.told.answers_with(usage)
     size = vectors.shape[1]
     if body.dimensions not in (None, size):
         raise refuse(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 
 import msgspec
 
@@ -95,17 +94,14 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 def chat_logprobs(texts: TokenTexts, tokens: Iterable[Token], top: int) -> ChatLogprobs | None:
     """With the `top` most likely ones at each place; None where no token is."""
-    content = [
-        TokenLogprob(
-            texts.text(token.id),
-            max(token.logprobs.logprob, LEAST),
-            list(texts.of(token.id)[0]),
-            [
-                TopLogprob(texts.text(one.id), max(one.logprob, LEAST), list(texts.of(one.id)[0]))
-                for one in islice(token.logprobs.top, top)
-            ],
-        )
-        for token in tokens
-        if token.logprobs is not None
-    ]
+    written, content = texts.written, []
+    for token in tokens:
+        if (found := token.logprobs) is None:
+            continue
+        tops: list[TopLogprob] = []
+        for one in found.top[:top]:
+            text, raw = written(one.id)
+            tops.append(TopLogprob(text, max(one.logprob, LEAST), raw))
+        text, raw = written(token.id)
+        content.append(TokenLogprob(text, max(found.logprob, LEAST), raw, tops))
     return ChatLogprobs(content=content) if content else None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
 
 from aioserve.engine.stream import TokenStream
-from aioserve.request import Token, Usage
+from aioserve.request import FinishReason, Token, Usage
 
-__all__ = ["Merged", "all_of", "sum_of"]
+__all__ = ["Batch", "Merged", "all_of", "sum_of"]
 
 T = TypeVar("T")
 
@@ -49,12 +50,25 @@ def sum_of(usages: Sequence[Usage]) -> Usage:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a stream had at one moment, which may be over when it is looked at."""
+
+    tokens: list[Token]
+    finish_reasons: tuple[FinishReason | None, ...]
+    """Of samples all of whose tokens were given out, with these."""
+
+
+async def _next(stream: TokenStream) -> Batch:
+    return Batch(await stream.batch(), stream.finish_reasons)
+
+
 class Merged:
     """The tokens of several streams as they come. It owns the streams."""
 
     def __init__(self, streams: list[TokenStream]) -> None:
         self.streams: list[TokenStream] = streams
-        self._waiting: dict[asyncio.Task[list[Token]], int] = {}
+        self._waiting: dict[asyncio.Task[Batch], int] = {}
         """For the next tokens of each stream that goes on; its place."""
 
     @property
@@ -73,25 +87,25 @@ class Merged:
         for task in sorted(done, key=self._waiting.__getitem__):
             task.result()
 
-    async def batches(self) -> AsyncGenerator[tuple[int, list[Token]], None]:
-        """The place of a stream, and its next tokens: none at its end. Raises what ended the first
-        that an error ends."""
+    async def batches(self) -> AsyncGenerator[tuple[int, Batch], None]:
+        """The place of a stream, and what came next of it: no tokens at its end. Raises what ended
+        the first that an error ends."""
         if len(self.streams) == 1:
-            tokens: list[Token] | None = None
-            while tokens is None or tokens:
-                tokens = await self.streams[0].batch()
-                yield 0, tokens
+            batch: Batch | None = None
+            while batch is None or batch.tokens:
+                batch = await _next(self.streams[0])
+                yield 0, batch
             return
         while self._waiting:
             done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=self._waiting.__getitem__):
                 place = self._waiting.pop(task)
-                if tokens := task.result():
+                if (batch := task.result()).tokens:
                     self._wait_for(place)
-                yield place, tokens
+                yield place, batch
 
     def _wait_for(self, place: int) -> None:
-        task = asyncio.ensure_future(self.streams[place].batch())
+        task = asyncio.ensure_future(_next(self.streams[place]))
         self._waiting[task] = place
 
     def close(self) -> None:
@@ -102,7 +116,7 @@ class Merged:
             task.add_done_callback(_unheard)
 
 
-def _unheard(task: asyncio.Task[list[Token]]) -> None:
+def _unheard(task: asyncio.Task[Batch]) -> None:
     """What it raises has nobody to hear it."""
     if not task.cancelled():
         task.exception()

@@ -14,6 +14,7 @@ class TokenTexts:
     def __init__(self, engine: Engine) -> None:
         self._tokenizer = engine.tokenizer if engine.has_tokenizer else None
         self._known: dict[int, tuple[bytes, bool]] = {}
+        self._written: dict[int, tuple[str, list[int]]] = {}
 
     def of(self, token_id: int) -> tuple[bytes, bool]:
         """Its bytes, and whether they are part of the text."""
@@ -22,9 +23,13 @@ class TokenTexts:
             known = self._known[token_id] = self._look_up(token_id)
         return known
 
-    def text(self, token_id: int) -> str:
-        """Where its bytes are part of a character, U+FFFD stands for it."""
-        return self.of(token_id)[0].decode("utf-8", "replace")
+    def written(self, token_id: int) -> tuple[str, list[int]]:
+        """Its text and its bytes. Where these are part of a character, U+FFFD stands for it."""
+        written = self._written.get(token_id)
+        if written is None:
+            raw = self.of(token_id)[0]
+            written = self._written[token_id] = raw.decode("utf-8", "replace"), list(raw)
+        return written
 
     def legacy_text(self, token_id: int) -> str:
         """Where its bytes are part of a character, they are written as `bytes:\\xe2\\x80`."""

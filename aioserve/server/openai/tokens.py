@@ -90,7 +90,7 @@ async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
         count=len(ids),
         max_model_len=engine.limits.max_model_len,
         tokens=ids,
-        token_strs=[texts.text(one) for one in ids] if body.return_token_strs else None,
+        token_strs=[texts.written(one)[0] for one in ids] if body.return_token_strs else None,
     )
 
 

@@ -34,7 +34,6 @@ _POLICY = (
 )
 _HEADERS = {
     "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }

@@ -30,6 +30,7 @@ FIRST_TOKEN_SECONDS = (
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 2.5)
 TOTAL_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 960)
 NUM_TOKENS = tuple(2**power for power in range(18))
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 
 
@@ -54,8 +55,7 @@ class Metrics:
             "Requests over HTTP that haven't ended",
             registry=registry,
         )
-        # Stops when the engine does: the app is told of by nobody else.
-        self.unobserve: Callable[[], None] = engine.observe(_Histograms(registry, tenants))
+        engine.observe(_Histograms(registry, tenants))  # as long as there is the engine
 
     def began(self, arrival: Arrival) -> None:
         self._in_flight.inc()
@@ -67,7 +67,7 @@ class Metrics:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accept = next((value for name, value in scope["headers"] if name == b"accept"), b"")
-        encode, content_type = choose_encoder(accept.decode("latin-1"))
+        encode, content_type = _encoder(accept.decode("latin-1"))
         body = encode(self.registry)
         headers = [
             (b"content-type", content_type.encode()),
@@ -76,6 +76,16 @@ class Metrics:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if _is_head(scope) else body})
+
+
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """All names here are those that every Prometheus reads. prometheus_client 0.26 puts underscores
+    for the colons of some samples in OpenMetrics nevertheless, unless any name is allowed."""
+    encode, content_type = choose_encoder(accept)
+    if content_type.startswith("application/openmetrics-text"):
+        encode, _ = choose_encoder(OPENMETRICS + "; escaping=allow-utf-8")
+        content_type = OPENMETRICS + "; charset=utf-8"
+    return encode, content_type
 
 
 def _is_head(scope: Scope) -> bool:

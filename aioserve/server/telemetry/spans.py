@@ -72,7 +72,8 @@ class Spans:
         if span.is_recording():
             operation = OPERATIONS.get(told.route or "")
             if operation is not None:
-                span.update_name(f"{operation} {told.model}" if told.model else operation)
+                known = told.status == 200  # else it may be any name
+                span.update_name(f"{operation} {told.model}" if known else operation)
             elif told.route is not None:
                 span.update_name(f"{told.method} {told.route}")
             span.set_attributes(_attributes(told, operation))

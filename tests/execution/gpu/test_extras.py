@@ -71,8 +71,11 @@ class TableDecoder:
         rows = batch.logit_rows
         return self.by_token[batch.token_ids[rows]] + self.by_position[batch.positions[rows].long()]
 
-    def draw(self, batch: Batch, cache: KVCache, *args: Any) -> Any:
-        return self.backend.draw(self.forward(batch, cache), *args)
+    def draw(self, batch: Batch, cache: KVCache, rows: Any, last_tokens: Tensor, edits: Any) -> Any:
+        logits = self.forward(batch, cache)
+        if edits is not None:
+            edits.apply(logits)
+        return self.backend.draw(logits, rows, last_tokens)
 
 
 def cache_of(backend: Backend) -> KVCache:

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its bodies, its answers, its errors."""

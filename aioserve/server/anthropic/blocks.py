@@ -1,0 +1,133 @@
+"""Blocks of content, as they come in and as they go out.
+
+Everything that isn't here, such as images and documents, is refused by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from aioserve.server.errors import ApiError
+from aioserve.server.turns import Turns
+
+__all__ = [
+    "CacheControl",
+    "InputMessage",
+    "SystemText",
+    "TextBlock",
+    "ThinkingBlock",
+    "ToolUseBlock",
+    "add_message",
+    "text_of",
+]
+
+
+class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prompts are cached with it or without."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class _Block(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True
+):
+    pass
+
+
+class _InputBlock(_Block, frozen=True, kw_only=True):
+    cache_control: CacheControl | None = None
+
+
+class InputText(_InputBlock, frozen=True, kw_only=True, tag="text"):
+    text: str
+    citations: None = None
+
+
+class InputThinking(_Block, frozen=True, kw_only=True, tag="thinking"):
+    thinking: str
+    signature: str = ""
+    """Of whoever thought so; what counts is what is said."""
+
+
+class DirectCaller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["direct"]
+
+
+class InputToolUse(_InputBlock, frozen=True, kw_only=True, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: DirectCaller | None = None
+
+
+class InputToolResult(_InputBlock, frozen=True, kw_only=True, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[InputText] | None = None
+    is_error: bool = False
+
+
+SystemText = str | list[InputText]
+
+
+class InputMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[InputText | InputThinking | InputToolUse | InputToolResult]
+
+
+class TextBlock(_Block, frozen=True, kw_only=True, tag="text"):
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(_Block, frozen=True, kw_only=True, tag="thinking"):
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(_Block, frozen=True, kw_only=True, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+def text_of(content: str | list[InputText] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join([block.text for block in content])
+
+
+def add_message(turns: Turns, message: InputMessage, place: str) -> None:
+    """Let `message`, from `place` in a body, be part of the conversation: turns of one side that
+    follow each other are one. Raises `ApiError`."""
+    role = message.role
+    if isinstance(message.content, str):
+        _add_text(turns, role, message.content, place)
+        return
+    for index, block in enumerate(message.content):
+        where = f"{place}.content[{index}]"
+        match block:
+            case InputText():
+                _add_text(turns, role, block.text, where)
+            case InputThinking() if role == "assistant":
+                turns.reasoning(block.thinking, where)
+            case InputToolUse() if role == "assistant":
+                turns.call(block.id, block.name, block.input, where, arguments_field="input")
+            case InputToolResult() if role == "user":
+                text = text_of(block.content)
+                turns.result(block.tool_use_id, f"Error: {text}" if block.is_error else text, where)
+            case _:
+                kind = block.__struct_config__.tag
+                raise ApiError(400, f"{where}: a {role} message can't have {kind}", param=where)
+
+
+def _add_text(turns: Turns, role: str, text: str, place: str) -> None:
+    match role:
+        case "user":
+            turns.user(text, place, joined=True)
+        case "assistant":
+            turns.text(text, place)
+        case _:
+            turns.system(text, place)

@@ -1,0 +1,200 @@
+"""`/v1/messages`: answers in blocks, whole or as events."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Literal
+
+import msgspec
+
+from aioserve.request import Usage
+from aioserve.server.answering import Answering, Arguments, CallBegun, Content, Piece, Reasoning
+from aioserve.server.anthropic.blocks import TextBlock, ThinkingBlock, ToolUseBlock
+from aioserve.server.anthropic.errors import ANTHROPIC_ERRORS
+from aioserve.server.anthropic.request import MessageRequest, asked_of
+from aioserve.server.endpoint import Endpoint, Events
+from aioserve.server.served import Call
+
+__all__ = ["MESSAGES", "Message", "MessageUsage"]
+
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+Event = dict[str, Any]
+
+
+class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    """Those that were computed."""
+    cache_creation_input_tokens: int = 0
+    """Nothing is written that has a price of its own."""
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block] = []
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+def usage_of(usage: Usage, output_tokens: int) -> MessageUsage:
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - usage.cached_tokens,
+        cache_read_input_tokens=usage.cached_tokens,
+        output_tokens=output_tokens,
+    )
+
+
+class BlockWriter:
+    """From the pieces of an answer to its blocks, and the events that tell of them. One block is
+    open at a time."""
+
+    def __init__(self) -> None:
+        self.content: list[Block] = []
+        """Those that are whole, in order."""
+        self.has_broken_call = False
+        self._open: Block | None = None
+        self._texts: list[str] = []
+
+    def write(self, piece: Piece) -> list[Event]:
+        match piece:
+            case Content():
+                events = self._opened(TextBlock(text=""))
+                delta = {"type": "text_delta", "text": piece.text}
+            case Reasoning():
+                events = self._opened(ThinkingBlock(thinking=""))
+                delta = {"type": "thinking_delta", "thinking": piece.text}
+            case CallBegun():
+                return self._begin(ToolUseBlock(id=piece.id, name=piece.name, input={}))
+            case Arguments():
+                events = []
+                delta = {"type": "input_json_delta", "partial_json": piece.text}
+        self._texts.append(piece.text)
+        return [*events, self._event("content_block_delta", delta=delta)]
+
+    def finish(self) -> list[Event]:
+        if self._open is None:
+            return []
+        text, self._texts = "".join(self._texts), []
+        match self._open:
+            case TextBlock():
+                whole = TextBlock(text=text)
+            case ThinkingBlock():
+                whole = ThinkingBlock(thinking=text)
+            case ToolUseBlock():
+                whole = msgspec.structs.replace(self._open, input=self._parsed(text))
+        events = [self._event("content_block_stop")]
+        self.content.append(whole)
+        self._open = None
+        return events
+
+    def _parsed(self, arguments: str) -> dict[str, Any]:
+        """Nothing where they are no object, or don't end: the stop reason is another one then."""
+        try:
+            return msgspec.json.decode(arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            self.has_broken_call = True
+            return {}
+
+    def _opened(self, block: TextBlock | ThinkingBlock) -> list[Event]:
+        return [] if type(self._open) is type(block) else self._begin(block)
+
+    def _begin(self, block: Block) -> list[Event]:
+        events = self.finish()
+        self._open = block
+        events.append(self._event("content_block_start", content_block=block))
+        return events
+
+    def _event(self, kind: str, **more: Any) -> Event:
+        return {"type": kind, "index": len(self.content), **more}
+
+
+class _Answered:
+    """One message while it is written."""
+
+    def __init__(self, answering: Answering, body: MessageRequest) -> None:
+        self._answering = answering
+        self._max_tokens = body.max_tokens
+        self._writer = BlockWriter()
+        self._message = Message(
+            id=f"msg_{uuid.uuid4().hex}", model=body.model, usage=usage_of(answering.usage, 0)
+        )
+
+    async def whole(self) -> Message:
+        try:
+            async with aclosing(self._answering.pieces()) as pieces:
+                async for piece in pieces:
+                    self._writer.write(piece)
+        finally:
+            self._answering.close()
+        self._writer.finish()
+        usage = self._answering.usage
+        return msgspec.structs.replace(
+            self._message,
+            content=self._writer.content,
+            stop_reason=self._stop_reason(),
+            stop_sequence=self._answering.stop_string,
+            usage=usage_of(usage, usage.completion_tokens),
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        yield _encoded([{"type": "message_start", "message": self._message}, {"type": "ping"}])
+        async with aclosing(self._answering.pieces()) as pieces:
+            async for piece in pieces:
+                yield _encoded(self._writer.write(piece))
+        events = self._writer.finish()
+        usage = self._answering.usage
+        delta = {
+            "stop_reason": self._stop_reason(),
+            "stop_sequence": self._answering.stop_string,
+        }
+        counts = usage_of(usage, usage.completion_tokens)
+        events.append({"type": "message_delta", "delta": delta, "usage": counts})
+        yield _encoded([*events, {"type": "message_stop"}])
+
+    def _stop_reason(self) -> StopReason:
+        answering, writer = self._answering, self._writer
+        if answering.is_cut_off:
+            full = answering.usage.completion_tokens < self._max_tokens
+            return "model_context_window_exceeded" if full else "max_tokens"
+        if answering.stop_string is not None:
+            return "stop_sequence"
+        calls = any(isinstance(block, ToolUseBlock) for block in writer.content)
+        return "tool_use" if calls and not writer.has_broken_call else "end_turn"
+
+
+def _encoded(events: list[Event]) -> bytes:
+    return b"".join(
+        [
+            b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+            for event in events
+        ]
+    )
+
+
+async def messages(call: Call, body: MessageRequest) -> Message | Events:
+    answering = await Answering.begun(call.engine, asked_of(call, body))
+    call.told.answers_with(answering)
+    answered = _Answered(answering, body)
+    if body.stream:
+        return Events(answered.events(), answering)
+    call.told.answers_with(answering)
+    return await answered.whole()
+
+
+MESSAGES: Endpoint[MessageRequest] = Endpoint(
+    "/v1/messages",
+    messages,
+    ANTHROPIC_ERRORS,
+    kind=MessageRequest,
+    answer=Message,
+    summary="Answer a conversation in blocks",
+)

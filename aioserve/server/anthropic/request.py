@@ -1,0 +1,198 @@
+"""The body of a request for a message, and what it asks of an engine."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from aioserve.server.answering import Asked
+from aioserve.server.anthropic.blocks import (
+    CacheControl,
+    InputMessage,
+    SystemText,
+    add_message,
+    text_of,
+)
+from aioserve.server.errors import ApiError
+from aioserve.server.openai.answer_plan import AnswerPlan
+from aioserve.server.openai.limits import check_at_most
+from aioserve.server.planning import json_schema, named_tool, planned, tool
+from aioserve.server.sampling import SamplingFields
+from aioserve.server.served import Call
+from aioserve.server.turns import Turns, renamed
+from aioserve.structured_output import StructuredOutput
+
+__all__ = ["Conversation", "MessageRequest", "asked_of", "continues", "conversation_of", "plan_of"]
+
+NAMES = {
+    "stop": "stop_sequences",
+    "prompt": "messages",
+    "tenant": "metadata.user_id",
+    "tool_parser": "tools",
+}
+
+
+FORMS = ("structured_output", *StructuredOutput.__struct_fields__)
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Tool(_Strict, frozen=True, kw_only=True):
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class _Choice(_Strict, frozen=True, kw_only=True, tag_field="type"):
+    pass
+
+
+class AutoChoice(_Choice, frozen=True, kw_only=True, tag="auto"):
+    disable_parallel_tool_use: bool = False
+
+
+class AnyChoice(_Choice, frozen=True, kw_only=True, tag="any"):
+    disable_parallel_tool_use: bool = False
+
+
+class ToolChoice(_Choice, frozen=True, kw_only=True, tag="tool"):
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+class NoChoice(_Choice, frozen=True, kw_only=True, tag="none"):
+    pass
+
+
+class Metadata(_Strict, frozen=True, kw_only=True):
+    user_id: str | None = None
+    """The tenant of a call without a key."""
+
+
+class ThinkingDisabled(_Strict, frozen=True, kw_only=True):
+    type: Literal["disabled"]
+
+
+class JsonFormat(_Strict, frozen=True, kw_only=True):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(_Strict, frozen=True, kw_only=True):
+    format: JsonFormat | None = None
+
+
+class Conversation(_Strict, frozen=True, kw_only=True):
+    """What is answered, and what is counted."""
+
+    model: str
+    messages: list[InputMessage]
+    system: SystemText | None = None
+    tools: list[Tool] | None = None
+    tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
+    thinking: ThinkingDisabled | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessageRequest(Conversation, frozen=True, kw_only=True):
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    """There is one tier."""
+    stream: bool = False
+
+
+def conversation_of(call: Call, body: Conversation) -> Turns:
+    """The messages. Raises `ApiError` for what is too much, or in no order that has a meaning."""
+    call.served.check_model(body.model)
+    if not body.messages:
+        raise ApiError(400, "messages must not be empty", param="messages")
+    contents = [*(message.content for message in body.messages), body.system or ""]
+    num_items = sum(1 if isinstance(content, str) else len(content) for content in contents)
+    check_at_most("messages", "have at most {} blocks", num_items, call.settings.max_items)
+    turns = Turns()
+    if system := text_of(body.system):
+        turns.system(system, "system")
+    for index, message in enumerate(body.messages):
+        add_message(turns, message, f"messages[{index}]")
+    return turns
+
+
+def continues(turns: Turns, body: Conversation) -> bool:
+    """Whether the answer goes on with the last message. Raises `ApiError` where it can't."""
+    last = turns.messages[-1]
+    if last["role"] != "assistant":
+        return False
+    if last.get("tool_calls") or not last["content"]:
+        place = f"messages[{len(body.messages) - 1}]"
+        raise ApiError(400, f"{place}: only text can be gone on with", param=place)
+    return True
+
+
+def asked_of(call: Call, body: MessageRequest) -> Asked:
+    """Raises `ApiError`."""
+    turns = conversation_of(call, body)
+    user_id = None if body.metadata is None else body.metadata.user_id
+    most = call.settings.max_metadata_value_chars
+    check_at_most("metadata.user_id", "have at most {} characters", len(user_id or ""), most)
+    num_stops = len(body.stop_sequences or ())
+    check_at_most("stop_sequences", "have at most {} strings", num_stops, call.settings.max_stops)
+    plan = plan_of(call, body)
+    forced = plan.function is not None or plan.reads_list
+    names = NAMES | dict.fromkeys(FORMS, "tools" if forced else "output_config.format")
+    fields = SamplingFields(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop_sequences,
+    )
+    try:
+        params = fields.params(
+            call.engine.default_params, max_tokens=body.max_tokens, structured_output=plan.form
+        )
+    except Exception as error:
+        raise renamed(error, names, turns) from error
+    return Asked(
+        turns,
+        params,
+        plan,
+        continues=continues(turns, body),
+        options=call.options(tenant=call.tenant or user_id or None),
+        names=names,
+    )
+
+
+def plan_of(call: Call, body: Conversation) -> AnswerPlan:
+    """Raises `ApiError`."""
+    match body.tool_choice:
+        case NoChoice():
+            choice = "none"
+        case AnyChoice():
+            choice = "required"
+        case ToolChoice() as named:
+            choice = named_tool(named.name)
+        case _:
+            choice = "auto"
+    wanted = None if body.output_config is None else body.output_config.format
+    return planned(
+        call.settings,
+        tools=[
+            tool(each.name, each.description, each.input_schema, strict=each.strict)
+            for each in body.tools or ()
+        ],
+        choice=choice,
+        one_call=getattr(body.tool_choice, "disable_parallel_tool_use", False),
+        form=None if wanted is None else json_schema(wanted.schema),
+        names={"response_format": "output_config.format", "function.": ""},
+    )

@@ -1,0 +1,356 @@
+"""`/v1/responses`: answers in items, which may be stored and gone on from."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Literal
+
+import msgspec
+
+from aioserve.server.answering import Answering
+from aioserve.server.endpoint import Endpoint, Events
+from aioserve.server.errors import ApiError, told
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.openai.responses_items import Item, new_id
+from aioserve.server.openai.responses_request import (
+    FunctionChoice,
+    FunctionTool,
+    PlainFormat,
+    ReasoningConfig,
+    ResponseRequest,
+    TextConfig,
+    asked_of,
+    checked,
+    context_of,
+)
+from aioserve.server.openai.responses_store import Stored
+from aioserve.server.openai.responses_writer import ItemWriter
+from aioserve.server.served import Call
+
+__all__ = [
+    "DELETE_RESPONSE",
+    "GET_RESPONSE",
+    "INPUT_ITEMS",
+    "RESPONSES",
+    "DeletedResponse",
+    "ItemList",
+    "Response",
+    "ResponseUsage",
+]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+MAX_LISTED = 100
+"""Items of one list."""
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+    """Nothing is written that has a price of its own."""
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    metadata: dict[str, str]
+    model: str
+    output: list[Item] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningConfig = ReasoningConfig()
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: TextConfig
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice
+    tools: list[FunctionTool]
+    top_logprobs: Literal[0] = 0
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+class _Answered:
+    """One response while it is written."""
+
+    def __init__(
+        self,
+        call: Call,
+        response: Response,
+        answering: Answering,
+        context: tuple[list[Item], list[Item]],
+    ) -> None:
+        self._call = call
+        self._response = response
+        self._answering = answering
+        self._context = context
+        self._writer = ItemWriter()
+
+    async def whole(self) -> Response:
+        try:
+            async with aclosing(self._answering.pieces()) as pieces:
+                async for piece in pieces:
+                    self._writer.write(piece)
+            return self._finished()[1]
+        finally:
+            self._answering.close()
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Each with its number; the last says how the response ended."""
+        number = 0
+
+        def encoded(events: list[dict[str, Any]]) -> bytes:
+            nonlocal number
+            lines: list[bytes] = []
+            for event in events:
+                data = msgspec.json.encode({**event, "sequence_number": number})
+                lines.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data))
+                number += 1
+            return b"".join(lines)
+
+        yield encoded(
+            [
+                {"type": "response.created", "response": self._response},
+                {"type": "response.in_progress", "response": self._response},
+            ]
+        )
+        try:
+            async with aclosing(self._answering.pieces()) as pieces:
+                async for piece in pieces:
+                    yield encoded(self._writer.write(piece))
+            events, response = self._finished()
+        except Exception as error:
+            events, response = [], self._failed(error)
+        events.append({"type": f"response.{response.status}", "response": response})
+        yield encoded(events)
+
+    def _finished(self) -> tuple[list[dict[str, Any]], Response]:
+        is_cut_off = self._answering.is_cut_off
+        status = "incomplete" if is_cut_off else "completed"
+        events = self._writer.finish(status)
+        response = msgspec.structs.replace(
+            self._response,
+            status=status,
+            completed_at=None if is_cut_off else int(time.time()),
+            incomplete_details=IncompleteDetails("max_output_tokens") if is_cut_off else None,
+            output=self._writer.output,
+            usage=self._usage(),
+        )
+        return events, self._stored(response)
+
+    def _failed(self, error: Exception) -> Response:
+        refused, record = told(error), self._call.told
+        record.error = refused.code or type(error).__name__
+        if refused.status >= 500 and refused.code != "draining":
+            logger.error("call %s failed", record.request_id, exc_info=error)
+        code = "server_error" if refused.status >= 500 else "invalid_prompt"
+        return msgspec.structs.replace(
+            self._response,
+            status="failed",
+            error=ResponseError(
+                "rate_limit_exceeded" if refused.status == 429 else code, refused.message
+            ),
+            output=self._writer.output,
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> ResponseUsage:
+        usage = self._answering.usage
+        return ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(self._answering.reasoning_tokens),
+            total_tokens=usage.total_tokens,
+        )
+
+    def _stored(self, response: Response) -> Response:
+        """What is answered, and stored if it is to be: one that is too large says it isn't."""
+        if not response.store:
+            return response
+        before, given = self._context
+        stored = Stored(
+            msgspec.json.encode(response), msgspec.json.encode([*before, *given]), len(given)
+        )
+        if self._call.served.responses.put(self._call.tenant, response.id, stored):
+            return response
+        return msgspec.structs.replace(response, store=False)
+
+
+async def responses(call: Call, body: ResponseRequest) -> Response | Events:
+    checked(call, body)
+    before, given = context_of(call, body)
+    asked = asked_of(call, body, before, given)
+    answering = await Answering.begun(call.engine, asked)
+    call.told.answers_with(answering)
+    response = Response(
+        id=new_id("resp"),
+        created_at=call.created_seconds,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        model=body.model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        safety_identifier=body.safety_identifier,
+        store=body.store is not False and call.served.responses.fits(0),
+        temperature=asked.params.temperature,
+        text=TextConfig(format=(body.text and body.text.format) or PlainFormat()),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_p=asked.params.top_p,
+        user=body.user,
+    )
+    answered = _Answered(call, response, answering, (before, given))
+    if body.stream:
+        return Events(answered.events(), answering)
+    call.told.answers_with(answering)
+    return await answered.whole()
+
+
+class ResponsePath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    response_id: str
+
+
+class ListPath(ResponsePath, frozen=True, kw_only=True):
+    after: str | None = None
+    """The id behind which the list begins."""
+    limit: int = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+async def response(call: Call, path: ResponsePath) -> object:
+    return msgspec.Raw(_found(call, path.response_id).body)
+
+
+async def delete_response(call: Call, path: ResponsePath) -> DeletedResponse:
+    if not call.served.responses.delete(call.tenant, path.response_id):
+        raise _missing(path.response_id)
+    return DeletedResponse(id=path.response_id)
+
+
+async def input_items(call: Call, path: ListPath) -> ItemList:
+    """Those that came with the request, the last first."""
+    if not 1 <= path.limit <= MAX_LISTED:
+        raise ApiError(400, f"limit must be in [1, {MAX_LISTED}], got {path.limit}", param="limit")
+    stored = _found(call, path.response_id)
+    items = msgspec.json.decode(stored.before, type=list[Item])[-stored.num_given :]
+    if path.order == "desc":
+        items.reverse()
+    if path.after is not None:
+        places = [index for index, item in enumerate(items) if item.id == path.after]
+        if not places:
+            raise ApiError(400, f"after: no item has the id {path.after!r:.300}", param="after")
+        items = items[places[0] + 1 :]
+    data = items[: path.limit]
+    return ItemList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(items) > len(data),
+    )
+
+
+def _found(call: Call, response_id: str) -> Stored:
+    stored = call.served.responses.get(call.tenant, response_id)
+    if stored is None:
+        raise _missing(response_id)
+    return stored
+
+
+def _missing(response_id: str) -> ApiError:
+    return ApiError(
+        404,
+        f"there is no response {response_id!r:.300}",
+        param="response_id",
+        code="response_not_found",
+    )
+
+
+RESPONSES: Endpoint[ResponseRequest] = Endpoint(
+    "/v1/responses",
+    responses,
+    OPENAI_ERRORS,
+    kind=ResponseRequest,
+    answer=Response,
+    summary="Answer a conversation in items",
+)
+GET_RESPONSE: Endpoint[ResponsePath] = Endpoint(
+    "/v1/responses/{response_id}",
+    response,
+    OPENAI_ERRORS,
+    kind=ResponsePath,
+    bodiless="GET",
+    answer=Response,
+    summary="A stored response",
+)
+DELETE_RESPONSE: Endpoint[ResponsePath] = Endpoint(
+    "/v1/responses/{response_id}",
+    delete_response,
+    OPENAI_ERRORS,
+    kind=ResponsePath,
+    bodiless="DELETE",
+    answer=DeletedResponse,
+    summary="Forget a stored response",
+)
+INPUT_ITEMS: Endpoint[ListPath] = Endpoint(
+    "/v1/responses/{response_id}/input_items",
+    input_items,
+    OPENAI_ERRORS,
+    kind=ListPath,
+    bodiless="GET",
+    answer=ItemList,
+    summary="What a stored response answered",
+)

@@ -1,0 +1,161 @@
+"""Items of the Responses API: what goes in and what comes out, which may go in again.
+
+Everything that isn't here is refused by its name.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal
+
+import msgspec
+
+from aioserve.server.bodies import converted
+from aioserve.server.errors import ApiError
+from aioserve.server.turns import Turns
+
+__all__ = [
+    "FunctionCall",
+    "FunctionCallOutput",
+    "InputText",
+    "Item",
+    "Message",
+    "OutputText",
+    "ReasoningItem",
+    "ReasoningText",
+    "Status",
+    "add_item",
+    "item_of",
+    "kept",
+    "new_id",
+]
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class _Part(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True
+):
+    pass
+
+
+class InputText(_Part, frozen=True, kw_only=True, tag="input_text"):
+    text: str
+
+
+class OutputText(_Part, frozen=True, kw_only=True, tag="output_text"):
+    text: str
+    annotations: list[None] = []
+    """There are none."""
+    logprobs: list[None] | None = []
+    """Likewise."""
+
+
+class SummaryText(_Part, frozen=True, kw_only=True, tag="summary_text"):
+    text: str
+
+
+class ReasoningText(_Part, frozen=True, kw_only=True, tag="reasoning_text"):
+    text: str
+
+
+class Message(_Part, frozen=True, kw_only=True, tag="message"):
+    id: str | None = None
+    status: Status | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | OutputText]
+
+
+class FunctionCall(_Part, frozen=True, kw_only=True, tag="function_call"):
+    id: str | None = None
+    status: Status | None = None
+    call_id: str
+    name: str
+    arguments: str
+    """JSON of an object."""
+
+
+class FunctionCallOutput(_Part, frozen=True, kw_only=True, tag="function_call_output"):
+    id: str | None = None
+    status: Status | None = None
+    call_id: str
+    output: str | list[InputText]
+
+
+class ReasoningItem(_Part, frozen=True, kw_only=True, tag="reasoning"):
+    id: str | None = None
+    status: Status | None = None
+    summary: list[SummaryText] = []
+    """Read where there is no content."""
+    content: list[ReasoningText] | None = None
+    encrypted_content: None = None
+
+
+Item = Message | FunctionCall | FunctionCallOutput | ReasoningItem
+
+_PREFIXES = {
+    Message: "msg",
+    FunctionCall: "fc",
+    FunctionCallOutput: "fco",
+    ReasoningItem: "rs",
+}
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def kept(item: Item) -> Item:
+    """Itself as it is stored and listed: with an id, and a message with its text in parts."""
+    more: dict[str, Any] = {"status": item.status or "completed"}
+    if item.id is None:
+        more["id"] = new_id(_PREFIXES[type(item)])
+    if isinstance(item, Message) and isinstance(item.content, str):
+        part = OutputText if item.role == "assistant" else InputText
+        more["content"] = [part(text=item.content)]
+    return msgspec.structs.replace(item, **more)
+
+
+def item_of(given: dict[str, Any], place: str) -> Item:
+    """What `given` at `place` in a body is; a message needn't say its type. Raises `ApiError`."""
+    kind = given.get("type")
+    if kind is None and "role" in given:
+        given = {**given, "type": "message"}
+    elif not isinstance(kind, str) or kind not in _KINDS:
+        raise ApiError(
+            400,
+            f"{place}.type must be one of {', '.join(_KINDS)}, got {kind!r:.100}",
+            param=f"{place}.type",
+            code="unsupported_parameter",
+        )
+    return converted(given, Item, place)
+
+
+_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def add_item(turns: Turns, item: Item, place: str) -> None:
+    """Let `item`, from `place` in a body, be part of the conversation. Raises `ApiError`."""
+    match item:
+        case Message(role="system"):
+            turns.system(_text_of(item.content), place)
+        case Message(role="developer"):
+            turns.developer(_text_of(item.content), place)
+        case Message(role="user"):
+            turns.user(_text_of(item.content), place)
+        case Message():
+            turns.text(_text_of(item.content), place)
+        case FunctionCall():
+            turns.call(item.call_id, item.name, item.arguments, place, arguments_field="arguments")
+        case FunctionCallOutput():
+            turns.result(item.call_id, _text_of(item.output), place)
+        case ReasoningItem():
+            texts = item.content or item.summary
+            if texts:
+                turns.reasoning("\n".join([part.text for part in texts]), place)
+
+
+def _text_of(content: str | list[InputText | OutputText] | list[InputText]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join([part.text for part in content])

@@ -1,0 +1,244 @@
+"""The body of a request for a response, and what it asks of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from aioserve.server.answering import Asked
+from aioserve.server.errors import ApiError
+from aioserve.server.openai.answer_plan import AnswerPlan
+from aioserve.server.openai.fields import options_of, refuse_unsupported
+from aioserve.server.openai.limits import check_at_most, check_sampling
+from aioserve.server.openai.responses_items import Item, Message, add_item, item_of, kept
+from aioserve.server.planning import json_object, json_schema, named_tool, planned, tool
+from aioserve.server.sampling import SamplingFields
+from aioserve.server.served import Call
+from aioserve.server.turns import Turns, renamed
+from aioserve.structured_output import StructuredOutput
+
+__all__ = [
+    "FunctionChoice",
+    "FunctionTool",
+    "ResponseRequest",
+    "TextConfig",
+    "TextFormat",
+    "asked_of",
+    "checked",
+    "context_of",
+]
+
+MAX_NAME_CHARS = 256
+"""Of what a caller's own records know it by: `user`, `safety_identifier`, `prompt_cache_key`."""
+
+NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "tenant": "user",
+    "tool_parser": "tools",
+}
+FORMS = ("structured_output", *StructuredOutput.__struct_fields__)
+
+NOTHING: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "prompt": (),
+    "prompt_cache_retention": ("in_memory",),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "n": (1,),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+"""Values, beside none, with which these fields ask for nothing that isn't done anyway."""
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ReasoningConfig(_Strict, frozen=True, kw_only=True):
+    """How much a model reasons is its template's to say."""
+
+    effort: None = None
+    summary: None = None
+
+
+class FunctionTool(_Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(_Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    name: str
+
+
+class _Format(_Strict, frozen=True, kw_only=True, tag_field="type"):
+    pass
+
+
+class PlainFormat(_Format, frozen=True, kw_only=True, tag="text"):
+    pass
+
+
+class ObjectFormat(_Format, frozen=True, kw_only=True, tag="json_object"):
+    pass
+
+
+class SchemaFormat(_Format, frozen=True, kw_only=True, tag="json_schema"):
+    name: str
+    schema: dict[str, Any]
+    strict: bool | None = None
+    """The answer keeps to the schema either way."""
+
+
+TextFormat = PlainFormat | ObjectFormat | SchemaFormat
+
+
+class TextConfig(_Strict, frozen=True, kw_only=True):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+    """Others aren't supported; this is the default."""
+
+
+class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    metadata: dict[str, str] | None = None
+    reasoning: ReasoningConfig | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    user: str | None = None
+    """The tenant of a call without a key."""
+    cache_salt: str | None = None
+    """Cached prefixes are shared with calls of the same salt, and the same key, alone."""
+    deadline_seconds: float | None = None
+    """The request is ended so long after it came, if it hasn't before."""
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    """Prompts are cached by what they say, with a key or without."""
+    background: Any = None
+    conversation: Any = None
+    include: Any = None
+    max_tool_calls: Any = None
+    prompt: Any = None
+    prompt_cache_retention: Any = None
+    service_tier: Any = None
+    stream_options: Any = None
+    top_logprobs: Any = None
+    truncation: Any = None
+
+
+def checked(call: Call, body: ResponseRequest) -> None:
+    """Raises `ApiError` for what isn't supported, or is too much."""
+    call.served.check_model(body.model)
+    refuse_unsupported(body, NOTHING)
+    check_sampling(body, call.settings)
+    for field in ("user", "safety_identifier", "prompt_cache_key"):
+        _check_chars(field, getattr(body, field) or "", MAX_NAME_CHARS)
+    settings = call.settings
+    metadata = body.metadata or {}
+    check_at_most("metadata", "have at most {} entries", len(metadata), settings.max_metadata)
+    for key, value in metadata.items():
+        _check_chars("metadata", key, settings.max_metadata_key_chars, "keys of ")
+        _check_chars(f"metadata.{key}", value, settings.max_metadata_value_chars)
+
+
+def _check_chars(field: str, text: str, most: int, of: str = "") -> None:
+    check_at_most(field, f"have {of}at most {{}} characters", len(text), most)
+
+
+def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
+    """The items of earlier responses, and those that come with this request. Raises `ApiError`."""
+    before: list[Item] = []
+    if body.previous_response_id is not None:
+        stored = call.served.responses.get(call.tenant, body.previous_response_id)
+        if stored is None:
+            raise ApiError(
+                404,
+                f"there is no response {body.previous_response_id!r:.300}",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        before = msgspec.json.decode(stored.before, type=list[Item])
+        before += msgspec.json.decode(stored.body, type=_Output).output
+    num_items = len(before) + (1 if isinstance(body.input, str) else len(body.input))
+    must = "have at most {} items, those of earlier responses included"
+    check_at_most("input", must, num_items, call.settings.max_items)
+    if isinstance(body.input, str):
+        return before, [kept(Message(role="user", content=body.input))]
+    if not body.input:
+        raise ApiError(400, "input must not be empty", param="input")
+    return before, [
+        kept(item_of(given, f"input[{index}]")) for index, given in enumerate(body.input)
+    ]
+
+
+class _Output(msgspec.Struct):
+    output: list[Item]
+
+
+def asked_of(
+    call: Call, body: ResponseRequest, before: Sequence[Item], given: Sequence[Item]
+) -> Asked:
+    """Raises `ApiError`."""
+    turns = Turns(knows_developer=call.engine.template_reads("developer"))
+    if body.instructions is not None:
+        turns.system(body.instructions, "instructions")
+    for item in before:
+        add_item(turns, item, "previous_response_id")
+    for index, item in enumerate(given):
+        add_item(turns, item, "input" if isinstance(body.input, str) else f"input[{index}]")
+    plan = plan_of(call, body)
+    form = "text.format"
+    if plan.function is not None or plan.reads_list:
+        form = "tools"
+    elif body.structured_outputs is not None:
+        form = "structured_outputs"
+    names = NAMES | dict.fromkeys(FORMS, form)
+    try:
+        params = body.params(
+            call.engine.default_params,
+            max_tokens=body.max_output_tokens,
+            structured_output=plan.form,
+        )
+    except Exception as error:
+        raise renamed(error, names, turns) from error
+    return Asked(turns, params, plan, options=options_of(call, body), names=names)
+
+
+def plan_of(call: Call, body: ResponseRequest) -> AnswerPlan:
+    match None if body.text is None else body.text.format:
+        case ObjectFormat():
+            form = json_object()
+        case SchemaFormat() as given:
+            form = json_schema(given.schema)
+        case _:
+            form = None
+    choice = body.tool_choice or "auto"
+    return planned(
+        call.settings,
+        tools=[
+            tool(each.name, each.description, each.parameters, strict=each.strict)
+            for each in body.tools or ()
+        ],
+        choice=named_tool(choice.name) if isinstance(choice, FunctionChoice) else choice,
+        one_call=body.parallel_tool_calls is False,
+        form=form,
+        structured_outputs=body.structured_outputs,
+        names={"response_format": "text.format", "function.": ""},
+    )

@@ -1,0 +1,81 @@
+"""The APIs described in OpenAPI 3.1, from the same table that serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from aioserve.server.endpoint import Endpoint
+from aioserve.server.openai.errors import OPENAI_ERRORS, ErrorBody
+from aioserve.server.served import Call
+
+__all__ = ["describing", "document"]
+
+REFUSALS = {
+    400: "The body, or a value in it, can't be served",
+    404: "There is no such model",
+    413: "The body is too large",
+    415: "The body isn't JSON",
+    429: "Refused by a policy or a plugin; another time it may be taken",
+    500: "The server failed",
+    503: "Too much waits, or the server goes away",
+    504: "The deadline has passed",
+}
+
+
+def describing(endpoints: Sequence[Endpoint[Any]]) -> Endpoint[None]:
+    """What answers with the description of `endpoints`."""
+
+    async def describe(call: Call, _: None) -> dict[str, Any]:
+        return document(endpoints, has_keys=bool(call.settings.api_keys))
+
+    return Endpoint("/openapi.json", describe, OPENAI_ERRORS, summary="This description")
+
+
+def document(endpoints: Sequence[Endpoint[Any]], *, has_keys: bool) -> dict[str, Any]:
+    """A document that lists `endpoints`. With keys, each call brings one as a bearer token."""
+    kinds = [kind for each in endpoints for kind in (each.kind, each.answer) if kind is not None]
+    schemas, components = msgspec.json.schema_components(
+        [*kinds, ErrorBody], ref_template="#/components/schemas/{name}"
+    )
+    named = dict(zip([*kinds, ErrorBody], schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, named)
+    written: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "aioserve", "version": metadata.version("aioserve")},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if has_keys:
+        written["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        written["security"] = [{"key": []}]
+    return written
+
+
+def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]:
+    answers: dict[str, Any] = {"application/json": {"schema": named.get(endpoint.answer, {})}}
+    if endpoint.kind is not None and "stream" in getattr(endpoint.kind, "__struct_fields__", ()):
+        answers["text/event-stream"] = {"schema": {"type": "string"}}
+    operation: dict[str, Any] = {
+        "operationId": f"{endpoint.method.lower()}{endpoint.path.replace('/', '_')}",
+        "summary": endpoint.summary,
+        "responses": {
+            "200": {"description": "The answer", "content": answers},
+            **dict(_refusals(endpoint, named)),
+        },
+    }
+    if endpoint.kind is not None:
+        content = {"application/json": {"schema": named[endpoint.kind]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _refusals(endpoint: Endpoint[Any], named: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
+    for status, meaning in REFUSALS.items():
+        content = {"application/json": {"schema": named[ErrorBody]}}
+        yield str(status), {"description": meaning, "content": content}

@@ -1,0 +1,142 @@
+"""From the items of an API to the messages that `Engine.chat` takes.
+
+APIs that tell a turn of the assistant in items (its reasoning, its text, its tool calls, one by
+one) become one message of it here. Each message remembers which part of the body it came from, so
+that what is wrong with it is told in the words of whoever sent it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from aioserve.server.errors import ApiError, told
+
+__all__ = ["Turns", "renamed"]
+
+MESSAGE = re.compile(
+    r"\bmessages\[(?P<message>\d+)\]"
+    r"(?:\['tool_calls'\]\[(?P<call>\d+)\]\['function'\](?:\['(?P<field>\w+)'\])?)?"
+)
+"""How the engine names a place in messages."""
+
+
+class Turns:
+    """Messages as they are put together. `place` is always where in the body a part stands."""
+
+    def __init__(self, *, knows_developer: bool = False) -> None:
+        """`knows_developer`: the model's template knows the role of that name."""
+        self._knows_developer = knows_developer
+        self.messages: list[dict[str, Any]] = []
+        self._places: list[str] = []
+        """Of the first part of each message."""
+        self._calls: dict[tuple[int, int], tuple[str, str]] = {}
+        """Where the calls of each message stand, and what their arguments are called there."""
+        self._names: dict[str, str] = {}
+        """Of the functions that were called, by the ids of calls."""
+
+    def system(self, text: str, place: str) -> None:
+        """Those that begin the conversation are one: many templates take no second one."""
+        if len(self.messages) == 1 and self._last_is("system"):
+            self._join("content", text, "\n\n")
+        else:
+            self._add("system", place, content=text)
+
+    def developer(self, text: str, place: str) -> None:
+        if self._knows_developer:
+            self._add("developer", place, content=text)
+        else:
+            self.system(text, place)
+
+    def user(self, text: str, place: str, *, joined: bool = False) -> None:
+        """`joined`: to a user's turn that it follows."""
+        if joined and self._last_is("user"):
+            self._join("content", text, "\n")
+        else:
+            self._add("user", place, content=text)
+
+    def text(self, text: str, place: str) -> None:
+        """That the assistant wrote."""
+        self._assistant(place)
+        self._join("content", text, "\n")
+
+    def reasoning(self, text: str, place: str) -> None:
+        self._assistant(place)
+        self._join("reasoning_content", text, "\n")
+
+    def call(
+        self,
+        call_id: str,
+        name: str,
+        arguments: str | dict[str, Any],
+        place: str,
+        *,
+        arguments_field: str,
+    ) -> None:
+        """`arguments`: an object, or JSON of one. Raises `ApiError` for an id that was there."""
+        if call_id in self._names:
+            raise ApiError(400, f"{place}: the id {call_id!r:.300} is taken", param=place)
+        self._names[call_id] = name
+        function = {"name": name, "arguments": arguments}
+        call = {"id": call_id, "type": "function", "function": function}
+        calls = self._assistant(place).setdefault("tool_calls", [])
+        self._calls[len(self.messages) - 1, len(calls)] = place, arguments_field
+        calls.append(call)
+
+    def result(self, call_id: str, text: str, place: str) -> None:
+        """Raises `ApiError` where no call before has the id."""
+        name = self._names.get(call_id)
+        if name is None:
+            raise ApiError(400, f"{place}: no call before has the id {call_id!r:.300}", param=place)
+        self._add("tool", place, content=text, tool_call_id=call_id, name=name)
+
+    def place(self, found: re.Match[str]) -> str:
+        """Where in the body that is which the engine names as `found`."""
+        index = int(found["message"])
+        if found["call"] is None:
+            return self._places[index] if index < len(self._places) else found[0]
+        called = self._calls.get((index, int(found["call"])))
+        if called is None:
+            return found[0]
+        place, arguments = called
+        field = arguments if found["field"] == "arguments" else found["field"]
+        return f"{place}.{field}" if field else place
+
+    def _assistant(self, place: str) -> dict[str, Any]:
+        if not self._last_is("assistant"):
+            self._add("assistant", place, content="")
+        return self.messages[-1]
+
+    def _last_is(self, role: str) -> bool:
+        return bool(self.messages) and self.messages[-1]["role"] == role
+
+    def _join(self, field: str, text: str, between: str) -> None:
+        before = self.messages[-1].get(field)
+        self.messages[-1][field] = f"{before}{between}{text}" if before else text
+
+    def _add(self, role: str, place: str, **fields: Any) -> None:
+        self.messages.append({"role": role, **fields})
+        self._places.append(place)
+
+
+def renamed(error: Exception, names: Mapping[str, str], turns: Turns) -> ApiError:
+    """What a caller hears of `error`: with the `names` of its API for arguments of the engine's,
+    and the places in its body for messages."""
+    refused = told(error)
+    if refused is error or refused.status >= 500:
+        return refused
+    message, param = refused.message, refused.param
+    if (found := MESSAGE.search(message)) is not None:
+        param = turns.place(found)
+        message = message[: found.start()] + param + message[found.end() :]
+    elif param is not None and param in names:
+        message = re.sub(rf"\b{re.escape(param)}\b", names[param], message)
+        param = names[param]
+    return ApiError(
+        refused.status,
+        message,
+        param=param,
+        code=refused.code,
+        retry_after_seconds=refused.retry_after_seconds,
+    )

@@ -1,0 +1,68 @@
+"""A server whose model answers what it is told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from aioserve import Engine
+from aioserve.server import ServerSettings, create_app
+from aioserve.text.chat import ChatTemplate
+from aioserve.text.tokenizer import Tokenizer
+from tests.engine.scripted import ScriptedModel
+from tests.server.serving import client_of
+
+__all__ = ["CALL", "CALLS", "PLAIN", "TEMPLATE", "TURNS", "SeenTemplate", "scripted", "with_tools"]
+
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.reasoning_content %}THINK{{ m.reasoning_content }}{% endif %}"
+    "{% for c in m.tool_calls %}CALL{{ c.id }}{{ c.function | tojson }}{% endfor %}"
+    "{% if m.tool_call_id %}FOR{{ m.tool_call_id }}{{ m.name }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEMPLATE = "{% if tools %}{{ tools | tojson }}<tool_call></tool_call>{% endif %}{# </think> #}"
+TEMPLATE += TURNS
+PLAIN = "It rains."
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo \u00c5"}}\n</tool_call>'
+CALLS = f"<think>Hm.</think>Let me see. {CALL}\n{CALL}"
+
+
+class SeenTemplate(ChatTemplate):
+    """Keeps the prompts that it made."""
+
+    prompts: list[str]
+
+    def encode(self, messages: Any, tokenizer: Tokenizer, **options: Any) -> list[int]:
+        ids = super().encode(messages, tokenizer, **options)
+        self.prompts.append(tokenizer.decode(ids, skip_special_tokens=False))
+        return ids
+
+
+@asynccontextmanager
+async def scripted(
+    *answers: str, settings: ServerSettings | None = None
+) -> AsyncIterator[tuple[SeenTemplate, Engine, httpx.AsyncClient]]:
+    """Requests with the seed `i` get answer `i`."""
+    model = ScriptedModel(TEMPLATE, *(answers or (PLAIN,)))
+    model.template = seen = SeenTemplate(TEMPLATE, origin="test")
+    seen.prompts = []
+    async with Engine(model) as engine, client_of(create_app(engine, settings)) as client:
+        yield seen, engine, client
+
+
+def with_tools(directory: Path) -> Path:
+    """A copy of the embedded model, whose template reads tools."""
+    for file in resources.files("aioserve.assets").joinpath("pyhelp").iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    config = directory / "tokenizer_config.json"
+    written = json.loads(config.read_text(encoding="utf-8"))
+    written["chat_template"] = TEMPLATE
+    config.write_text(json.dumps(written), encoding="utf-8")
+    return directory

@@ -1,0 +1,110 @@
+"""Clients that leave at any moment, and prompts that fail: nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aioserve import Engine
+from tests.server.serving import served, until
+from tests.server.talking import ASK, events_of
+
+pytestmark = pytest.mark.asyncio
+LONG: dict[str, Any] = {"model": "pyhelp", "max_tokens": 700, "ignore_eos": True, "temperature": 0}
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "completion": ("/v1/completions", {"prompt": "a"}),
+    "several": ("/v1/completions", {"prompt": ["a", "b", "c"], "n": 2}),
+    "chat": ("/v1/chat/completions", {"messages": ASK, "n": 2}),
+}
+
+
+def is_free(engine: Engine) -> bool:
+    stats = engine.stats()
+    return not (stats.num_running or stats.num_waiting or stats.pages_held_by_requests)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", BODIES)
+async def test_in_the_middle_of_an_answer(name: str, stream: bool) -> None:
+    path, body = BODIES[name]
+    async with served(num_pages=512) as (engine, client):
+        for tokens in (1, 3, 20):
+            before = engine.stats().tokens_generated_total
+            call = asyncio.create_task(client.post(path, json=LONG | body | {"stream": stream}))
+            wanted = before + tokens
+            await until(lambda: engine.stats().tokens_generated_total >= wanted)  # noqa: B023
+            call.cancel()
+            await until(lambda: is_free(engine))
+            assert engine.stats().tokens_generated_total < before + 700
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", BODIES)
+async def test_while_they_wait_for_their_turn(name: str, stream: bool) -> None:
+    path, body = BODIES[name]
+    async with served(num_pages=512, max_num_seqs=2) as (engine, client):
+        first = engine.stream("x", None)
+        second = engine.stream("y", None)
+        await first.started()
+        await second.started()
+        call = asyncio.create_task(client.post(path, json=LONG | body | {"stream": stream}))
+        await until(lambda: engine.stats().num_waiting or engine.stats().num_running > 2)
+        call.cancel()
+        await until(lambda: not engine.stats().num_waiting)
+        first.close()
+        second.close()
+        await until(lambda: is_free(engine))
+
+
+async def test_while_a_long_prompt_is_encoded() -> None:
+    async with served(num_pages=512) as (engine, client):
+        body = LONG | {"prompt": "word " * 20_000}
+        for seconds in (0, 0.002, 0.01):
+            calls = [
+                asyncio.create_task(client.post(path, json=body | more))
+                for path, more in (
+                    ("/v1/completions", {}),
+                    ("/v1/completions", {"stream": True}),
+                    ("/tokenize", {}),
+                )
+            ]
+            await asyncio.sleep(seconds)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            await until(lambda: is_free(engine))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_fails_ends_the_others(stream: bool) -> None:
+    """Only encoding shows that the second is too long."""
+    async with served(num_pages=512) as (engine, client):
+        body = LONG | {"prompt": ["a", "word " * 2000, "b"], "stream": stream}
+        answer = await client.post("/v1/completions", json=body)
+        await until(lambda: is_free(engine))
+        assert engine.stats().tokens_generated_total < 700
+    if answer.status_code == 200:
+        assert stream
+        *_, last = events_of(answer.text)
+        error = last["error"]
+        assert sum("error" in event for event in events_of(answer.text)) == 1
+        assert "[DONE]" not in answer.text
+    else:
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+
+
+async def test_a_deadline_ends_a_stream_with_one_error() -> None:
+    async with served(num_pages=512) as (engine, client):
+        body = LONG | {"prompt": ["a", "b"], "stream": True, "deadline_seconds": 0.2}
+        answer = await client.post("/v1/completions", json=body | {"max_tokens": 1000})
+        await until(lambda: is_free(engine))
+        if engine.stats().tokens_generated_total < 2000:
+            events = events_of(answer.text)
+            assert [event["error"]["code"] for event in events if "error" in event] == [
+                "deadline_exceeded"
+            ]
+            assert "error" in events[-1]

@@ -1,0 +1,93 @@
+"""Stored responses: bounded, old ones forgotten, each tenant's its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from aioserve.server.openai.responses_store import ResponseStore, Stored
+
+MAX_ENTRIES, MAX_BYTES, SECONDS = 3, 10, 100
+tenants = st.sampled_from([None, "a", "b"])
+names = st.sampled_from([f"resp_{number}" for number in range(6)])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Against lists, the least recently used first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.store = ResponseStore(
+            max_entries=MAX_ENTRIES,
+            max_bytes=MAX_BYTES,
+            seconds=SECONDS,
+            clock=lambda: self.now,
+        )
+        self.model: dict[Any, list[tuple[str, Stored, int]]] = {}
+
+    def mine(self, tenant: Any) -> list[tuple[str, Stored, int]]:
+        kept = [entry for entry in self.model.get(tenant, []) if entry[2] > self.now]
+        self.model[tenant] = kept
+        return kept
+
+    @rule(tenant=tenants, name=names, size=st.integers(0, MAX_BYTES + 1))
+    def put(self, tenant: Any, name: str, size: int) -> None:
+        stored = Stored(b"x" * (size // 2), b"y" * (size - size // 2), 1)
+        mine = self.mine(tenant)
+        mine[:] = [entry for entry in mine if entry[0] != name]
+        fits = size <= MAX_BYTES
+        if fits:
+            mine.append((name, stored, self.now + SECONDS))
+        while len(mine) > MAX_ENTRIES or sum(each.num_bytes for _, each, _ in mine) > MAX_BYTES:
+            mine.pop(0)
+        assert self.store.put(tenant, name, stored) == fits
+
+    @rule(tenant=tenants, name=names)
+    def get(self, tenant: Any, name: str) -> None:
+        mine = self.mine(tenant)
+        found = [entry for entry in mine if entry[0] == name]
+        for entry in found:
+            mine.remove(entry)
+            mine.append(entry)
+        assert self.store.get(tenant, name) is (found[0][1] if found else None)
+
+    @rule(tenant=tenants, name=names)
+    def delete(self, tenant: Any, name: str) -> None:
+        mine = self.mine(tenant)
+        left = [entry for entry in mine if entry[0] != name]
+        assert self.store.delete(tenant, name) == (len(left) < len(mine))
+        mine[:] = left
+
+    @rule(seconds=st.integers(1, SECONDS + 1))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+        assert self.store.get("nobody", "resp_0") is None  # whoever comes, what is old goes
+
+    @invariant()
+    def bytes_are_those_of_what_is_kept(self) -> None:
+        for tenant in (None, "a", "b"):
+            expected = sum(stored.num_bytes for _, stored, _ in self.mine(tenant))
+            assert self.store.num_bytes(tenant) == expected
+
+
+StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStoreMachine = StoreMachine.TestCase
+
+
+def test_at_the_limits_responses_are_kept_and_one_past_them_not() -> None:
+    store = ResponseStore(max_entries=2, max_bytes=8, seconds=10, clock=lambda: 0)
+    four = Stored(b"1234", b"", 0)
+    assert all(store.put(None, name, four) for name in ("a", "b"))
+    assert store.num_bytes(None) == 8
+    assert store.put(None, "c", Stored(b"", b"", 0))  # a third entry
+    assert store.get(None, "a") is None
+    assert store.put(None, "d", Stored(b"12345", b"", 0))  # a ninth byte
+    assert store.get(None, "b") is None
+    assert store.put(None, "e", Stored(b"1234", b"5678", 0))
+    assert not store.put(None, "f", Stored(b"1234", b"56789", 0))
+    assert store.get(None, "e") is not None
+    assert not ResponseStore(max_entries=0, max_bytes=8, seconds=10).put(None, "a", four)
