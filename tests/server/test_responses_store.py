@@ -91,3 +91,13 @@ def test_at_the_limits_responses_are_kept_and_one_past_them_not() -> None:
     assert not store.put(None, "f", Stored(b"1234", b"56789", 0))
     assert store.get(None, "e") is not None
     assert not ResponseStore(max_entries=0, max_bytes=8, seconds=10).put(None, "a", four)
+
+
+def test_a_response_that_was_read_stays_longer_than_one_that_was_not() -> None:
+    store = ResponseStore(max_entries=2, max_bytes=8, seconds=10, clock=lambda: 0)
+    nothing = Stored(b"", b"", 0)
+    for name in ("a", "b"):
+        store.put(None, name, nothing)
+    assert store.get(None, "a") is nothing
+    store.put(None, "c", nothing)
+    assert [store.get(None, name) is nothing for name in ("a", "b", "c")] == [True, False, True]
