@@ -101,6 +101,17 @@ async def test_openai_for_python(version: str, tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)
+async def test_answers_have_all_that_the_types_of_clients_have() -> None:
+    needs("openai3")
+    options = ("-q", "-p", "no:cacheprovider")
+    printed = await run(
+        [sys.executable, "-m", "pytest", *options, HERE / "talk_types.py"], "openai3"
+    )
+    assert "2 passed" in printed
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(180)
 async def test_litellm(tmp_path: Path) -> None:
     needs("litellm")
     script = HERE / "talk_litellm.py"

@@ -1,10 +1,12 @@
-"""`/v1/responses` and `/v1/messages` as the official clients for Python read them, where these are
-installed."""
+"""`/v1/responses` and `/v1/messages` as the official clients for Python read them: answers and events
+have all that the clients' types have. `test_clients.py` runs these tests where clients are found."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
 from tests.server.scripts import CALLS, PLAIN, scripted
@@ -18,7 +20,6 @@ def checked(value: Any) -> Any:
 
 
 async def test_the_openai_client_reads_responses_and_their_streams() -> None:
-    openai = pytest.importorskip("openai")
     tools = [{"type": "function", "name": "weather", "parameters": {}, "strict": False}]
     about: dict[str, Any] = {"model": "scripted", "tools": tools, "extra_body": {"seed": 0}}
     async with (
@@ -57,7 +58,6 @@ async def test_the_openai_client_reads_responses_and_their_streams() -> None:
 
 
 async def test_the_anthropic_client_reads_messages_and_their_streams() -> None:
-    anthropic = pytest.importorskip("anthropic")
     ask = {"role": "user", "content": "a"}
     tools = [{"name": "weather", "input_schema": {"type": "object"}}]
     about: dict[str, Any] = {"model": "scripted", "tools": tools, "max_tokens": 1000}
