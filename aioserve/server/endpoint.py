@@ -69,6 +69,11 @@ Handler = Callable[[Call, B], Awaitable["Events | Answer | object"]]
 class ErrorShape(Protocol):
     """How an API writes errors down."""
 
+    @property
+    def kind(self) -> type:
+        """Of what `body` gives."""
+        ...
+
     def body(self, error: ApiError) -> object:
         """As JSON."""
         ...
@@ -159,7 +164,7 @@ class EndpointApp(Generic[B]):
     async def _fail(self, sending: _Sending, call: Call, error: Exception) -> None:
         refused = told(error)
         call.told.error = refused.code or type(error).__name__
-        if refused.status >= 500 and refused.code != "draining":
+        if refused.is_fault:
             logger.error("call %s failed", call.told.request_id, exc_info=error)
         if sending.has_begun:
             await sending.last_event(self._endpoint.errors.event(refused))

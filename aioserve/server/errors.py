@@ -50,6 +50,11 @@ class ApiError(Exception):
         self.retry_after_seconds: float | None = retry_after_seconds
 
     @property
+    def is_fault(self) -> bool:
+        """Whether something broke here: a full queue, a drain or a deadline is none."""
+        return self.status == 500
+
+    @property
     def headers(self) -> dict[str, str]:
         """Beside those of every answer."""
         if self.retry_after_seconds is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import msgspec
 
 from aioserve.server.endpoint import Endpoint
-from aioserve.server.openai.errors import OPENAI_ERRORS, ErrorBody
+from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.served import Call
 
 __all__ = ["describing", "document"]
 
 REFUSALS = {
     400: "The body, or a value in it, can't be served",
-    404: "There is no such model",
+    403: "The page of another site asks",
+    404: "There is no such model, or nothing of that id",
+    408: "The body didn't come in time",
+    409: "The id is in use",
     413: "The body is too large",
     415: "The body isn't JSON",
     429: "Refused by a policy or a plugin; another time it may be taken",
@@ -37,11 +41,12 @@ def describing(endpoints: Sequence[Endpoint[Any]]) -> Endpoint[None]:
 
 def document(endpoints: Sequence[Endpoint[Any]], *, has_keys: bool) -> dict[str, Any]:
     """A document that lists `endpoints`. With keys, each call brings one as a bearer token."""
-    kinds = [kind for each in endpoints for kind in (each.kind, each.answer) if kind is not None]
+    kinds = {kind for each in endpoints for kind in (each.kind, each.answer, each.errors.kind)}
+    known = sorted(kinds - {None}, key=str)
     schemas, components = msgspec.json.schema_components(
-        [*kinds, ErrorBody], ref_template="#/components/schemas/{name}"
+        known, ref_template="#/components/schemas/{name}"
     )
-    named = dict(zip([*kinds, ErrorBody], schemas, strict=True))
+    named = dict(zip(known, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, named)
@@ -58,24 +63,39 @@ def document(endpoints: Sequence[Endpoint[Any]], *, has_keys: bool) -> dict[str,
 
 
 def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]:
+    kind, bodiless = endpoint.kind, endpoint.bodiless is not None
     answers: dict[str, Any] = {"application/json": {"schema": named.get(endpoint.answer, {})}}
-    if endpoint.kind is not None and "stream" in getattr(endpoint.kind, "__struct_fields__", ()):
+    if kind is not None and "stream" in kind.__struct_fields__:
         answers["text/event-stream"] = {"schema": {"type": "string"}}
     operation: dict[str, Any] = {
-        "operationId": f"{endpoint.method.lower()}{endpoint.path.replace('/', '_')}",
+        "operationId": endpoint.method.lower() + re.sub(r"\W+", "_", endpoint.path),
         "summary": endpoint.summary,
         "responses": {
             "200": {"description": "The answer", "content": answers},
-            **dict(_refusals(endpoint, named)),
+            **dict(_refusals(named[endpoint.errors.kind])),
         },
     }
-    if endpoint.kind is not None:
-        content = {"application/json": {"schema": named[endpoint.kind]}}
+    if bodiless:
+        operation["parameters"] = list(_parameters(endpoint))
+    elif kind is not None:
+        content = {"application/json": {"schema": named[kind]}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 
-def _refusals(endpoint: Endpoint[Any], named: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
+def _parameters(endpoint: Endpoint[Any]) -> Iterable[dict[str, Any]]:
+    """Of the path, and of the query behind it."""
+    for field in msgspec.structs.fields(endpoint.kind):
+        in_path = f"{{{field.encode_name}}}" in endpoint.path
+        yield {
+            "name": field.encode_name,
+            "in": "path" if in_path else "query",
+            "required": field.required,
+            "schema": msgspec.json.schema(field.type),
+        }
+
+
+def _refusals(error: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     for status, meaning in REFUSALS.items():
-        content = {"application/json": {"schema": named[ErrorBody]}}
+        content = {"application/json": {"schema": error}}
         yield str(status), {"description": meaning, "content": content}

@@ -1,5 +1,7 @@
-"""`/v1/responses` and `/v1/messages` as the official clients for Python read them: answers and events
-have all that the clients' types have. `test_clients.py` runs these tests where clients are found."""
+"""`/v1/responses` and `/v1/messages` as the official clients for Python read them.
+
+Answers and events have all that the clients' types have. `test_clients.py` runs these tests.
+"""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ _TYPES = {
 
 
 class _AnthropicErrors:
+    kind: type[ErrorBody] = ErrorBody
+
     def body(self, error: ApiError) -> ErrorBody:
         kind = "invalid_request_error" if error.status < 500 else "api_error"
         return ErrorBody(ErrorDetail(_TYPES.get(error.status, kind), error.message))

@@ -126,6 +126,8 @@ def conversation_of(call: Call, body: Conversation) -> Turns:
         turns.system(system, "system")
     for index, message in enumerate(body.messages):
         add_message(turns, message, f"messages[{index}]")
+    if not turns.messages:
+        raise ApiError(400, "messages must have a block, got none", param="messages")
     return turns
 
 

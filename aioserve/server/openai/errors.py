@@ -30,6 +30,8 @@ _TYPES = {
 
 
 class _OpenAIErrors:
+    kind: type[ErrorBody] = ErrorBody
+
     def body(self, error: ApiError) -> ErrorBody:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         kind = _TYPES.get(error.status, kind)

@@ -178,7 +178,7 @@ class _Answered:
     def _failed(self, error: Exception) -> Response:
         refused, record = told(error), self._call.told
         record.error = refused.code or type(error).__name__
-        if refused.status >= 500 and refused.code != "draining":
+        if refused.is_fault:
             logger.error("call %s failed", record.request_id, exc_info=error)
         code = "server_error" if refused.status >= 500 else "invalid_prompt"
         return msgspec.structs.replace(

@@ -1,0 +1,98 @@
+"""`/openapi.json` describes what is served, and what is sent by it is answered as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from aioserve import Engine
+from aioserve.server import ServerSettings, create_app
+from aioserve.server.app import ENDPOINTS
+from aioserve.server.openapi import document
+from tests.server.scripts import with_tools
+from tests.server.serving import listening
+
+DOCUMENT = document(ENDPOINTS, has_keys=False)
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
+"""And not that all is taken which the types allow: limits are more than types say."""
+OPERATIONS = [
+    (path, method) for path, methods in DOCUMENT["paths"].items() for method in sorted(methods)
+]
+
+
+@contextmanager
+def served_in_a_thread(model: Path) -> Iterator[str]:
+    """The URL of a server; schemathesis knows no event loop."""
+    found: list[str] = []
+    started, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        names = ServerSettings(served_model_names=["pyhelp"])
+        async with Engine(model, num_pages=256, max_model_len=256) as engine:
+            async with listening(create_app(engine, names)) as url:
+                found.append(url)
+                started.set()
+                await asyncio.to_thread(done.wait)
+            assert not engine.stats().pages_held_by_requests
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert started.wait(20)
+        yield found[0]
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served_in_a_thread(with_tools(tmp_path_factory.mktemp("model"))) as url:
+        yield url
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_whatever_is_sent_is_answered_as_described(path: str, method: str, url: str) -> None:
+    schema = schemathesis.openapi.from_dict(DOCUMENT)
+    operation = schema[path][method.upper()]
+
+    @settings(
+        max_examples=40,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy())
+    def check(case: Any) -> None:
+        if isinstance(case.body, dict):
+            case.body["model"] = "pyhelp"
+        answer = case.call(base_url=url, timeout=20)
+        assert answer.status_code != 500, (case.body, answer.text)
+        assert str(answer.status_code) in operation.definition.raw["responses"], answer.text
+        if answer.headers["content-type"][0].startswith("application/json"):
+            case.validate_response(answer, checks=CHECKS)
+
+    check()
+
+
+def test_all_that_is_served_is_described() -> None:
+    assert len(OPERATIONS) == len(ENDPOINTS)
+    assert all(each.summary for each in ENDPOINTS)
+    kept = document(ENDPOINTS, has_keys=True)
+    assert kept["security"] == [{"key": []}]
+    assert "security" not in DOCUMENT
