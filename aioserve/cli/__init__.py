@@ -59,7 +59,17 @@ app.command(
 app.command(
     "aioserve.cli.plugins:app", name="plugins", help="List, check and begin plugins.", sort_key=8
 )
-app.command("aioserve.cli.serve:serve", name="serve", help="Serve a model by HTTP.", sort_key=3)
+app.command(
+    "aioserve.cli.serve:serve",
+    name="serve",
+    help="""Serve a model over HTTP.
+
+    Each setting is also an environment variable (--page-size is AIOSERVE_PAGE_SIZE) and a key of
+    the TOML file (page_size in its table [engine]). A flag goes before a variable, and that before
+    the file. SIGTERM and Ctrl-C let the answers that have begun end; the second one ends at once.
+    """,
+    sort_key=3,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:

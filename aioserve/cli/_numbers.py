@@ -28,6 +28,8 @@ FLOAT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 def check_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Raise `ConfigError` naming the option for a word that is no number where one is expected."""
     for argument in arguments:
+        if argument.parameter.converter is not None:  # knows what it takes
+            continue
         kinds = (argument.hint, *get_args(argument.hint))
         for token in argument.tokens:
             if int in kinds and not is_count(token.value):

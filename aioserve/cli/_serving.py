@@ -66,6 +66,7 @@ class Serving:
         options = msgspec.structs.asdict(self._config)
         async with open_engine(self._what.model, policy=self._what.policy, **options) as engine:
             app = create_app(engine, self._settings)
+            name = app.state.served.model_names[0]
             paths = {getattr(route, "path", None) for route in app.routes}
             with _logging(), self._stopping_by_signals(engine):
                 async with self._tracing(engine):
@@ -74,7 +75,7 @@ class Serving:
                         self._sockets,
                         self._listening,
                         stop=self._stop,
-                        on_ready=lambda: self._say_ready(engine, paths),
+                        on_ready=lambda: self._say_ready(engine, paths, name),
                     )
         late = f"; {ended} requests were ended by --drain-seconds" if ended else ""
         _say(f"drained{late}")
@@ -114,16 +115,15 @@ class Serving:
             os.unlink(self._listening.uds)
         leave_at_once(signum)
 
-    def _say_ready(self, engine: Engine, paths: set[str | None]) -> None:
+    def _say_ready(self, engine: Engine, paths: set[str | None], name: str) -> None:
         url = url_of(self._listening, self._sockets)
         at = url if self._listening.uds is None else f"{url} by {self._listening.uds}"
         page = f"; a page to try it: {url}/" if "/" in paths else ""
         _say(f"{self._what.model} is served at {at}{page}")
-        _say(f"try: {self._first_curl(engine, url, paths)}")
+        _say(f"try: {self._first_curl(engine, url, paths, name)}")
 
-    def _first_curl(self, engine: Engine, url: str, paths: set[str | None]) -> str:
-        names = self._settings.served_model_names
-        about: dict[str, Any] = {"model": names[0] if names else _own_name(engine)}
+    def _first_curl(self, engine: Engine, url: str, paths: set[str | None], name: str) -> str:
+        about: dict[str, Any] = {"model": name}
         path = "/v1/completions"
         if engine.has_chat_template and "/v1/chat/completions" in paths:
             path = "/v1/chat/completions"
@@ -137,16 +137,7 @@ class Serving:
             words += ["--cacert", self._listening.tls_cert_file]
         words += ["-H", "content-type: application/json"]
         line = shlex.join([*words, "-d", json.dumps(about)])
-        return line + ' -H "authorization: Bearer $KEY"' if self._has_keys else line
-
-    @property
-    def _has_keys(self) -> bool:
-        return bool(getattr(self._settings, "api_keys", ()))
-
-
-def _own_name(engine: Engine) -> str:
-    name = engine.model_name
-    return os.path.basename(name) if os.path.isabs(name) else name
+        return line + ' -H "authorization: Bearer $KEY"' if self._settings.api_keys else line
 
 
 def _say(text: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
 from aioserve.cli._settings import Setting
 
@@ -31,10 +32,6 @@ def takes_flags(
 
 def _flag(setting: Setting, group: Group) -> inspect.Parameter:
     default: Any = setting.default
-    if setting.is_repeated:
-        kind: Any = tuple[str, ...] | None
-    else:
-        kind = bool | None if setting.is_bool else str | None
     if isinstance(default, bool):
         default = "yes" if default else "no"
     elif isinstance(default, tuple):
@@ -45,10 +42,27 @@ def _flag(setting: Setting, group: Group) -> inspect.Parameter:
         group=group,
         negative=f"--no{setting.flag[1:]}" if setting.is_bool else (),
         show_default=False if default in (None, "") else lambda _: str(default),
+        converter=None if setting.is_bool or setting.is_repeated else _as_it_is,
     )
     return inspect.Parameter(
         setting.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind, about],
+        annotation=Annotated[_shown_kind(setting), about],
     )
+
+
+def _shown_kind(setting: Setting) -> Any:
+    """What help says that the flag takes."""
+    if setting.is_repeated:
+        return tuple[str, ...] | None
+    kind: Any = setting.kind
+    if NoneType in get_args(kind):
+        kind = get_args(kind)[0]
+    # Of several, the flag takes one text with commas.
+    return (str if get_origin(kind) is Sequence else kind) | None
+
+
+def _as_it_is(_: Any, tokens: Sequence[Token]) -> str:
+    """The text: what it may be is for the setting to say, as for variables."""
+    return tokens[0].value

@@ -51,10 +51,6 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with the APIs that clients of OpenAI know.
 
-    Each setting is also an environment variable (--page-size is AIOSERVE_PAGE_SIZE) and a key of
-    the TOML file (page_size in its table [engine]). A flag goes before a variable, and that before
-    the file. SIGTERM and Ctrl-C let the answers that have begun end; the second one ends at once.
-
     Args:
         model: A model directory, an embedded model, a hub id in the local cache, or random:30m.
         config: A TOML file with the tables [engine] and [server]; AIOSERVE_CONFIG names one too.

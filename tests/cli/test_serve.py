@@ -285,3 +285,17 @@ def test_show_config_prints_each_value_with_its_origin_as_a_file_that_says_the_s
     monkeypatch.delenv("AIOSERVE_MAX_N")
     repeated = aioserve_here("serve", "--config", again, "--show-config")
     assert tomllib.loads(repeated.stdout) == shown
+
+
+def test_help_tells_what_flags_take_and_where_else_they_are_set(aioserve: Run) -> None:
+    help_ = aioserve("serve", "--help").stdout
+    assert "--port INT" in help_
+    assert "--drain-seconds FLOAT" in help_
+    assert "key_value" in help_
+    assert "AIOSERVE_PAGE_SIZE" in help_
+
+
+def test_a_flag_takes_what_its_variable_takes(aioserve: Run) -> None:
+    shown = aioserve("serve", "--num-pages", "none", "--graph-sizes", "1,2", "--show-config")
+    assert "# num_pages: none" in shown.stdout
+    assert "graph_sizes = [1, 2]" in shown.stdout

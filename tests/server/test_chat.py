@@ -367,3 +367,10 @@ async def test_limits_are_kept_and_what_is_at_them_is_served(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
     assert error["code"] == "limit_exceeded"
+
+
+async def test_a_strict_tool_that_need_not_be_called_is_told_the_way_out() -> None:
+    async with scripted("Rain.") as (_, client):
+        answer = await client.post(PATH, json=CHAT_BODY | {"tools": [STRICT]})
+    assert answer.status_code == 400
+    assert "leave it out, or let tool_choice ask for a call" in answer.json()["error"]["message"]

@@ -130,8 +130,8 @@ def _examples(one: Any, other: Any, count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.asyncio
-async def test_of_a_required_call() -> None:
-    """With a form there is nothing left to a script; `test_chat.py` has the embedded model."""
+async def test_each_choice_that_calls_a_tool_ends_with_tool_calls() -> None:
+    """Calls that must be made are in `test_chat.py`: with a form nothing is left to a script."""
     async with scripted(*ANSWERS) as (_, client):
         body = CHAT_BODY | {"messages": ASK, "tools": TOOLS, "n": 4}
         answer = await post(client, "/v1/chat/completions", body)

@@ -98,8 +98,9 @@ def _check_none_is_strict(tools: list[Tool]) -> None:
             field = f"tools[{index}].function.strict"
             raise ApiError(
                 400,
-                f"{field} isn't supported where the model may also answer with text; with "
-                "tool_choice required, or a function named, arguments always have their form",
+                f"{field} isn't supported where the model may also answer with text, and writes "
+                "calls as it likes: leave it out, or let tool_choice ask for a call, of any tool "
+                "or of one by its name, whose arguments always have their form",
                 param=field,
                 code="unsupported_parameter",
             )
