@@ -16,6 +16,7 @@ from aioserve.server.anthropic.messages import MESSAGES
 from aioserve.server.door import RECORD, Door, Listener
 from aioserve.server.endpoint import Endpoint, EndpointApp
 from aioserve.server.guards import guards_of
+from aioserve.server.misses import misses
 from aioserve.server.openai.chat import CHAT
 from aioserve.server.openai.completions import COMPLETIONS
 from aioserve.server.openai.embeddings import EMBEDDINGS
@@ -87,16 +88,19 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
     ]
     if settings.page:
         routes += page_routes()
+    shapes = {endpoint.path: endpoint.errors for endpoint in endpoints}
     door = Middleware(
         Door,
         guards=guards_of(settings, PAGE_PATHS if settings.page else ()),
         listeners=listeners,
-        shapes={endpoint.path: endpoint.errors for endpoint in endpoints},
+        shapes=shapes,
         shape=OPENAI_ERRORS,
         routes={_named(route): route.path for route in routes},
         max_calls=settings.max_concurrent_calls,
     )
-    app = Starlette(routes=routes, middleware=[door])
+    missed = misses(shapes, OPENAI_ERRORS)
+    app = Starlette(routes=routes, middleware=[door], exception_handlers=missed)
+    app.router.redirect_slashes = False  # behind a proxy that ends TLS it would lead to http://
     app.state.served = served
     return app
 

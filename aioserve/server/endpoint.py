@@ -123,7 +123,7 @@ class EndpointApp(Generic[B]):
         self, call: Call, scope: Scope, receive: Receive, sending: _Sending
     ) -> None:
         try:
-            if self._endpoint.kind is not None and call.engine.state == "draining":
+            if self._endpoint.method == "POST" and call.engine.state == "draining":
                 raise EngineClosedError("the server drains and takes no requests", state="draining")
             body = await self._body(scope, receive, call)
         except ClientGone:

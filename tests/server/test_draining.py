@@ -97,6 +97,9 @@ async def test_what_goes_away_says_so_and_closes_its_connections() -> None:
             ready = await client.get("/ready")
             assert (ready.status_code, ready.json()["status"]) == (503, "not_ready")
             assert (await client.get("/health")).status_code == 200
+            for method in ("GET", "DELETE"):  # what is stored, and asks for nothing of the engine
+                stored = await client.request(method, "/v1/responses/resp_1")
+                assert stored.status_code == 404
             body: dict[str, Any] = {"model": "fake", "prompt": [1]}
             refused = await client.post("/v1/completions", json=body)
             assert (refused.status_code, refused.headers["connection"]) == (503, "close")
