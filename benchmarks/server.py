@@ -35,7 +35,16 @@ def main() -> None:
     options = parse_arguments()
     if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
         print(f"the machine is busy (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
-    sys.exit(asyncio.run(options.run(options)))
+    sys.exit(running()(options.run(options)))
+
+
+def running() -> Callable[[Any], Any]:
+    """What runs the event loop: uvloop where it is installed, as under `aioserve serve`."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run
+    return uvloop.run
 
 
 def parse_arguments() -> argparse.Namespace:

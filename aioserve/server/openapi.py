@@ -76,17 +76,17 @@ def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]
         },
     }
     if bodiless:
-        operation["parameters"] = list(_parameters(endpoint))
+        operation["parameters"] = list(_parameters(endpoint.path, kind))
     elif kind is not None:
         content = {"application/json": {"schema": named[kind]}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 
-def _parameters(endpoint: Endpoint[Any]) -> Iterable[dict[str, Any]]:
+def _parameters(path: str, kind: Any) -> Iterable[dict[str, Any]]:
     """Of the path, and of the query behind it."""
-    for field in msgspec.structs.fields(endpoint.kind):
-        in_path = f"{{{field.encode_name}}}" in endpoint.path
+    for field in msgspec.structs.fields(kind):
+        in_path = f"{{{field.encode_name}}}" in path
         yield {
             "name": field.encode_name,
             "in": "path" if in_path else "query",

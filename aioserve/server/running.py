@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from aioserve.server.connections import http_protocol
 from aioserve.server.draining import drain
 from aioserve.server.listening import Listening
 
@@ -81,6 +82,7 @@ def _config(app: Starlette, listening: Listening) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="off",
+        http=http_protocol(),
         ws="none",
         log_config=None,
         log_level="warning",

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from aioserve.request import SamplingParams
+from aioserve.request import MAX_BIASED_TOKENS, SamplingParams
 from aioserve.structured_output import StructuredOutput
 
 __all__ = ["SamplingFields", "StructuredOutputs"]
@@ -72,8 +72,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             given["top_k"] = max(self.top_k, 0) if self.top_k == -1 else self.top_k
         if self.seed is not None:
             given["seed"] = self.seed % 2**64
-        if self.logit_bias is not None:
-            given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        if (bias := self.logit_bias) is not None:
+            # Too many are refused for their number, and not looked at before.
+            few = len(bias) <= MAX_BIASED_TOKENS
+            ids = {_token_id(key): value for key, value in bias.items()} if few else bias
+            given["logit_bias"] = ids
         if self.structured_outputs is not None:
             given["structured_output"] = self.structured_outputs.form
         given |= more

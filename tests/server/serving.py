@@ -12,6 +12,7 @@ import uvicorn
 
 from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
+from aioserve.server.connections import http_protocol
 
 __all__ = ["client_of", "listening", "served", "until"]
 
@@ -19,7 +20,14 @@ __all__ = ["client_of", "listening", "served", "until"]
 @asynccontextmanager
 async def listening(app: Any) -> AsyncIterator[str]:
     """The URL at which `app` answers, on a port of its own of 127.0.0.1."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_level="warning",
+        lifespan="off",
+        http=http_protocol(),
+    )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve())  # without the signal handlers of `serve`
     try:

@@ -75,3 +75,13 @@ async def test_what_is_wrong_is_named(change: Any, status: int, param: str) -> N
         answer: httpx.Response = await client.post("/v1/completions", json=BODY | change)
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.asyncio
+async def test_many_biases_are_refused_for_their_number() -> None:
+    async with served(num_pages=64) as (_, client):
+        many = {"logit_bias": dict.fromkeys(map(str, range(1025)), 0.0), "prompt": "a"}
+        answer = await client.post("/v1/completions", json=BODY | many)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "logit_bias"
+    assert "1024" in answer.json()["error"]["message"]

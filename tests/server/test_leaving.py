@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from typing import Any
 
 import pytest
@@ -111,3 +113,22 @@ async def test_a_deadline_ends_a_stream_with_one_error() -> None:
     assert [event["error"]["code"] for event in events if "error" in event] == ["deadline_exceeded"]
     assert "error" in events[-1]
     assert "[DONE]" not in answer.text
+
+
+async def test_with_another_request_sent_before_the_answer() -> None:
+    body = json.dumps(LONG | {"prompt": "a", "stream": True}).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(body)
+    )
+    async with served(num_pages=256) as (engine, client):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        writer.write(head + body)
+        await reader.readuntil(b"data: ")
+        assert engine.stats().num_running == 1
+        writer.write(head + body)
+        await until(lambda: is_free(engine))
+        assert engine.stats().tokens_generated_total < 700
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
