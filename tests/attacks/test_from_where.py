@@ -16,6 +16,7 @@ from aioserve import (
     Engine,
     EngineClosedError,
     InvalidPromptError,
+    Observer,
     TokenStream,
     WrongLoopError,
 )
@@ -40,6 +41,10 @@ def chat(engine: Engine) -> None:
         engine.chat([{"role": "user", "content": "x"}], SHORT)
 
 
+class Watcher(Observer):
+    """That sees nothing."""
+
+
 CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.__aenter__": lambda e, s: e.__aenter__(),
     "Engine.__aexit__": lambda e, s: e.__aexit__(None, None, None),
@@ -60,6 +65,8 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
     "Engine.score_each": lambda e, s: e.score_each([1], [[2], [3]]),
     "Engine.embed_counted": lambda e, s: e.embed_counted([[1], [2]]),
     "Engine.encode": lambda e, s: e.encode([1, 2]),
+    "Engine.observe": lambda e, s: e.observe(Watcher()),
+    "Engine.state": lambda e, s: e.state,
     "Engine.stats": lambda e, s: e.stats(),
     "Engine.stream": lambda e, s: e.stream([1], SHORT).request_id,
     "Engine.tokenizer": lambda e, s: e.tokenizer.encode("x"),
@@ -186,10 +193,14 @@ async def test_a_call_after_the_end_works_or_says_what_is_wrong(name: str, place
     assert outcome == {"yes": "works", "as before": "works"}.get(after, after.strip("`"))
 
 
+BEFORE_ENTERING = ("Engine.config", "Engine.observe", "Engine.state", "Engine.__aexit__")
+"""Which a new engine answers."""
+
+
 def test_a_new_engine_says_that_it_was_not_entered() -> None:
     for name, call in CALLS.items():
         engine = Engine(a_model())
-        if name.startswith("Engine") and name not in ("Engine.config", "Engine.__aexit__"):
+        if name.startswith("Engine") and name not in BEFORE_ENTERING:
             where = by_hand if name != "Engine.__aenter__" else PLACES["another loop"]
             outcome = outcome_of(lambda: where(lambda: call(engine, NO_STREAM)))  # noqa: B023
             if name == "Engine.__aenter__":
