@@ -25,10 +25,10 @@ try:
     from aioserve.server import ServerSettings
     from aioserve.server.listening import Listening, bound, check_reach, check_tls
     from aioserve.server.running import new_event_loop
-except ModuleNotFoundError as missing:
+except ModuleNotFoundError as _missing:
     raise ConfigError(
-        f"aioserve serve needs {missing.name}: pip install 'aioserve[server]'"
-    ) from missing
+        f"aioserve serve needs {_missing.name}: pip install 'aioserve[server]'"
+    ) from _missing
 
 __all__ = ["SETTINGS", "serve"]
 

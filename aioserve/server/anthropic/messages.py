@@ -60,7 +60,7 @@ class BlockWriter:
     def __init__(self) -> None:
         self.content: list[Block] = []
         """Those that are whole, in order."""
-        self.has_broken_call = False
+        self.has_broken_call: bool = False
         self._open: Block | None = None
         self._texts: list[str] = []
 
