@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve import Engine
+from aioserve import Engine, InvalidRequestError
 from aioserve.server.openai.fields import AnswerFields, options_of
 from aioserve.server.salt import combined_salt
 from aioserve.server.served import Call, Served
@@ -40,6 +40,19 @@ def test_the_tenant_is_the_keys_before_the_bodys() -> None:
     assert keyed["tenant"] == "key"
     assert keyed["cache_salt"] == combined_salt("salt", "x")
     assert options_of(Call(about, "id"), AnswerFields(model="m", user=""))["tenant"] is None
+
+
+@pytest.mark.parametrize(
+    ("salt", "is_taken"), [("", False), ("x", True), ("x" * 256, True), ("x" * 257, False)]
+)
+def test_a_bodys_salt_has_the_engines_bounds(salt: str, is_taken: bool) -> None:
+    call = Call(Served(Engine(), ServerSettings()), "id")
+    body = AnswerFields(model="m", cache_salt=salt)
+    if is_taken:
+        assert options_of(call, body)["cache_salt"] == combined_salt(None, salt)
+    else:
+        with pytest.raises(InvalidRequestError, match="cache_salt must be a str of 1 to 256"):
+            options_of(call, body)
 
 
 @pytest.mark.asyncio

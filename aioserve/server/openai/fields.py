@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from aioserve.arguments import check, name, optional
+from aioserve.errors import InvalidRequestError
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.usage import StreamOptions
 from aioserve.server.salt import combined_salt
@@ -54,12 +56,14 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def options_of(call: Call, body: CallFields, **more: Any) -> dict[str, Any]:
-    """What a request to the engine carries of its body and its call."""
+    """What a request to the engine carries of its body and its call. Raises `InvalidRequestError`
+    for a salt that the engine wouldn't take either."""
+    salt = check(InvalidRequestError, "cache_salt", body.cache_salt, optional(name))
     return call.options(
         priority=body.priority,
         deadline_seconds=body.deadline_seconds,
         tenant=call.tenant or body.user or None,
-        cache_salt=combined_salt(call.cache_salt, body.cache_salt),
+        cache_salt=combined_salt(call.cache_salt, salt),
         **more,
     )
 
