@@ -11,8 +11,9 @@ Knows the engine by its public methods alone: neither the scheduler nor tensors.
 from __future__ import annotations
 
 from aioserve.server.app import create_app
+from aioserve.server.connections import http_protocol
 from aioserve.server.draining import drain
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.trace_file import tracing
 
-__all__ = ["ServerSettings", "create_app", "drain", "tracing"]
+__all__ = ["ServerSettings", "create_app", "drain", "http_protocol", "tracing"]

@@ -21,7 +21,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Names under which requests may ask for the model, up to 16; the first is the one that answers
     carry. None: the model's own, which is the last part of its path. Kept as a tuple."""
     max_body_bytes: int = 2 * 2**20
-    """Of one request. Reading a body holds the event loop for some 40 ms per MB at worst."""
+    """Of one request. Reading one holds the event loop, the longer the more there is of it."""
     max_prompts: int = 64
     """In one request for completions or embeddings."""
     max_n: int = 16
