@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -141,7 +141,9 @@ class Serving:
 
 
 def _say(text: str) -> None:
-    print(f"aioserve: {text}", file=sys.stderr, flush=True)
+    """A server goes on where nobody reads what it says any more."""
+    with suppress(OSError):
+        print(f"aioserve: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

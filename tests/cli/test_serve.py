@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 import tomllib
@@ -107,6 +109,24 @@ def test_sigterm_refuses_new_requests_and_lets_streams_end() -> None:
             assert stream.error is None
             assert stream.ends == ["[DONE]"]
         assert server.errors.rstrip().endswith("drained")
+
+
+def test_a_server_goes_on_where_nobody_reads_what_it_says() -> None:
+    command = [sys.executable, "-m", "aioserve", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = re.search(r"http://[0-9.:]+", process.stderr.readline())
+            assert url is not None
+            process.stderr.close()
+            body = {"model": "pyhelp", "prompt": "a", "max_tokens": 1}
+            for _ in range(2):
+                answer = httpx.post(f"{url[0]}/v1/completions", json=body, timeout=40)
+                assert answer.status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(40) == 0
+        finally:
+            process.kill()
 
 
 def test_the_deadline_of_a_drain_ends_streams_with_an_error() -> None:
