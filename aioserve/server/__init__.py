@@ -5,7 +5,11 @@
     async with Engine("path/to/model") as engine:
         app = create_app(engine)
 
-Knows the engine by its public methods alone: neither the scheduler nor tensors.
+    Door ──► guards/ ──► EndpointApp ──► openai/, anthropic/, operations ──► Engine
+      └► telemetry/: metrics, log, spans            page/, steps/: what the engine does, shown
+
+`app` lists the endpoints, `served` is what each handler is given, `running` and `draining` are the
+life of a server. Knows the engine by its public methods alone: neither the scheduler nor tensors.
 """
 
 from __future__ import annotations
