@@ -15,15 +15,18 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 __all__ = [
+    "EMPTY_MAPPING",
     "MAX_INT",
     "Rule",
     "boolean",
     "check",
     "choice",
     "integer",
+    "mapping",
     "name",
     "number",
     "optional",
@@ -171,15 +174,7 @@ def sequence(rule: Rule[T], most: int, *, least: int = 0) -> Rule[tuple[T, ...]]
     def tuple_of(value: object) -> tuple[T, ...]:
         if _is_single(value):
             raise _Unfit("be a sequence", shown(value), value, None)
-        try:
-            entries = tuple(islice(value, most + 1))  # pyright: ignore[reportArgumentType]
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            unfit = _Unfit("be a sequence that can be read", shown(value), value, None)
-            raise unfit from error
-        if len(entries) > most:
-            raise _Unfit(f"have at most {most} entries", f"{most + 1} or more", most + 1, most)
+        entries = _entries(value, most, "sequence")
         if len(entries) < least:
             raise _Unfit(f"have at least {least} entries", len(entries), len(entries), least)
         return tuple(_entry(index, entry, rule) for index, entry in enumerate(entries))
@@ -217,6 +212,26 @@ def pairs(key: Rule[K], value: Rule[V], most: int) -> Rule[tuple[tuple[K, V], ..
     return pairs_of
 
 
+def mapping(key: Rule[K], value: Rule[V], most: int) -> Rule[MappingProxyType[K, V]]:
+    """A read-only copy of a mapping; None stands for an empty one."""
+
+    def copied(given: object) -> MappingProxyType[K, V]:
+        if given is None:
+            return EMPTY_MAPPING
+        if not issubclass(type(given), Mapping):
+            raise _Unfit("be a mapping", shown(given), given, None)
+        found: dict[K, V] = {}
+        for entry in _entries(given, most, "mapping"):
+            if type(entry) is not tuple or len(entry) != 2:
+                raise _Unfit("be a mapping that can be read", shown(given), given, None)
+            name = _within(" key", key, entry[0])
+            found[name] = _within(f"[{shown(name)}]", value, entry[1])
+        return MappingProxyType(found) if found else EMPTY_MAPPING
+
+    return copied
+
+
+EMPTY_MAPPING: MappingProxyType[Any, Any] = MappingProxyType({})
 _NOTHING: tuple[()] = ()
 """There is one empty tuple: the default of arguments that are seldom given."""
 _SINGLE = (str, bytes, bytearray, memoryview, Mapping)
@@ -224,6 +239,28 @@ _SINGLE = (str, bytes, bytearray, memoryview, Mapping)
 
 def _is_single(value: object) -> bool:
     return issubclass(type(value), _SINGLE) or not issubclass(type(value), Iterable)
+
+
+def _entries(value: Any, most: int, kind: str) -> tuple[Any, ...]:
+    """Of a sequence, or the pairs of a mapping; no more than is needed is read."""
+    try:
+        entries = tuple(islice(value.items() if kind == "mapping" else value, most + 1))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        unfit = _Unfit(f"be a {kind} that can be read", shown(value), value, None)
+        raise unfit from error
+    if len(entries) > most:
+        raise _Unfit(f"have at most {most} entries", f"{most + 1} or more", most + 1, most)
+    return entries
+
+
+def _within(where: str, rule: Rule[T], value: object) -> T:
+    try:
+        return rule(value)
+    except _Unfit as unfit:
+        unfit.where = where
+        raise
 
 
 def _entry(index: int, entry: object, rule: Rule[T]) -> T:

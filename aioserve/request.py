@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.arguments import (
+    EMPTY_MAPPING,
     Rule,
     boolean,
     check,
@@ -56,6 +58,9 @@ MAX_PROCESSOR_CHARS = 1000
 MAX_LOGPROBS = 64
 MAX_SEED = 2**64 - 1
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
 
 
 class FinishReason(StrEnum):
@@ -248,6 +253,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """How long each further token may take on average."""
     deadline_seconds: float | None = None
     """How long after its arrival it is ended, unless it has ended before."""
+    metadata: MappingProxyType[str, str] = EMPTY_MAPPING
+    """What the caller tells the policy of it in words of their own."""
+    session_id: str | None = None
+    """Which conversation or agent it is part of."""
+    predicted_output_tokens: int | None = None
+    """How long the caller expects each answer to be: a forecast, and no limit."""
 
     @property
     def prompt_tokens(self) -> int:

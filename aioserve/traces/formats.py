@@ -14,14 +14,18 @@ A header line and one request a line, which share no blocks:
   first a date and time; or `arrival_s,context_tokens,generated_tokens`, the first in seconds.
 - ServeGen, as drawn from its distributions: `arrival_s,client,input_tokens,output_tokens`.
 
-Further columns, and fields of Mooncake's, are passed over, but for `max_tokens`: the most that the
-caller asked for, or nothing.
+A header line and the lengths of one request a line, without times:
+
+- Vidur (Agrawal et al., MLSys 2024): `num_prefill_tokens,num_decode_tokens`; or the columns of the
+  formats above that are about tokens.
+
+Further columns and fields are passed over, but for `max_tokens`, the most that the caller asked
+for, and `predicted_output_tokens`, what somebody expected. Either may be missing, and neither is
+ever made of the recorded answer.
 """
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Iterator
 from datetime import datetime
 from operator import attrgetter
@@ -32,7 +36,7 @@ import msgspec
 from msgspec.structs import replace
 
 from aioserve.errors import TraceError
-from aioserve.isolation import shown
+from aioserve.traces.csv_rows import begins_with, columns_missing, csv_rows
 from aioserve.traces.files import Lines, short
 from aioserve.traces.request import (
     MAX_ARRIVAL_SECONDS,
@@ -44,6 +48,7 @@ from aioserve.traces.request import (
     check_blocks,
     check_request,
 )
+from aioserve.traces.turns import with_turns
 
 __all__ = [
     "MOONCAKE_BLOCK_TOKENS",
@@ -54,15 +59,20 @@ __all__ = [
     "read_trace",
 ]
 
-FORMATS = "Mooncake JSONL, agentic sessions JSONL, Azure CSV, ServeGen CSV"
+FORMATS = "Mooncake JSONL, agentic sessions JSONL, Azure CSV, ServeGen CSV, a CSV of lengths"
 MOONCAKE_BLOCK_TOKENS = 512
 AZURE_HEADERS = (
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     ("arrival_s", "context_tokens", "generated_tokens"),
 )
 SERVEGEN_HEADER = ("arrival_s", "client", "input_tokens", "output_tokens")
-
-MAX_CSV_LINE_CHARS = 1 << 20
+LENGTHS_HEADERS = (
+    ("num_prefill_tokens", "num_decode_tokens"),
+    ("ContextTokens", "GeneratedTokens"),
+    ("context_tokens", "generated_tokens"),
+    ("input_tokens", "output_tokens"),
+)
+CSV_HEADERS = (*AZURE_HEADERS, SERVEGEN_HEADER, *LENGTHS_HEADERS)
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Output = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUEST_TOKENS)]
@@ -73,29 +83,48 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1000 * MAX_ARRIVAL_SECONDS
 Row = TypeVar("Row")
 
 
-def read_trace(path: str | Path) -> list[TraceRequest]:
+def read_trace(path: str | Path, *, timed: bool = True) -> list[TraceRequest]:
     """Requests of a file, whose first line tells its format: by arrival, which counts from the
-    first of them. Raises `TraceError`."""
+    first of them.
+
+    Where what is read needs no times, since others will be drawn, `timed=False` takes a file of
+    lengths too: all its requests come at 0, in the file's order. Raises `TraceError`.
+    """
     lines = Lines(path)
     first = lines.first()
-    if _begins_with(AZURE_HEADERS, first):
+    if begins_with(AZURE_HEADERS, first):
         requests = _azure(lines)
-    elif _begins_with((SERVEGEN_HEADER,), first):
+    elif begins_with((SERVEGEN_HEADER,), first):
         requests = _servegen(lines)
     elif first.startswith("{") and '"timestamp"' in first:
         requests = _mooncake(lines)
     elif first.startswith("{") and '"requests"' in first:
         requests = _agentic(lines)
+    elif begins_with(LENGTHS_HEADERS, first):
+        if timed:
+            raise TraceError(
+                f"{lines.place}: lengths without times, since there is no column arrival_s or "
+                "TIMESTAMP: give arrivals, poisson or gamma:CV, and a rate"
+            )
+        requests = _lengths(lines)
     else:
+        lacks = columns_missing(CSV_HEADERS, first)
         raise TraceError(
             f"{lines.place}: not the beginning of a known format ({FORMATS}): {first[:60]!r}"
+            f"{lacks and '; '}{lacks}"
         )
     if not requests:
         raise TraceError(f"{short(path)}: no request in it")
     requests.sort(key=attrgetter("arrival_seconds"))
     began = requests[0].arrival_seconds
+    number_of = {request.number: number for number, request in enumerate(requests)}
     return [
-        replace(request, number=number, arrival_seconds=request.arrival_seconds - began)
+        replace(
+            request,
+            number=number,
+            arrival_seconds=request.arrival_seconds - began,
+            follows=None if request.follows is None else number_of[request.follows],
+        )
         for number, request in enumerate(requests)
     ]
 
@@ -148,16 +177,21 @@ def _mooncake(lines: Lines) -> list[TraceRequest]:
             row.hash_ids,
             MOONCAKE_BLOCK_TOKENS,
             max_tokens=row.max_tokens,
+            predicted_output_tokens=row.predicted_output_tokens,
         )
         check_blocks(lines.place, request)
         found.add(lines.place, request)
-    return found.requests
+    return with_turns(found.requests)
 
 
 def _agentic(lines: Lines) -> list[TraceRequest]:
     found = _Collected()
     for session in _json_rows(lines, _AgenticSession):
-        for entry in sorted(_flattened(session.requests), key=attrgetter("t")):
+        turns = list(_flattened(session.requests))
+        in_time = sorted(range(len(turns)), key=lambda place: turns[place].entry.t)
+        numbers = {place: len(found.requests) + nth for nth, place in enumerate(in_time)}
+        for place in in_time:
+            entry, after = turns[place].entry, turns[place].after
             request = TraceRequest(
                 len(found.requests),
                 entry.t,
@@ -166,6 +200,10 @@ def _agentic(lines: Lines) -> list[TraceRequest]:
                 entry.hash_ids,
                 session.block_size,
                 session.id,
+                max_tokens=entry.max_tokens,
+                predicted_output_tokens=entry.predicted_output_tokens,
+                follows=None if after is None else numbers[after],
+                think_seconds=0.0 if after is None else _think_seconds(turns[after].entry, entry),
             )
             check_blocks(lines.place, request)
             found.add(lines.place, request)
@@ -175,7 +213,7 @@ def _agentic(lines: Lines) -> list[TraceRequest]:
 def _azure(lines: Lines) -> list[TraceRequest]:
     found = _Collected()
     began: datetime | None = None
-    for row in _csv_rows(lines, AZURE_HEADERS):
+    for row in csv_rows(lines, AZURE_HEADERS):
         if row.header[0] == "TIMESTAMP":
             at = row.time("TIMESTAMP")
             began = at if began is None else began
@@ -190,17 +228,23 @@ def _azure(lines: Lines) -> list[TraceRequest]:
         else:
             arrival = row.seconds("arrival_s")
         number, prompt = len(found.requests), row.count(row.header[1], 1)
-        output, limit = row.count(row.header[2], 0), row.limit()
-        found.add(
-            row.place,
-            TraceRequest(number, arrival, prompt, output, (), prompt, max_tokens=limit),
+        request = TraceRequest(
+            number,
+            arrival,
+            prompt,
+            row.count(row.header[2], 0),
+            (),
+            prompt,
+            max_tokens=row.optional("max_tokens"),
+            predicted_output_tokens=row.optional("predicted_output_tokens"),
         )
+        found.add(row.place, request)
     return found.requests
 
 
 def _servegen(lines: Lines) -> list[TraceRequest]:
     found = _Collected()
-    for row in _csv_rows(lines, (SERVEGEN_HEADER,)):
+    for row in csv_rows(lines, (SERVEGEN_HEADER,)):
         prompt = row.count("input_tokens", 1)
         request = TraceRequest(
             len(found.requests),
@@ -210,7 +254,26 @@ def _servegen(lines: Lines) -> list[TraceRequest]:
             (),
             prompt,
             client=row.values["client"],
-            max_tokens=row.limit(),
+            max_tokens=row.optional("max_tokens"),
+            predicted_output_tokens=row.optional("predicted_output_tokens"),
+        )
+        found.add(row.place, request)
+    return found.requests
+
+
+def _lengths(lines: Lines) -> list[TraceRequest]:
+    found = _Collected()
+    for row in csv_rows(lines, LENGTHS_HEADERS):
+        prompt = row.count(row.header[0], 1)
+        request = TraceRequest(
+            len(found.requests),
+            0.0,
+            prompt,
+            row.count(row.header[1], 0),
+            (),
+            prompt,
+            max_tokens=row.optional("max_tokens"),
+            predicted_output_tokens=row.optional("predicted_output_tokens"),
         )
         found.add(row.place, request)
     return found.requests
@@ -222,6 +285,7 @@ class _MooncakeRow(msgspec.Struct, frozen=True):
     output_length: Output
     hash_ids: tuple[Count, ...]
     max_tokens: Limit | None = None
+    predicted_output_tokens: Limit | None = None
 
 
 class _AgenticRequest(
@@ -235,6 +299,12 @@ class _AgenticRequest(
     input_tokens: Positive
     output_tokens: Output
     hash_ids: tuple[Count, ...]
+    max_tokens: Limit | None = None
+    predicted_output_tokens: Limit | None = None
+    api_time: Seconds = 0.0
+    """That the answer took."""
+    think_time: Seconds | None = None
+    """Since the answer before."""
 
 
 class _StreamedAgenticRequest(_AgenticRequest, frozen=True, tag="s"):
@@ -253,132 +323,47 @@ class _AgenticSession(msgspec.Struct, frozen=True):
     requests: tuple[_AgenticRequest | _StreamedAgenticRequest | _SubAgent, ...]
 
 
+class _Turn(msgspec.Struct, frozen=True):
+    entry: _AgenticRequest
+    after: int | None
+    """Which of the turns came before in its agent, or in the one that sent its agent off."""
+
+
+class _Agent(msgspec.Struct):
+    began: float
+    left: Iterator[_AgenticRequest | _StreamedAgenticRequest | _SubAgent]
+    after: int | None
+
+
 def _flattened(
     entries: tuple[_AgenticRequest | _StreamedAgenticRequest | _SubAgent, ...],
-) -> Iterator[_AgenticRequest]:
+) -> Iterator[_Turn]:
     """The requests of an agent, and of its sub-agents, in session time."""
-    agents = [(0.0, iter(entries))]
-    """When each began that is being looked at, and its entries that are left."""
+    agents = [_Agent(0.0, _in_time(entries), None)]
+    count = 0
     while agents:
-        began, left = agents[-1]
-        entry = next(left, None)
+        agent = agents[-1]
+        entry = next(agent.left, None)
         if entry is None:
             agents.pop()
         elif isinstance(entry, _SubAgent):
-            agents.append((began + entry.t, iter(entry.requests)))
+            agents.append(_Agent(agent.began + entry.t, _in_time(entry.requests), agent.after))
         else:
-            yield replace(entry, t=began + entry.t)
+            yield _Turn(replace(entry, t=agent.began + entry.t), agent.after)
+            agent.after, count = count, count + 1
 
 
-class _CsvRow:
-    """One line: its values by column, and where it is."""
-
-    def __init__(self, place: str, header: tuple[str, ...], values: dict[str, str]) -> None:
-        self.place = place
-        self.header = header
-        self.values = values
-
-    def count(self, name: str, least: int, most: int = MAX_REQUEST_TOKENS) -> int:
-        """A whole number; pandas writes it as `10.0` in a column where one was missing."""
-        text = self.values[name]
-        value = _whole(text)
-        if value is None or not least <= value <= most:
-            limit = f"at most {most}" if value is not None and value > most else f"at least {least}"
-            raise TraceError(
-                f"{self.place}: {name} must be a whole number of {limit}, got {shown(text)}"
-            )
-        return value
-
-    def limit(self) -> int | None:
-        if not self.values.get("max_tokens"):
-            return None
-        return self.count("max_tokens", 1, MAX_ASKED_TOKENS)
-
-    def seconds(self, name: str) -> float:
-        text = self.values[name]
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not 0 <= value <= MAX_ARRIVAL_SECONDS:
-            limit = f"at most {MAX_ARRIVAL_SECONDS:g}" if value > 0 else "from 0 on"
-            raise TraceError(f"{self.place}: {name} must be seconds {limit}, got {shown(text)}")
-        return value
-
-    def time(self, name: str) -> datetime:
-        text = self.values[name]
-        try:
-            return datetime.fromisoformat(text)
-        except ValueError:
-            raise TraceError(
-                f"{self.place}: {name} must be a date and time, got {shown(text)}"
-            ) from None
+def _in_time(
+    entries: tuple[_AgenticRequest | _StreamedAgenticRequest | _SubAgent, ...],
+) -> Iterator[_AgenticRequest | _StreamedAgenticRequest | _SubAgent]:
+    return iter(sorted(entries, key=attrgetter("t")))
 
 
-def _csv_rows(lines: Lines, headers: tuple[tuple[str, ...], ...]) -> Iterator[_CsvRow]:
-    """The lines of a file that begins with one of `headers`."""
-    reader = csv.reader(_short_ones(lines), skipinitialspace=True)
-    try:
-        rows = (values for values in reader if not _is_blank(values))
-        columns = next(rows, [])
-        header = _header_of(columns, headers)
-        if header is None:
-            known = " or ".join(",".join(header) for header in headers)
-            raise TraceError(
-                f"{lines.place}: the columns must begin with {known}, got {shown(columns)}"
-            )
-        for values in rows:
-            if len(values) != len(columns):
-                raise TraceError(
-                    f"{lines.place}: {len(values)} values in a file of {len(columns)} columns"
-                )
-            yield _CsvRow(
-                lines.place, header, dict(zip(_stripped(columns), _stripped(values), strict=True))
-            )
-    except csv.Error as error:
-        raise TraceError(f"{lines.place}: {error}") from error
-
-
-def _short_ones(lines: Lines) -> Iterator[str]:
-    """The lines; raises for one with more columns than anybody writes."""
-    for line in lines:
-        if len(line) > MAX_CSV_LINE_CHARS:
-            raise TraceError(f"{lines.place}: a line of over {MAX_CSV_LINE_CHARS:,} characters")
-        yield line
-
-
-def _header_of(columns: list[str], headers: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
-    names = tuple(_stripped(columns))
-    return next((header for header in headers if names[: len(header)] == header), None)
-
-
-def _stripped(values: list[str]) -> list[str]:
-    return [value.strip() for value in values]
-
-
-def _is_blank(values: list[str]) -> bool:
-    return len(values) < 2 and not any(_stripped(values))
-
-
-def _whole(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return int(value) if value.is_integer() else None
-
-
-def _begins_with(headers: tuple[tuple[str, ...], ...], line: str) -> bool:
-    """Whether a line has the columns of one of `headers`, and perhaps further ones."""
-    try:
-        columns = next(csv.reader([line], skipinitialspace=True), [])
-    except csv.Error:
-        return False
-    return _header_of(columns, headers) is not None
+def _think_seconds(before: _AgenticRequest, turn: _AgenticRequest) -> float:
+    """As recorded, but for the first of a sub-agent, which knows nothing of the answer before."""
+    if turn.think_time:
+        return turn.think_time
+    return max(0.0, turn.t - before.t - before.api_time)
 
 
 def _json_rows(lines: Lines, row: type[Row]) -> Iterator[Row]:

@@ -32,6 +32,7 @@ __all__ = [
     "at_rate",
     "check_blocks",
     "check_request",
+    "repeated",
     "with_scaled_lengths",
 ]
 
@@ -50,6 +51,7 @@ MAX_ARRIVAL_SECONDS = 1e10
 MAX_RATE = 1e9
 MAX_NAME_CHARS = 500
 """Of a session and a client."""
+MAY_BE_NONE = ("max_tokens", "predicted_output_tokens", "follows")
 
 
 class TraceRequest(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +76,13 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     when the request arrives."""
     priority: int = 0
     """As its caller would give it: no format records it."""
+    predicted_output_tokens: int | None = None
+    """How long somebody expects the answer to be: recorded, or made by a predictor."""
+    follows: int | None = None
+    """Number of the request whose answer came before this one in its conversation, or was what its
+    agent worked on, where that is known."""
+    think_seconds: float = 0.0
+    """From the end of that answer to this request."""
 
     @property
     def own_token(self) -> int:
@@ -121,6 +130,51 @@ def at_rate(trace: Sequence[TraceRequest], requests_per_second: float) -> list[T
     return [replace(r, arrival_seconds=(r.arrival_seconds - first) * factor) for r in trace]
 
 
+def repeated(trace: Sequence[TraceRequest], count: int) -> list[TraceRequest]:
+    """`count` requests, which are the trace again and again: each time it begins behind the last
+    arrival of the time before, by as much as two arrivals are apart on average.
+
+    Numbers go on, and who follows whom stays within one time. Block ids and sessions stay, so that
+    prompts find what the time before has left in the cache. Raises `ConfigError` for a count that
+    isn't 1 to `MAX_REQUESTS`, for a trace that takes no time, and where the last arrival would be
+    after `MAX_ARRIVAL_SECONDS` or a number above what one may be.
+    """
+    check_int("count", count, 1, MAX_REQUESTS)
+    ordered = sorted(trace, key=lambda request: request.arrival_seconds)
+    if not ordered or ordered[0].arrival_seconds == ordered[-1].arrival_seconds:
+        raise ConfigError(
+            f"count {count}: no time to repeat, as all requests of the trace ({len(ordered)}) "
+            "arrive at once"
+        )
+    seconds = ordered[-1].arrival_seconds - ordered[0].arrival_seconds
+    seconds += seconds / (len(ordered) - 1)
+    numbers = 1 + max(request.number for request in ordered)
+    last = (count - 1) // len(ordered)
+    if ordered[-1].arrival_seconds + last * seconds > MAX_ARRIVAL_SECONDS:
+        raise ConfigError(
+            f"count {count} makes the trace end after {MAX_ARRIVAL_SECONDS:g} s, the last moment "
+            "at which a request may arrive"
+        )
+    if numbers + last * numbers > MAX_REQUESTS:
+        raise ConfigError(
+            f"count {count} makes numbers of {numbers + last * numbers - 1}; they may be at most "
+            f"{MAX_REQUESTS - 1}"
+        )
+    found: list[TraceRequest] = []
+    for place in range(count):
+        again, index = divmod(place, len(ordered))
+        request = ordered[index]
+        found.append(
+            replace(
+                request,
+                number=again * numbers + request.number,
+                arrival_seconds=request.arrival_seconds + again * seconds,
+                follows=None if request.follows is None else again * numbers + request.follows,
+            )
+        )
+    return found
+
+
 def with_scaled_lengths(trace: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
     """The trace with `factor` times as many tokens in prompts, answers and blocks, rounded up.
 
@@ -146,6 +200,9 @@ def with_scaled_lengths(trace: Sequence[TraceRequest], factor: float) -> list[Tr
             max_tokens=None
             if r.max_tokens is None
             else scaled("a max_tokens", r.max_tokens, MAX_ASKED_TOKENS),
+            predicted_output_tokens=None
+            if r.predicted_output_tokens is None
+            else scaled("a predicted_output_tokens", r.predicted_output_tokens, MAX_ASKED_TOKENS),
             block_tokens=scaled("a block", _whole_block(r, factor)),
         )
         for r in trace
@@ -177,12 +234,16 @@ def check_request(place: str, request: TraceRequest) -> None:
         ("block_tokens", block, 1, MAX_REQUEST_TOKENS),
         ("max_tokens", request.max_tokens, 1, MAX_ASKED_TOKENS),
         ("priority", request.priority, MIN_PRIORITY, MAX_PRIORITY),
+        ("predicted_output_tokens", request.predicted_output_tokens, 1, MAX_ASKED_TOKENS),
+        ("follows", request.follows, 0, MAX_REQUESTS - 1),
     ):
-        if value is not None or name != "max_tokens":
+        if value is not None or name not in MAY_BE_NONE:
             check_int(f"{place}: {name}", value, least, most, error=TraceError)
     arrival = request.arrival_seconds
     name = f"{place}: arrival_seconds"
     check_number(name, arrival, MAX_ARRIVAL_SECONDS, above=None, error=TraceError)
+    name = f"{place}: think_seconds"
+    check_number(name, request.think_seconds, MAX_ARRIVAL_SECONDS, above=None, error=TraceError)
     for name, text in (("session", request.session), ("client", request.client)):
         if type(text) is not str or len(text) > MAX_NAME_CHARS or not text.isprintable():
             raise TraceError(

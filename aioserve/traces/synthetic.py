@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from msgspec.structs import replace
 
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
@@ -65,21 +66,32 @@ def _prefix_trees(rng: np.random.Generator, count: int, rate: float) -> list[Tra
 def _conversations(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:
     """Conversations of up to eight turns. Each turn's prompt is the one before, its answer and
     something new, some seconds later."""
-    drafts: list[tuple[float, int, int, list[int]]] = []
+    drafts: list[tuple[float, int, int, list[int], float, int | None]] = []
     began, next_id = 0.0, 0
     while len(drafts) < count:
         began += float(rng.exponential(4.5 / rate))
-        arrival, ids = began, list[int]()
+        arrival, ids, think = began, list[int](), 0.0
+        before: int | None = None
         for _ in range(min(int(rng.integers(1, 9)), count - len(drafts))):
             prompt_blocks = len(ids) + int(rng.integers(1, 12))
             output = int(_lengths(rng, 1, mean=200, sigma=0.7, most=1024)[0])
             grown = prompt_blocks + -(-output // BLOCK_TOKENS)
             ids += range(next_id, next_id + grown - len(ids))
             next_id = ids[-1] + 1
-            drafts.append((arrival, prompt_blocks * BLOCK_TOKENS, output, ids[:prompt_blocks]))
-            arrival += 5.0 + float(rng.exponential(20.0))
-    drafts.sort(key=lambda draft: draft[0])
-    return [_request(number, *draft) for number, draft in enumerate(drafts)]
+            prompt = prompt_blocks * BLOCK_TOKENS
+            drafts.append((arrival, prompt, output, ids[:prompt_blocks], think, before))
+            before = len(drafts) - 1
+            think = 5.0 + float(rng.exponential(20.0))
+            arrival += think
+    in_time = sorted(range(len(drafts)), key=lambda index: drafts[index][0])
+    number_of = {index: number for number, index in enumerate(in_time)}
+    requests = []
+    for number, index in enumerate(in_time):
+        arrival, prompt, output, ids, think, before = drafts[index]
+        follows = None if before is None else number_of[before]
+        request = _request(number, arrival, prompt, output, ids)
+        requests.append(replace(request, follows=follows, think_seconds=think))
+    return requests
 
 
 def _bursts(rng: np.random.Generator, count: int, rate: float) -> list[TraceRequest]:

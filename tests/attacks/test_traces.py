@@ -198,14 +198,14 @@ def test_a_file_that_changes_while_it_is_read_is_read_as_it_was_opened(
     other.write_text(json.dumps(MOONCAKE))
     from aioserve.traces import formats
 
-    begins_with = formats._begins_with
+    begins_with = formats.begins_with
 
     def replace_and_look(*arguments: Any) -> bool:
         os.replace(other, path)
-        monkeypatch.setattr(formats, "_begins_with", begins_with)
+        monkeypatch.setattr(formats, "begins_with", begins_with)
         return begins_with(*arguments)
 
-    monkeypatch.setattr(formats, "_begins_with", replace_and_look)
+    monkeypatch.setattr(formats, "begins_with", replace_and_look)
     (request,) = read_trace(path)
     assert request.prompt_tokens == 1
 

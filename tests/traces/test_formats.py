@@ -61,6 +61,17 @@ def test_the_callers_limit_is_read_where_there_is_one(tmp_path: Path) -> None:
         read_servegen(path)
 
 
+def test_a_forecast_is_read_where_there_is_one(tmp_path: Path) -> None:
+    text = AZURE_SECONDS.replace("\n", ",predicted_output_tokens\n") + "0.0,10,5,8\n1.0,10,5,\n"
+    path = written(tmp_path / "azure.csv", text)
+    assert [r.predicted_output_tokens for r in read_azure(path)] == [8, None]
+    text = SERVEGEN.replace("\n", ",predicted_output_tokens\n") + "0.0,a,10,5,7\n"
+    assert read_servegen(written(tmp_path / "s.csv", text))[0].predicted_output_tokens == 7
+    path = written(tmp_path / "a.csv", text.replace("7", "-1"))
+    with pytest.raises(TraceError, match=r"a.csv:2: predicted_output_tokens must be .* at least 1"):
+        read_servegen(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

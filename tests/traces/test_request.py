@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError, TraceError
-from aioserve.traces.request import TraceRequest, at_rate, with_scaled_lengths
+from aioserve.traces.request import (
+    MAX_REQUESTS,
+    TraceRequest,
+    at_rate,
+    repeated,
+    with_scaled_lengths,
+)
 
 BLOCK = 4
 
@@ -63,6 +69,49 @@ def test_a_rate_stretches_all_arrivals_evenly(began: float) -> None:
         message = rf"rate 1.0: .* all requests of the trace \({len(at_once)}\) arrive at once$"
         with pytest.raises(ConfigError, match=message):
             at_rate(at_once, 1.0)
+
+
+def test_a_repeated_trace_goes_on_as_it_began() -> None:
+    trace = [
+        TraceRequest(3, 5.0, 10, 2, (7,), 10, session="s"),
+        TraceRequest(0, 1.0, 11, 3, (), 10, client="c"),
+        TraceRequest(5, 9.0, 12, 4, (), 10, follows=3),
+    ]
+    found = repeated(trace, 8)
+    assert [r.arrival_seconds for r in found] == [1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0, 29.0]
+    assert [r.number for r in found] == [0, 3, 5, 6, 9, 11, 12, 15]
+    assert [r.follows for r in found] == [None, None, 3, None, None, 9, None, None]
+    for place, request in enumerate(found):
+        first = sorted(trace, key=lambda r: r.arrival_seconds)[place % 3]
+        changed = {"number", "arrival_seconds", "follows"}
+        for name in set(request.__struct_fields__) - changed:
+            assert getattr(request, name) == getattr(first, name)
+    assert repeated(trace, 3) == sorted(trace, key=lambda r: r.arrival_seconds)
+    assert repeated(trace, 2) == found[:2]
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, MAX_REQUESTS + 1])
+def test_a_trace_is_repeated_for_a_possible_number_of_requests(count: int) -> None:
+    trace = [TraceRequest(n, 1.0 * n, 10, 2, (), 10) for n in range(2)]
+    with pytest.raises(ConfigError, match="count must be"):
+        repeated(trace, count)
+
+
+def test_a_trace_that_cannot_be_repeated_says_why() -> None:
+    trace = [TraceRequest(n, 1.0 * n, 10, 2, (), 10) for n in range(2)]
+    for at_once in ([], trace[:1], trace[:1] * 3):
+        message = rf"count 4: .* all requests of the trace \({len(at_once)}\) arrive at once$"
+        with pytest.raises(ConfigError, match=message):
+            repeated(at_once, 4)
+    late = [TraceRequest(n, 9e9 * n, 10, 2, (), 10) for n in range(2)]
+    assert len(repeated(late, 2)) == 2
+    with pytest.raises(ConfigError, match="count 3 makes the trace end after 1e"):
+        repeated(late, 3)
+    sparse = [TraceRequest(n * (MAX_REQUESTS // 2 - 1), 1.0 * n, 10, 2, (), 10) for n in range(2)]
+    assert repeated(sparse, 4)[-1].number == MAX_REQUESTS - 1
+    message = f"count 5 makes numbers of .*; they may be at most {MAX_REQUESTS - 1}"
+    with pytest.raises(ConfigError, match=message):
+        repeated(sparse, 5)
 
 
 def test_scaled_lengths_share_what_was_shared() -> None:
