@@ -441,16 +441,31 @@ class KVMemory:
         if lease.receipt != NO_RECEIPT:
             self._tree.release(lease.receipt)
 
-    def swap_out(self, lease: KVLease, num_known: int, step: int) -> None:
+    def pin(self, namespace: bytes, token_ids: TokenIds) -> KVLease:
+        """Keep what the tree has of `token_ids`, in whole pages, from being evicted until `leave`.
+
+        The lease has no pages of its own; `published` says how many pages are kept.
+        """
+        lease = KVLease(namespace)
+        if self.tree is not None:
+            match = self.tree.match(namespace, token_ids, partial=False, use=False)
+            lease.receipt = match.receipt
+            lease.published = len(match.page_ids) + len(match.host_page_ids)
+        return lease
+
+    def swap_out(
+        self, lease: KVLease, num_known: int, step: int, how: Preemption | None = None
+    ) -> None:
         """Copy to the host what the tree doesn't hold of a lease that is about to leave.
 
-        Nothing happens where recomputing is the way, or where the host pool has no room.
+        Nothing happens where recomputing is the way, or where the host pool has no room. `how` is
+        in place of `preemption`.
         """
         # One known token is always computed again: its step samples the next.
         computed = min(lease.computed, num_known - 1)
         first = lease.published
         count = pages_for(computed, self.page_size) - first
-        if self.host_pool is None or count <= 0 or not self._swaps(lease):
+        if self.host_pool is None or count <= 0 or not self._swaps(lease, how):
             return
         if count > self.host_pool.num_free and self.tree is not None:
             self.tree.evict_host(count - self.host_pool.num_free)
@@ -461,10 +476,11 @@ class KVMemory:
         self._copy(CopyKind.TO_HOST, lease.page_ids[first : first + count], host_page_ids)
         lease.swapped = SwappedPages(first, host_page_ids, computed, step)
 
-    def _swaps(self, lease: KVLease) -> bool:
-        if self.preemption == "auto":
+    def _swaps(self, lease: KVLease, how: Preemption | None) -> bool:
+        preemption = how or self.preemption
+        if preemption == "auto":
             return lease.computed >= SWAP_FROM_TOKENS
-        return self.preemption == "swap"
+        return preemption == "swap"
 
     def _swap_in(self, lease: KVLease, found: int) -> int:
         """Copy a lease's pages back; the number of the step that copied them to the host."""

@@ -58,6 +58,11 @@ class Observers:
     def __bool__(self) -> bool:
         return bool(self._attached)
 
+    @property
+    def watch_steps(self) -> bool:
+        """Whether any of them does something where a step has ended."""
+        return any(attached.watches_steps for attached in self._attached)
+
     def tell(
         self,
         arrived: Sequence[RequestInfo],
@@ -82,6 +87,8 @@ class GuardedObserver(Guard):
         self.name = name
         self.given_up: bool = False
         self.observer = observer
+        own = getattr(observer.step_finished, "__func__", None)
+        self.watches_steps: bool = own is not Observer.step_finished
         self._failures: dict[str, int] = {}
 
     def tell(self, method: str, told: object) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import msgspec
 
+from aioserve.arguments import EMPTY_MAPPING
 from aioserve.request import FinishReason, InterTokenLatency, Request
 
 __all__ = ["RequestInfo", "RequestSummary", "StepInfo", "StepPart", "info_of"]
@@ -25,6 +28,12 @@ class RequestInfo(msgspec.Struct, frozen=True, gc=False):
     deadline_seconds: float | None
     arrival_seconds: float
     """When it was submitted, on the clock of the engine's event loop."""
+    metadata: MappingProxyType[str, str] = EMPTY_MAPPING
+    """What the caller tells of it in words of their own; read-only."""
+    session_id: str | None = None
+    """Which conversation or agent it is part of, where the caller said so."""
+    predicted_output_tokens: int | None = None
+    """How long the caller expects each answer to be, where they said so."""
 
 
 def info_of(request: Request) -> RequestInfo:
@@ -40,6 +49,9 @@ def info_of(request: Request) -> RequestInfo:
         tpot_target_seconds=request.tpot_target_seconds,
         deadline_seconds=request.deadline_seconds,
         arrival_seconds=request.arrival_seconds,
+        metadata=request.metadata,
+        session_id=request.session_id,
+        predicted_output_tokens=request.predicted_output_tokens,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -39,6 +40,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GIVEN = "given to the engine"
+LEAST_LIKENESS = 0.8
+"""Of a method's name to that of one that is asked, from which on it is taken for a slip."""
 
 
 class Offer(msgspec.Struct, Generic[T], frozen=True):
@@ -283,7 +286,7 @@ def check_policy_object(policy: object) -> SchedulingPolicy:
             raise ConfigError(
                 f"policy must be a name or a SchedulingPolicy object, got {shown(policy)}"
             )
-        if wrong := _async_method(policy, SchedulingPolicy):
+        if wrong := _wrong_method(policy, SchedulingPolicy):
             raise ConfigError(wrong)
     return policy
 
@@ -293,17 +296,30 @@ def check_observer_object(observer: object) -> Observer:
     with blamed("observer can't be used", ConfigError):
         if not isinstance(observer, Observer):
             raise ConfigError(f"observer must be an Observer object, got {shown(observer)}")
-        if wrong := _async_method(observer, Observer):
+        if wrong := _wrong_method(observer, Observer):
             raise ConfigError(wrong)
     return observer
 
 
-def _async_method(thing: object, kind: type) -> str | None:
-    """What is wrong with the first of its methods that isn't plain: nobody would await it."""
-    for method in vars(kind):
-        function = None if method.startswith("_") else getattr(thing, method)
+def _wrong_method(thing: object, kind: type) -> str | None:
+    """What is wrong with the first of its methods that isn't plain, since nobody would await it, or
+    that is nearly called like one of `kind`, since nobody would call it."""
+    asked = [name for name in vars(kind) if not name.startswith("_")]
+    for method in asked:
+        function = getattr(thing, method)
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             return f"{type(thing).__name__}.{method} must be a plain function, got an async one"
+    classes = [cls for cls in type(thing).__mro__ if cls not in (kind, object)]
+    own = {name for cls in classes for name in vars(cls) if not name.startswith("_")}
+    missing = [name for name in asked if name not in own]
+    for name in sorted(own.difference(asked)):
+        if not inspect.isroutine(inspect.getattr_static(thing, name)):
+            continue
+        if near := get_close_matches(name, missing, 1, LEAST_LIKENESS):
+            return (
+                f"{type(thing).__name__}.{name} is called by nobody: did you mean {near[0]}? "
+                "(A method of your own may begin with an underscore.)"
+            )
     return None
 
 
@@ -316,7 +332,7 @@ def _made(offer: Offer[T], options: Mapping[str, str]) -> T:
         if not isinstance(thing, spec.makes):
             wanted = spec.makes.__name__
             raise PluginError(f"{what}: its factory made {shown(thing)}, no {wanted}")
-        if wrong := _async_method(thing, spec.makes):
+        if wrong := _wrong_method(thing, spec.makes):
             raise PluginError(f"{what}: {wrong}")
     return thing
 

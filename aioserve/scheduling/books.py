@@ -15,6 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
+from aioserve.config import Preemption
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import WorkItem
 from aioserve.kv.lease import KVLease
@@ -24,6 +25,7 @@ from aioserve.kv.recovery import recover
 from aioserve.request import Request
 from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.guard import PolicyGuard
+from aioserve.scheduling.pins import PinnedPrefixes
 from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
 from aioserve.scheduling.slots import SlotPool
 from aioserve.scheduling.updates import SchedulerCounters
@@ -50,8 +52,9 @@ class Books:
         self.guard = guard
         self.max_num_seqs = max_num_seqs
         self.counters: SchedulerCounters = SchedulerCounters()
+        self.pins: PinnedPrefixes = PinnedPrefixes(memory, guard)
         self.slots: SlotPool = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
-        self.launched = NO_STEP
+        self.launched: int = NO_STEP
         """Number of the last step planned; `memory.pool.done_step` is the last one done."""
         self.in_flight: dict[int, list[Entry]] = {}
         """What each step consists of that is planned and not yet done."""
@@ -60,6 +63,9 @@ class Books:
         self.running: list[SequenceState] = []
         self.stopped_at: SequenceState | None = None
         """The next to start, which the last plan had no room for."""
+        self.owed: dict[SequenceState, int] = {}
+        """Running sequences for whose next page others were preempted, with the tokens that they
+        had computed then: kept where the policy chooses who decodes."""
         self.has_precedences: bool = False
         """The policy has ever given one that isn't 0."""
         self._waiting: list[SequenceState] = []
@@ -139,10 +145,11 @@ class Books:
             insort(self.running, child, key=_by_arrival)
         return children
 
-    def preempt(self, victim: SequenceState, step: int) -> None:
-        """Take a sequence's pages for others while step `step` is planned."""
+    def preempt(self, victim: SequenceState, step: int, how: Preemption | None = None) -> None:
+        """Take a sequence's pages for others while step `step` is planned; `how` is in place of the
+        memory's own way."""
         self.memory.publish(victim.lease, victim.known_ids, leaving=True)
-        self.memory.swap_out(victim.lease, victim.num_known, step)
+        self.memory.swap_out(victim.lease, victim.num_known, step, how)
         self.begin_again(victim)
         self.counters.preemptions += 1
         victim.account.preemptions += 1
@@ -165,6 +172,8 @@ class Books:
                 _take_out(self.running, sequence)
                 if publish:
                     self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
+                    if self.guard.pins:
+                        self.pins.ask_to_pin(sequence)
             elif sequence.phase is Phase.UNBORN:
                 self._parent_of(sequence).unborn.remove(sequence)
             self._give_back(sequence)
@@ -190,7 +199,7 @@ class Books:
         self._num_ended_waiting = 0
         self.running = [s for s in left if s.phase is Phase.RUNNING]
         self.slots.recover([s.slot for s in left if s.slot != NO_SLOT], last_step)
-        recover(self.memory, [s.lease for s in left], last_step)
+        recover(self.memory, [*(s.lease for s in left), *self.pins.leases], last_step)
         if known:
             self.guard.finished(known)
 
@@ -237,10 +246,27 @@ class Books:
 
     def shorten(self, cut: Mapping[int, int]) -> list[SequenceState]:
         """Receipts were cut in the prefix tree, to so many pages: the running sequences that had
-        taken over more than is left."""
+        taken over more than is left. Pins of what was cut end."""
+        self.pins.end_cut(cut)
         return [s for s in self.running if self.memory.shorten(s.lease, cut)] if cut else []
 
+    def pass_steps(self, count: int) -> None:
+        """So many steps more are launched and as many done, whose entries are those of sequences
+        that go on. Nothing is left for the next plan to carry."""
+        self.launched += count
+        self.slots.clear_changes()
+        self.clear_preempted()
+        done = self.memory.pool.done_step + count
+        self.memory.complete(done)
+        self.slots.complete(done)
+        self.counters.steps += count
+
     # -- the policy's ear
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are arrivals that the policy hasn't heard of."""
+        return bool(self._arrived)
 
     def announce(self, sequences: list[SequenceState]) -> None:
         """Tell the policy of new requests, and of samples that are on their own from now on,

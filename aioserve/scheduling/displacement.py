@@ -47,6 +47,9 @@ def who_gives_way(
     if not candidates:
         return ()
     room = _Room(books, sequence, reserve)
+    if books.guard.reserves:
+        room.keep(books.guard.reserve(sequence.view, books.memory.pool.num_pages, view))
+    books.pins.make_room(room.num_pages_needed)
     if room.suffices:
         return ()
     named = books.guard.displaces(sequence.view, [s.view for s in candidates], view)
@@ -92,9 +95,18 @@ class _Room:
         self._seats = books.max_num_seqs - _seats_of(sequence)
         self._pages_ahead = reserve.pages_ahead(sequence)
         self._others = 0
+        self._kept: int | None = None
         for other in books.running:
             if not other.exhausted:
                 self.stay(other)
+
+    def keep(self, num_pages: int | None) -> None:
+        """Pages to leave for answers, in place of the reserve's, unless None."""
+        self._kept = num_pages
+
+    @property
+    def num_pages_needed(self) -> int:
+        return self._num_new_pages + (self._pages_ahead if self._kept is None else self._kept)
 
     def stay(self, other: SequenceState) -> None:
         self._count(other, 1)
@@ -112,8 +124,9 @@ class _Room:
     @property
     def suffices(self) -> bool:
         """One that is alone may have all pages, as when it is admitted."""
-        left = len(self._names) - int(np.count_nonzero(self._names)) - self._num_new_pages
-        return self._seats >= 0 and left >= (self._pages_ahead if self._others else 0)
+        left = len(self._names) - int(np.count_nonzero(self._names))
+        needed = self.num_pages_needed if self._others else self._num_new_pages
+        return self._seats >= 0 and left >= needed
 
 
 def _seats_of(sequence: SequenceState) -> int:

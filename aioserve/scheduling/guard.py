@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from aioserve.arguments import plain_int
+from aioserve.config import Preemption
 from aioserve.isolation import Guard, NotAnAnswer, PluginFault, shown
-from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
-from aioserve.scheduling.view import RequestView, SchedulerView
+from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 
 __all__ = ["PolicyGuard"]
 
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 FALLBACK = SchedulingPolicy()
 END = object()
+HOW_TO_PREEMPT = (None, "auto", "swap", "recompute")
 
 
 class PolicyGuard(Guard):
@@ -42,6 +44,15 @@ class PolicyGuard(Guard):
         self.policy = policy
         self.name: str = name or type(policy).__name__
         """For logs and errors; that of the class unless given."""
+        self.preempts: bool = _overrides(policy, "preempt")
+        self.orders_prefills: bool = _overrides(policy, "order_prefills")
+        self.chooses_decodes: bool = _overrides(policy, "decode")
+        self.reserves: bool = _overrides(policy, "reserve")
+        self.drops: bool = _overrides(policy, "drop")
+        self.pins: bool = _overrides(policy, "pin")
+        self.hears_of_steps: bool = _overrides(policy, "step_finished")
+        self.victim_of_any_age: bool = bool(policy.victim_of_any_age)
+        self.has_wishes: bool = self.preempts or self.drops or self.pins
         self._failed = False
         after = "first come, first served decides this step"
         super().__init__(f"scheduling policy {self.name}", after, logger, clock)
@@ -94,14 +105,7 @@ class PolicyGuard(Guard):
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         def ask() -> int:
-            answer = self.policy.chunk(request, budget_tokens, view)
-            try:
-                tokens = operator.index(answer)
-            except TypeError:
-                tokens = -1
-            if 0 <= tokens <= budget_tokens:
-                return tokens
-            raise NotAnAnswer(answer, f"not an int in [0, {budget_tokens}]")
+            return _index(self.policy.chunk(request, budget_tokens, view), 0, budget_tokens)
 
         tokens = self._ask("chunk", ask)
         return budget_tokens if tokens is None else tokens
@@ -136,17 +140,82 @@ class PolicyGuard(Guard):
     ) -> Sequence[RequestView]:
         """Those of `running` who are to give way, none twice; after a fault nobody."""
         running = tuple(running)
+        named = self._ask(
+            "displaces", lambda: _some_of(running, self.policy.displaces(request, running, view))
+        )
+        return named or ()
 
-        def ask() -> list[RequestView]:
-            left = {id(one): one for one in running}
-            named: list[RequestView] = []
-            for answer in self.policy.displaces(request, running, view):
-                if id(answer) not in left:
-                    raise NotAnAnswer(answer, "not one of the running requests, or came before")
-                named.append(left.pop(id(answer)))
+    def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[Preempt]:
+        """Those of `running` to take off the device, none twice; after a fault nobody."""
+        running = tuple(running)
+
+        def ask() -> list[Preempt]:
+            how: dict[int, Preemption | None] = {}
+            requests: list[object] = []
+            for answer in self.policy.preempt(running, view):
+                request: object = answer
+                if isinstance(answer, Preempt):
+                    request = answer.request
+                    if answer.how not in HOW_TO_PREEMPT:
+                        raise NotAnAnswer(answer.how, f"not one of {HOW_TO_PREEMPT}")
+                    how[id(request)] = answer.how
+                requests.append(request)
+            return [Preempt(one, how.get(id(one))) for one in _some_of(running, requests)]
+
+        return self._ask("preempt", ask) or ()
+
+    def order_prefills(
+        self, running: Sequence[RequestView], view: SchedulerView
+    ) -> Sequence[RequestView]:
+        """Those of `running` whose prompts go on, none twice; after a fault all."""
+        running = tuple(running)
+        named = self._ask(
+            "order_prefills", lambda: _some_of(running, self.policy.order_prefills(running, view))
+        )
+        return running if named is None else named
+
+    def decode(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        """Those of `running` that get a token, none twice; after a fault all."""
+        running = tuple(running)
+        named = self._ask("decode", lambda: _some_of(running, self.policy.decode(running, view)))
+        return running if named is None else named
+
+    def reserve(self, request: RequestView, most_pages: int, view: SchedulerView) -> int | None:
+        """Pages to leave, at most `most_pages`; None, also after a fault, for the engine's own."""
+
+        def ask() -> int | None:
+            answer = self.policy.reserve(request, view)
+            return None if answer is None else _index(answer, 0, most_pages)
+
+        return self._ask("reserve", ask)
+
+    def drop(self, request: RequestView, view: SchedulerView) -> Refusal | None:
+        def ask() -> Refusal | None:
+            answer = self.policy.drop(request, view)
+            if answer is None or isinstance(answer, Refusal):
+                return None if answer is None else Refusal.plain(answer)
+            raise NotAnAnswer(answer, "not a Refusal or None")
+
+        return self._ask("drop", ask)
+
+    def pin(self, request: RequestView, most_tokens: int) -> int:
+        """Leading tokens to keep, at most `most_tokens`; after a fault none."""
+        return self._ask("pin", lambda: _index(self.policy.pin(request), 0, most_tokens)) or 0
+
+    def unpin(self, pins: Sequence[Pin], view: SchedulerView) -> Sequence[Pin]:
+        """Those of `pins` to end, none twice; after a fault none."""
+
+        def ask() -> list[Pin]:
+            left = {pin.number: pin for pin in pins}
+            named: list[Pin] = []
+            for answer in self.policy.unpin(pins, view):
+                pin = left.pop(answer.number, None) if type(answer) is Pin else None
+                if pin is None:
+                    raise NotAnAnswer(answer, "not one of the pins, or came before")
+                named.append(pin)
             return named
 
-        return self._ask("displaces", ask) or ()
+        return self._ask("unpin", ask) or ()
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
         self._tell("arrived", lambda: self.policy.arrived(requests))
@@ -177,3 +246,29 @@ class PolicyGuard(Guard):
             return PluginFault(said)
         self._failed = True
         return super().fault(what, said, error)
+
+
+def _overrides(policy: SchedulingPolicy, method: str) -> bool:
+    """Whether the class of a policy has an answer of its own: the others need not be asked. An
+    attribute of the object doesn't count, which may be an option of that name."""
+    return getattr(type(policy), method) is not vars(SchedulingPolicy)[method]
+
+
+def _index(answer: object, least: int, most: int) -> int:
+    try:
+        number = operator.index(answer)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if least <= number <= most:
+        return number
+    raise NotAnAnswer(answer, f"not an int in [{least}, {most}]")
+
+
+def _some_of(running: Sequence[RequestView], answers: Iterable[object]) -> list[RequestView]:
+    left = {id(one): one for one in running}
+    named: list[RequestView] = []
+    for answer in answers:
+        if id(answer) not in left:
+            raise NotAnAnswer(answer, "not one of the running requests, or came before")
+        named.append(left.pop(id(answer)))
+    return named

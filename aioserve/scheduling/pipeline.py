@@ -79,6 +79,13 @@ class StepPipeline(Generic[Handle]):
         """The oldest step is done: commit it."""
         return self.scheduler.commit(self._take_oldest(), outcome, now_seconds)
 
+    def passed(self, plan: StepPlan | None, handle: Handle) -> None:
+        """The scheduler has passed steps at once (`aioserve.scheduling.decode_pass`): what was in
+        flight is done, and `plan` is in flight in its place, if one is."""
+        self._in_flight.clear()
+        if plan is not None:
+            self._in_flight.append((plan, handle))
+
     def fail(self, error: str) -> list[SequenceUpdate]:
         """The oldest step has failed."""
         return self.scheduler.fail(self._take_oldest(), error)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from aioserve.errors import InvariantError
 from aioserve.execution.plan import (
     PENDING_TOKEN,
     SampleRow,
@@ -35,8 +34,12 @@ from aioserve.scheduling.displacement import by_precedence, lowest_precedence, w
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.reserve import OutputReserve
+from aioserve.scheduling.sanity import check_idle
 from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
-from aioserve.scheduling.view import SchedulerView
+from aioserve.scheduling.step_times import StepTimes
+from aioserve.scheduling.view import RequestView, SchedulerView
+from aioserve.scheduling.view_maker import ViewMaker
+from aioserve.scheduling.wishes import chosen_decodes, grant_wishes
 
 __all__ = ["StepPlanner"]
 
@@ -54,16 +57,19 @@ class StepPlanner:
         max_num_batched_tokens: int,
         max_scored_tokens: int,
         reserve: OutputReserve,
+        times: StepTimes,
         reject: Callable[[SequenceState, Refusal | None], None],
         now_seconds: float,
     ) -> None:
         self.books = books
+        self.step: int = books.launched + 1
         self.memory: KVMemory = books.memory
         self.guard: PolicyGuard = books.guard
         self.reserve = reserve
+        limits = (now_seconds, max_num_batched_tokens)
+        self.views: ViewMaker = ViewMaker(books, times, reserve, self.step, *limits)
         self.reject = reject
         self.now_seconds = now_seconds
-        self.step: int = books.launched + 1
         self.max_num_batched_tokens = max_num_batched_tokens
         self.budget: int = max_num_batched_tokens
         self.score_budget: int = max_scored_tokens
@@ -80,8 +86,12 @@ class StepPlanner:
     def fill(self) -> None:
         """Choose the work of the step, and move the books of its sequences past it."""
         books = self.books
+        if self.guard.has_wishes:
+            self._gave_way |= grant_wishes(books, self)
         self._give_way()
         decoding, prefilling = self._split_running()
+        if self.guard.chooses_decodes and decoding:
+            decoding = chosen_decodes(books, decoding, self.views.view())
         self._decode(decoding)
         self._continue_prefills(prefilling)
         may_admit = not self._has_preempted and books.waiting and self.budget > 0
@@ -90,7 +100,8 @@ class StepPlanner:
         if not self.entries and books.launched == self.memory.pool.done_step:
             self._force_progress()
             if not self.entries:
-                self._check_idle()
+                self.working_on = None
+                check_idle(books)
         self.working_on = None
 
     def plan(self) -> StepPlan | None:
@@ -158,6 +169,9 @@ class StepPlanner:
         needed = memory.num_pages_to_reserve(growing)
         memory.make_free(needed, self.step)
         if needed > memory.pool.num_free:
+            self.books.pins.make_room(needed)
+            memory.make_free(needed, self.step)
+        if needed > memory.pool.num_free:
             short = set(growing)
             self._make_room([s for s in ready if s.lease in short])
             ready = [s for s in ready if s.phase is Phase.RUNNING]
@@ -208,6 +222,7 @@ class StepPlanner:
         Counts what comes back, not what is held: fenced pages of a victim are on their way.
         """
         books, memory = self.books, self.memory
+        growing.sort(key=by_precedence)
         while True:
             growing = [s for s in growing if s.phase is Phase.RUNNING]
             ending = sum(memory.num_reclaimable(s.lease) for s in books.running if s.exhausted)
@@ -216,15 +231,21 @@ class StepPlanner:
             if short <= 0:
                 return
             first = by_precedence(growing[0])
+            behind = {s for s in books.running if by_precedence(s) > first or s.paused}
+            of_any_age = self.guard.victim_of_any_age
             candidates = [
                 books.view(s)
                 for s in books.running
-                if (by_precedence(s) > first or s.paused) and not s.exhausted
+                if (s in behind or (of_any_age and s.may_be_taken)) and not s.exhausted
             ]
             if not candidates:
                 return
-            chosen = self.guard.victim(candidates, short, self._view())
-            self._preempt(books.sequence_of(chosen))
+            victim = books.sequence_of(self.guard.victim(candidates, short, self.views.view()))
+            if victim not in behind:
+                victim.count_taken()
+            self._preempt(victim)
+            if self.guard.chooses_decodes:
+                books.owed.update({s: s.lease.computed for s in growing})
 
     def _give_way(self) -> None:
         """Preempt for the one at whom the last admission stopped. Before anything else is planned:
@@ -233,7 +254,7 @@ class StepPlanner:
         if sequence is None or sequence.phase is not Phase.WAITING or sequence.is_held:
             return
         self.working_on = sequence
-        for victim in who_gives_way(self.books, sequence, self.reserve, self._view()):
+        for victim in who_gives_way(self.books, sequence, self.reserve, self.views.view()):
             self._gave_way.add(victim)
             self.working_on = victim
             self.books.preempt(victim, self.step)
@@ -261,7 +282,10 @@ class StepPlanner:
         prefilling = [s for s in prefilling if s.phase is Phase.RUNNING]
         if not prefilling or self.budget <= 0:
             return
-        view = self._view()
+        view = self.views.view()
+        if self.guard.orders_prefills:
+            named = self.guard.order_prefills([s.view for s in prefilling], view)
+            prefilling = [self.books.sequence_of(request) for request in named]
         for sequence in self._one_by_one(prefilling):
             if self.budget <= 0:
                 break
@@ -288,7 +312,7 @@ class StepPlanner:
             or all(s.precedence <= lowest for s in books.waiting)
         ):
             return any(not s.is_held for s in books.waiting)
-        view = self._view()
+        view = self.views.view()
         gave_way = () if forced else self._gave_way
         waiting = [s.view for s in books.waiting if not s.is_held and s not in gave_way]
         refused: list[tuple[SequenceState, Refusal | None]] = []
@@ -309,7 +333,13 @@ class StepPlanner:
             if verdict is not Verdict.NOW:
                 continue
             ahead = self.reserve.pages_ahead(sequence)
-            claim = self._claim(sequence, ahead) if has_seats else None
+            claim = None
+            if has_seats:
+                left = self._pages_to_leave(request, ahead, view)
+                claim = self._claim(sequence, left)
+                if claim is None and forced and books.pins.leases:
+                    books.pins.end_all()
+                    claim = self._claim(sequence, left)
             if claim is None:
                 blocked = not started
                 books.stopped_at = sequence
@@ -339,31 +369,37 @@ class StepPlanner:
             yield sequence
             self.working_on = None
 
-    def _claim(self, sequence: SequenceState, pages_ahead: int) -> Claim | None:
+    def _pages_to_leave(self, request: RequestView, ahead: int, view: SchedulerView) -> int:
+        """Pages that have to be left for answers when a request starts."""
+        answer = None
+        if self.guard.reserves:
+            answer = self.guard.reserve(request, self.memory.pool.num_pages, view)
+        return ahead + self._pages_reserved() if answer is None else answer
+
+    def _claim(self, sequence: SequenceState, pages_to_leave: int) -> Claim | None:
         """What is cached of a waiting sequence, locked; None where the rest doesn't fit."""
         memory, lease = self.memory, sequence.lease
         limit = sequence.num_cacheable
         claim = memory.claim(lease, sequence.known_ids, limit)
-        if not self._fits(claim, pages_ahead):
+        if not self._fits(claim, pages_to_leave):
             claim = memory.without_tail(lease, sequence.num_known, claim, limit)
-        if self._fits(claim, pages_ahead):
+        if self._fits(claim, pages_to_leave):
             return claim
         memory.drop(claim)
         return None
 
-    def _fits(self, claim: Claim, pages_ahead: int) -> bool:
+    def _fits(self, claim: Claim, pages_to_leave: int) -> bool:
         """Whether there is memory for what a sequence claims and for the answers of all that run.
         One that is alone may have all of it."""
         room = self.memory.num_available - claim.num_new_pages
         if room < 0:
             return False
         alone = not self.books.running and not self.memory.pool.num_fenced
-        return alone or pages_ahead + self._pages_reserved() <= room
+        return alone or pages_to_leave <= room
 
     def _pages_reserved(self) -> int:
         if self._reserved is None:
-            running = self.books.running
-            self._reserved = self.reserve.total(s for s in running if not s.paused)
+            self._reserved = self.views.pages_reserved()
         return self._reserved
 
     def _start(self, sequence: SequenceState, claim: Claim, count: int, pages_ahead: int) -> bool:
@@ -389,24 +425,14 @@ class StepPlanner:
             if count := self._within_pages(sequence, wanted):
                 self._launch(sequence, count)
                 return
+        if self.guard.chooses_decodes:
+            decoding, _ = self._split_running()
+            self._decode(decoding[:1])
+            if self.entries:
+                return
         while self._admit(forced=True):
             if not self._displace_a_paused_one():
                 break
-
-    def _check_idle(self) -> None:
-        """Raise unless there is a reason that nothing runs: no work, readers that are behind, or
-        answers of which nobody has said what may come next."""
-        self.working_on = None
-        if any(s.is_held and not s.paused for s in self.books.running):
-            return  # others may wait for its seat and its pages, which come back in their time
-        for sequence in (*self.books.running, *self.books.waiting):
-            if not sequence.is_held:
-                raise InvariantError(
-                    f"nothing is planned, nothing is in flight, and sequence "
-                    f"{sequence.sequence_id} is {sequence.phase.value} with {sequence.remaining} "
-                    f"tokens to compute; {self.memory.pool.num_free} pages are free and "
-                    f"{self.memory.num_cached} can be evicted"
-                )
 
     # -- both
 
@@ -471,20 +497,3 @@ class StepPlanner:
         self._has_families |= len(family) > 1
         self.entries += [(one, one.slot, one.lease, item) for one in family]
         self.working_on = None
-
-    def _view(self) -> SchedulerView:
-        books, pool = self.books, self.memory.pool
-        return SchedulerView(
-            self.step,
-            self.now_seconds,
-            books.counters.tokens_processed,
-            self.max_num_batched_tokens,
-            books.max_num_seqs,
-            pool.page_size,
-            pool.num_pages,
-            pool.num_free,
-            self.memory.num_cached,
-            pool.num_fenced,
-            len(books.running),
-            len(books.waiting),
-        )

@@ -13,11 +13,12 @@ from enum import Enum
 
 import msgspec
 
+from aioserve.config import Preemption
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
-from aioserve.scheduling.view import RequestView, SchedulerView
+from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 
-__all__ = ["Refusal", "SchedulingPolicy", "Verdict"]
+__all__ = ["Preempt", "Refusal", "SchedulingPolicy", "Verdict"]
 
 MAX_REASON_CHARS = 1000
 
@@ -58,6 +59,15 @@ class Refusal(msgspec.Struct, frozen=True):
         seconds = self.retry_after_seconds
         if seconds is not None:
             msgspec.structs.force_setattr(self, "retry_after_seconds", _as_seconds(seconds))
+
+
+class Preempt(msgspec.Struct, frozen=True, gc=False):
+    """One answer to `SchedulingPolicy.preempt`: whom, and what becomes of what it has computed."""
+
+    request: RequestView
+    how: Preemption | None = None
+    """"swap" copies it to the host pool, as far as there is room in it, "recompute" computes it
+    again; "auto" and None leave that to length, and to the engine's `preemption`."""
 
 
 def _as_seconds(value: object) -> float:
@@ -146,6 +156,69 @@ class SchedulingPolicy:
             running,
             key=lambda r: (self.precedence(r), r.lost_tokens, r.in_flight, -r.arrival_index),
         )
+
+    # -- Asked only where a policy overrides them
+
+    victim_of_any_age: bool = False
+    """Whether `victim` is asked about all that may be preempted, and not only about those that are
+    behind the one in need."""
+
+    def preempt(
+        self, running: Sequence[RequestView], view: SchedulerView
+    ) -> Iterable[RequestView | Preempt]:
+        """Whom to take off the device although there may be pages left, before a step is planned.
+        They start again in a later step, when `order` and `admit` say so.
+
+        `running` holds those that may be preempted: of the others all tokens are known or being
+        sampled, or they were preempted so often since their last token that it is their turn. By
+        default nobody.
+        """
+        return ()
+
+    def order_prefills(
+        self, running: Sequence[RequestView], view: SchedulerView
+    ) -> Iterable[RequestView]:
+        """Running requests with more than one token to compute, in the order in which `chunk` is
+        asked for them; those left out sit this step out. By default as they arrived, those of
+        higher precedence first, which is how `running` is ordered."""
+        return running
+
+    def decode(self, running: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        """Running requests that are ready for their next token, in the order in which they get one
+        of the step's tokens and their pages; those left out sit this step out.
+
+        By default all, as they arrived, those of higher precedence first, which is how `running` is
+        ordered. One that made others give their pages back gets its token whatever is answered.
+        """
+        return running
+
+    def reserve(self, request: RequestView, view: SchedulerView) -> int | None:
+        """Pages that have to be left for answers, its own and those of all that run, when `request`
+        starts: where fewer would be, it waits. None, the default, is what the engine's
+        `output_reserve_tokens` makes of it. One that is alone may start in any case."""
+        return None
+
+    def drop(self, request: RequestView, view: SchedulerView) -> Refusal | None:
+        """Whether to end a running request before its answer is complete, and why: its stream
+        raises `RequestRejectedError` behind the tokens that it has. By default None: no."""
+        return None
+
+    def pin(self, request: RequestView) -> int:
+        """Leading tokens of a request that has just ended whose pages the prefix cache is to keep,
+        0 to `computed_tokens`: whole pages of it. By default 0.
+
+        Pinned pages aren't evicted for those that wait. They are for requests that run, and when
+        nothing else can run: the oldest pin goes first, as it does where all pins together would
+        hold more than a quarter of the pages.
+        """
+        return 0
+
+    def unpin(self, pins: Sequence[Pin], view: SchedulerView) -> Iterable[Pin]:
+        """Which pins, of which there are some, to end before a step is planned. Their pages stay
+        cached until they are evicted. By default none."""
+        return ()
+
+    # -- Declared, and told
 
     def starvation_bound_tokens(self, request: RequestView) -> int | None:
         """The most that `request` may be overtaken: once that many tokens have been processed since

@@ -14,7 +14,7 @@ from aioserve.kv.prefix_tree import NO_RECEIPT
 from aioserve.scheduling.books import Books
 from aioserve.scheduling.sequence import Phase, SequenceState
 
-__all__ = ["check_books"]
+__all__ = ["check_books", "check_idle"]
 
 
 def check_books(books: Books) -> None:
@@ -41,15 +41,34 @@ def check_books(books: Books) -> None:
                 *(n.page_ids for n in nodes if n.on_host),
             ],
         )
-    receipts = sorted(s.lease.receipt for s in sequences if s.lease.receipt != NO_RECEIPT)
+    leases = [*(s.lease for s in sequences), *books.pins.leases]
+    receipts = sorted(lease.receipt for lease in leases if lease.receipt != NO_RECEIPT)
     locks = 0 if memory.tree is None else memory.tree.num_receipts
     if len(receipts) != len(set(receipts)) or len(receipts) != locks:
         raise InvariantError(
-            f"sequences have receipts {receipts}, the prefix tree gave out {locks}"
+            f"sequences and pins have receipts {receipts}, the prefix tree gave out {locks}"
         )
+    if books.pins.num_pages > books.pins.max_pages:
+        raise InvariantError(f"{books.pins.num_pages} pages are pinned of {books.pins.max_pages}")
     _check_queues(books)
     for sequence in sequences:
         _check_sequence(sequence, memory.page_size)
+
+
+def check_idle(books: Books) -> None:
+    """Raise `InvariantError` unless there is a reason that nothing is planned while nothing is in
+    flight: no work, readers that are behind, or answers of which nobody has said what may come
+    next."""
+    if any(s.is_held and not s.paused for s in books.running):
+        return  # others may wait for its seat and its pages, which come back in their time
+    for sequence in (*books.running, *books.waiting):
+        if not sequence.is_held:
+            raise InvariantError(
+                f"nothing is planned, nothing is in flight, and sequence {sequence.sequence_id} is "
+                f"{sequence.phase.value} with {sequence.remaining} tokens to compute; "
+                f"{books.memory.pool.num_free} pages are free and {books.memory.num_cached} can be "
+                "evicted"
+            )
 
 
 def _check_references(

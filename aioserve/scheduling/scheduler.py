@@ -35,6 +35,7 @@ from aioserve.scheduling.recovery import (
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sanity import check_books
 from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 
 __all__ = ["Scheduler"]
@@ -71,6 +72,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_scored_tokens = max_scored_tokens
         self.reserve: OutputReserve = OutputReserve(memory.page_size, output_reserve_tokens)
+        self.times: StepTimes = StepTimes()
         self._ended_unplanned: list[SequenceUpdate] = []
         self._planning_failures = 0
         self._unexplained_failures = 0
@@ -182,6 +184,7 @@ class Scheduler:
                     max_num_batched_tokens=self.max_num_batched_tokens,
                     max_scored_tokens=self.max_scored_tokens,
                     reserve=self.reserve,
+                    times=self.times,
                     reject=self._reject,
                     now_seconds=now_seconds,
                 )
@@ -227,6 +230,7 @@ class Scheduler:
     def charge(self, plan: StepPlan, step_seconds: float) -> None:
         """Share out the time of a step in flight by the tokens of those in it, whatever came of it:
         to be called once, before its `commit` or `fail`."""
+        self.times.took(plan, step_seconds)
         token_seconds = step_seconds / plan.num_tokens
         for sequence, _, _, item in self.books.in_flight[plan.step]:
             count, num_rows = item.count, len(item.rows)
@@ -292,6 +296,7 @@ class Scheduler:
             reason = sequence.append(token_id)
             if sequence.first_token_seconds is None:
                 sequence.first_token_seconds = now_seconds
+            sequence.last_token_seconds = now_seconds
             sequence.pending -= 1
             sequence.proven_pages = item.page_ids
             updates.append(

@@ -23,6 +23,8 @@ from aioserve.scheduling.pooling import PoolingState
 __all__ = ["NO_SLOT", "Phase", "SequenceState"]
 
 NO_SLOT = -1
+MAX_FRUITLESS = 8
+"""Preemptions at the policy's wish between two tokens of one answer."""
 
 
 class Phase(Enum):
@@ -44,7 +46,10 @@ class SequenceState:
         "end_ids",
         "epoch",
         "first_token_seconds",
+        "fruitless",
         "guided",
+        "known_when_taken",
+        "last_token_seconds",
         "lease",
         "mask",
         "max_length",
@@ -86,6 +91,7 @@ class SequenceState:
         self.max_length: int = request.max_length
         self.arrival_processed_tokens: int = arrival_processed_tokens
         self.first_token_seconds: float | None = None
+        self.last_token_seconds: float | None = None
         self.prompt_tokens: int = request.prompt_tokens
         self.num_known: int = request.prompt_tokens
         self._known_ids = request.prompt_ids
@@ -112,6 +118,9 @@ class SequenceState:
         """Given by the policy when it hears of the sequence, and then fixed."""
         self.num_displaced: int = 0
         """Others that gave way to it since it waits."""
+        self.fruitless: int = 0
+        """How often it was preempted, at the policy's wish, since it had `known_when_taken`."""
+        self.known_when_taken: int = 0
         self.paused: bool = False
         """The reader is behind: planned again when it has caught up."""
         self.view: Any = None
@@ -163,6 +172,18 @@ class SequenceState:
         return max(0, min(end + 1, self.prompt_tokens) - self.score_at)
 
     @property
+    def may_be_taken(self) -> bool:
+        """Whether a policy may have it preempted although nobody ahead of it is in need: so often
+        and no more for each token that it comes to know, so that every answer gets to its end."""
+        return self.num_known > self.known_when_taken or self.fruitless < MAX_FRUITLESS
+
+    def count_taken(self) -> None:
+        """It is preempted at the policy's wish."""
+        if self.num_known > self.known_when_taken:
+            self.known_when_taken, self.fruitless = self.num_known, 0
+        self.fruitless += 1
+
+    @property
     def exhausted(self) -> bool:
         """Every token that the answer may have is known or being sampled."""
         return self.num_known + self.pending >= self.max_length
@@ -198,6 +219,16 @@ class SequenceState:
         if known + 1 >= self.max_length:
             return FinishReason.LENGTH
         return None
+
+    def extend(self, token_id: int, count: int) -> None:
+        """Add one id so often, which doesn't end the sequence."""
+        known, after = self.num_known, self.num_known + count
+        if after > len(self._known_ids):
+            grown = np.empty(2 * after + 16, dtype=np.int32)
+            grown[:known] = self._known_ids[:known]
+            self._known_ids = grown
+        self._known_ids[known:after] = token_id
+        self.num_known = after
 
     def forget_scores(self) -> None:
         """What was scored may be wrong, and is scored anew unless an answer has begun."""

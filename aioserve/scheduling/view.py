@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
+from types import MappingProxyType
+from typing import Protocol
 
 import msgspec
 
 from aioserve.kv.memory import KVMemory
 from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.step_times import StepSummary
 
-__all__ = ["RequestView", "SchedulerView"]
+__all__ = ["Pin", "RequestView", "SchedulerView", "ViewSource"]
 
 
 class RequestView:
@@ -66,10 +70,45 @@ class RequestView:
         return self._sequence.request.deadline_seconds
 
     @property
+    def metadata(self) -> MappingProxyType[str, str]:
+        """What the caller tells of the request in words of their own, read-only; empty where they
+        told nothing."""
+        return self._sequence.request.metadata
+
+    @property
+    def session_id(self) -> str | None:
+        """Which conversation or agent the request is part of, where the caller said so."""
+        return self._sequence.request.session_id
+
+    @property
+    def predicted_output_tokens(self) -> int | None:
+        """How long the caller expects the answer to be, where they said so: a forecast, which may
+        be wrong either way, and may be above `max_tokens`."""
+        return self._sequence.request.predicted_output_tokens
+
+    @property
     def first_token_seconds(self) -> float | None:
         """When the first token was known, on the clock of `SchedulerView.now_seconds`; None until
         it is."""
         return self._sequence.first_token_seconds
+
+    @property
+    def last_token_seconds(self) -> float | None:
+        """When the last token so far was known, on that clock; None until one is."""
+        return self._sequence.last_token_seconds
+
+    @property
+    def mean_gap_seconds(self) -> float | None:
+        """How long each token took on average that was known behind the first: what
+        `tpot_target_seconds` is about. None until there is one."""
+        first, last = self._sequence.first_token_seconds, self._sequence.last_token_seconds
+        gaps = self.generated_tokens - 1
+        return None if first is None or last is None or gaps < 1 else (last - first) / gaps
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a seat, and pages."""
+        return self._sequence.phase is Phase.RUNNING
 
     @property
     def prompt_tokens(self) -> int:
@@ -169,7 +208,30 @@ class RequestView:
         return f"RequestView({self.request_id!r}, uncached_tokens={self.uncached_tokens})"
 
 
-class SchedulerView(msgspec.Struct, frozen=True, gc=False):
+class Pin(msgspec.Struct, frozen=True, gc=False):
+    """A prefix whose pages the prefix cache keeps, as a policy asked for when a request ended."""
+
+    number: int
+    """Unique, and growing in the order in which prefixes were pinned."""
+    request_id: str
+    session_id: str | None
+    tenant: str | None
+    tokens: int
+    """Leading tokens of the request that are kept."""
+    pages: int
+
+
+class ViewSource(Protocol):
+    """Where a `SchedulerView` looks when it is asked for more than its fields."""
+
+    def views_of_running(self) -> Sequence[RequestView]: ...
+    def views_of_waiting(self) -> Sequence[RequestView]: ...
+    def recent_steps(self) -> tuple[StepSummary, ...]: ...
+    def estimate(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float | None: ...
+    def pages_reserved(self) -> int: ...
+
+
+class SchedulerView(msgspec.Struct, frozen=True):
     """What a policy sees of the scheduler while one step is planned."""
 
     step: int
@@ -187,3 +249,45 @@ class SchedulerView(msgspec.Struct, frozen=True, gc=False):
     """Given back, and free as soon as the step that may still touch them is done."""
     num_running: int
     num_waiting: int
+    pages_pinned: int
+    """Kept by pins; one that two pins share counts twice."""
+    _source: ViewSource
+
+    @property
+    def running(self) -> Sequence[RequestView]:
+        """All that have a seat, in order of arrival. Made anew each time: take it once."""
+        return self._source.views_of_running()
+
+    @property
+    def waiting(self) -> Sequence[RequestView]:
+        """All that wait for one, in order of arrival. Made anew each time: take it once."""
+        return self._source.views_of_waiting()
+
+    @property
+    def num_prefilling(self) -> int:
+        """Running requests with more than one token to compute. They are counted each time."""
+        return sum([request.uncached_tokens > 1 for request in self.running])
+
+    @property
+    def num_decoding(self) -> int:
+        """Running requests that need one token to be computed, or none more."""
+        return self.num_running - self.num_prefilling
+
+    @property
+    def last_steps(self) -> tuple[StepSummary, ...]:
+        """The last 32 steps that are done, oldest first: what they computed, and how long."""
+        return self._source.recent_steps()
+
+    @property
+    def pages_reserved(self) -> int:
+        """Pages kept for the answers of those that run, by the engine's `output_reserve_tokens`.
+        They are counted each time."""
+        return self._source.pages_reserved()
+
+    def estimate(
+        self, prefill_tokens: int = 0, decodes: int = 0, context_tokens: int = 0
+    ) -> float | None:
+        """Seconds that a step would take which computes so many tokens of prompts and so many
+        decodes, and attends to so many tokens in all: a line through the steps that were measured,
+        the latest counting most. None until some were, the first eight of an engine left out."""
+        return self._source.estimate(prefill_tokens, decodes, context_tokens)

@@ -242,13 +242,16 @@ class FakeDevice:
 
     def _sample(self, item: WorkItem, row: SampleRow) -> int:
         start = self._start_of(row.slot)
-        token_id = token_of(self._total(item, row.offset), start.seed)
+        token_id = self._drawn(item, row, start)
         if (row.mask is not None) != (start.params.structured_output is not None):
             raise ValueError(f"a row of slot {row.slot} has a mask {row.mask}")
         if row.mask is not None and not row.mask[token_id // 32] >> token_id % 32 & 1:
             raise ValueError(f"slot {row.slot} draws {token_id}, which its mask doesn't allow")
         self._last_tokens[row.slot] = token_id
         return token_id
+
+    def _drawn(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
+        return token_of(self._total(item, row.offset), start.seed)
 
     def _total(self, item: WorkItem, offset: int) -> int:
         """The weighted sum of the entries up to the item's token at `offset`."""

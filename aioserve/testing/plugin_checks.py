@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aioserve.isolation import NotAnAnswer, shown
@@ -177,7 +178,17 @@ def _requests() -> SearchStrategy[RequestInfo]:
         tpot_target_seconds=target,
         deadline_seconds=target,
         arrival_seconds=st.floats(0, 1e9),
+        metadata=_metadata(),
+        session_id=st.none() | st.text(min_size=1, max_size=8),
+        predicted_output_tokens=st.none() | st.integers(1, 10**6),
     )
+
+
+def _metadata() -> SearchStrategy[MappingProxyType[str, str]]:
+    from hypothesis import strategies as st
+
+    texts = st.text(max_size=8)
+    return st.dictionaries(texts, texts, max_size=3).map(MappingProxyType)
 
 
 def _steps() -> SearchStrategy[StepInfo]:

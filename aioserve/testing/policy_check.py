@@ -234,6 +234,8 @@ class _Run:
                 priority=request.priority,
                 ttft_target_seconds=request.ttft_target_seconds,
                 tpot_target_seconds=request.tpot_target_seconds,
+                session_id=request.session_id,
+                predicted_output_tokens=request.predicted_output_tokens,
             )
         )
         for sample, sequence_id in enumerate(sequence_ids):
@@ -327,6 +329,7 @@ class _Run:
             for progress in pipeline.fail("planted"):
                 self._end(progress.sequence_id)
             return
+        self.scheduler.times.took(plan, STEP_SECONDS)
         for progress in pipeline.finish(self.device.execute(plan), now_seconds):
             if progress.token_id is not None:
                 self.received[progress.sequence_id].append(progress.token_id)

@@ -21,6 +21,7 @@ __all__ = [
 MAX_PROMPT_TOKENS = 64
 MAX_ANSWER_TOKENS = 16
 TENANTS = ("a", "b", "c")
+SESSIONS = ("s", "t")
 
 
 class DrawnRequest(msgspec.Struct, frozen=True):
@@ -38,6 +39,8 @@ class DrawnRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     ttft_target_seconds: float | None = None
     tpot_target_seconds: float | None = None
+    session_id: str | None = None
+    predicted_output_tokens: int | None = None
     leaves_after_steps: int | None = None
     """When it is cancelled, counted from its arrival, unless it has ended."""
     pauses_after_steps: int | None = None
@@ -95,6 +98,8 @@ def workloads(*, rush: bool) -> SearchStrategy[Workload]:
             priority=st.sampled_from([0, 0, 1, -1, 2**31 - 1, -(2**31)]),
             ttft_target_seconds=targets,
             tpot_target_seconds=targets,
+            session_id=st.sampled_from([None, *SESSIONS]),
+            predicted_output_tokens=st.none() | st.integers(1, 2 * MAX_ANSWER_TOKENS),
             leaves_after_steps=after_steps,
             pauses_after_steps=after_steps,
         )
@@ -105,7 +110,7 @@ def workloads(*, rush: bool) -> SearchStrategy[Workload]:
         Workload,
         requests=few if rush else few | st.lists(some, min_size=12, max_size=40),
         page_size=st.sampled_from([1, 4, 16]),
-        spare_pages=st.sampled_from([0, 2, 8, 24]),
+        spare_pages=st.sampled_from([0, 0, 2, 8, 24]),
         max_num_seqs=st.integers(2, 5),
         max_num_batched_tokens=st.sampled_from([32, 64] if rush else [1, 8, 32, 64]),
         output_reserve_tokens=st.sampled_from([0, 8]),

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from aioserve.capacity.hardware import hardware_preset
-from aioserve.capacity.models import ModelShape, read_model
+from aioserve.config import Preemption
 from aioserve.errors import TraceError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import EvictionStrategy
-from aioserve.plugins import PluginRegistry, check_policy_object
+from aioserve.plugins import check_policy_object
 from aioserve.scheduling.policy import SchedulingPolicy
-from aioserve.simulation.cost import CostModel, RooflineCost
-from aioserve.simulation.metrics import Metrics, Targets, metrics_of
-from aioserve.simulation.simulator import simulate
-from aioserve.traces.formats import read_trace
+from aioserve.simulation.cost import CostModel
+from aioserve.simulation.metrics import Metrics
+from aioserve.simulation.request_rows import RequestFile, check_requests_file
+from aioserve.simulation.timeline import Timeline
+from aioserve.simulation.trial_options import TrialOptions
+from aioserve.testing.trial import Trial
 from aioserve.traces.request import TraceRequest
-from aioserve.traces.synthetic import WORKLOADS, synthetic_trace
+from aioserve.traces.synthetic import WORKLOADS
 
 __all__ = ["replay"]
 
@@ -28,61 +28,77 @@ def replay(
     trace: str | Path | Sequence[TraceRequest],
     policy: str | SchedulingPolicy,
     *,
+    num_requests: int | None = None,
+    arrivals: str = "recorded",
+    rate: float | None = None,
+    seed: int | None = None,
+    closed_loop: bool = False,
+    scale_lengths: float = 1.0,
+    predictor: str | None = None,
+    priority: Sequence[str] = (),
     cost: CostModel | None = None,
+    model: str = "llama-3-8b",
+    hardware: str = "h100",
+    num_devices: int = 1,
+    cost_table: str | None = None,
+    scatter: bool = True,
     num_pages: int | None = None,
+    num_host_pages: int = 0,
+    unbounded_cache: bool = False,
+    page_size: int = 16,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    output_reserve_tokens: int = 64,
+    max_tokens: int | None = None,
+    max_model_len: int | None = None,
+    prefix_caching: bool = True,
+    eviction: str | EvictionStrategy = "lru",
+    preemption: Preemption = "auto",
+    overlap: bool = True,
     ttft_target_seconds: float | None = None,
     tpot_target_seconds: float | None = None,
-    eviction: str | EvictionStrategy = "lru",
-    **options: Any,
+    requests: str | Path | None = None,
+    timeline: Timeline | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Metrics:
     """Run a trace through the real scheduler on a virtual clock and measure it.
 
     trace: a file of any format that `aioserve simulate` reads, the name of one of its made-up
         workloads, or requests.
-    policy: a fresh policy object, or the name of one that is installed, options behind it.
-    cost: how long a step takes; a Llama 3 8B on one H100 unless given.
-    num_pages: pages of KV memory; None is memory without a limit.
+    policy: a fresh policy object, the name of one that is installed, or `FILE.py:CLASS`, options
+        behind it.
+    cost: how long a step takes, in place of what `model` and `hardware` or `cost_table` say.
     eviction: a strategy object, or the name of a strategy that is native or installed.
-    options: `page_size`, `max_num_seqs` and the others of `aioserve.simulation.simulator.simulate`.
+    requests: a file, `*.csv` or `*.jsonl`, that gets a line for each request.
+    timeline: an empty one, which takes down every step.
 
-    With a target, which the policy sees of every request, the metrics have a goodput. Raises
-    `TraceError` and `ConfigError`.
+    The others are the options of `aioserve simulate`, with the same defaults. With a target, which
+    the policy sees of every request, the metrics have a goodput. Raises `TraceError` and
+    `ConfigError`.
     """
-    if cost is None:
-        cost = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
-    if isinstance(policy, str):
-        policy = PluginRegistry().policy(str.__str__(policy))
-    else:
+    given = dict(locals())
+    options = {name: given[name] for name in TrialOptions.__dataclass_fields__}
+    if not isinstance(policy, str):
         policy = check_policy_object(policy)
-    result = simulate(
-        _requests(trace),
-        policy,
-        cost=cost,
-        num_pages=num_pages,
-        ttft_target_seconds=ttft_target_seconds,
-        tpot_target_seconds=tpot_target_seconds,
-        eviction=PluginRegistry().eviction(str.__str__(eviction))
-        if isinstance(eviction, str)
-        else eviction,
-        **options,
-    )
-    if ttft_target_seconds is None and tpot_target_seconds is None:
-        return metrics_of(result)
-    targets = Targets(ttft_seconds=ttft_target_seconds, tpot_seconds=tpot_target_seconds)
-    return metrics_of(result, targets)
+    path = None if requests is None else check_requests_file(requests)
+    trial = Trial(_source(trace), TrialOptions(**options))
+    result, metrics = trial.run(policy, timeline=timeline, on_progress=on_progress)
+    if path is not None:
+        with RequestFile(path) as file:
+            file.add(result.requests, {})
+    return metrics
 
 
-def _requests(trace: str | Path | Sequence[TraceRequest]) -> Sequence[TraceRequest]:
-    if isinstance(trace, Path):
-        return read_trace(trace)
+def _source(trace: str | Path | Sequence[TraceRequest]) -> str | Path | Sequence[TraceRequest]:
+    """A name of a made-up workload, or the path of a file, told apart."""
     if not isinstance(trace, str):
         return trace
     name = str.__str__(trace)
     if name in WORKLOADS:
-        return synthetic_trace(name)
+        return name
     if not os.path.exists(name):
         raise TraceError(
             f"no trace file {shown(name)}, and no made-up workload of that name; there are: "
             f"{', '.join(WORKLOADS)}"
         )
-    return read_trace(name)
+    return Path(name)

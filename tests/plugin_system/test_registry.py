@@ -127,6 +127,34 @@ def test_a_policy_with_an_async_method_is_refused(policy, method):
         registry.policy("mine")
 
 
+class Misspells(SchedulingPolicy):
+    def preempts(self, running, view):
+        return ()
+
+
+class HasHelpers(SchedulingPolicy):
+    """What is near to a question that it answers is no slip, nor is what begins with a line."""
+
+    def order(self, waiting, view):
+        return self.ordered(waiting)
+
+    def ordered(self, waiting):
+        return self._preempts(waiting)
+
+    def _preempts(self, waiting):
+        return waiting
+
+
+def test_a_policy_with_a_misspelt_method_is_refused_with_the_name_that_was_meant():
+    said = r"Misspells\.preempts is called by nobody: did you mean preempt\?"
+    with pytest.raises(ConfigError, match=said):
+        Engine(FakeModel(), policy=Misspells())
+    registry = PluginRegistry([offering([PolicySpec("mine", Misspells)])])
+    with pytest.raises(PluginError, match=rf"policy mine \(given to the engine\): {said}"):
+        registry.policy("mine")
+    Engine(FakeModel(), policy=HasHelpers())
+
+
 def test_a_policy_belongs_to_the_entry_point_of_its_name(installed):
     installed += [entry_point("a", lambda: LifoPlugin()), entry_point("lifo", LifoPlugin)]
     registry = PluginRegistry()

@@ -114,3 +114,33 @@ def test_what_is_no_observer_is_refused() -> None:
     for wrong in (object(), Late()):
         with pytest.raises(ConfigError, match=r"Observer|finished"):
             engine.observe(wrong)  # pyright: ignore[reportArgumentType]
+
+
+class Ends(Observer):
+    """Wants to hear nothing of steps."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def arrived(self, requests):
+        self.heard += [f"arrived {request.request_id}" for request in requests]
+
+    def finished(self, requests):
+        self.heard += [f"finished {request.request_id}" for request in requests]
+
+
+@pytest.mark.asyncio
+async def test_parts_are_made_only_where_an_observer_wants_steps(monkeypatch):
+    made = []
+    monkeypatch.setattr("aioserve.engine.notices._part", lambda *_: made.append(1))
+    ends = Ends()
+    async with Engine(FakeModel(num_pages=64)) as engine:
+        engine.observe(ends)
+        for name in "ab":
+            await engine.generate([1, 2], SamplingParams(max_tokens=9), request_id=name)
+        assert made == []
+        engine.observe(Steps())
+        await engine.generate([1, 2], SamplingParams(max_tokens=9), request_id="c")
+        assert made != []
+    told = [f"{what} {name}" for name in "abc" for what in ("arrived", "finished")]
+    assert ends.heard == told

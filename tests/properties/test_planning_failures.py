@@ -26,6 +26,7 @@ from aioserve.scheduling import (
     books,
     displacement,
     guard,
+    pins,
     planner,
     pooling,
     reserve,
@@ -34,6 +35,7 @@ from aioserve.scheduling import (
     slots,
     updates,
     view,
+    view_maker,
 )
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
@@ -44,6 +46,7 @@ from tests.scheduling.request_model import RequestModel
 
 MODULES = (planner, scheduler, books, slots, sequence, reserve, memory, lease, page_table)
 MODULES += (guard, view, account, displacement, pooling, page_pool, pages, prefix_tree)
+MODULES += (pins, view_maker)
 FILES = {module.__file__ for module in MODULES}
 
 
@@ -282,4 +285,5 @@ def test_no_line_of_planning_is_outside_the_files_that_are_watched():
         "kv/eviction.py",
         "request.py",
         "scheduling/policy.py",
+        "scheduling/sanity.py",
     }

@@ -23,7 +23,7 @@ from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.request import FinishReason, Logprobs, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
-from aioserve.scheduling.policy import SchedulingPolicy, Verdict
+from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.structured_output import StructuredOutput
@@ -81,6 +81,45 @@ class Whimsical(SchedulingPolicy):
         if self.random.random() < 0.05:
             raise RuntimeError("whim")
 
+    def some_of(self, running):
+        self.maybe_break()
+        return self.random.sample(running, self.random.randint(0, len(running)))
+
+
+class Wishful(Whimsical):
+    """Has a whim of everything that is asked only where a policy overrides it."""
+
+    victim_of_any_age = True
+
+    def preempt(self, running, view):
+        how = [None, "auto", "swap", "recompute"]
+        return [
+            self.random.choice([r, Preempt(r, self.random.choice(how))])
+            for r in self.some_of(running)
+            if self.random.random() < 0.5
+        ]
+
+    def order_prefills(self, running, view):
+        return self.some_of(running)
+
+    def decode(self, running, view):
+        return self.some_of(running)
+
+    def reserve(self, request, view):
+        self.maybe_break()
+        return self.random.choice([None, self.random.randint(-1, view.pages_total)])
+
+    def drop(self, request, view):
+        self.maybe_break()
+        return Refusal("hopeless") if self.random.random() < 0.02 else None
+
+    def pin(self, request):
+        self.maybe_break()
+        return self.random.randint(-1, request.computed_tokens)
+
+    def unpin(self, pins, view):
+        return self.some_of(pins)
+
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
@@ -125,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.scheduler = Scheduler(
             self.memory,
-            SchedulingPolicy() if whim is None else Whimsical(whim),
+            SchedulingPolicy() if whim is None else (Whimsical, Wishful)[whim % 2](whim),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             output_reserve_tokens=reserve,
@@ -244,7 +283,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def launch(self):
         self.now += 1.0
         self.pipeline.advance(self.now)
-        assert not any(update.cause for update in self.scheduler.take_ended_unplanned())
+        for update in self.scheduler.take_ended_unplanned():
+            assert update.cause is None
+            assert update.rejected
+            self.left.add(update.sequence_id)
 
     def launched(self, plan: StepPlan) -> StepPlan:
         assert plan.items
@@ -487,6 +529,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.advance()
         assert not self.live(), "requests that never end"
         self.books_balance()
+        self.scheduler.books.pins.end_all()
         assert self.pool.num_free + self.memory.num_cached == self.pool.num_pages
         if self.memory.tree is not None:
             self.memory.tree.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -30,6 +31,13 @@ OWN_ENDS = st.sampled_from([FinishReason.LENGTH, FinishReason.STOP])
 async def read(stream: TokenStream) -> str | Token:
     try:
         return await anext(stream, END)
+    except RequestFailedError:
+        return ERROR
+
+
+async def read_batch(stream: TokenStream, min_tokens: int) -> str | list[Token]:
+    try:
+        return await stream.batch(min_tokens) or END
     except RequestFailedError:
         return ERROR
 
@@ -80,13 +88,17 @@ class StreamMachine(RuleBasedStateMachine):
         self.told: list[str] = []
         self.mailbox = Mailbox("r", self.loop, Owner(self.told), capacity, samples)
         self.stream: TokenStream | None = TokenStream(self.mailbox)
-        self.reader: asyncio.Task[str | Token] | None = None
+        self.reader: asyncio.Task[Any] | None = None
         self.reader_waits = False
         self.lifetime = lifetime
         """Rules to run before the stream may end."""
         # The model.
         self.capacity = capacity
         self.buffer: list[Token] = []
+        self.min_tokens = 1
+        """That the reader waits for."""
+        self.has_news = False
+        """A sample began or ended since the last batch."""
         self.num_put = 0
         self.ends: list[FinishReason | None] = [None] * samples
         self.first_end: FinishReason | None = None
@@ -118,6 +130,7 @@ class StreamMachine(RuleBasedStateMachine):
         if self.end is None:
             self.num_put += 1
             self.buffer.append(token)
+            self.has_news |= token.index == 0
             self.put_seconds[token.sample].append(self.loop.time())
             if not self.paused and len(self.buffer) >= self.capacity:
                 self.paused = True
@@ -145,6 +158,7 @@ class StreamMachine(RuleBasedStateMachine):
         sample = data.draw(st.sampled_from(going_on))
         self.mailbox.finish_sample(sample, reason)
         self.ends[sample] = reason
+        self.has_news = True
         if None not in self.ends:
             self.end = self.ends[0]
 
@@ -172,9 +186,26 @@ class StreamMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.stream is not None and self.reader is None)
     @rule(how=st.sampled_from([read, read, wait]), at_once=st.booleans())
     def read(self, how, at_once):
+        self.min_tokens = 1
         self.reader = self.loop.create_task(how(self.stream))
         if at_once:
             self.let_the_loop_run()
+
+    @precondition(lambda self: self.stream is not None and self.reader is None)
+    @rule(min_tokens=st.integers(1, 4), at_once=st.booleans())
+    def read_batch(self, min_tokens, at_once):
+        assert self.stream is not None
+        self.min_tokens = min_tokens
+        self.reader = self.loop.create_task(read_batch(self.stream, min_tokens))
+        if at_once:
+            self.let_the_loop_run()
+
+    def is_held_back(self) -> bool:
+        """Whether the reader waits for more than there is."""
+        if self.min_tokens == 1 or self.has_news or self.end is not None:
+            return False
+        wanted = self.min_tokens * self.ends.count(None)
+        return len(self.buffer) < min(wanted, self.capacity / 2)
 
     @rule()
     def let_the_loop_run(self):
@@ -206,10 +237,15 @@ class StreamMachine(RuleBasedStateMachine):
             if self.reader_waits:
                 self.model_leave()
             assert outcome_of(reader) == CANCELLED
-        elif self.buffer:
+        elif self.buffer and not self.is_held_back():
             outcome = outcome_of(reader)
             if outcome != "started":
-                assert outcome == self.buffer.pop(0)
+                if isinstance(outcome, list):
+                    assert outcome == self.buffer
+                    self.buffer.clear()
+                    self.has_news = False
+                else:
+                    assert outcome == self.buffer.pop(0)
                 if self.paused and 2 * len(self.buffer) <= self.capacity:
                     self.paused = False
                     self.expect_told += ["caught up"] if self.end is None else []
@@ -336,7 +372,7 @@ async def leave(stream: TokenStream, way: str) -> None:
             pass
 
 
-def outcome_of(reader: asyncio.Task[str | Token]) -> str | Token:
+def outcome_of(reader: asyncio.Task[Any]) -> Any:
     assert reader.done()
     return CANCELLED if reader.cancelled() else reader.result()
 

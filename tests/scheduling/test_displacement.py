@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.view import SchedulerView
 from tests.scheduling.bench import Bench, work
 
-VIEW = SchedulerView(0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+VIEW = SchedulerView(0, 0.0, *[0] * 11, _source=cast(Any, None))
 
 
 class ByPriority(SchedulingPolicy):

@@ -80,7 +80,7 @@ def test_a_trace_that_is_neither_file_nor_workload_is_named_with_the_workloads(
 def test_what_is_unknown_is_named() -> None:
     with pytest.raises(UnknownPolicyError, match="'slowest'"):
         replay("bursts", "slowest")
-    with pytest.raises(ConfigError, match="page_size must be at least 1"):
+    with pytest.raises(ConfigError, match="page_size must be one of 1, 2, 4"):
         replay("bursts", "fcfs", page_size=0)
 
 

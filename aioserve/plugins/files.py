@@ -1,0 +1,64 @@
+"""A policy of a file that is no plugin: `path/to/file.py:ClassName`, options behind it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from aioserve.arguments import shown
+from aioserve.errors import ConfigError, PluginError
+from aioserve.plugins.options import made, split_name
+from aioserve.plugins.registry import PluginRegistry, check_policy_object
+from aioserve.scheduling.policy import SchedulingPolicy
+
+__all__ = ["named_policy"]
+
+SEPARATOR = ".py:"
+
+
+def named_policy(registry: PluginRegistry, text: str) -> SchedulingPolicy:
+    """A new policy object of a name that is installed, or of `FILE.py:CLASS`; both with options, as
+    `NAME:OPTION=VALUE,...` and `FILE.py:CLASS:OPTION=VALUE,...`.
+
+    The file is run as Python runs a module, each time. Raises as `PluginRegistry.policy`, and
+    `ConfigError` for a file that isn't there or has no such policy, `PluginError` for one that
+    can't be run.
+    """
+    if SEPARATOR not in text:
+        return registry.policy(text)
+    file, _, rest = text.partition(SEPARATOR)
+    name, options = split_name(rest)
+    path = Path(f"{file}.py")
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):
+        is_file = False
+    if not is_file:
+        raise ConfigError(f"policy {shown(text)}: there is no file {shown(str(path))}")
+    found = _loaded(path, text).get(name)
+    if not isinstance(found, type) or not issubclass(found, SchedulingPolicy):
+        what = "is no SchedulingPolicy" if found is not None else "isn't in the file"
+        raise ConfigError(f"policy {shown(text)}: {shown(name)} {what}")
+    try:
+        return check_policy_object(made(found, options, f"policy {name!r}"))
+    except (ConfigError, PluginError):
+        raise
+    except Exception as error:
+        raise PluginError(f"policy {shown(text)} can't be made: {shown(error)}") from error
+
+
+def _loaded(path: Path, text: str) -> dict[str, object]:
+    """What the module has when it was run."""
+    name = f"aioserve_policy_file_{abs(hash(path.resolve())):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"policy {shown(text)}: {path} can't be read as a module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses and pickles look for it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise PluginError(f"policy {shown(text)} can't be loaded: {shown(error)}") from error
+    return vars(module)

@@ -1,0 +1,94 @@
+"""Pinned prefixes: pages that the prefix tree keeps because a policy asked for it.
+
+A pin is a lock on a path of the tree, held by a lease without pages of its own. Pins are bounded,
+and they never stand in the way of progress: those that run, and whoever is next when nothing runs,
+get the pages of the oldest pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from aioserve.kv.lease import KVLease
+from aioserve.kv.memory import KVMemory
+from aioserve.kv.pages import capacity_tokens
+from aioserve.scheduling.guard import PolicyGuard
+from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.view import Pin, SchedulerView
+
+__all__ = ["PINNED_SHARE", "PinnedPrefixes"]
+
+PINNED_SHARE = 0.25
+"""Of all pages, that pins may hold together."""
+
+
+class PinnedPrefixes:
+    """All pins, oldest first."""
+
+    def __init__(self, memory: KVMemory, guard: PolicyGuard) -> None:
+        self.memory = memory
+        self.guard = guard
+        self.max_pages: int = int(PINNED_SHARE * memory.pool.num_pages)
+        self._leases: dict[Pin, KVLease] = {}
+        self._last_number = 0
+
+    @property
+    def leases(self) -> list[KVLease]:
+        return list(self._leases.values())
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that are pinned; one that two pins share counts twice."""
+        return sum([pin.pages for pin in self._leases])
+
+    def ask_to_pin(self, sequence: SequenceState) -> None:
+        """A sequence is about to end, and what it computed is published."""
+        lease = sequence.lease
+        most = min(lease.computed, sequence.num_known)
+        tokens = self.guard.pin(sequence.view, most)
+        pages = min(tokens // self.memory.page_size, self.max_pages)
+        if not pages:
+            return
+        count = capacity_tokens(pages, self.memory.page_size)
+        pinned = self.memory.pin(lease.namespace, sequence.ids(0, count))
+        pages = pinned.published
+        if not pages:
+            self.memory.leave(pinned)
+            return
+        while self._leases and self.num_pages + pages > self.max_pages:
+            self._end_oldest()
+        self._last_number += 1
+        request = sequence.request
+        pin = Pin(
+            self._last_number,
+            request.request_id,
+            request.session_id,
+            request.tenant,
+            capacity_tokens(pages, self.memory.page_size),
+            pages,
+        )
+        self._leases[pin] = pinned
+
+    def ask_to_unpin(self, view: SchedulerView) -> None:
+        for pin in self.guard.unpin(tuple(self._leases), view) if self._leases else ():
+            self.memory.leave(self._leases.pop(pin))
+
+    def make_room(self, num_pages: int) -> None:
+        """End pins, the oldest first, until so many pages are free or can be evicted, or no pin is
+        left."""
+        while self._leases and self.memory.num_available < num_pages:
+            self._end_oldest()
+
+    def end_all(self) -> None:
+        while self._leases:
+            self._end_oldest()
+
+    def end_cut(self, receipts: Container[int]) -> None:
+        """What these receipts lock is no longer in the tree, or not all of it: their pins end."""
+        for pin, lease in list(self._leases.items()):
+            if lease.receipt in receipts:
+                self.memory.leave(self._leases.pop(pin))
+
+    def _end_oldest(self) -> None:
+        pin = next(iter(self._leases))
+        self.memory.leave(self._leases.pop(pin))

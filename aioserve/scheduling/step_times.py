@@ -1,0 +1,130 @@
+"""What the last steps consisted of and how long they took, and from that how long another takes.
+
+Nothing is counted until a policy asks: a step is kept as its plan, of which the last few are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.execution.plan import StepPlan
+
+__all__ = ["NUM_KEPT", "StepSummary", "StepTimes"]
+
+NUM_KEPT = 32
+"""Steps that are remembered one by one."""
+WARM_UP_STEPS = 8
+"""The first steps of an engine take longer than those after them, and aren't counted."""
+LEAST_STEPS = 4
+"""From so many counted steps on there is an estimate."""
+DECAY = 0.98
+"""What a step still counts after each further one."""
+
+
+class StepSummary(msgspec.Struct, frozen=True, gc=False):
+    """One step that is done."""
+
+    step: int
+    prefill_tokens: int
+    """In work items of more than one token."""
+    decodes: int
+    """Work items of one token."""
+    context_tokens: int
+    """Tokens that the step attended to: for each item, all up to its last."""
+    seconds: float
+
+
+class StepTimes:
+    """Remembers the last steps, and fits a line through those that were measured."""
+
+    def __init__(self) -> None:
+        self._kept: deque[StepSummary | tuple[StepPlan, float]] = deque(maxlen=NUM_KEPT)
+        self._num_steps = 0
+        self._num_fitted = 0
+        """Steps that the sums below have heard of, or have missed."""
+        self._num_counted = 0
+        self._gram: npt.NDArray[np.float64] = np.zeros((4, 4))
+        self._moment: npt.NDArray[np.float64] = np.zeros(4)
+        self._weights: npt.NDArray[np.float64] | None = None
+
+    def took(self, plan: StepPlan, seconds: float) -> None:
+        """A step is done, after so many seconds."""
+        self._kept.append((plan, seconds))
+        self._num_steps += 1
+
+    def took_several(self, count: int, last: Sequence[StepSummary]) -> None:
+        """So many steps are done, of which the last are these: all, or as many as are kept."""
+        self._kept.extend(last)
+        self._num_steps += count
+
+    @property
+    def recent(self) -> tuple[StepSummary, ...]:
+        """The last steps that are done, oldest first; at most 32."""
+        for index, one in enumerate(self._kept):
+            if isinstance(one, tuple):
+                self._kept[index] = _summary(*one)
+        return tuple([one for one in self._kept if isinstance(one, StepSummary)])
+
+    def estimate(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float | None:
+        """Seconds of such a step; None until enough were measured.
+
+        Least squares without negative weights over fixed time, prefill tokens, decodes and context
+        tokens, later steps counting more.
+        """
+        self._fit()
+        if self._weights is None:
+            return None
+        return float(self._weights @ (1.0, prefill_tokens, decodes, context_tokens))
+
+    def _fit(self) -> None:
+        new = min(self._num_steps - self._num_fitted, len(self._kept))
+        if not new:
+            return
+        first_number = self._num_steps - new
+        self._num_fitted = self._num_steps
+        for number, one in enumerate(self.recent[-new:], first_number):
+            if number < WARM_UP_STEPS:
+                continue
+            features = np.array(
+                [1.0, one.prefill_tokens, one.decodes, one.context_tokens], np.float64
+            )
+            self._gram = DECAY * self._gram + np.outer(features, features)
+            self._moment = DECAY * self._moment + features * one.seconds
+            self._num_counted += 1
+        if self._num_counted >= LEAST_STEPS:
+            self._weights = _solved(self._gram, self._moment)
+
+
+def _summary(plan: StepPlan, seconds: float) -> StepSummary:
+    prefill = decodes = context = 0
+    for item in plan.items:
+        context += item.start + item.count
+        if item.count == 1:
+            decodes += 1
+        else:
+            prefill += item.count
+    return StepSummary(plan.step, prefill, decodes, context, seconds)
+
+
+def _solved(
+    gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Weights, none below 0, of the least squares with these sums. What came only together is told
+    apart by nothing, and shares evenly in what it takes."""
+    scale = np.sqrt(np.diag(gram))
+    used = np.flatnonzero(scale > 0)
+    weights = np.zeros(len(moment))
+    while len(used):
+        within = scale[used]
+        scaled = gram[np.ix_(used, used)] / np.outer(within, within)
+        found = np.linalg.lstsq(scaled, moment[used] / within, rcond=1e-9)[0]
+        if found.min() >= 0:
+            weights[used] = found / within
+            break
+        used = np.delete(used, int(found.argmin()))
+    return weights
