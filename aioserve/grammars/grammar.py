@@ -8,6 +8,7 @@ from collections.abc import Set
 from typing import Any
 
 from aioserve.errors import InvalidSamplingError
+from aioserve.grammars.calls import CallsOutput, calls_source
 from aioserve.grammars.library import limits, llguidance
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.grammars.schema import sound_lark, sound_schema
@@ -24,20 +25,28 @@ MAX_REASON_CHARS = 500
 class CompiledGrammar:
     """For all answers of one form. Thread-safe."""
 
-    def __init__(self, vocabulary: Vocabulary, prototype: Any) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, prototype: Any, starts_with_spaces: bool = False
+    ) -> None:
+        """`starts_with_spaces`: an answer has the form with spaces before it or without."""
         self._vocabulary = vocabulary
         self._prototype = prototype
+        self._starts_with_spaces = starts_with_spaces
 
     def matcher(self, end_ids: Set[int]) -> GrammarMatcher:
         """Of a new answer, which any of `end_ids` ends."""
-        return GrammarMatcher(self._vocabulary, self._prototype.deep_copy(), end_ids)
+        vocabulary = self._vocabulary
+        not_first = vocabulary.not_first
+        if self._starts_with_spaces:
+            not_first = vocabulary.not_first_but_for_spaces
+        return GrammarMatcher(vocabulary, self._prototype.deep_copy(), end_ids, not_first)
 
 
 def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledGrammar:
     """May take long: to be called on a thread. Raises `InvalidSamplingError` for a form that can't
     be kept, saying why."""
     library = llguidance()
-    argument = form.form
+    argument = "tools" if isinstance(form, CallsOutput) else form.form
     try:
         prototype = library.LLMatcher(
             vocabulary.library, _source(form), log_level=0, limits=limits()
@@ -52,7 +61,8 @@ def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledG
         raise _refused(argument, prototype.get_error())
     if warnings := prototype.get_grammar_warnings():
         raise _refused(argument, "; ".join(warnings))
-    compiled = CompiledGrammar(vocabulary, prototype)
+    free = isinstance(form, CallsOutput)
+    compiled = CompiledGrammar(vocabulary, prototype, free)
     first = compiled.matcher(frozenset())
     if not first.allowed().any() and not first.is_accepting:
         raise _refused(argument, "nothing that the tokenizer can write has the form")
@@ -62,6 +72,8 @@ def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledG
 def _source(form: StructuredOutput) -> Any:
     """The grammar, as llguidance takes it."""
     matcher = llguidance().LLMatcher
+    if isinstance(form, CallsOutput):
+        return matcher.grammar_from_lark(calls_source(form))
     if form.json_schema is not None:
         return _json_source(sound_schema(str(form.json_schema), "json_schema"), form)
     if form.json_object:
@@ -85,8 +97,11 @@ def _json_source(schema: str, form: StructuredOutput) -> str:
 
 
 def _refused(argument: str, reason: str) -> InvalidSamplingError:
+    must = "be one that can be kept"
+    if argument == "tools":
+        must = "have parameters that calls can be held to, or not be strict"
     reason = re.sub(r"\s+", " ", reason.partition("<backtrace>")[0].replace("<non-verbose/>", ""))
     return InvalidSamplingError(
-        f"{argument} must be one that can be kept: {reason.strip()[:MAX_REASON_CHARS]}",
+        f"{argument} must {must}: {reason.strip()[:MAX_REASON_CHARS]}",
         argument=argument,
     )

@@ -22,8 +22,16 @@ class GrammarMatcher:
     """Of one answer. Where it is, it comes to by its tokens alone: two that accepted the same are
     equal. Not thread-safe, and any thread may use it; calls may take milliseconds."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: Any, end_ids: Set[int]) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        matcher: Any,
+        end_ids: Set[int],
+        not_first: npt.NDArray[np.int32] | None,
+    ) -> None:
+        """`not_first`: a mask as that of the vocabulary."""
         self._vocabulary = vocabulary
+        self._not_first = not_first
         self._matcher = matcher
         self._end_ids = end_ids
         self._forced: tuple[int, ...] | None = None
@@ -100,21 +108,23 @@ class GrammarMatcher:
                 return mask
             _clear(words, (vocabulary.end,))
             mask[: len(words)] = words[: len(mask)]
-        if vocabulary.not_first is not None and not self._num_accepted:
-            mask &= ~vocabulary.not_first
+        if self._not_first is not None and not self._num_accepted:
+            mask &= ~self._not_first
         (_set if self._matcher.is_accepting() else _clear)(mask, self._end_ids)
         return mask
 
     def copy(self) -> GrammarMatcher:
         """Another answer that has begun like this one."""
-        other = GrammarMatcher(self._vocabulary, self._matcher.deep_copy(), self._end_ids)
+        other = GrammarMatcher(
+            self._vocabulary, self._matcher.deep_copy(), self._end_ids, self._not_first
+        )
         other._forced = self._forced
         other._num_accepted = self._num_accepted
         other._has_ended = self._has_ended
         return other
 
     def _differs_here(self, token_id: int) -> bool:
-        not_first = self._vocabulary.not_first
+        not_first = self._not_first
         if not_first is None or self._num_accepted:
             return False
         return bool(not_first[token_id // 32] >> (token_id % 32) & 1)

@@ -10,6 +10,7 @@ that hold the interpreter's lock: so a model has one, and only once a request as
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -49,15 +50,27 @@ class Vocabulary:
         self.not_first: npt.NDArray[np.int32] | None = None
         """Mask int32 `[num_words]` of ids whose text differs at the start of an answer, where the
         tokenizer drops a space; None if there are none."""
+        self.not_first_but_for_spaces: npt.NDArray[np.int32] | None = None
+        """Likewise, of those whose text differs by more than spaces before it."""
         strips = pieces.strip_char.encode() if pieces.strip_left else None
         if strips is not None or pieces.first_differs:
-            bits = np.zeros(32 * self.num_words, np.uint8)
-            bits[:size] = [
-                (strips is not None and text.startswith(strips))
-                or (pieces.first_differs and _bytes(pieces.first(token_id)) != text)
-                for token_id, text in enumerate(texts)
-            ]
-            self.not_first = np.packbits(bits, bitorder="little").view(np.int32)
+            firsts = texts
+            if pieces.first_differs:
+                firsts = [_bytes(pieces.first(token_id)) for token_id in range(size)]
+            stripped = [strips is not None and text.startswith(strips) for text in texts]
+            self.not_first = self._mask(
+                cut or first != text
+                for cut, first, text in zip(stripped, firsts, texts, strict=True)
+            )
+            self.not_first_but_for_spaces = self._mask(
+                (cut and strips != b" ") or first.lstrip(b" ") != text.lstrip(b" ")
+                for cut, first, text in zip(stripped, firsts, texts, strict=True)
+            )
+
+    def _mask(self, marked: Iterable[bool]) -> npt.NDArray[np.int32]:
+        bits = np.zeros(32 * self.num_words, np.uint8)
+        bits[: self.end] = np.fromiter(marked, np.uint8)
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class _Wrapped:

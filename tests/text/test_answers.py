@@ -286,6 +286,25 @@ def test_the_machine_refuses_what_no_json_starts_with(text: str, data: Any) -> N
         assert not is_json
 
 
+RUNS = st.lists(st.sampled_from(["0", "1", "9" * 3, "0" * 4, "7" * 600, ".", "e", "E+", "-"]))
+
+
+@given(RUNS.map("".join), st.sampled_from(["", "[", "x", "-"]))
+@example("7" * 600, "")
+@example("1." + "0" * 600, "")
+@example("0" * 600, "")
+@example("1e" + "0" * 600, "")
+@example("-" + "7" * 600 + ".", "")
+def test_a_number_is_one_however_long_it_is(number: str, behind: str) -> None:
+    machine, at, text = JsonMachine(), 0, f"[{number}{behind}]"
+    while at < len(text) and machine.place is not Place.DONE:
+        if (end := machine.read(text, at)) < 0:
+            break
+        at = end
+    is_json = re.fullmatch(r"(-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?)?", number)
+    assert (machine.place is Place.DONE) == (is_json is not None and not behind)
+
+
 # -- reasoning
 
 

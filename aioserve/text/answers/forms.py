@@ -36,6 +36,7 @@ ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 class ToolForm(msgspec.Struct, frozen=True):
     """How a family writes tool calls."""
 
+    name: str
     parser: Callable[[], ToolParser]
     marks: tuple[str, ...]
     """May be special tokens, which an answer's text then has all the same."""
@@ -79,14 +80,17 @@ def _is_llama3_json(source: str) -> bool:
 
 
 TOOL_FORMS: Mapping[str, ToolForm] = {
-    "hermes": ToolForm(hermes.HermesParser, (hermes.OPENS, hermes.CLOSES), _is_hermes),
-    "llama3_json": ToolForm(llama3_json.Llama3JsonParser, (llama3_json.TAG,), _is_llama3_json),
+    "hermes": ToolForm("hermes", hermes.HermesParser, (hermes.OPENS, hermes.CLOSES), _is_hermes),
+    "llama3_json": ToolForm(
+        "llama3_json", llama3_json.Llama3JsonParser, (llama3_json.TAG,), _is_llama3_json
+    ),
     "mistral": ToolForm(
+        "mistral",
         mistral.MistralParser,
         (mistral.CALLS, mistral.CALL_ID, mistral.ARGS),
         lambda source: mistral.CALLS in source,
     ),
-    "json": ToolForm(json_calls.JsonCallsParser, (), lambda source: False),
+    "json": ToolForm("json", json_calls.JsonCallsParser, (), lambda source: False),
 }
 REASONING_FORMS: Mapping[str, ReasoningForm] = {
     "qwen3": ReasoningForm("<think>", "</think>", False, lambda source: "</think>" in source),

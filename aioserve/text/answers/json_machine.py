@@ -13,9 +13,6 @@ __all__ = ["JsonMachine", "Place"]
 MAX_DEPTH = 256
 """Deeper is no JSON for us: whoever reads the arguments recurses."""
 
-MAX_WORD_CHARS = 512
-"""Of a number."""
-
 _SPACE = " \t\n\r"
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACES = re.compile(r"[ \t\n\r]+")
@@ -23,6 +20,9 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _NUMBER_START = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE](?:[-+]?[0-9]*)?)?)?|[eE](?:[-+]?[0-9]*)?)?)?"
 )
+_MORE_DIGITS = re.compile(r"(?<=[0-9]{2})[0-9]+")
+"""Behind two digits of a number, which say as much of how it may go on as all of them: so what is
+kept of one stays short, and a long one takes no longer."""
 _LITERALS = ("true", "false", "null")
 
 
@@ -66,8 +66,8 @@ class JsonMachine:
             return self._in_string(text, start)
         if place is Place.WORD:
             word = self._word + char
-            if len(word) <= MAX_WORD_CHARS and _starts_word(word):
-                self._word = word
+            if _starts_word(word):
+                self._word = _MORE_DIGITS.sub("", word)
                 return start + 1
             if char not in ",]}" + _SPACE or not _is_word(self._word):
                 return -1

@@ -1,0 +1,249 @@
+"""Calls of tools that are held to their schemas, in all forms: whatever is drawn, what a reader
+takes for a call is one of a tool, and text stays free."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+
+from aioserve import InvalidSamplingError
+from aioserve.grammars.calls import Style, calls_output
+from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
+from aioserve.grammars.vocabulary import Vocabulary
+from aioserve.text.answers.answer_reader import AnswerReader
+from aioserve.text.answers.forms import REASONING_FORMS, TOOL_FORMS, ReasoningForm
+from aioserve.text.answers.parts import Parts, whole_calls
+from aioserve.text.tokenizer import Tokenizer
+from tests.engine.scripted import END, SPECIAL, chat_tokenizer
+from tests.grammars.walks import ids_in
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 5}, "days": {"enum": [1, 2]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+    "move": {
+        "type": "object",
+        "properties": {"to": {"$ref": "#/$defs/place"}},
+        "required": ["to"],
+        "additionalProperties": False,
+        "$defs": {"place": {"enum": ["north", "south"]}},
+    },
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+] + [{"type": "function", "function": {"name": "now"}}]
+FREE: list[dict[str, Any]] = [{"type": "function", "function": {"name": "free"}}]
+KEYS = {"hermes": "arguments", "llama3_json": "parameters", "mistral": "arguments"}
+MARKS = {"hermes": "<tool_call>", "llama3_json": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+LURES = (
+    *MARKS.values(),
+    "</tool_call>",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<think>",
+    "</think>",
+    "<tool_",
+    "[TOOL",
+    "{",
+    "[",
+    "[{",
+    '{"name": "weather", "arguments": {"city": 3}}',
+    '{"name": "move", "parameters": {}}',
+    '{"name": "other", "arguments": {}}',
+    '{"arguments": {}, "name": "weather"}',
+    "weather[ARGS]{}",
+    "other[ARGS]{}",
+    ";",
+    ",",
+    "\n",
+    " ",
+    "\u2003",
+    "\x1c",
+    "Well.",
+)
+"""What answers are led to write, as far as they may."""
+
+
+def grammar_of(
+    form: str,
+    reasoning: ReasoningForm | None = None,
+    *,
+    is_open: bool = False,
+    one: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (*TOOLS, *FREE),
+) -> CompiledGrammar:
+    ids = {name: chat_tokenizer().encode(name)[0] for name in SPECIAL}
+    style = Style(
+        tools=form,
+        reasoning=None if reasoning is None else (reasoning.opens, reasoning.closes),
+        is_open=is_open,
+        specials={name: ids[name] for name in TOOL_FORMS[form].marks if name in ids},
+    )
+    strict = frozenset([*SCHEMAS, "now"])
+    return compile_grammar(VOCABULARY[1], calls_output(style, tools, strict, one=one))
+
+
+class Drawn:
+    """An answer that follows lures where the grammar lets it, and draws where it doesn't."""
+
+    def __init__(
+        self, grammar: CompiledGrammar, tokenizer: Tokenizer, seed: int, begun: str
+    ) -> None:
+        rng = random.Random(seed)
+        (end,) = tokenizer.encode(END)
+        names = tokenizer.special_names
+        matcher = grammar.matcher({end})
+        self.ids: list[int] = []
+        lure: list[int] = list(begun.encode())
+        for _ in range(400):
+            if matcher.has_ended:
+                break
+            allowed = ids_in(matcher.allowed())
+            assert matcher.error is None, matcher.error
+            assert allowed
+            if not lure and rng.random() < 0.3:
+                spelled = rng.random() < 0.5
+                text = rng.choice(LURES)
+                lure = list(text.encode()) if spelled else tokenizer.encode(text)
+            if lure and lure[0] in allowed:
+                token_id = lure.pop(0)
+            elif end in allowed and rng.random() < 0.1:
+                token_id = end
+            else:
+                lure = []
+                token_id = rng.choice(allowed)
+            assert matcher.accept(token_id)
+            self.ids.append(token_id)
+        self.has_ended: bool = matcher.has_ended
+        self.pieces: list[bytes] = [
+            names[i].encode() if i in names else bytes([i]) for i in self.ids if i != end
+        ]
+        self.text: str = b"".join(self.pieces).decode(errors="ignore")
+
+
+def read(form: str, reasoning: ReasoningForm | None, is_open: bool, texts: Sequence[str]) -> Parts:
+    reader = AnswerReader(TOOL_FORMS[form], reasoning, is_open=is_open)
+    parts = [*(reader.push(text) for text in texts), reader.finish()]
+    return Parts(
+        "".join(part.content for part in parts),
+        "".join(part.reasoning for part in parts),
+        tuple(delta for part in parts for delta in part.tool_calls),
+    )
+
+
+def vocabulary() -> tuple[Tokenizer, Vocabulary]:
+    tokenizer = chat_tokenizer()
+    return tokenizer, Vocabulary(tokenizer, tokenizer.vocab_size)
+
+
+VOCABULARY = vocabulary()
+QWEN = REASONING_FORMS["qwen3"]
+WAYS: list[tuple[ReasoningForm | None, bool]] = [(None, False), (QWEN, False), (QWEN, True)]
+
+
+@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize(("reasoning", "is_open"), WAYS)
+@pytest.mark.parametrize("form", list(TOOL_FORMS))
+def test_all_calls_that_are_read_have_the_form_of_their_tools(
+    form: str, reasoning: ReasoningForm | None, is_open: bool, one: bool
+) -> None:
+    grammar = grammar_of(form, reasoning, is_open=is_open, one=one)
+    most = 0
+    for seed in range(40):
+        begun = ("</think>" if is_open else "") + (MARKS.get(form, "{") if seed % 3 else "")
+        drawn = Drawn(grammar, VOCABULARY[0], seed, begun if seed % 4 else "")
+        whole = read(form, reasoning, is_open, [drawn.text])
+        streamed = read(form, reasoning, is_open, list(drawn.text))
+        assert (whole.content, whole.reasoning) == (streamed.content, streamed.reasoning)
+        told = [(call.name, call.arguments) for call in whole_calls(whole.tool_calls)]
+        assert told == [(call.name, call.arguments) for call in whole_calls(streamed.tool_calls)]
+        assert not one or len(told) < 2, drawn.text
+        if not drawn.has_ended:
+            told = told[:-1]
+        most = max(most, len(told))
+        for name, arguments in told:
+            assert name in (*SCHEMAS, "now", "free"), drawn.text
+            schema = SCHEMAS.get(name) or {"type": "object"}
+            if name == "now":
+                schema = {"type": "object", "maxProperties": 0}
+            jsonschema.validate(json.loads(arguments), schema)
+    assert most >= 1, "no whole call was drawn to say anything"
+
+
+@pytest.mark.parametrize("form", list(KEYS))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Rain.",
+        "",
+        " \n Ümläuts, 雨, {braces} and [lists]; <tags>, <tool_cal and [TOOL_",
+        'I say {call} twice:\n\n```json\n{"name": 1}\n```',
+    ],
+)
+def test_text_without_a_call_is_free(form: str, text: str) -> None:
+    matcher = grammar_of(form).matcher({END_ID})
+    assert all(matcher.accept(token_id) for token_id in text.encode())
+    assert matcher.is_accepting
+
+
+def call_in(form: str, call: str) -> list[int]:
+    ids = VOCABULARY[0].encode(f"Let me see.{MARKS[form]}") + list(call.encode())
+    return ids + (list(b"</tool_call>") if form == "hermes" else [])
+
+
+@pytest.mark.parametrize("form", list(KEYS))
+@pytest.mark.parametrize(
+    ("name", "arguments", "is_taken"),
+    [
+        ("weather", '{"city": "Oslo", "days": 1}', True),
+        ("weather", '{"city": "Oslo"}', False),
+        ("weather", '{"city": "Reykjavik", "days": 1}', False),
+        ("move", '{"to": "south"}', True),
+        ("move", '{"to": "east"}', False),
+        ("now", "{}", True),
+        ("now", '{"x": 1}', False),
+        ("free", '{"anything": [1, {}]}', True),
+        ("free", "[]", False),
+        ("other", "{}", False),
+    ],
+)
+def test_a_call_behind_text_is_held_to_its_tool(
+    form: str, name: str, arguments: str, is_taken: bool
+) -> None:
+    call = f'{{"name": "{name}", "{KEYS[form]}": {arguments}}}'
+    ids = call_in(form, f"[{call}]" if form == "mistral" else call)
+    matcher = grammar_of(form).matcher({END_ID})
+    taken = all(matcher.accept(token_id) for token_id in ids)
+    assert (taken and matcher.is_accepting) is is_taken
+
+
+@pytest.mark.parametrize("form", list(KEYS))
+def test_a_call_with_a_number_of_any_length_is_read_as_it_was_held(form: str) -> None:
+    arguments = f'{{"n": {"7" * 2000}}}'
+    call = f'{{"name": "free", "{KEYS[form]}": {arguments}}}'
+    ids = call_in(form, f"[{call}]" if form == "mistral" else call)
+    matcher = grammar_of(form).matcher({END_ID})
+    assert all(matcher.accept(token_id) for token_id in ids)
+    assert matcher.is_accepting
+    text = VOCABULARY[0].decode(ids, skip_special_tokens=False)
+    (told,) = whole_calls(read(form, None, False, [text]).tool_calls)
+    assert (told.name, told.arguments) == ("free", arguments)
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_as_one_of_tools() -> None:
+    function = {"name": "weather", "parameters": {"type": "object", "unevaluatedItems": False}}
+    with pytest.raises(InvalidSamplingError, match="tools must have parameters that calls") as told:
+        grammar_of("hermes", tools=[{"type": "function", "function": function}])
+    assert told.value.argument == "tools"
+
+
+(END_ID,) = VOCABULARY[0].encode(END)

@@ -1,0 +1,152 @@
+"""Strict tools that a model calls if it likes, in all APIs: text is free, calls have their form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.server.serving import served
+from tests.server.talking import (
+    ASK,
+    CHAT_BODY,
+    TOOLS,
+    TURNS,
+    chat_joined,
+    chat_whole,
+    post,
+    pyhelp_with,
+    scripted,
+)
+
+pytestmark = pytest.mark.asyncio
+PATH = "/v1/chat/completions"
+LLAMA = "{% if tools %}{{ tools | tojson }}<|python_tag|>{% endif %}" + TURNS
+SCHEMAS = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
+STRICT = [one | {"function": one["function"] | {"strict": True}} for one in TOOLS]
+FLAT = [{"type": "function", **one["function"]} for one in STRICT]
+BLOCKS = [{"name": one["name"], "input_schema": one["parameters"], "strict": True} for one in FLAT]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+GOOD = f"<think>hm</think>Let me see. {CALL}\n{CALL.replace('Oslo', 'Rome')}"
+BAD = f"Let me see. {CALL.replace('Oslo', 'Reykjavik')}"
+ONE_BY_ONE: dict[str, Any] = {"jump_forward": False}
+"""A model with a script writes every token by itself."""
+BODIES: dict[str, dict[str, Any]] = {
+    PATH: CHAT_BODY | {"tools": STRICT},
+    "/v1/responses": {"model": "scripted", "input": "Rain?", "tools": FLAT, "seed": 0},
+    "/v1/messages": {"model": "scripted", "messages": ASK, "tools": BLOCKS, "max_tokens": 400},
+}
+
+
+@pytest.fixture(scope="module")
+def with_braces(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of which an answer that begins with a brace is a call."""
+    return pyhelp_with(LLAMA, tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_what_is_drawn_of_a_call_has_its_form(
+    with_braces: str, stream: bool, parallel: bool
+) -> None:
+    whole = 0
+    async with served(model=with_braces, num_pages=256) as (engine, client):
+        (brace,) = engine.tokenizer.encode("{")
+        for seed in range(3):
+            body = {
+                "model": "pyhelp",
+                "messages": ASK,
+                "tools": STRICT,
+                "parallel_tool_calls": parallel,
+                "stream": stream,
+                "seed": seed,
+                "temperature": 1.5,
+                "max_tokens": 120,
+                "n": 4,
+                "logit_bias": {str(brace): 100},
+            }
+            answer = await post(client, PATH, body)
+            choices = chat_joined(answer) if stream else chat_whole(answer)
+            for choice in choices.values():
+                calls = choice["calls"]
+                assert calls
+                assert parallel or len(calls) == 1
+                if choice["finish_reason"] == "length" and not _is_json(calls[-1][1]):
+                    calls = calls[:-1]
+                for name, arguments in calls:
+                    jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+                    whole += 1
+    assert whole
+
+
+async def test_streamed_and_whole_answers_are_the_same(with_braces: str) -> None:
+    async with served(model=with_braces, num_pages=256) as (engine, client):
+        (brace,) = engine.tokenizer.encode("{")
+        for bias in (0, 100):
+            body = {"model": "pyhelp", "messages": ASK, "tools": STRICT, "seed": 3, "n": 3}
+            body |= {"max_tokens": 60, "logit_bias": {str(brace): bias}}
+            whole = chat_whole(await post(client, PATH, body))
+            assert chat_joined(await post(client, PATH, body | {"stream": True})) == whole
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_call_that_has_its_form_is_told_in_every_api(path: str) -> None:
+    async with scripted(GOOD, **ONE_BY_ONE) as (_, client):
+        answer = await client.post(path, json=BODIES[path])
+        plain = await client.post(path, json=json.loads(_loose(BODIES[path])))
+    assert answer.status_code == 200, answer.text
+    assert _calls(answer.json()) == [{"city": "Oslo"}, {"city": "Rome"}]
+    assert _calls(plain.json()) == _calls(answer.json())
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_call_that_has_not_cannot_be_drawn(path: str) -> None:
+    async with scripted(BAD, **ONE_BY_ONE) as (_, client):
+        answer = await client.post(path, json=BODIES[path])
+        plain = await client.post(path, json=json.loads(_loose(BODIES[path])))
+    assert answer.status_code == 500, answer.text
+    assert _calls(plain.json()) == [{"city": "Reykjavik"}]
+
+
+async def test_of_one_call_at_most_no_other_can_be_drawn() -> None:
+    body = CHAT_BODY | {"tools": STRICT, "parallel_tool_calls": False}
+    async with scripted(CALL, CALL + "Wait.", CALL + CALL, **ONE_BY_ONE) as (_, client):
+        for seed, status in enumerate((200, 200, 500)):
+            answer = await client.post(PATH, json=body | {"seed": seed})
+            assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_schema_that_cannot_be_kept_is_refused_with_the_way_out(path: str) -> None:
+    broken = json.dumps(BODIES[path]).replace('"type": "string"', '"type": "text"')
+    async with scripted("Rain.", **ONE_BY_ONE) as (_, client):
+        answer = await client.post(path, json=json.loads(broken))
+        loose = await client.post(path, json=json.loads(_loose(json.loads(broken))))
+    assert answer.status_code == 400
+    assert "or not be strict" in answer.json()["error"]["message"]
+    assert loose.status_code == 200, loose.text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _loose(body: dict[str, Any]) -> str:
+    return json.dumps(body).replace('"strict": true', '"strict": false')
+
+
+def _calls(answer: dict[str, Any]) -> list[Any]:
+    """Arguments of the calls in an answer of any API."""
+    if "choices" in answer:
+        calls = answer["choices"][0]["message"]["tool_calls"]
+        return [json.loads(call["function"]["arguments"]) for call in calls]
+    if "output" in answer:
+        items = [item for item in answer["output"] if item["type"] == "function_call"]
+        return [json.loads(item["arguments"]) for item in items]
+    return [block["input"] for block in answer["content"] if block["type"] == "tool_use"]
