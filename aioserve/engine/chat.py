@@ -14,10 +14,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.arguments import boolean, check, sequence, text
 from aioserve.engine.stream import TokenStream
+from aioserve.errors import InvalidRequestError
 from aioserve.execution.runner import LoadedModel
+from aioserve.grammars.calls import CallsOutput, Style, calls_output
 from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 from aioserve.text.answers.answer_reader import AnswerReader
+from aioserve.text.answers.call_object import MAX_NAME_CHARS
 from aioserve.text.answers.forms import (
     ReasoningForm,
     ToolForm,
@@ -25,10 +29,19 @@ from aioserve.text.answers.forms import (
     tool_form,
 )
 from aioserve.text.answers.parts import Parts, ToolCall, ToolCallDelta, whole_calls
-from aioserve.text.conversation import Conversation
+from aioserve.text.conversation import MAX_TOOLS, Conversation
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["AnswerForm", "ChatAnswer", "ChatCompletion", "ChatDelta", "ChatStream", "StreamOptions"]
+__all__ = [
+    "AnswerForm",
+    "ChatAnswer",
+    "ChatCompletion",
+    "ChatDelta",
+    "ChatStream",
+    "HeldCalls",
+    "StreamOptions",
+    "held_calls",
+]
 
 PROMPT_END_TOKENS = 32
 """Of a prompt, which show whether a tag is open at its end."""
@@ -46,6 +59,9 @@ class StreamOptions(TypedDict, total=False):
     ttft_target_seconds: float | None
     tpot_target_seconds: float | None
     deadline_seconds: float | None
+    metadata: Mapping[str, str] | None
+    session_id: str | None
+    predicted_output_tokens: int | None
     tools: Sequence[Mapping[str, Any]] | None
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool
@@ -120,6 +136,15 @@ class ChatCompletion(msgspec.Struct, frozen=True):
         return self.answers[0].message
 
 
+class HeldCalls(msgspec.Struct, frozen=True):
+    """What answers' calls of tools are held to: that they name one of the tools, and more."""
+
+    strict: frozenset[str]
+    """Names of those whose parameters take the arguments of their calls."""
+    one: bool
+    """There is one call at most."""
+
+
 class AnswerForm:
     """How the answers of one request are written. What only its prompt shows is filled in when that
     is encoded."""
@@ -129,9 +154,12 @@ class AnswerForm:
         tools: ToolForm | None,
         reasoning: ReasoningForm | None,
         tokenizer: Tokenizer | None,
+        held: HeldCalls | None = None,
     ) -> None:
         self._tools = tools
         self._reasoning = reasoning
+        self.held: HeldCalls | None = held
+        self._told: Sequence[Mapping[str, Any]] = ()
         self._begun = ""
         self._is_open = False
         marks = (*(tools.marks if tools else ()), *(reasoning.marks if reasoning else ()))
@@ -140,21 +168,45 @@ class AnswerForm:
 
     @classmethod
     def of(
-        cls, model: LoadedModel, tools: object, tool_parser: object, reasoning_parser: object
+        cls,
+        model: LoadedModel,
+        tools: object,
+        tool_parser: object,
+        reasoning_parser: object,
+        held: HeldCalls | None = None,
     ) -> AnswerForm:
         """That of a model's chat template, or as it is named. Raises `InvalidRequestError`."""
         source = "" if model.chat_template is None else model.chat_template.source
         has_tools = tools is not None and not (type(tools) in (list, tuple) and not tools)
-        return cls(
-            tool_form(tool_parser, source, has_tools=has_tools),
-            reasoning_form(reasoning_parser, source),
-            model.tokenizer,
-        )
+        read = tool_form(tool_parser, source, has_tools=has_tools)
+        if held is not None and read is None:
+            raise InvalidRequestError(
+                "strict_tools go with tools, and a tool_parser that reads calls of them",
+                argument="strict_tools",
+                value=sorted(held.strict),
+            )
+        reasoning = reasoning_form(reasoning_parser, source)
+        return cls(read, reasoning, model.tokenizer, held)
 
     def conversation_is(self, conversation: Conversation) -> None:
-        """Look at the message that the answers continue, if they do."""
+        """Look at the message that the answers continue, if they do, and at the tools. Raises
+        `InvalidRequestError` for a strict one that isn't there."""
         if conversation.continue_final_message:
             self._begun = conversation.messages[-1]["content"]
+        self._told = conversation.tools or ()
+        if self.held is not None:
+            names = {_name_of(tool) for tool in self._told}
+            if unknown := self.held.strict - names:
+                raise InvalidRequestError(
+                    f"strict_tools must be names of functions in tools, got {min(unknown)!r:.300}",
+                    argument="strict_tools",
+                    value=min(unknown),
+                )
+            if len(names) < len(self._told) or None in names:
+                raise InvalidRequestError(
+                    "tools must be functions with names of their own where some are strict",
+                    argument="tools",
+                )
 
     def prompt_is(self, ids: npt.NDArray[np.int32], tokenizer: Tokenizer | None) -> None:
         """Look at the end of the prompt."""
@@ -163,9 +215,51 @@ class AnswerForm:
             prompt_end = tokenizer.decode(tail, skip_special_tokens=False)
             self._is_open = self._reasoning.is_open_after(prompt_end, self._begun)
 
+    def calls_output(self) -> CallsOutput | None:
+        """The form that answers must have for their calls to be held to anything, once the prompt
+        is known. Raises `InvalidSamplingError` for tools whose calls can't be."""
+        if self.held is None or self._tools is None:
+            return None
+        reasoning = self._reasoning
+        style = Style(
+            tools=self._tools.name,
+            reasoning=None if reasoning is None else (reasoning.opens, reasoning.closes),
+            is_open=self._is_open,
+            specials={name: token_id for token_id, name in self.shown.items()},
+        )
+        return calls_output(style, self._told, self.held.strict, one=self.held.one)
+
     def reader(self) -> AnswerReader:
         """For one answer."""
         return AnswerReader(self._tools, self._reasoning, is_open=self._is_open)
+
+
+def held_calls(
+    strict_tools: object, parallel_tool_calls: object, *, has_form: bool
+) -> HeldCalls | None:
+    """What a caller asks of calls; None for nothing. Raises `InvalidRequestError`."""
+    names = sequence(text(1, MAX_NAME_CHARS), MAX_TOOLS)
+    strict = frozenset(check(InvalidRequestError, "strict_tools", strict_tools, names))
+    parallel = check(InvalidRequestError, "parallel_tool_calls", parallel_tool_calls, boolean)
+    if not strict and not parallel:
+        raise InvalidRequestError(
+            "parallel_tool_calls must be True without strict_tools, got False",
+            argument="parallel_tool_calls",
+            value=False,
+        )
+    if strict and has_form:
+        raise InvalidRequestError(
+            "strict_tools must be empty where structured_output asks for a form of all the answer",
+            argument="strict_tools",
+            value=strict_tools,
+        )
+    return HeldCalls(strict, not parallel) if strict else None
+
+
+def _name_of(tool: Mapping[str, Any]) -> str | None:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 class _Reading:
@@ -278,12 +372,17 @@ class ChatStream:
                 return delta
         raise StopAsyncIteration
 
-    async def batch(self) -> list[ChatDelta]:
+    async def batch(self, min_tokens: int = 1, *, by_token: bool = False) -> list[ChatDelta]:
         """All that is new, for which it waits: at most two deltas for each sample, the second one
-        where it has ended. Empty at the end. Otherwise as `TokenStream.batch`."""
-        while tokens := await self._stream.batch():
+        where it has ended. Empty at the end. Otherwise as `TokenStream.batch`.
+
+        A delta of several tokens doesn't say in which order its parts came. With `by_token` there
+        are the deltas that reading one by one would have brought."""
+        while tokens := await self._stream.batch(min_tokens):
             deltas: list[ChatDelta | None] = []
-            if len(self._readings) == 1:
+            if by_token:
+                deltas += [self._readings[one.sample].push((one,), self._form) for one in tokens]
+            elif len(self._readings) == 1:
                 deltas.append(self._readings[0].push(tokens, self._form))
             else:
                 by_sample: dict[int, list[Token]] = {}

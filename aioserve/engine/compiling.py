@@ -23,6 +23,7 @@ from typing import Any
 from aioserve.errors import InvalidSamplingError, RequestFailedError
 from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
+from aioserve.grammars.calls import CallsOutput
 from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.vocabulary import Vocabulary
 from aioserve.structured_output import StructuredOutput
@@ -185,7 +186,7 @@ class GrammarCompiler:
     def _time_out(self, lane: _Lane, job: _Job) -> None:
         lane.is_stuck = True
         self._num_stuck += 1
-        argument = job.form.form
+        argument = "tools" if isinstance(job.form, CallsOutput) else job.form.form
         self._tell(
             job,
             InvalidSamplingError(
@@ -294,9 +295,11 @@ def _compile(vocabulary: _OneVocabulary, form: StructuredOutput) -> Compiled:
 
 
 def _key(form: StructuredOutput) -> tuple[Any, ...]:
-    return (form.form, getattr(form, form.form), form.disable_any_whitespace)
+    schemas = form.schemas if isinstance(form, CallsOutput) else None
+    return (form.form, getattr(form, form.form), form.disable_any_whitespace, schemas)
 
 
 def _chars(key: tuple[Any, ...]) -> int:
-    value = key[1]
-    return sum(map(len, value)) if isinstance(value, tuple) else len(str(value))
+    value, schemas = key[1], key[3] or ()
+    chars = sum(map(len, value)) if isinstance(value, tuple) else len(str(value))
+    return chars + sum(map(len, schemas))

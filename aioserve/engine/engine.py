@@ -22,7 +22,7 @@ from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Pre
 from aioserve.engine.answers import drawn_for, read_whole
 from aioserve.engine.beam_search import BeamSearch
 from aioserve.engine.beams import EarlyStopping
-from aioserve.engine.chat import AnswerForm, ChatStream, StreamOptions
+from aioserve.engine.chat import AnswerForm, ChatStream, StreamOptions, held_calls
 from aioserve.engine.continuations import Continuation
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import ChatArguments, Message, Prompt
@@ -318,6 +318,9 @@ class Engine:
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
         deadline_seconds: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        session_id: str | None = None,
+        predicted_output_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
@@ -334,7 +337,10 @@ class Engine:
         its `priority` (an int of 32 bits; the policy `priority` serves the lowest first), and what
         its sender wants: the first token `ttft_target_seconds` after this call, and each further
         one within `tpot_target_seconds` on average (both above 0 and finite). What it makes of them
-        is up to the policy.
+        is up to the policy. It also sees `metadata`, a mapping of str to str (at most 16, keys of
+        up to 64 characters, values of up to 512), of which it gets a copy; which conversation or
+        agent the request is part of, `session_id` (1 to 256 characters); and how long its sender
+        expects each answer to be, `predicted_output_tokens` (at least 1), a forecast and no limit.
 
         A request that hasn't ended `deadline_seconds` after this call (above 0 and finite) is
         ended, wherever it is: whoever reads its stream gets the tokens that came before, and then
@@ -346,9 +352,10 @@ class Engine:
         answer then goes on with (`continue_final_message`).
 
         Raises `InvalidPromptError`, `PromptTooLongError`, `InvalidSamplingError`,
-        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority, target
-        or deadline, `QueueFullError`, `EngineClosedError` and `WrongLoopError`. What only encoding
-        the prompt can show is raised by the first read of the stream instead.
+        `DuplicateRequestError`, `InvalidRequestError` for a bad id, salt, tenant, priority, target,
+        deadline, metadata, session or forecast, `QueueFullError`, `EngineClosedError` and
+        `WrongLoopError`. What only encoding the prompt can show is raised by the first read of the
+        stream instead.
         """
         mailbox = self._usable().intake.submit(
             prompt,
@@ -360,6 +367,9 @@ class Engine:
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
             deadline_seconds=deadline_seconds,
+            metadata=metadata,
+            session_id=session_id,
+            predicted_output_tokens=predicted_output_tokens,
             chat=ChatArguments(
                 tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
@@ -381,6 +391,9 @@ class Engine:
         ttft_target_seconds: float | None = None,
         tpot_target_seconds: float | None = None,
         deadline_seconds: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        session_id: str | None = None,
+        predicted_output_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
@@ -397,6 +410,9 @@ class Engine:
             ttft_target_seconds=ttft_target_seconds,
             tpot_target_seconds=tpot_target_seconds,
             deadline_seconds=deadline_seconds,
+            metadata=metadata,
+            session_id=session_id,
+            predicted_output_tokens=predicted_output_tokens,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
             add_generation_prompt=add_generation_prompt,
@@ -416,6 +432,8 @@ class Engine:
         cache_salt: str | None = None,
         tenant: str | None = None,
         priority: int = 0,
+        metadata: Mapping[str, str] | None = None,
+        session_id: str | None = None,
     ) -> tuple[Beam, ...]:
         """The `beam_width` answers that a beam search finds, best first: those of transformers'
         `generate` with `num_beams` and the same `length_penalty` and `early_stopping`.
@@ -424,7 +442,13 @@ class Engine:
         share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
         and `InvalidSamplingError` for a search outside its range (`docs/reference/engine.md`).
         """
-        wishes = {"cache_salt": cache_salt, "tenant": tenant, "priority": priority}
+        wishes = {
+            "cache_salt": cache_salt,
+            "tenant": tenant,
+            "priority": priority,
+            "metadata": metadata,
+            "session_id": session_id,
+        }
         search = BeamSearch(
             self._usable().model,
             beam_width=beam_width,
@@ -539,6 +563,8 @@ class Engine:
         *,
         tool_parser: ToolParserName = "auto",
         reasoning_parser: ReasoningParserName = "auto",
+        strict_tools: Sequence[str] = (),
+        parallel_tool_calls: bool = True,
         **options: Unpack[StreamOptions],
     ) -> ChatStream:
         """Submit messages and return the stream of their answer's parts, at once: content,
@@ -546,8 +572,15 @@ class Engine:
 
         `tool_parser` and `reasoning_parser` name the forms in which the model writes these; "auto"
         is what the chat template is written for, of tool calls where `tools` are given, and nothing
-        where the params ask for `structured_output`, all of which is content. The other
-        options and errors are those of `stream`, and `InvalidRequestError` where a form is unknown.
+        where the params ask for `structured_output`, all of which is content.
+
+        With `strict_tools`, names of functions in `tools`, what an answer calls is one of the
+        tools, and the arguments of a call to one of these are what its parameters take; all else
+        that the model writes is free. With `parallel_tool_calls=False`, which goes with them, it
+        calls one at most.
+
+        The other options and errors are those of `stream`, and `InvalidRequestError` where a form
+        is unknown, or a strict tool is.
         """
         live = self._usable()
         if unknown := options.keys() - StreamOptions.__annotations__.keys():
@@ -560,7 +593,8 @@ class Engine:
             # All of the answer has the form that was asked for.
             tool_parser = "none" if tool_parser == "auto" else tool_parser
             reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser
-        form = AnswerForm.of(live.model, options.get("tools"), tool_parser, reasoning_parser)
+        held = held_calls(strict_tools, parallel_tool_calls, has_form=wanted is not None)
+        form = AnswerForm.of(live.model, options.get("tools"), tool_parser, reasoning_parser, held)
         given: dict[str, Any] = {**options}
         names = given.keys() & set(ChatArguments.__struct_fields__)
         chat = ChatArguments(**{name: given.pop(name) for name in names})

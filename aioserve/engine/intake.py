@@ -16,7 +16,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import Rule, check, integer, name, number, optional, plain_str, shown
+from aioserve.arguments import (
+    Rule,
+    check,
+    integer,
+    mapping,
+    name,
+    number,
+    optional,
+    plain_str,
+    shown,
+    text,
+)
 from aioserve.config import EngineConfig
 from aioserve.engine.chat import AnswerForm
 from aioserve.engine.compiling import Compiled, GrammarCompiler
@@ -44,7 +55,16 @@ from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.schema import check_ends
 from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
-from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, Request, SamplingParams
+from aioserve.request import (
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+    MAX_PRIORITY,
+    MIN_PRIORITY,
+    FinishReason,
+    Request,
+    SamplingParams,
+)
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.bad_words import spellings
 from aioserve.text.conversation import Conversation, conversation_of
@@ -162,6 +182,11 @@ class Intake:
                     f"messages must be a list of messages, got {shown(prompt)}", value=prompt
                 )
             form.conversation_is(text_or_ids)
+            if form.held is not None and not self._end_ids(params):
+                raise InvalidRequestError(
+                    "strict_tools must be empty where no token id ends an answer",
+                    argument="strict_tools",
+                )
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         num_tokens = _num_tokens(text_or_ids)
@@ -369,10 +394,16 @@ class Intake:
         self._queue(checked, self._checked_ids(ids))
 
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
-        form = checked.params.structured_output
+        answer, form = checked.form, checked.params.structured_output
+        if answer is not None:
+            answer.prompt_is(ids, self._model.tokenizer)
+            form = answer.calls_output() or form
         if form is None:
             self._queue_ready(checked, ids)
             return
+        if form is not checked.params.structured_output:
+            params = msgspec.structs.replace(checked.params, structured_output=form)
+            checked = msgspec.structs.replace(checked, params=params)
         with self._failing(checked.live, "the form of the answer can't be compiled"):
             then = partial(self._compiled, checked, ids)
             checked.live.encoding = self.compiler.submit(form, then)
@@ -418,8 +449,6 @@ class Intake:
         finally:
             self._asking = False
         tokenizer, form = self._model.tokenizer, checked.form
-        if form is not None:
-            form.prompt_is(ids, tokenizer)
         texts_shown = None if form is None else form.shown
         live.assemblers = tuple(
             TextAssembler(tokenizer, params, texts_shown) for _ in range(params.n)
@@ -429,14 +458,14 @@ class Intake:
 
     def _processors(self, params: SamplingParams) -> tuple[Callable[[], Any], ...]:
         makers: list[Callable[[], Any]] = []
-        for index, text in enumerate(params.logits_processors):
+        for index, given in enumerate(params.logits_processors):
             try:
-                makers.append(self._logits_processor(text))
+                makers.append(self._logits_processor(given))
             except (ConfigError, PluginError) as error:
                 raise InvalidSamplingError(
                     f"logits_processors[{index}]: {error}",
                     argument="logits_processors",
-                    value=text,
+                    value=given,
                 ) from error
         return tuple(makers)
 
@@ -507,6 +536,11 @@ _RULES: dict[str, Rule[Any]] = {
     "ttft_target_seconds": optional(number(0, above=True)),
     "tpot_target_seconds": optional(number(0, above=True)),
     "deadline_seconds": optional(number(0, above=True)),
+    "metadata": mapping(
+        text(0, MAX_METADATA_KEY_CHARS), text(0, MAX_METADATA_VALUE_CHARS), MAX_METADATA
+    ),
+    "session_id": optional(name),
+    "predicted_output_tokens": optional(integer(1)),
 }
 """Of what comes with a prompt, beside its parameters."""
 

@@ -39,6 +39,8 @@ class LookOptions(TypedDict, total=False):
     priority: int
     ttft_target_seconds: float | None
     deadline_seconds: float | None
+    metadata: Mapping[str, str] | None
+    session_id: str | None
 
 
 def check_options(call: str, options: Mapping[str, Any]) -> None:

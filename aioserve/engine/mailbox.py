@@ -55,10 +55,12 @@ class Mailbox:
         "_encoded_seconds",
         "_ended_seconds",
         "_gaps",
+        "_num_wanted",
         "_owner",
         "_reader",
         "_timings",
         "_tokens",
+        "_urgent",
         "account",
         "capacity",
         "completion_tokens",
@@ -115,6 +117,10 @@ class Mailbox:
         self._owner: MailboxOwner | None = owner
         self._tokens: deque[Token] = deque()
         self._reader: asyncio.Future[None] | None = None
+        self._num_wanted = 1
+        """What the reader waits for, as `arrival` was told."""
+        self._urgent = False
+        """Among the tokens is a sample's first one, or its last."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -167,6 +173,8 @@ class Mailbox:
             self.first_token_seconds = now - self.started_seconds
         self._gaps.token_came(token.sample, now)
         self._tokens.append(token)
+        if token.index == 0:
+            self._urgent = True
         self._wake()
         if not self.paused and len(self._tokens) >= self.capacity and self._owner is not None:
             self.paused = True
@@ -186,9 +194,12 @@ class Mailbox:
             return
         self.finish_reasons[sample] = reason
         self.stop_reasons[sample] = stop_reason
+        self._urgent = True
         ended = [reason for reason in self.finish_reasons if reason is not None]
         if len(ended) == len(self.finish_reasons):
             self.finish(ended[0])
+        else:
+            self._wake()
 
     def finish(self, reason: FinishReason, error: AioserveError | None = None) -> bool:
         """The one end of the stream and of the samples that go on; a second one is ignored.
@@ -205,8 +216,9 @@ class Mailbox:
         return True
 
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        reader = self._reader
+        if reader is not None and not reader.done() and not self.lacks(self._num_wanted):
+            reader.set_result(None)
 
     # -- the reader's side
 
@@ -217,18 +229,25 @@ class Mailbox:
         if self.finish(FinishReason.ABORT) and owner is not None:
             owner.reader_left()
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether neither a token is there nor the end."""
-        return not self._tokens and self.finish_reason is None
+    def lacks(self, num_tokens: int = 1) -> bool:
+        """Whether neither the end is there nor so many tokens for each sample that goes on. Half of
+        the capacity is always enough, and so is one token where a sample begins or ends."""
+        if self.finish_reason is not None:
+            return False
+        num_there = len(self._tokens)
+        if not num_there or num_tokens == 1 or self._urgent:
+            return not num_there
+        wanted = num_tokens * self.finish_reasons.count(None)
+        return num_there < wanted and 2 * num_there < self.capacity
 
-    def arrival(self) -> asyncio.Future[None]:
-        """Done when a token or the end comes.
+    def arrival(self, num_tokens: int = 1) -> asyncio.Future[None]:
+        """Done when it no longer `lacks` them.
 
         Raises `StreamBusyError` if another task is already waiting: a stream has one reader.
         """
         if self._reader is not None and not self._reader.done():
             raise StreamBusyError(f"another task is already reading request {self.request_id!r}")
+        self._num_wanted = num_tokens
         self._reader = self.loop.create_future()
         return self._reader
 
@@ -251,8 +270,10 @@ class Mailbox:
         """All tokens that are there; none at the end. Otherwise as `take`."""
         if not self._tokens:
             self.raise_error()
+            return []
         tokens = list(self._tokens)
         self._tokens.clear()
+        self._urgent = False
         self._taken_some()
         return tokens
 

@@ -37,7 +37,7 @@ class Notices:
 
     def step_ended(self, plan: StepPlan) -> None:
         """A step is done and not yet committed: whose sequences it computed is still known."""
-        if not self.observers:
+        if not self.observers.watch_steps:
             return
         samples = self._table.samples
         self._parts = tuple(
@@ -62,7 +62,8 @@ class Notices:
         """A step was committed, or failed."""
         parts, self._parts = self._parts, ()
         preempted, self._preempted = self._preempted, ()
-        if not self.observers:
+        if not self.observers.watch_steps:
+            self.tell()
             return
         usage = self._scheduler.memory.usage()
         self._tell(
@@ -86,7 +87,7 @@ class Notices:
         )
 
     def tell(self) -> None:
-        """No step is to come for now."""
+        """No step is to come for now, or nobody watches them."""
         if self._arrived or self._ended:
             self._tell(None)
 

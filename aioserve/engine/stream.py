@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 from types import TracebackType
 
+from aioserve.arguments import MAX_INT, check, integer
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.mailbox import Mailbox
+from aioserve.errors import InvalidRequestError
 from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 
 __all__ = ["TokenStream"]
@@ -100,28 +102,34 @@ class TokenStream:
         """The next token. Raises what ended the request, if that was an error."""
         mailbox = self._mailbox
         self._check_loop()
-        if mailbox.is_waited_for:
+        if mailbox.lacks():
             await self._arrived()
         token = mailbox.take()
         if token is None:
             raise StopAsyncIteration
         return token
 
-    async def batch(self) -> list[Token]:
+    async def batch(self, min_tokens: int = 1) -> list[Token]:
         """All tokens that are there, at least one, for which it waits; none at the end. For those
         who send them on and would rather send few things than many. Once a sample's end is in
-        `finish_reasons`, all of its tokens were given out. Raises as `__anext__` does."""
+        `finish_reasons`, all of its tokens were given out. Raises as `__anext__` does.
+
+        It waits for `min_tokens` tokens for each sample that goes on, but never longer once there
+        is a sample's first token or its last, the end of the request, or as many tokens as half of
+        `max_buffered_tokens`. Raises `InvalidRequestError` for one below 1."""
+        if type(min_tokens) is not int or not 1 <= min_tokens <= MAX_INT:
+            min_tokens = check(InvalidRequestError, "min_tokens", min_tokens, integer(1, MAX_INT))
         mailbox = self._mailbox
         self._check_loop()
-        if mailbox.is_waited_for:
-            await self._arrived()
+        if mailbox.lacks(min_tokens):
+            await self._arrived(min_tokens)
         return mailbox.take_all()
 
-    async def _arrived(self) -> None:
+    async def _arrived(self, min_tokens: int = 1) -> None:
         mailbox = self._mailbox
         try:
-            while mailbox.is_waited_for:
-                await mailbox.arrival()
+            while mailbox.lacks(min_tokens):
+                await mailbox.arrival(min_tokens)
         except asyncio.CancelledError:
             mailbox.abort()
             raise

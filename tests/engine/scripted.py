@@ -37,16 +37,13 @@ class _ScriptedDevice(FakeDevice):
         self._answers = answers
         self._given: dict[int, tuple[SlotStart | None, int]] = {}
 
-    def _sample(self, item: WorkItem, row: SampleRow) -> int:
-        super()._sample(item, row)
-        start = self._slots[row.slot]
-        assert start is not None
+    def _drawn(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
+        super()._drawn(item, row, start)
         last, count = self._given.get(row.slot, (None, 0))
         count = count + 1 if last is start else 0
         self._given[row.slot] = start, count
         answer = self._answers[start.seed % len(self._answers)]
-        token_id = self._last_tokens[row.slot] = answer[min(count, len(answer) - 1)]
-        return token_id
+        return answer[min(count, len(answer) - 1)]
 
 
 class ScriptedModel(FakeModel):
