@@ -12,12 +12,16 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["Outcome", "run_plan"]
 
 CONNECTING_AT_ONCE = 64
+CHUNK, COUNT = b'"choices":[{', b'"completion_tokens":'
+END, ERROR = b"[DONE]", b'data: {"error"'
+TAIL_BYTES = 600
+"""As much as any event has that is looked for."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -36,22 +40,19 @@ class Outcome:
 
 async def run_plan(url: str, plan: Sequence[dict[str, Any]]) -> list[Outcome]:
     host, _, port = url.rpartition(":")
-    began, connecting = time.perf_counter(), asyncio.Semaphore(CONNECTING_AT_ONCE)
+    loop, began = asyncio.get_running_loop(), time.perf_counter()
+    connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
 
     async def run(request: dict[str, Any]) -> Outcome:
-        outcome = Outcome()
+        reading = Reading(host, request, began)
         try:
             async with connecting:
-                reader, writer = await asyncio.open_connection(host, int(port), limit=2**20)
-            try:
-                writer.write(written(host, request))
-                await read(reader, request, outcome, began)
-            finally:
-                writer.close()
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            outcome.error = repr(error)
-        outcome.total_seconds = time.perf_counter() - began
-        return outcome
+                await loop.create_connection(lambda: reading, host, int(port))
+            await reading.ended
+        except OSError as error:
+            reading.outcome.error = repr(error)
+        reading.outcome.total_seconds = time.perf_counter() - began
+        return reading.outcome
 
     return list(await asyncio.gather(*map(run, plan)))
 
@@ -75,31 +76,82 @@ def written(host: str, request: dict[str, Any]) -> bytes:
     return head.encode() + body
 
 
-async def read(
-    reader: asyncio.StreamReader, request: dict[str, Any], outcome: Outcome, began: float
-) -> None:
-    head = await reader.readuntil(b"\r\n\r\n")
-    status = head.split(b" ", 2)[1]
-    if status != b"200":
-        rest = await reader.read()
-        raise ValueError(f"status {status.decode()}: {rest[:200]!r}")
-    leave_after, counted, tail = request["leave_after_tokens"], 0, b""
-    while chunk := await reader.read(2**16):
-        if outcome.first_seconds is None:
-            outcome.first_seconds = time.perf_counter() - began
-        data = tail + chunk
-        counted += data.count(b'"choices":[{') - tail.count(b'"choices":[{')
-        outcome.ends += data.count(b"[DONE]") - tail.count(b"[DONE]")
-        outcome.ends += data.count(b'data: {"error"') - tail.count(b'data: {"error"')
-        if (at := data.rfind(b'"completion_tokens":')) >= 0:
-            outcome.tokens = int(data[at + 20 :].split(b",")[0].split(b"}")[0] or 0)
-        tail = data[-600:]
-        if leave_after is not None and counted >= leave_after:
+class Reading(asyncio.Protocol):
+    """One connection, which asks once it is there and ends with its answer."""
+
+    def __init__(self, host: str, request: dict[str, Any], began: float) -> None:
+        self.outcome: Outcome = Outcome()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._host = host
+        self._request = request
+        self._began = began
+        self._transport: Any = None
+        self._tail = b""
+        """The last that came: an event may come in pieces."""
+        self._has_head = False
+        self._num_chunks = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # uvloop's is no `asyncio.Transport`
+        self._transport.write(written(self._host, self._request))
+
+    def data_received(self, data: bytes) -> None:
+        if not self._has_head:
+            data = self._behind_head(data)
+        if not data or self.ended.done():
             return
-    if b'data: {"error"' in tail:
-        raise ValueError(tail.decode(errors="replace"))
+        outcome, tail = self.outcome, self._tail
+        if outcome.first_seconds is None:
+            outcome.first_seconds = time.perf_counter() - self._began
+        new = tail + data
+        leave_after = self._request["leave_after_tokens"]
+        if leave_after is not None:
+            self._num_chunks += new.count(CHUNK) - tail.count(CHUNK)
+        if END in new or ERROR in new:
+            outcome.ends += new.count(END) - tail.count(END)
+            outcome.ends += new.count(ERROR) - tail.count(ERROR)
+        if (at := new.rfind(COUNT)) >= 0:
+            outcome.tokens = int(new[at + len(COUNT) :].split(b",")[0].split(b"}")[0] or 0)
+        self._tail = new[-TAIL_BYTES:]
+        if leave_after is not None and self._num_chunks >= leave_after:
+            self._end()
+
+    def _behind_head(self, data: bytes) -> bytes:
+        self._tail += data
+        head, end, body = self._tail.partition(b"\r\n\r\n")
+        if not end:
+            return b""
+        self._has_head, self._tail = True, b""
+        status = head.split(b" ", 2)[1]
+        if status != b"200":
+            self.outcome.error = f"status {status.decode()}: {body[:200]!r}"
+            self._end()
+        return body
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            if exc is not None:
+                self.outcome.error = repr(exc)
+            elif not self._has_head:
+                self.outcome.error = "the connection ended before the answer began"
+            elif ERROR in self._tail:
+                self.outcome.error = self._tail.decode(errors="replace")
+            self.ended.set_result(None)
+
+    def _end(self) -> None:
+        self.ended.set_result(None)
+        self._transport.close()
+
+
+def running() -> Callable[[Any], Any]:
+    """What runs the event loop: uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run
+    return uvloop.run
 
 
 if __name__ == "__main__":
-    found = asyncio.run(run_plan(sys.argv[1], json.load(sys.stdin)))
+    found = running()(run_plan(sys.argv[1], json.load(sys.stdin)))
     json.dump([dataclasses.asdict(outcome) for outcome in found], sys.stdout)

@@ -4,7 +4,8 @@
     python benchmarks/server.py load        1,000 streams at once: errors, ends, loop lag
     python benchmarks/server.py soak        minutes of mixed traffic whose clients vanish: slopes
 
-`overhead` runs both sides in turn on one engine; the median of the pairs counts. `load` and `soak`
+`overhead` runs both sides in turn on one engine, for each `--stream-interval` with a server of its
+own; the median of the pairs counts. `load` and `soak`
 end with status 1 where a stream had no end or two, or where pages are left.
 """
 
@@ -59,6 +60,15 @@ def parse_arguments() -> argparse.Namespace:
     verb.add_argument("--prompt-tokens", type=int, default=32)
     verb.add_argument("--output-tokens", type=int, default=128)
     verb.add_argument("--repeats", type=int, default=5)
+    verb.add_argument(
+        "--stream-interval",
+        dest="stream_intervals",
+        metavar="TOKENS",
+        type=int,
+        nargs="+",
+        default=[1],
+        help="tokens of a chunk, as the server's setting; several are compared",
+    )
     verb = verbs.add_parser("load")
     verb.set_defaults(run=load)
     verb.add_argument("--model", default="pyhelp")
@@ -76,22 +86,25 @@ def parse_arguments() -> argparse.Namespace:
 
 async def overhead(options: argparse.Namespace) -> int:
     for model in options.models:
-        async with serving(model, num_pages=4096) as (engine, url):
+        pairs: dict[int, list[tuple[float, float]]] = {}
+        async with engine_of(model, num_pages=4096) as engine:
             plan = whole_plan(engine, options)
-            pairs: list[tuple[float, float]] = []
             for repeat in range(options.repeats + 1):
-                inside = await in_process(engine, plan)
-                outside = rate_of(await over_http(url, plan))
-                if repeat:
-                    pairs.append((inside, outside))
-        ratio = statistics.median(outside / inside for inside, outside in pairs)
-        inside, outside = (statistics.median(side) for side in zip(*pairs, strict=True))
-        print(
-            f"{model}: {options.streams} streams of {options.output_tokens} tokens: in process "
-            f"{inside:,.0f} tokens/s, over HTTP {outside:,.0f}; median of {len(pairs)} pairs "
-            f"{ratio:.3f}",
-            flush=True,
-        )
+                for interval in options.stream_intervals:
+                    async with url_of(engine, interval) as url:
+                        inside = await in_process(engine, plan)
+                        outside = rate_of(await over_http(url, plan))
+                    if repeat:
+                        pairs.setdefault(interval, []).append((inside, outside))
+        for interval, its in pairs.items():
+            ratio = statistics.median(outside / inside for inside, outside in its)
+            inside, outside = (statistics.median(side) for side in zip(*its, strict=True))
+            print(
+                f"{model}: {options.streams} streams of {options.output_tokens} tokens, interval "
+                f"{interval}: in process {inside:,.0f} tokens/s, over HTTP {outside:,.0f}; median "
+                f"of {len(its)} pairs {ratio:.3f}",
+                flush=True,
+            )
     return 0
 
 
@@ -154,24 +167,35 @@ async def soak(options: argparse.Namespace) -> int:
 @asynccontextmanager
 async def serving(model: str, **options: Any) -> AsyncIterator[tuple[Engine, str]]:
     """An engine in this process and the URL of its server, on the same event loop."""
-    import uvicorn
+    async with engine_of(model, **options) as engine, url_of(engine) as url:
+        yield engine, url
 
+
+def engine_of(model: str, **options: Any) -> Engine:
     from aioserve import Engine
     from aioserve.cli.random_models import model_or_random
+
+    return Engine(model_or_random(model), **options)
+
+
+@asynccontextmanager
+async def url_of(engine: Engine, interval: int = 1) -> AsyncIterator[str]:
+    """Of a server with that `stream_interval`."""
+    import uvicorn
+
     from aioserve.server import ServerSettings, create_app
 
-    settings = ServerSettings(served_model_names=["served"])
-    async with Engine(model_or_random(model), **options) as engine:
-        app = create_app(engine, settings)
-        config = uvicorn.Config(
-            app, host="127.0.0.1", port=0, log_level="warning", access_log=False, backlog=4096
-        )
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server._serve())
-        await until(lambda: server.started)
-        yield engine, f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        server.should_exit = True
-        await task
+    settings = ServerSettings(served_model_names=["served"], stream_interval=interval)
+    app = create_app(engine, settings)
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_level="warning", access_log=False, backlog=4096
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server._serve())
+    await until(lambda: server.started)
+    yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    await task
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -8,7 +8,7 @@ Streams and whole answers are made of the same pieces. Knows no API.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -75,7 +75,7 @@ class Answering:
         """Once the first token is there, so that what can be refused has been. Raises `ApiError`
         in the words of the API."""
         plan = asked.plan
-        options = {**asked.options, "tools": plan.tools, "tool_parser": plan.tool_parser}
+        options = {**asked.options, **plan.options}
         if asked.continues:
             options |= {"add_generation_prompt": False, "continue_final_message": True}
         try:
@@ -116,23 +116,33 @@ class Answering:
         reason = None if self._cut else self._stream.stop_reasons[0]
         return reason if isinstance(reason, str) else None
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Raises `ApiError` for what ends the answer too soon."""
+    async def batches(self, min_tokens: int = 1) -> AsyncGenerator[list[Piece], None]:
+        """The pieces, as many at once as there are, for whose tokens it waits as
+        `TokenStream.batch` does; neighbours of one kind are one. Raises `ApiError` for what ends
+        the answer too soon."""
         if self._asked.plan.function is not None:
-            yield CallBegun(uuid.uuid4().hex[:9], self._asked.plan.function)
+            yield [CallBegun(uuid.uuid4().hex[:9], self._asked.plan.function)]
         try:
-            async for delta in self._stream:
-                if delta.reasoning:
-                    self.reasoning_tokens += len(delta.tokens)
-                for piece in self._pieces_of(delta):
-                    yield piece
-                if self._cut:
-                    self._stream.close()
-                    return
+            while not self._cut and (deltas := await self._stream.batch(min_tokens, by_token=True)):
+                if pieces := self._pieces_of_all(deltas):
+                    yield pieces
         except Exception as error:
             raise renamed(error, self._asked.names, self._asked.turns) from error
-        if self._stream.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        if self._cut:
+            self._stream.close()
+        elif self._stream.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             raise ApiError(503, "the answer was ended by the server", code="draining")
+
+    def _pieces_of_all(self, deltas: Sequence[ChatDelta]) -> list[Piece]:
+        """Up to the one behind which nothing is told."""
+        pieces: list[Piece] = []
+        for delta in deltas:
+            if delta.reasoning:
+                self.reasoning_tokens += len(delta.tokens)
+            pieces += self._pieces_of(delta)
+            if self._cut:
+                break
+        return pieces if len(pieces) < 2 else _joined(pieces)
 
     def _pieces_of(self, delta: ChatDelta) -> list[Piece]:
         """Reasoning, what goes on with a call, text, calls that begin: a delta doesn't say in which
@@ -154,3 +164,15 @@ class Answering:
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Those of one kind that follow each other are one."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if last is None or isinstance(piece, CallBegun) or type(last) is not type(piece):
+            found.append(piece)
+        else:
+            found[-1] = type(piece)(getattr(last, "text", "") + piece.text)
+    return found

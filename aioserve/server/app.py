@@ -39,6 +39,7 @@ from aioserve.server.steps.download import TRACE
 from aioserve.server.steps.live import LIVE, LIVE_NOW
 from aioserve.server.steps.recorder import StepRecorder
 from aioserve.server.telemetry import AccessLog, Metrics, Spans
+from aioserve.server.watching import Watching
 
 __all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "create_app"]
 
@@ -64,12 +65,12 @@ PAGE_ENDPOINTS: Sequence[Endpoint[Any]] = (LIVE, LIVE_NOW, TRACE)
 def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starlette:
     """An ASGI app that serves `engine`, which belongs to the caller: it is entered before the first
     request comes, on the event loop that serves the app, and closed after the last. The app can be
-    mounted in any other. Raises `ConfigError` for settings that name no host or origin."""
+    mounted in any other. It watches the engine from now on until its lifespan ends, where it has
+    one. Raises `ConfigError` for settings that name no host or origin."""
     settings = ServerSettings() if settings is None else settings
     endpoints, steps = list(ENDPOINTS), None
     if settings.page:
         steps = StepRecorder()
-        engine.observe(steps)
         endpoints += PAGE_ENDPOINTS
     endpoints.append(describing(endpoints))
     served = Served(engine, settings, steps)
@@ -98,11 +99,24 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
         routes={_named(route): route.path for route in routes},
         max_calls=settings.max_concurrent_calls,
     )
-    missed = misses(shapes, OPENAI_ERRORS)
-    app = Starlette(routes=routes, middleware=[door], exception_handlers=missed)
+    watching = _watching(served, listeners)
+    app = Starlette(
+        routes=routes,
+        middleware=[door],
+        exception_handlers=misses(shapes, OPENAI_ERRORS),
+        lifespan=watching.lifespan,
+    )
+    watching.begin()
     app.router.redirect_slashes = False  # behind a proxy that ends TLS it would lead to http://
     app.state.served = served
     return app
+
+
+def _watching(served: Served, listeners: Sequence[Listener]) -> Watching:
+    observers = [one.observer for one in listeners if isinstance(one, Metrics)]
+    if served.steps is not None:
+        observers.append(served.steps)
+    return Watching(served.engine, observers)
 
 
 def _named(route: Route | Mount) -> object:

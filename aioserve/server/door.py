@@ -19,7 +19,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aioserve.server.endpoint import ErrorShape
-from aioserve.server.errors import ApiError, told
+from aioserve.server.errors import ApiError, called, told
 from aioserve.server.guards import Arrival, Guard
 from aioserve.server.guards.origins import Preflight
 from aioserve.server.guards.request_ids import given_request_id
@@ -89,6 +89,8 @@ class Door:
         record = CallRecord(uuid.uuid4().hex, method=scope["method"])
         arrival = Arrival(scope, record)
         record.request_id = given_request_id(arrival.headers) or record.call_id
+        if id_header := self._shapes.get(arrival.path, self._shape).id_header:
+            record.headers.append((id_header, record.request_id.encode()))
         scope[RECORD] = record
         answering = _answering(record, send)
         self._tell("began", arrival)
@@ -127,7 +129,7 @@ class Door:
     async def _refuse(self, arrival: Arrival, error: ApiError, send: Send) -> None:
         """Nothing was read of a body, and nothing will be: where one comes, the server ends the
         connection."""
-        arrival.told.error = error.code or arrival.told.error or type(error).__name__
+        arrival.told.error = error.code or arrival.told.error or called(error)
         shape = self._shapes.get(arrival.path, self._shape)
         body = msgspec.json.encode(shape.body(error))
         headers = [

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from aioserve.errors import EngineClosedError
 from aioserve.server.bodies import ClientGone, parameters, parse, read_body
-from aioserve.server.errors import ApiError, told
+from aioserve.server.errors import ApiError, called, told
 from aioserve.server.served import Call
 
 __all__ = ["Answer", "Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler"]
@@ -72,6 +72,11 @@ class ErrorShape(Protocol):
     @property
     def kind(self) -> type:
         """Of what `body` gives."""
+        ...
+
+    @property
+    def id_header(self) -> bytes | None:
+        """In which clients of the API look for what a call goes by, beside `x-request-id`."""
         ...
 
     def body(self, error: ApiError) -> object:
@@ -163,7 +168,7 @@ class EndpointApp(Generic[B]):
 
     async def _fail(self, sending: _Sending, call: Call, error: Exception) -> None:
         refused = told(error)
-        call.told.error = refused.code or type(error).__name__
+        call.told.error = called(error)
         if refused.is_fault:
             logger.error("call %s failed", call.told.request_id, exc_info=error)
         if sending.has_begun:

@@ -6,6 +6,7 @@ Each API has its own way to write this down; which errors there are is the same 
 from __future__ import annotations
 
 import math
+from http import HTTPStatus
 
 from aioserve.errors import (
     AioserveError,
@@ -19,7 +20,7 @@ from aioserve.errors import (
     RequestRefusedError,
 )
 
-__all__ = ["ApiError", "told"]
+__all__ = ["ApiError", "called", "told"]
 
 DRAINING_RETRY_SECONDS = 5.0
 """Where a server that goes away is asked: by then its successor may answer."""
@@ -93,3 +94,16 @@ def told(error: Exception) -> ApiError:
     if isinstance(error, AioserveError):
         return ApiError(500, str(error), code="request_failed")
     return ApiError(500, "the server failed; see its log", code="internal_error")
+
+
+def called(error: Exception) -> str:
+    """What logs and spans say of `error`: its code, or else its class, which is that of the
+    engine's error where one was told in an API's words; of a refusal that has neither, what its
+    status is called, such as `bad_request`."""
+    refused = told(error)
+    if refused.code is not None:
+        return refused.code
+    source = error.__cause__ if isinstance(error, ApiError) else error
+    if source is not None:
+        return type(source).__name__
+    return HTTPStatus(refused.status).name.lower()

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.answer_plan import AnswerPlan, plan_of
 from aioserve.server.openai.chat_body import (
-    ChatRequest,
     Function,
     FunctionChoice,
     JsonSchemaFormat,
@@ -67,16 +66,14 @@ def planned(
             check_schema("tools", each.function.parameters, settings)
         if form is not None and form.json_schema is not None:
             check_schema("response_format", form.json_schema.schema, settings)
-        body = ChatRequest(
-            model="",
-            messages=[],
-            tools=list(tools),
-            tool_choice=choice,
-            parallel_tool_calls=not one_call,
+        return plan_of(
+            settings,
+            tools=tools,
+            choice=choice,
+            one_call=one_call,
             response_format=form,
             structured_outputs=structured_outputs,
         )
-        return plan_of(body, settings)
     except ApiError as error:
         param = error.param or ""
         for name, own in names.items():

@@ -85,7 +85,7 @@ class CallRecord:
         self.status: int | None = None
         """None until the answer begins."""
         self.error: str | None = None
-        """Code, or class, of what went wrong."""
+        """Code, class or status of what went wrong."""
         self.is_whole: bool = False
         """All of the answer was sent; not where its client left before."""
         self.model: str | None = None

@@ -81,7 +81,7 @@ def _config(app: Starlette, listening: Listening) -> uvicorn.Config:
     }
     return uvicorn.Config(
         app,
-        lifespan="off",
+        lifespan="on",
         http=http_protocol(),
         ws="none",
         log_config=None,

@@ -63,13 +63,15 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: int | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int = 0
+    session_id: str | None = None
+    predicted_output_tokens: int | None = None
 
     def params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
         """`defaults` where nothing is given; `more` are fields that other parts of the body gave.
         Raises `InvalidSamplingError`."""
         given = {name: getattr(self, name) for name in _AS_THEY_ARE}
         if self.top_k is not None:
-            given["top_k"] = max(self.top_k, 0) if self.top_k == -1 else self.top_k
+            given["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.seed is not None:
             given["seed"] = self.seed % 2**64
         if (bias := self.logit_bias) is not None:

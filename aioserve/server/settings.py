@@ -9,6 +9,11 @@ import msgspec
 
 from aioserve.arguments import Rule, boolean, check, choice, integer, number, sequence, text
 from aioserve.errors import ConfigError
+from aioserve.request import (
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+)
 from aioserve.server.keys import ApiKey, keys_of
 
 __all__ = ["ServerSettings"]
@@ -57,6 +62,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Until all of a body has come."""
     max_concurrent_calls: int = 2048
     """Requests that ask for something to be computed (POST), of all clients together."""
+    stream_interval: int = 1
+    """Tokens of each choice that a streamed answer gathers for one chunk. More make a faster server
+    and a less even stream. The first token of a choice is never held back, nor is its last, and a
+    chunk has no more than half of the engine's `max_buffered_tokens`."""
     metrics: bool = True
     """`/metrics`."""
     access_log: Literal["json", "key_value", "off"] = "json"
@@ -73,7 +82,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of the input of a response, those of earlier responses included; messages and their blocks in
     a request for a message."""
     max_metadata: int = 16
-    """Entries of a response's metadata."""
+    """Entries of the metadata of a conversation or a response."""
     max_metadata_key_chars: int = 64
     """Of each key."""
     max_metadata_value_chars: int = 512
@@ -113,15 +122,16 @@ _RULES: dict[str, Rule[Any]] = {
     "max_headers": integer(8, 1000),
     "body_timeout_seconds": number(0, 3600, above=True),
     "max_concurrent_calls": integer(1, 2**20),
+    "stream_interval": integer(1, 1024),
     "metrics": boolean,
     "access_log": choice("json", "key_value", "off"),
     "page": boolean,
     "max_live_readers": integer(1, 1024),
     "max_step_age_seconds": number(0, 24 * 3600.0, above=True),
     "max_items": integer(1, 10_000),
-    "max_metadata": integer(0, 1024),
-    "max_metadata_key_chars": integer(1, 4096),
-    "max_metadata_value_chars": integer(1, 65_536),
+    "max_metadata": integer(0, MAX_METADATA),
+    "max_metadata_key_chars": integer(1, MAX_METADATA_KEY_CHARS),
+    "max_metadata_value_chars": integer(1, MAX_METADATA_VALUE_CHARS),
     "max_stored_responses": integer(0, 2**20),
     "max_stored_bytes": integer(0, 2**40),
     "stored_response_seconds": integer(1, 10 * 365 * 24 * 3600),

@@ -33,6 +33,11 @@ ADD: Any = {
 }
 
 
+class Add(BaseModel):
+    a: int
+    b: int
+
+
 class Colour(BaseModel):
     name: str
     is_warm: bool
@@ -106,6 +111,26 @@ def calls_tools(pyhelp: OpenAI, scripted: OpenAI) -> None:
         model="scripted", messages=[*USER, message, answer], tools=[ADD], seed=0
     )
     assert after.choices[0].finish_reason == "stop"
+
+
+def calls_strict_tools(pyhelp: OpenAI, scripted: OpenAI) -> None:
+    add = openai.pydantic_function_tool(Add, name="add")
+    asked: Any = {"model": "scripted", "messages": USER, "tools": [add], "seed": 1}
+    whole = scripted.chat.completions.parse(**asked, parallel_tool_calls=False)
+    (call,) = whole.choices[0].message.tool_calls or ()
+    assert call.function.parsed_arguments == Add(a=1, b=2)
+    with scripted.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert [one.function.parsed_arguments for one in streamed] == [Add(a=1, b=2)]
+    flat: Any = openai.pydantic_function_tool(Add, name="add")["function"]
+    parsed = scripted.responses.parse(
+        model="scripted",
+        input="What is 1 and 2?",
+        tools=[{"type": "function", **flat}],
+        extra_body={"seed": 1},
+    )
+    (item,) = [item for item in parsed.output if item.type == "function_call"]
+    assert json.loads(item.arguments) == {"a": 1, "b": 2}
 
 
 def forces_tools(pyhelp: OpenAI, scripted: OpenAI) -> None:
@@ -195,6 +220,7 @@ CHECKS = (
     chats,
     keeps_a_form,
     calls_tools,
+    calls_strict_tools,
     forces_tools,
     reasons,
     embeds,

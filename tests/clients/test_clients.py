@@ -38,7 +38,10 @@ ANSWERS = (
 async def two_servers(folder: Path) -> AsyncIterator[tuple[str, str]]:
     """One of the embedded model with a template that reads tools, one that is told what to say."""
     scripted = ScriptedModel(TEMPLATE, *ANSWERS)
-    async with Engine(with_tools(folder), num_pages=512) as pyhelp, Engine(scripted) as told:
+    async with (
+        Engine(with_tools(folder), num_pages=512) as pyhelp,
+        Engine(scripted, jump_forward=False) as told,
+    ):
         settings = [
             ServerSettings(api_keys=[KEY], served_model_names=[name])
             for name in ("pyhelp", "scripted")

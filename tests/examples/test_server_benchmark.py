@@ -18,9 +18,10 @@ def run(*arguments: str) -> str:
 
 def test_overhead_is_the_median_of_pairs() -> None:
     sizes = ("--streams", "2", "--output-tokens", "4", "--repeats", "1")
-    told = run("overhead", "--models", "pyhelp", *sizes)
-    assert told.startswith("pyhelp: 2 streams of 4 tokens: in process ")
-    assert "median of 1 pairs" in told
+    told = run("overhead", "--models", "pyhelp", "--stream-interval", "1", "2", *sizes)
+    for line, interval in zip(told.splitlines(), (1, 2), strict=True):
+        assert line.startswith(f"pyhelp: 2 streams of 4 tokens, interval {interval}: in process ")
+        assert "median of 1 pairs" in line
 
 
 def test_each_of_many_streams_has_one_end() -> None:

@@ -73,6 +73,27 @@ async def test_a_call_is_a_line_with_what_it_took(lines: list[tuple[int, str]]) 
     assert answer.text not in text
 
 
+@pytest.mark.asyncio
+async def test_a_refusal_without_a_code_is_called_by_its_class_or_its_status(
+    lines: list[tuple[int, str]],
+) -> None:
+    async with served(num_pages=64) as (_, client):
+        await client.post("/v1/completions", json=BODY | {"best_of": 0})
+        await client.post("/v1/completions", json=BODY | {"max_tokens": "many"})
+        await client.post("/v1/completions", content=b"{}")
+        chat = {"model": "pyhelp", "input": [{"role": "user", "content": ""}], "temperature": -1}
+        await client.post("/v1/responses", json=chat)
+        await client.post("/v1/completions", json=BODY | {"model": "another"})
+    told = [json.loads(line) for _, line in lines]
+    assert [(one["status"], one["error"]) for one in told] == [
+        (400, "InvalidSamplingError"),
+        (400, "bad_request"),
+        (415, "unsupported_media_type"),
+        (400, "InvalidSamplingError"),
+        (404, "model_not_found"),
+    ]
+
+
 MESSAGES = [{"role": "user", "content": "unmistakable"}]
 
 

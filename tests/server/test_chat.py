@@ -244,7 +244,6 @@ async def test_what_asks_for_nothing_is_let_through() -> None:
 
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 NAMED = {"type": "function", "function": {"name": "x"}}
-STRICT = {"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}
 DEEP: dict[str, Any] = {}
 for _ in range(70):
     DEEP = {"properties": {"a": DEEP}}
@@ -256,7 +255,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"functions": []}, "functions"),
     ({"prediction": {"type": "content", "content": ""}}, "prediction"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ({"tools": [STRICT]}, "tools[0].function.strict"),
     ({"unheard_of": 1}, "unheard_of"),
     ({"best_of": 2}, "best_of"),
 ]
@@ -367,10 +365,3 @@ async def test_limits_are_kept_and_what_is_at_them_is_served(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
     assert error["code"] == "limit_exceeded"
-
-
-async def test_a_strict_tool_that_need_not_be_called_is_told_the_way_out() -> None:
-    async with scripted("Rain.") as (_, client):
-        answer = await client.post(PATH, json=CHAT_BODY | {"tools": [STRICT]})
-    assert answer.status_code == 400
-    assert "leave it out, or let tool_choice ask for a call" in answer.json()["error"]["message"]

@@ -115,12 +115,31 @@ async def test_a_deadline_ends_a_stream_with_one_error() -> None:
     assert "[DONE]" not in answer.text
 
 
-async def test_with_another_request_sent_before_the_answer() -> None:
+def raw_request() -> tuple[bytes, bytes]:
     body = json.dumps(LONG | {"prompt": "a", "stream": True}).encode()
     head = (
         b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n" % len(body)
     )
+    return head, body
+
+
+async def test_with_half_of_the_connection_closed() -> None:
+    async with served(num_pages=256) as (engine, client):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        writer.writelines(raw_request())
+        await reader.readuntil(b"data: ")
+        assert engine.stats().num_running == 1
+        writer.write_eof()
+        await until(lambda: is_free(engine))
+        assert engine.stats().tokens_generated_total < 700
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+
+async def test_with_another_request_sent_before_the_answer() -> None:
+    head, body = raw_request()
     async with served(num_pages=256) as (engine, client):
         reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
         writer.write(head + body)

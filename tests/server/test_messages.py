@@ -254,7 +254,7 @@ async def test_an_answer_goes_on_with_a_last_message_of_the_assistant() -> None:
         ({"service_tier": "priority"}, "service_tier"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
-        ({"tools": [TOOLS[0] | {"strict": True}]}, "tools[0].strict"),
+        ({"tools": [TOOLS[0] | {"strict": True, "input_schema": {"minProperties": -1}}]}, "tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         (
@@ -346,11 +346,11 @@ async def test_errors_have_the_shape_of_this_api(
 
 
 async def test_a_stream_that_fails_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(_: Any) -> Any:
-        yield Content("x")
+    async def broken(*_: Any) -> Any:
+        yield [Content("x")]
         raise RequestFailedError("planted")
 
-    monkeypatch.setattr("aioserve.server.answering.Answering.pieces", broken)
+    monkeypatch.setattr("aioserve.server.answering.Answering.batches", broken)
     async with scripted() as (_, engine, client):
         text = (await client.post("/v1/messages", json=BODY | {"stream": True})).text
         await until(lambda: not engine.stats().num_running)
@@ -378,3 +378,16 @@ async def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
         await until(lambda: not engine.stats().num_running)
         await until(lambda: not engine.stats().pages_held_by_requests)
         assert engine.stats().tokens_generated_total < 1500
+
+
+async def test_answers_and_refusals_say_what_the_call_goes_by_as_the_api_does() -> None:
+    headers = {"x-request-id": "job-1"}
+    async with scripted() as (_, _, client):
+        for change, status in (({}, 200), ({"stream": True}, 200), ({"max_tokens": 0}, 400)):
+            answer = await client.post("/v1/messages", json=BODY | change, headers=headers)
+            assert answer.status_code == status
+            assert answer.headers["request-id"] == answer.headers["x-request-id"] == "job-1"
+        missed = await client.get("/v1/messages")
+        other = await client.get("/v1/models")
+    assert missed.headers["request-id"] == missed.headers["x-request-id"]
+    assert "request-id" not in other.headers

@@ -183,3 +183,18 @@ async def test_metrics_can_be_switched_off() -> None:
     async with served(ServerSettings(metrics=False, page=False), num_pages=64) as (engine, client):
         assert (await client.get("/metrics")).status_code == 404
         assert engine.dump()["observers"] == []
+
+
+@pytest.mark.asyncio
+async def test_an_app_watches_its_engine_from_when_it_is_made_until_its_lifespan_ends() -> None:
+    async with Engine(num_pages=64) as engine:
+        app = create_app(engine)
+        assert len(engine.dump()["observers"]) == 2
+        for _ in range(2):
+            async with app.router.lifespan_context(app):
+                assert len(engine.dump()["observers"]) == 2
+                async with client_of(app) as client:
+                    await client.post("/v1/completions", json=BODY)
+                    found = await scraped(client)
+            assert engine.dump()["observers"] == []
+    assert value(found, "aioserve_request_seconds_count") == 2

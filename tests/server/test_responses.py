@@ -155,6 +155,19 @@ async def test_a_conversation_goes_on_from_a_stored_response() -> None:
     assert prompt.endswith(f"{PLAIN}<|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n" + BEGUN)
 
 
+async def test_a_response_that_was_cut_off_within_a_call_cannot_be_gone_on_from() -> None:
+    begun = CALLS.index('"city"') + 9
+    async with scripted(CALLS, PLAIN) as (_, _, client):
+        short = BODY | {"tools": TOOLS, "max_output_tokens": begun}
+        cut = (await client.post("/v1/responses", json=short)).json()
+        more = BODY | {"input": "And now?", "previous_response_id": cut["id"], "seed": 1}
+        answer = await client.post("/v1/responses", json=more)
+    assert (cut["status"], cut["output"][-1]["type"]) == ("incomplete", "function_call")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "previous_response_id")
+    assert "go on from the one before it" in error["message"]
+
+
 BEGUN = "<|im_start|>assistant\n"
 
 
@@ -298,7 +311,8 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
         ({"n": 2}, "n"),
         ({"messages": []}, "messages"),
         ({"metadata": {"a": 1}}, "metadata[...]"),
-        ({"tools": [STRICT]}, "tools[0].strict"),
+        ({"tools": [BROKEN | {"strict": True}]}, "tools"),
+        ({"tools": [STRICT], "ignore_eos": True}, "tools"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"tools": TOOLS, "text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
@@ -428,11 +442,11 @@ async def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
 async def test_a_stream_that_fails_ends_once_and_is_not_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def broken(_: Any) -> Any:
-        yield Content("x")
+    async def broken(*_: Any) -> Any:
+        yield [Content("x")]
         raise RequestFailedError("planted")
 
-    monkeypatch.setattr("aioserve.server.answering.Answering.pieces", broken)
+    monkeypatch.setattr("aioserve.server.answering.Answering.batches", broken)
     async with scripted() as (_, engine, client):
         text = (await client.post("/v1/responses", json=BODY | {"stream": True})).text
         events = events_of(text)

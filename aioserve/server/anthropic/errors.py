@@ -32,6 +32,7 @@ _TYPES = {
 
 class _AnthropicErrors:
     kind: type[ErrorBody] = ErrorBody
+    id_header: bytes | None = b"request-id"
 
     def body(self, error: ApiError) -> ErrorBody:
         kind = "invalid_request_error" if error.status < 500 else "api_error"

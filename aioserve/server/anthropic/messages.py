@@ -120,8 +120,9 @@ class BlockWriter:
 class _Answered:
     """One message while it is written."""
 
-    def __init__(self, answering: Answering, body: MessageRequest) -> None:
+    def __init__(self, answering: Answering, body: MessageRequest, interval: int) -> None:
         self._answering = answering
+        self._interval = interval
         self._max_tokens = body.max_tokens
         self._writer = BlockWriter()
         self._message = Message(
@@ -130,9 +131,10 @@ class _Answered:
 
     async def whole(self) -> Message:
         try:
-            async with aclosing(self._answering.pieces()) as pieces:
-                async for piece in pieces:
-                    self._writer.write(piece)
+            async with aclosing(self._answering.batches()) as batches:
+                async for pieces in batches:
+                    for piece in pieces:
+                        self._writer.write(piece)
         finally:
             self._answering.close()
         self._writer.finish()
@@ -147,9 +149,9 @@ class _Answered:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         yield _encoded([{"type": "message_start", "message": self._message}, {"type": "ping"}])
-        async with aclosing(self._answering.pieces()) as pieces:
-            async for piece in pieces:
-                yield _encoded(self._writer.write(piece))
+        async with aclosing(self._answering.batches(self._interval)) as batches:
+            async for pieces in batches:
+                yield _encoded([one for piece in pieces for one in self._writer.write(piece)])
         events = self._writer.finish()
         usage = self._answering.usage
         delta = {
@@ -183,7 +185,7 @@ def _encoded(events: list[Event]) -> bytes:
 async def messages(call: Call, body: MessageRequest) -> Message | Events:
     answering = await Answering.begun(call.engine, asked_of(call, body))
     call.told.answers_with(answering)
-    answered = _Answered(answering, body)
+    answered = _Answered(answering, body, call.settings.stream_interval)
     if body.stream:
         return Events(answered.events(), answering)
     call.told.answers_with(answering)

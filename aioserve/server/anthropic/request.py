@@ -30,6 +30,7 @@ NAMES = {
     "prompt": "messages",
     "tenant": "metadata.user_id",
     "tool_parser": "tools",
+    "strict_tools": "tools",
 }
 
 

@@ -2,19 +2,21 @@
 calls that it must make.
 
 A call that must be made is a form like any other, so it can't fail: the schema of a list of calls,
-or of the arguments of the one function that was named. Knows how such answers are read again.
+or of the arguments of the one function that was named. Knows how such answers are read again. Calls
+that the model makes if it likes are the engine's to hold to their form, where tools are strict.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
-from aioserve.server.errors import ApiError
-from aioserve.server.openai.chat_body import ChatRequest, NamedTool, Tool
+from aioserve.server.openai.chat_body import NamedTool, ResponseFormat, Tool
 from aioserve.server.openai.fields import refuse
 from aioserve.server.openai.limits import check_schema
+from aioserve.server.sampling import StructuredOutputs
 from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
 
@@ -35,75 +37,83 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whose arguments are all of the answer."""
     one_call: bool = False
     """The first is told, and no other."""
+    strict: tuple[str, ...] = ()
+    """Functions that the model calls if it likes, with arguments that have their form."""
 
     @property
     def tool_parser(self) -> Any:
         """Of `Engine.chat`."""
         return "json" if self.reads_list else "auto" if self.reads_calls else "none"
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of `Engine.chat`, beside those of every request."""
+        options = {"tools": self.tools, "tool_parser": self.tool_parser}
+        if self.strict:
+            options |= {"strict_tools": self.strict, "parallel_tool_calls": not self.one_call}
+        return options
 
-def plan_of(body: ChatRequest, settings: ServerSettings) -> AnswerPlan:
+
+def plan_of(
+    settings: ServerSettings,
+    *,
+    tools: Sequence[Tool],
+    choice: Literal["none", "auto", "required"] | NamedTool,
+    one_call: bool,
+    response_format: ResponseFormat | None,
+    structured_outputs: StructuredOutputs | None,
+) -> AnswerPlan:
     """Raises `ApiError` for what contradicts itself."""
-    form, choice = _form(body), body.tool_choice
-    if not body.tools:
-        if choice not in (None, "none", "auto"):
+    form = _form(response_format, structured_outputs)
+    if not tools:
+        if choice not in ("none", "auto"):
             raise refuse("tool_choice", "names what must be called, and there are no tools")
         return AnswerPlan(form=form)
-    tools = {tool.function.name: tool for tool in body.tools}
-    if len(tools) < len(body.tools):
+    by_name = {tool.function.name: tool for tool in tools}
+    if len(by_name) < len(tools):
         raise refuse("tools", "must have functions of different names")
     if choice == "none":
         return AnswerPlan(form=form)
     if form is not None:
-        field = "structured_outputs" if body.structured_outputs is not None else "response_format"
+        field = "response_format" if structured_outputs is None else "structured_outputs"
         raise refuse(
             field, "goes with tools only where tool_choice is none: an answer of that form is text"
         )
-    told = [tool.told for tool in body.tools]
-    one_call = body.parallel_tool_calls is False
-    if choice in (None, "auto"):
-        _check_none_is_strict(body.tools)
-        return AnswerPlan(tools=told, reads_calls=True, one_call=one_call)
+    told = [tool.told for tool in tools]
+    if choice == "auto":
+        return AnswerPlan(
+            tools=told,
+            reads_calls=True,
+            one_call=one_call,
+            strict=tuple([name for name, tool in by_name.items() if tool.function.strict]),
+        )
     if isinstance(choice, NamedTool):
         name = choice.function.name
-        if name not in tools:
+        if name not in by_name:
             raise refuse("tool_choice", f"names the function {name!r:.300}, which isn't in tools")
-        schema = _parameters(tools[name])
+        schema = _parameters(by_name[name])
         check_schema("tools", schema, settings)
         return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=told, function=name)
-    schema = _calls(body.tools, one=one_call)
+    schema = _calls(tools, one=one_call)
     check_schema("tools", schema, settings)
     return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=told, reads_list=True)
 
 
-def _form(body: ChatRequest) -> StructuredOutput | None:
+def _form(
+    wanted: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> StructuredOutput | None:
     """Of an answer of text."""
-    wanted = body.response_format
     if wanted is not None and wanted.type != "json_schema" and wanted.json_schema is not None:
         raise refuse("response_format.json_schema", "goes with the type json_schema alone")
     if wanted is None or wanted.type == "text":
-        return None if body.structured_outputs is None else body.structured_outputs.form
-    if body.structured_outputs is not None:
+        return None if structured_outputs is None else structured_outputs.form
+    if structured_outputs is not None:
         raise refuse("structured_outputs", "and response_format ask for a form both")
     if wanted.type == "json_object":
         return StructuredOutput(json_object=True)
     if wanted.json_schema is None:
         raise refuse("response_format.json_schema", "is missing")
     return StructuredOutput(json_schema=wanted.json_schema.schema)
-
-
-def _check_none_is_strict(tools: list[Tool]) -> None:
-    for index, tool in enumerate(tools):
-        if tool.function.strict:
-            field = f"tools[{index}].function.strict"
-            raise ApiError(
-                400,
-                f"{field} isn't supported where the model may also answer with text, and writes "
-                "calls as it likes: leave it out, or let tool_choice ask for a call, of any tool "
-                "or of one by its name, whose arguments always have their form",
-                param=field,
-                code="unsupported_parameter",
-            )
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
@@ -116,7 +126,7 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return {"type": "object", **schema}
 
 
-def _calls(tools: list[Tool], *, one: bool) -> dict[str, Any]:
+def _calls(tools: Sequence[Tool], *, one: bool) -> dict[str, Any]:
     """The schema of calls, in which each tool's own has a place of its own."""
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []

@@ -43,7 +43,14 @@ class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
 async def chat(call: Call, body: ChatRequest) -> ChatCompletion | Events:
     body.check(call)
     with as_named(body.names):
-        plan = plan_of(body, call.settings)
+        plan = plan_of(
+            call.settings,
+            tools=body.tools or (),
+            choice=body.tool_choice or "auto",
+            one_call=body.parallel_tool_calls is False,
+            response_format=body.response_format,
+            structured_outputs=body.structured_outputs,
+        )
         stream = _submitted(call, body, plan)
         try:
             if not body.stream:
@@ -68,11 +75,12 @@ def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
     stream = call.engine.chat(
         messages_of(body.messages, call.engine),
         params,
-        tool_parser=plan.tool_parser,
-        tools=plan.tools,
+        **plan.options,
         chat_template_kwargs=variables,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        metadata=body.metadata,
+        predicted_output_tokens=body.predicted_output_tokens,
         **options_of(call, body),
     )
     call.told.answers_with(stream)
@@ -99,9 +107,9 @@ async def _events(
     chunks = Chunks(about, body.stream_options)
     choices = ChatChoices(call.engine, body, plan)
     pieces = choices.first()
-    goes_on = True
+    interval, goes_on = call.settings.stream_interval, True
     while goes_on:
-        deltas = await stream.batch()
+        deltas = await stream.batch(interval)
         goes_on = bool(deltas)
         pieces += choices.pieces(deltas, stream)
         usage = stream.usage if chunks.counts_always else None

@@ -9,14 +9,18 @@ import msgspec
 from aioserve.engine.engine import Engine
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.fields import AnswerFields, refuse, refuse_unsupported
-from aioserve.server.openai.limits import check_at_most, check_sampling, check_schema
+from aioserve.server.openai.limits import (
+    check_at_most,
+    check_metadata,
+    check_sampling,
+    check_schema,
+)
 from aioserve.server.served import Call
 
 __all__ = ["ChatRequest", "FunctionChoice", "NamedTool", "ResponseFormat", "Tool", "messages_of"]
 
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
-    "metadata": ({},),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
@@ -108,8 +112,9 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
     continue_final_message: bool = False
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+    """For scheduling policies to see; it doesn't come back."""
     store: Any = None
-    metadata: Any = None
     service_tier: Any = None
     modalities: Any = None
     verbosity: Any = None
@@ -128,6 +133,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
         refuse_unsupported(self, _HARMLESS)
         self.check_stream_options()
         check_sampling(self, settings)
+        check_metadata(self.metadata, settings)
         check_at_most(
             "top_logprobs", "be at most {}", self.top_logprobs or 0, settings.max_top_logprobs
         )
@@ -176,6 +182,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
             "logprobs": "top_logprobs",
             "tenant": "user",
             "tool_parser": "tools",
+            "strict_tools": "tools",
             **dict.fromkeys(_FORMS, form),
         }
 

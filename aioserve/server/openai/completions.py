@@ -61,10 +61,11 @@ async def completions(call: Call, body: CompletionRequest) -> Completion | Event
 
 
 def _submitted(call: Call, body: CompletionRequest, prompts: Sequence[Any], params: Any) -> Merged:
-    merged = Merged([])
+    merged = Merged([], call.settings.stream_interval)
     try:
         for prompt in prompts:
-            options = options_of(call, body)
+            forecast = body.predicted_output_tokens
+            options = options_of(call, body, predicted_output_tokens=forecast)
             stream = call.engine.stream(prompt, params, **options)
             merged.streams.append(stream)
             call.told.answers_with(stream)
@@ -110,7 +111,7 @@ async def _events(
             async for place, batch in batches:
                 maker = makers[place]
                 pieces = maker.pieces(batch, merged.streams[place])
-                usage = maker.counted(merged.usage) if chunks.counts_always else None
+                usage = maker.counted(merged.given_usage) if chunks.counts_always else None
                 if len(pieces) == 1:
                     yield chunks.chunk(pieces[0], usage)
                 elif pieces:

@@ -33,6 +33,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     user: str | None = None
     cache_salt: str | None = None
     priority: int = 0
+    session_id: str | None = None
     deadline_seconds: float | None = None
 
 

@@ -31,6 +31,7 @@ _TYPES = {
 
 class _OpenAIErrors:
     kind: type[ErrorBody] = ErrorBody
+    id_header: bytes | None = None
 
     def body(self, error: ApiError) -> ErrorBody:
         kind = "invalid_request_error" if error.status < 500 else "server_error"

@@ -33,6 +33,8 @@ class CallFields(Protocol):
     def deadline_seconds(self) -> float | None: ...
     @property
     def priority(self) -> int: ...
+    @property
+    def session_id(self) -> str | None: ...
 
 
 class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +63,7 @@ def options_of(call: Call, body: CallFields, **more: Any) -> dict[str, Any]:
     salt = check(InvalidRequestError, "cache_salt", body.cache_salt, optional(name))
     return call.options(
         priority=body.priority,
+        session_id=body.session_id,
         deadline_seconds=body.deadline_seconds,
         tenant=call.tenant or body.user or None,
         cache_salt=combined_salt(call.cache_salt, salt),

@@ -5,6 +5,7 @@ What the engine can't do at all is the engine's to refuse.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from aioserve.server.errors import ApiError
 from aioserve.server.sampling import SamplingFields
 from aioserve.server.settings import ServerSettings
 
-__all__ = ["check_at_most", "check_sampling", "check_schema"]
+__all__ = ["check_at_most", "check_chars", "check_metadata", "check_sampling", "check_schema"]
 
 
 def check_at_most(field: str, must: str, value: int, limit: int) -> None:
@@ -25,6 +26,18 @@ def check_at_most(field: str, must: str, value: int, limit: int) -> None:
             param=field,
             code="limit_exceeded",
         )
+
+
+def check_chars(field: str, text: str, most: int, of: str = "") -> None:
+    check_at_most(field, f"have {of}at most {{}} characters", len(text), most)
+
+
+def check_metadata(metadata: Mapping[str, str] | None, settings: ServerSettings) -> None:
+    given = metadata or {}
+    check_at_most("metadata", "have at most {} entries", len(given), settings.max_metadata)
+    for key, value in given.items():
+        check_chars("metadata", key, settings.max_metadata_key_chars, "keys of ")
+        check_chars(f"metadata.{key}", value, settings.max_metadata_value_chars)
 
 
 def check_sampling(body: SamplingFields, settings: ServerSettings) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from aioserve.server.answering import Answering
 from aioserve.server.endpoint import Endpoint, Events
-from aioserve.server.errors import ApiError, told
+from aioserve.server.errors import ApiError, called, told
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.responses_items import Item, new_id
 from aioserve.server.openai.responses_request import (
@@ -125,9 +125,10 @@ class _Answered:
 
     async def whole(self) -> Response:
         try:
-            async with aclosing(self._answering.pieces()) as pieces:
-                async for piece in pieces:
-                    self._writer.write(piece)
+            async with aclosing(self._answering.batches()) as batches:
+                async for pieces in batches:
+                    for piece in pieces:
+                        self._writer.write(piece)
             return self._finished()[1]
         finally:
             self._answering.close()
@@ -152,9 +153,10 @@ class _Answered:
             ]
         )
         try:
-            async with aclosing(self._answering.pieces()) as pieces:
-                async for piece in pieces:
-                    yield encoded(self._writer.write(piece))
+            interval = self._call.settings.stream_interval
+            async with aclosing(self._answering.batches(interval)) as batches:
+                async for pieces in batches:
+                    yield encoded([one for piece in pieces for one in self._writer.write(piece)])
             events, response = self._finished()
         except Exception as error:
             events, response = [], self._failed(error)
@@ -177,7 +179,7 @@ class _Answered:
 
     def _failed(self, error: Exception) -> Response:
         refused, record = told(error), self._call.told
-        record.error = refused.code or type(error).__name__
+        record.error = called(error)
         if refused.is_fault:
             logger.error("call %s failed", record.request_id, exc_info=error)
         code = "server_error" if refused.status >= 500 else "invalid_prompt"

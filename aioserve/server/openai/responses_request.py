@@ -11,8 +11,20 @@ from aioserve.server.answering import Asked
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.answer_plan import AnswerPlan
 from aioserve.server.openai.fields import options_of, refuse_unsupported
-from aioserve.server.openai.limits import check_at_most, check_sampling
-from aioserve.server.openai.responses_items import Item, Message, add_item, item_of, kept
+from aioserve.server.openai.limits import (
+    check_at_most,
+    check_chars,
+    check_metadata,
+    check_sampling,
+)
+from aioserve.server.openai.responses_items import (
+    FunctionCall,
+    Item,
+    Message,
+    add_item,
+    item_of,
+    kept,
+)
 from aioserve.server.planning import json_object, json_schema, named_tool, planned, tool
 from aioserve.server.sampling import SamplingFields
 from aioserve.server.served import Call
@@ -39,6 +51,7 @@ NAMES = {
     "prompt": "input",
     "tenant": "user",
     "tool_parser": "tools",
+    "strict_tools": "tools",
 }
 FORMS = ("structured_output", *StructuredOutput.__struct_fields__)
 
@@ -119,6 +132,7 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     metadata: dict[str, str] | None = None
+    """Comes back with the response, and scheduling policies see it."""
     reasoning: ReasoningConfig | None = None
     store: bool | None = None
     stream: bool | None = None
@@ -149,17 +163,8 @@ def checked(call: Call, body: ResponseRequest) -> None:
     refuse_unsupported(body, NOTHING)
     check_sampling(body, call.settings)
     for field in ("user", "safety_identifier", "prompt_cache_key"):
-        _check_chars(field, getattr(body, field) or "", MAX_NAME_CHARS)
-    settings = call.settings
-    metadata = body.metadata or {}
-    check_at_most("metadata", "have at most {} entries", len(metadata), settings.max_metadata)
-    for key, value in metadata.items():
-        _check_chars("metadata", key, settings.max_metadata_key_chars, "keys of ")
-        _check_chars(f"metadata.{key}", value, settings.max_metadata_value_chars)
-
-
-def _check_chars(field: str, text: str, most: int, of: str = "") -> None:
-    check_at_most(field, f"have {of}at most {{}} characters", len(text), most)
+        check_chars(field, getattr(body, field) or "", MAX_NAME_CHARS)
+    check_metadata(body.metadata, call.settings)
 
 
 def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item]]:
@@ -175,7 +180,9 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
                 code="previous_response_not_found",
             )
         before = msgspec.json.decode(stored.before, type=list[Item])
-        before += msgspec.json.decode(stored.body, type=_Output).output
+        output = msgspec.json.decode(stored.body, type=_Output).output
+        _check_calls(output, body.previous_response_id)
+        before += output
     num_items = len(before) + (1 if isinstance(body.input, str) else len(body.input))
     must = "have at most {} items, those of earlier responses included"
     check_at_most("input", must, num_items, call.settings.max_items)
@@ -186,6 +193,23 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
     return before, [
         kept(item_of(given, f"input[{index}]")) for index, given in enumerate(body.input)
     ]
+
+
+def _check_calls(output: Sequence[Item], response_id: str) -> None:
+    """Raises `ApiError` for a call that nothing can follow."""
+    for item in output:
+        if not isinstance(item, FunctionCall):
+            continue
+        try:
+            msgspec.json.decode(item.arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ApiError(
+                400,
+                f"previous_response_id: the response {response_id!r:.300} has a call of "
+                f"{item.name!r:.300} whose arguments are no whole JSON object, so nothing can "
+                "follow it: go on from the one before it",
+                param="previous_response_id",
+            ) from error
 
 
 class _Output(msgspec.Struct):
@@ -218,7 +242,13 @@ def asked_of(
         )
     except Exception as error:
         raise renamed(error, names, turns) from error
-    return Asked(turns, params, plan, options=options_of(call, body), names=names)
+    options = options_of(
+        call,
+        body,
+        metadata=body.metadata,
+        predicted_output_tokens=body.predicted_output_tokens,
+    )
+    return Asked(turns, params, plan, options=options, names=names)
 
 
 def plan_of(call: Call, body: ResponseRequest) -> AnswerPlan:

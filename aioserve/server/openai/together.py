@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
+import msgspec
 
 from aioserve.engine.stream import TokenStream
 from aioserve.request import FinishReason, Token, Usage
@@ -59,15 +60,19 @@ class Batch:
     """Of samples all of whose tokens were given out, with these."""
 
 
-async def _next(stream: TokenStream) -> Batch:
-    return Batch(await stream.batch(), stream.finish_reasons)
+async def _next(stream: TokenStream, min_tokens: int) -> Batch:
+    return Batch(await stream.batch(min_tokens), stream.finish_reasons)
 
 
 class Merged:
-    """The tokens of several streams as they come. It owns the streams."""
+    """The tokens of several streams as they come, in batches as `TokenStream.batch` gives them. It
+    owns the streams."""
 
-    def __init__(self, streams: list[TokenStream]) -> None:
+    def __init__(self, streams: list[TokenStream], min_tokens: int = 1) -> None:
         self.streams: list[TokenStream] = streams
+        self._min_tokens = min_tokens
+        self._num_given = 0
+        """Tokens that were in batches."""
         self._waiting: dict[asyncio.Task[Batch], int] = {}
         """For the next tokens of each stream that goes on; its place."""
 
@@ -75,6 +80,11 @@ class Merged:
     def usage(self) -> Usage:
         """So far."""
         return sum_of([stream.usage for stream in self.streams])
+
+    @property
+    def given_usage(self) -> Usage:
+        """The same with the tokens alone that were in a batch."""
+        return msgspec.structs.replace(self.usage, completion_tokens=self._num_given)
 
     async def started(self) -> None:
         """Until one of them has tokens, or its end. Raises what ended it, if that was an error."""
@@ -93,7 +103,8 @@ class Merged:
         if len(self.streams) == 1:
             batch: Batch | None = None
             while batch is None or batch.tokens:
-                batch = await _next(self.streams[0])
+                batch = await _next(self.streams[0], self._min_tokens)
+                self._num_given += len(batch.tokens)
                 yield 0, batch
             return
         while self._waiting:
@@ -101,11 +112,12 @@ class Merged:
             for task in sorted(done, key=self._waiting.__getitem__):
                 place = self._waiting.pop(task)
                 if (batch := task.result()).tokens:
+                    self._num_given += len(batch.tokens)
                     self._wait_for(place)
                 yield place, batch
 
     def _wait_for(self, place: int) -> None:
-        task = asyncio.ensure_future(_next(self.streams[place]))
+        task = asyncio.ensure_future(_next(self.streams[place], self._min_tokens))
         self._waiting[task] = place
 
     def close(self) -> None:

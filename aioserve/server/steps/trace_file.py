@@ -41,7 +41,8 @@ async def tracing(
     """
     with await asyncio.to_thread(open, path, "wb", buffering=0) as file:
         notes = _Notes(max_pending)
-        trace = _TraceFile(file, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        trace = await asyncio.to_thread(_TraceFile, file, now)
         stop = engine.observe(notes)
         task = asyncio.create_task(_write_on(notes, trace, stop, path))
         try:

@@ -55,7 +55,8 @@ class Metrics:
             "Requests over HTTP that haven't ended",
             registry=registry,
         )
-        engine.observe(_Histograms(registry, tenants))  # as long as there is the engine
+        self.observer: Observer = _Histograms(registry, tenants)
+        """To be told of what the engine does."""
 
     def began(self, arrival: Arrival) -> None:
         self._in_flight.inc()
