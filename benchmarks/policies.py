@@ -27,7 +27,8 @@ from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.metrics import Metrics, Targets, metrics_of
-from aioserve.simulation.simulator import SimulationResult, simulate
+from aioserve.simulation.records import SimulationResult
+from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest, at_rate
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 
 from aioserve import (
     ConfigError,
@@ -14,6 +14,7 @@ from aioserve import (
     SchedulingPolicy,
     hookimpl,
 )
+from aioserve_plugins._waiting_prompts import Prefix, WaitingPrompt, WaitingPrompts
 
 __all__ = ["CacheAware"]
 
@@ -26,55 +27,68 @@ class CacheAware(SchedulingPolicy):
     has waited for `patience` times its length, it goes before all that arrived later.
 
     A request that goes on like one ahead of it is moved behind the others: when its turn comes it
-    finds that prefix in the cache. Only the `window` oldest are compared, since to know what is
-    cached of a prompt means looking it up.
+    finds that prefix in the cache. All that wait are compared, by what was cached of them when they
+    were looked up last; a step has `lookups` of these.
 
-    Raises `ConfigError` for a `patience` that isn't positive and finite, or a `window` below 1.
+    Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.
     """
 
-    def __init__(self, *, patience: float = 64.0, window: int = 64) -> None:
+    def __init__(self, *, patience: float = 1024.0, lookups: int = 64) -> None:
         if not isinstance(patience, int | float) or not 0 < patience < math.inf:
             raise ConfigError(f"patience must be positive and finite, got {patience!r}")
-        if not isinstance(window, int) or window < 1:
-            raise ConfigError(f"window must be an int of at least 1, got {window!r}")
+        if not isinstance(lookups, int) or lookups < 1:
+            raise ConfigError(f"lookups must be an int of at least 1, got {lookups!r}")
         self.patience = patience
-        self.window = window
+        self.lookups = lookups
+        self._prompts = WaitingPrompts(lookups)
 
     def starvation_bound_tokens(self, request: RequestView) -> int:
-        return math.ceil(self.patience * _known_tokens(request))
+        return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
 
-    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        overdue: list[RequestView] = []
-        ranked: list[tuple[float, int, int, RequestView]] = []
-        computed: set[bytes] = set()
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
+        now, patience = view.processed_tokens, self.patience
+        computed: set[Prefix] = set()
         """Prefixes that those ahead will have computed."""
-        for request in waiting[: self.window]:
-            uncached = request.uncached_tokens
-            cached = _known_tokens(request) - uncached
-            waited = view.processed_tokens - request.arrival_processed_tokens
-            if waited >= self.starvation_bound_tokens(request):
-                overdue.append(request)
-                computed.add(request.prefix_key(_next_page_end(cached, view)))
+        ranked: list[tuple[float, int, int, WaitingPrompt]] = []
+        for prompt in self._prompts.begin(waiting, view):
+            waited = now - prompt.arrived
+            if waited >= patience * prompt.tokens:
+                self._prompts.look_up(prompt)
+                computed.add(prompt.prefix)
+                yield prompt.request
             else:
-                ratio = (cached + waited / self.patience) / uncached
-                ranked.append((-ratio, -cached, request.arrival_index, request))
-        first: list[RequestView] = []
+                ranked.append(_rank(prompt, waited / patience))
+        heapq.heapify(ranked)
         deferred: list[RequestView] = []
-        for _, minus_cached, _, request in sorted(ranked):
-            end = _next_page_end(-minus_cached, view)
-            key = request.prefix_key(end)
-            shares = key in computed and end < _known_tokens(request)
-            (deferred if shares else first).append(request)
-            computed.add(key)
-        return chain(overdue, first, deferred, waiting[self.window :])
+        while ranked:
+            prompt = ranked[0][-1]
+            self._prompts.look_up(prompt)
+            entry = _rank(prompt, (now - prompt.arrived) / patience)
+            if entry > ranked[0]:  # less is cached than at the lookup before
+                heapq.heapreplace(ranked, entry)
+                continue
+            heapq.heappop(ranked)
+            if prompt.prefix in computed and prompt.prefix[0] < prompt.tokens:
+                deferred.append(prompt.request)
+            else:
+                computed.add(prompt.prefix)
+                yield prompt.request
+        yield from deferred
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        if not request.pages:
+            self._prompts.starts(request)
+        return budget_tokens
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        for request in requests:
+            self._prompts.forget(request)
 
 
-def _known_tokens(request: RequestView) -> int:
-    return request.prompt_tokens + request.generated_tokens
-
-
-def _next_page_end(cached: int, view: SchedulerView) -> int:
-    return (cached // view.page_size + 1) * view.page_size
+def _rank(prompt: WaitingPrompt, earned: float) -> tuple[float, int, int, WaitingPrompt]:
+    """The least goes first. `earned`: tokens that its wait counts for."""
+    ratio = (prompt.cached + earned) / (prompt.tokens - prompt.cached)
+    return -ratio, -prompt.cached, prompt.index, prompt
 
 
 @hookimpl

@@ -56,7 +56,7 @@ class Deadline(SchedulingPolicy):
         *,
         default_ttft_seconds: float = 10.0,
         reject: bool = True,
-        patience: float = 64.0,
+        patience: float = 1024.0,
         window: int = 256,
     ) -> None:
         for name, value in (("default_ttft_seconds", default_ttft_seconds), ("patience", patience)):

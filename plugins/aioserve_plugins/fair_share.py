@@ -32,8 +32,15 @@ class FairShare(SchedulingPolicy):
     `weights` are by tenant, 1 unless given; requests without a tenant share one account. Of tenants
     without requests the `max_idle_tenants` latest are remembered.
 
+    With `lead_tokens`, running requests of a tenant give way whose counter is that far ahead of one
+    that waits: as many as those who are behind need seats and pages for, the tenant that is ahead
+    the most first, and of its requests those that lose the least work. However long answers are,
+    and however many run at once, a tenant's lead over one that waits all the while then grows to
+    `lead_tokens` and what steps in flight may add, and no further: who is ahead by more has no
+    running request while the other one has need of its room. Without, what runs runs to its end.
+
     Raises `ConfigError` for a weight that isn't positive and finite, an `output_cost` that is
-    negative or not finite, or a `max_idle_tenants` below 0.
+    negative or not finite, a `max_idle_tenants` below 0, or a `lead_tokens` that isn't positive.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class FairShare(SchedulingPolicy):
         weights: Mapping[str, float] | None = None,
         output_cost: float = 2.0,
         max_idle_tenants: int = 1024,
+        lead_tokens: float | None = None,
     ) -> None:
         if weights is not None and not isinstance(weights, Mapping):
             raise ConfigError(f"weights must be a mapping of tenants to numbers, got {weights!r}")
@@ -55,6 +63,11 @@ class FairShare(SchedulingPolicy):
             raise ConfigError(f"output_cost must be finite and at least 0, got {output_cost!r}")
         if not isinstance(max_idle_tenants, int) or max_idle_tenants < 0:
             raise ConfigError(f"max_idle_tenants must be an int >= 0, got {max_idle_tenants!r}")
+        if lead_tokens is not None and not (
+            isinstance(lead_tokens, int | float) and 0 < lead_tokens < math.inf
+        ):
+            raise ConfigError(f"lead_tokens must be positive and finite, got {lead_tokens!r}")
+        self.lead_tokens = lead_tokens
         self.output_cost = output_cost
         self.max_idle_tenants = max_idle_tenants
         self._counters: dict[str | None, float] = {}
@@ -86,6 +99,26 @@ class FairShare(SchedulingPolicy):
                 heapq.heapreplace(heap, entry)
             else:
                 heapq.heappop(heap)
+
+    def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
+        if self.lead_tokens is None or not view.num_waiting:
+            return
+        self._settle()
+        waiting = sorted(view.waiting, key=lambda r: (self._counter(r.tenant), r.arrival_index))
+        ahead = sorted(
+            running, key=lambda r: (-self._counter(r.tenant), r.lost_tokens, -r.arrival_index)
+        )
+        seats = view.max_num_seqs - view.num_running
+        pages = view.pages_free + view.pages_cached
+        for request in waiting:
+            limit = self._counter(request.tenant) + self.lead_tokens
+            needed = -(-request.uncached_tokens // view.page_size) + 1
+            while seats < request.num_samples or pages < needed:
+                if not ahead or self._counter(ahead[0].tenant) <= limit:
+                    return
+                seats, pages = seats + 1, pages + ahead[0].reclaimable_pages
+                yield ahead.pop(0)
+            seats, pages = seats - request.num_samples, pages - needed
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if not request.pages and request not in self._charged:

@@ -58,7 +58,7 @@ class Priority(SchedulingPolicy):
                 f"patience_tokens must be an int of at least 0, or None, got {patience_tokens!r}"
             )
         self.first = first
-        self.preempt = preempt
+        self._preempts = preempt
         self.patience_tokens = patience_tokens
         self._came: dict[RequestView, int | None] = {}
         """Requests to leave room for, with the step in which that began."""
@@ -96,7 +96,7 @@ class Priority(SchedulingPolicy):
             self._came.pop(request, None)
 
     def precedence(self, request: RequestView) -> int:
-        return self._urgency(request) if self.preempt else 0
+        return self._urgency(request) if self._preempts else 0
 
     def displaces(
         self, request: RequestView, running: Sequence[RequestView], view: SchedulerView

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 from aioserve import (
     ConfigError,
@@ -12,8 +13,12 @@ from aioserve import (
     SchedulingPolicy,
     hookimpl,
 )
+from aioserve_plugins._waiting_prompts import Prefix, WaitingPrompt, WaitingPrompts, next_prefix
 
 __all__ = ["RoundRobin"]
+
+LOOKUPS = 64
+"""Prompts that are looked up in the prefix cache in a step."""
 
 
 class RoundRobin(SchedulingPolicy):
@@ -21,22 +26,34 @@ class RoundRobin(SchedulingPolicy):
 
     A prompt that has had its turn goes to the end of the rotation, behind those that have arrived
     since: a short prompt waits for one chunk of each prompt before it instead of for all of them.
-    Requests start in order of arrival.
+    Requests start in order of arrival, but for one whose next page another prompt is computing: it
+    waits for that and finds it cached, until it has waited for `patience` times its length.
 
     With `adaptive`, prompts together get the less of a step the more sequences decode, so that
     steps are short when many wait for their next token: the step's whole budget when none does,
     `chunk_size` tokens when all seats are taken by such, and in proportion between.
 
-    Raises `ConfigError` for a `chunk_size` below 1, or an `adaptive` that isn't a bool.
+    Raises `ConfigError` for a `chunk_size` below 1, an `adaptive` that isn't a bool, or a
+    `patience` that isn't finite and at least 0.
     """
 
-    def __init__(self, *, chunk_size: int = 256, adaptive: bool = False) -> None:
+    def __init__(
+        self, *, chunk_size: int = 256, adaptive: bool = False, patience: float = 64.0
+    ) -> None:
         if not isinstance(chunk_size, int) or chunk_size < 1:
             raise ConfigError(f"chunk_size must be an int of at least 1, got {chunk_size!r}")
         if not isinstance(adaptive, bool):
             raise ConfigError(f"adaptive must be True or False, got {adaptive!r}")
+        if not isinstance(patience, int | float) or not 0 <= patience < math.inf:
+            raise ConfigError(f"patience must be finite and at least 0, got {patience!r}")
         self.chunk_size = chunk_size
         self.adaptive = adaptive
+        self.patience = patience
+        self._prompts = WaitingPrompts(LOOKUPS)
+        self._caches = False
+        """Something was cached once: without a prefix cache there is nothing to wait for."""
+        self._put_off: set[RequestView] = set()
+        """Those that wait for a page that another one computes."""
         self._rotation: dict[RequestView, None] = {}
         """Every request that hasn't ended, the one whose turn is next first."""
         self._step = -1
@@ -51,19 +68,45 @@ class RoundRobin(SchedulingPolicy):
         """Room was left in vain: none is left until a request has ended."""
 
     def starvation_bound_tokens(self, request: RequestView) -> int:
-        return 0
+        return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
 
-    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        for request in waiting:
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
+        prompts = self._prompts.begin(waiting, view)
+        self._caches = self._caches or view.pages_cached > 0 or any(p.cached for p in prompts)
+        computing = {
+            next_prefix(request, request.computed_tokens, view.page_size)
+            for request in self._rotation
+            if request.pages and request.uncached_tokens > 1
+        }
+        self._put_off.clear()
+        for prompt in prompts:
             if self.adaptive and self._step == view.step and not self._left:
                 return
+            request = prompt.request
+            if self._waits_for_a_page(prompt, computing, view):
+                self._put_off.add(request)
+                continue
+            behind = prompt.prefix
             yield request
+            if request.pages and request.uncached_tokens > 1:
+                prefix = next_prefix(request, request.computed_tokens, view.page_size)
+                computing.update((behind, prefix))
+
+    def _waits_for_a_page(
+        self, prompt: WaitingPrompt, computing: set[Prefix], view: SchedulerView
+    ) -> bool:
+        waited = view.processed_tokens - prompt.arrived
+        if not self._caches or not computing or waited >= self.patience * prompt.tokens:
+            return False
+        self._prompts.look_up(prompt)
+        return prompt.prefix in computing and prompt.prefix[0] < prompt.tokens
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if view.step != self._step:
             self._step = view.step
             self._deal(view)
         if not request.pages:
+            self._prompts.starts(request)
             self._shares[request] = self.chunk_size
             self._started += 1
         tokens = min(self._shares.get(request, 0), budget_tokens)
@@ -87,6 +130,8 @@ class RoundRobin(SchedulingPolicy):
             if left <= 0:
                 return
             if not request.pages:
+                if request in self._put_off:
+                    continue
                 known = request.prompt_tokens + request.generated_tokens
                 pages -= -(-known // view.page_size)
                 seats -= request.num_samples
@@ -113,6 +158,8 @@ class RoundRobin(SchedulingPolicy):
         self._blocked = False
         for request in requests:
             self._rotation.pop(request, None)
+            self._put_off.discard(request)
+            self._prompts.forget(request)
 
 
 def _decodes(request: RequestView) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 
 from aioserve import (
     ConfigError,
@@ -14,6 +14,7 @@ from aioserve import (
     SchedulingPolicy,
     hookimpl,
 )
+from aioserve_plugins._waiting_prompts import WaitingPrompt, WaitingPrompts
 
 __all__ = ["ShortestFirst"]
 
@@ -22,29 +23,52 @@ class ShortestFirst(SchedulingPolicy):
     """Starts the request with the fewest tokens to compute.
 
     A token of a prompt is forgiven for every `patience` tokens that the engine has processed since
-    the request arrived. Requests that are forgiven everything come first, in order of arrival. Only
-    the `window` oldest are compared, since to know what is cached of a prompt means looking it up.
+    the request arrived. Requests that are forgiven everything come first, in order of arrival. All
+    that wait are compared, by what was cached of them when they were looked up last; a step has
+    `lookups` of these.
 
-    Raises `ConfigError` for a `patience` that isn't positive and finite, or a `window` below 1.
+    Raises `ConfigError` for a `patience` that isn't positive and finite, or `lookups` below 1.
     """
 
-    def __init__(self, *, patience: float = 64.0, window: int = 64) -> None:
+    def __init__(self, *, patience: float = 1024.0, lookups: int = 64) -> None:
         if not isinstance(patience, int | float) or not 0 < patience < math.inf:
             raise ConfigError(f"patience must be positive and finite, got {patience!r}")
-        if not isinstance(window, int) or window < 1:
-            raise ConfigError(f"window must be an int of at least 1, got {window!r}")
+        if not isinstance(lookups, int) or lookups < 1:
+            raise ConfigError(f"lookups must be an int of at least 1, got {lookups!r}")
         self.patience = patience
-        self.window = window
+        self.lookups = lookups
+        self._prompts = WaitingPrompts(lookups)
 
     def starvation_bound_tokens(self, request: RequestView) -> int:
         return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
 
-    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        def rank(request: RequestView) -> float:
-            waited = view.processed_tokens - request.arrival_processed_tokens
-            return max(0.0, self.patience * request.uncached_tokens - waited)
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
+        now = view.processed_tokens
+        ranked = [self._rank(prompt, now) for prompt in self._prompts.begin(waiting, view)]
+        heapq.heapify(ranked)
+        while ranked:
+            prompt = ranked[0][-1]
+            self._prompts.look_up(prompt)
+            entry = self._rank(prompt, now)
+            if entry > ranked[0]:  # less is cached than at the lookup before
+                heapq.heapreplace(ranked, entry)
+            else:
+                heapq.heappop(ranked)
+                yield prompt.request
 
-        return chain(sorted(waiting[: self.window], key=rank), waiting[self.window :])
+    def _rank(self, prompt: WaitingPrompt, now: int) -> tuple[float, int, WaitingPrompt]:
+        uncached = prompt.tokens - prompt.cached
+        owed = self.patience * uncached - (now - prompt.arrived)
+        return max(0.0, owed), prompt.index, prompt
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        if not request.pages:
+            self._prompts.starts(request)
+        return budget_tokens
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        for request in requests:
+            self._prompts.forget(request)
 
 
 @hookimpl

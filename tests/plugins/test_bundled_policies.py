@@ -28,6 +28,10 @@ BY_NAME = {
 }
 
 
+LONG_BOUNDS = (CacheAware, Deadline, Priority, ShortestFirst)
+"""Whose defaults declare more than `check_policy` tries."""
+
+
 def planned(bench: Bench) -> StepPlan:
     """One step, planned and done."""
     plan = bench.plan()
@@ -38,23 +42,31 @@ def planned(bench: Bench) -> StepPlan:
 @pytest.mark.parametrize(
     "make_policy",
     [
-        *(policy for policy in BY_NAME.values() if policy is not Priority),
+        *(policy for policy in BY_NAME.values() if policy not in LONG_BOUNDS),
         lambda: Priority(patience_tokens=20_000),
         lambda: Priority(patience_tokens=None),
         lambda: Priority(patience_tokens=0),
         lambda: Priority(patience_tokens=300),
         lambda: Priority(patience_tokens=300, preempt=False, first="highest"),
+        lambda: RoundRobin(patience=0),
+        lambda: RoundRobin(patience=0.5, chunk_size=2),
         lambda: RoundRobin(chunk_size=1),
         lambda: RoundRobin(chunk_size=8),
         lambda: RoundRobin(chunk_size=3, adaptive=True),
+        lambda: CacheAware(patience=64),
         lambda: CacheAware(patience=0.3),
-        lambda: CacheAware(patience=2.5, window=3),
+        lambda: CacheAware(patience=2.5, lookups=1),
+        lambda: CacheAware(patience=2.5, lookups=5),
+        lambda: ShortestFirst(patience=64),
         lambda: ShortestFirst(patience=0.3),
-        lambda: ShortestFirst(patience=2.5, window=3),
+        lambda: ShortestFirst(patience=2.5, lookups=1),
+        lambda: ShortestFirst(patience=2.5, lookups=5),
+        lambda: Deadline(patience=64),
         lambda: Deadline(patience=0.3),
         lambda: Deadline(patience=2.5, window=3, default_ttft_seconds=0.05),
         lambda: Deadline(reject=False, patience=2.5),
         lambda: FairShare(weights={"a": 3}, output_cost=0.5, max_idle_tenants=0),
+        lambda: FairShare(lead_tokens=5.0),
     ],
 )
 def test_each_keeps_the_contract_and_its_starvation_bound(make_policy):
@@ -74,12 +86,13 @@ def test_each_is_found_by_its_name(name):
         (RoundRobin, {"chunk_size": 0}, "chunk_size must be an int of at least 1, got 0"),
         (RoundRobin, {"chunk_size": 1.5}, "chunk_size must be an int of at least 1, got 1.5"),
         (RoundRobin, {"adaptive": 1}, "adaptive must be True or False, got 1"),
+        (RoundRobin, {"patience": -1}, "patience must be finite and at least 0, got -1"),
         (CacheAware, {"patience": 0}, "patience must be positive and finite, got 0"),
         (CacheAware, {"patience": "1"}, "patience must be positive and finite, got '1'"),
-        (CacheAware, {"window": 0}, "window must be an int of at least 1, got 0"),
+        (CacheAware, {"lookups": 0}, "lookups must be an int of at least 1, got 0"),
         (ShortestFirst, {"patience": float("inf")}, "patience must be positive and finite"),
         (ShortestFirst, {"patience": float("nan")}, "patience must be positive and finite"),
-        (ShortestFirst, {"window": -2}, "window must be an int of at least 1, got -2"),
+        (ShortestFirst, {"lookups": -2}, "lookups must be an int of at least 1, got -2"),
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name(policy, options, message):
@@ -145,6 +158,26 @@ def test_an_adaptive_step_has_less_for_prompts_the_more_sequences_decode(decodin
     counts = [count for _, start, count in work(planned(bench)) if not start]
     assert sum(counts) == tokens
     assert max(counts) <= 16
+
+
+def test_a_prompt_waits_for_the_page_that_another_one_computes_and_finds_it():
+    bench = Bench(policy=RoundRobin(chunk_size=4), prefix_caching=True, max_num_batched_tokens=16)
+    cached(bench, [5] * 9)
+    first = bench.submit([*[7] * 12, 1])
+    alike = bench.submit([*[7] * 12, 2])
+    other = bench.submit([9] * 4)
+    plans = [work(planned(bench)) for _ in range(4)]
+    assert plans[0] == [(first, 0, 4), (other, 0, 4)]
+    assert (alike, 12, 1) in plans[2]
+
+
+def test_a_prompt_waits_for_a_page_no_longer_than_its_patience():
+    policy = RoundRobin(chunk_size=4, patience=0)
+    bench = Bench(policy=policy, prefix_caching=True, max_num_batched_tokens=16)
+    cached(bench, [5] * 9)
+    first = bench.submit([*[7] * 12, 1])
+    alike = bench.submit([*[7] * 12, 2])
+    assert [item[0] for item in work(planned(bench))] == [first, alike]
 
 
 # -- cache_aware
@@ -215,9 +248,9 @@ def test_the_fewest_tokens_to_compute_start_first():
     assert [item[0] for item in work(planned(bench))] == [known, short, long]
 
 
-@pytest.mark.parametrize("policy", [CacheAware, ShortestFirst])
-def test_only_the_oldest_are_compared(policy):
-    bench = Bench(policy=policy(window=2), max_num_batched_tokens=64)
-    a, b, c = (bench.submit(count) for count in (9, 5, 1))
-    assert [item[0] for item in work(planned(bench))][-1] == c
-    assert {a, b, c} == bench.scheduler.books.sequences.keys()
+def test_the_shortest_of_all_that_wait_starts_first_however_late_it_came():
+    bench = Bench(policy=ShortestFirst(lookups=1), max_num_batched_tokens=64)
+    for _ in range(100):
+        bench.submit(9)
+    late = bench.submit(1)
+    assert work(planned(bench))[0] == (late, 0, 1)

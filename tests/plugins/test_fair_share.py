@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import ConfigError
@@ -83,6 +84,66 @@ def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
         for entry in bench.commit(plan):
             tenant = tenants[entry.sequence_id]
             served[tenant] += output_cost / weight[tenant]
+
+
+LONG_OUTPUT, LEAD = 60, 24.0
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.sampled_from(["a", "b", "c"]), st.integers(1, MAX_PROMPT)),
+        min_size=2,
+        max_size=5,
+    ),
+    st.sampled_from([None, WEIGHTS]),
+)
+def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, weights):
+    """By more than the lead, the longest prompt, and what two steps add on all seats."""
+    policy = FairShare(weights=weights, lead_tokens=LEAD)
+    bench = Bench(policy=policy, num_pages=512, max_num_seqs=SEATS)
+    weight = dict.fromkeys(["a", "b", "c"], 1.0) | (weights or {})
+    bound = 2 * (LEAD + (MAX_PROMPT + 2 * 2.0 * SEATS) / min(weight.values()))
+    leads: dict[tuple[str, str], list[float]] = {}
+    pending = list(reversed(todo))
+    step = 0
+    while pending or bench.scheduler.books.sequences:
+        while pending and pending[-1][0] <= step:
+            _, tenant, prompt = pending.pop()
+            for _ in range(3):
+                bench.submit(prompt, LONG_OUTPUT, tenant=tenant)
+            step = 0
+        step += 1
+        if not bench.scheduler.books.sequences:
+            continue
+        bench.step()
+        waiting = {sequence.request.tenant for sequence in bench.scheduler.books.waiting}
+        policy._settle()
+        for pair in permutations(weight, 2):
+            if waiting.issuperset(pair):
+                lead = policy._counter(pair[0]) - policy._counter(pair[1])
+                leads.setdefault(pair, []).append(lead)
+                assert max(leads[pair]) - min(leads[pair]) <= bound
+            else:
+                leads.pop(pair, None)
+    assert bench.scheduler.guard.faults_total == 0
+
+
+def test_without_a_lead_long_answers_run_to_their_end_and_with_one_they_give_way():
+    def behind(**options: Any) -> int:
+        """Tokens of the modest tenant when the greedy one, who came first, has had 300."""
+        bench = Bench(policy=FairShare(**options), num_pages=512, max_num_seqs=2)
+        for _ in range(4):
+            bench.submit(4, 400, tenant="greedy")
+        bench.step()
+        modest = [bench.submit([9] * 4, 400, tenant="modest") for _ in range(2)]
+        got = 0
+        for _ in range(150):
+            got += sum(entry.sequence_id in modest for entry in bench.step())
+        return got
+
+    assert behind() == 0
+    assert behind(lead_tokens=64) > 100
 
 
 def test_tenants_take_turns_whatever_one_of_them_has_queued():
