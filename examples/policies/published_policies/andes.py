@@ -1,0 +1,75 @@
+"""Andes: readers who have enough to read give way to those who wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from aioserve import (
+    ConfigError,
+    PolicySpec,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    hookimpl,
+)
+
+__all__ = ["QualityOfExperience"]
+
+
+class QualityOfExperience(SchedulingPolicy):
+    """A reader takes one token in `tpot_target_seconds`, or in `reading_seconds` where the request
+    has no such target. Who has more than `buffer_seconds` to read gives its seat and pages to
+    somebody who waits, most of all who would have most left; and comes back before others once it
+    has less.
+
+    Raises `ConfigError` for seconds that aren't positive and finite.
+
+    Liu et al.: "Andes: Defining and Enhancing Quality-of-Experience in LLM-Based Text Streaming
+    Services", arXiv 2404.16283, 2024.
+    """
+
+    def __init__(self, *, reading_seconds: float = 0.2, buffer_seconds: float = 2.0) -> None:
+        for name, value in (
+            ("reading_seconds", reading_seconds),
+            ("buffer_seconds", buffer_seconds),
+        ):
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite, got {value!r}")
+        self.reading_seconds = reading_seconds
+        self.buffer_seconds = buffer_seconds
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        """Those who have nothing to read, in order of arrival, or of when they ran out of it."""
+        hungry = [request for request in waiting if self._to_read(request, view) <= 0]
+        others = [request for request in waiting if self._to_read(request, view) > 0]
+        return [*hungry, *sorted(others, key=lambda request: self._to_read(request, view))]
+
+    def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        hungry = [request for request in view.waiting if self._to_read(request, view) <= 0]
+        rich = [r for r in running if self._to_read(r, view) > self.buffer_seconds]
+        rich.sort(key=lambda request: self._to_read(request, view), reverse=True)
+        seats = view.max_num_seqs - view.num_running
+        pages = view.pages_free + view.pages_cached
+        for request in hungry:
+            needed = -(-request.uncached_tokens // view.page_size) + 1
+            while rich and (seats < request.num_samples or pages < needed):
+                pages += rich[0].reclaimable_pages
+                seats += 1
+                yield rich.pop(0)
+            seats, pages = seats - request.num_samples, pages - needed
+            if seats < 0 or pages < 0:
+                return
+
+    def _to_read(self, request: RequestView, view: SchedulerView) -> float:
+        """Seconds for which its reader is busy with what has come."""
+        if request.first_token_seconds is None:
+            return 0.0
+        per_token = request.tpot_target_seconds or self.reading_seconds
+        read = view.now_seconds - request.first_token_seconds
+        return request.generated_tokens * per_token - read
+
+
+@hookimpl
+def aioserve_scheduling_policies() -> list[PolicySpec]:
+    return [PolicySpec("andes", QualityOfExperience, "who has enough to read gives way")]

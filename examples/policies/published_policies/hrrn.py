@@ -1,0 +1,33 @@
+"""Highest response ratio next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from aioserve import PolicySpec, RequestView, SchedulerView, SchedulingPolicy, hookimpl
+
+__all__ = ["HighestResponseRatioNext"]
+
+
+class HighestResponseRatioNext(SchedulingPolicy):
+    """Starts the request whose wait is the longest as a multiple of the work that it brings: short
+    ones soon, and long ones in their time.
+
+    Wait and work are counted in tokens. The work is the prompt's uncached tokens, and the forecast
+    of the answer where there is one.
+
+    Brinch Hansen: "An Analysis of Response Ratio Scheduling", IFIP Congress 1971.
+    """
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        def ratio(request: RequestView) -> float:
+            waited = view.processed_tokens - request.arrival_processed_tokens
+            left = (request.predicted_output_tokens or 0) - request.generated_tokens
+            return waited / (request.uncached_tokens + max(0, left))
+
+        return sorted(waiting, key=ratio, reverse=True)  # of equal ratio, in order of arrival
+
+
+@hookimpl
+def aioserve_scheduling_policies() -> list[PolicySpec]:
+    return [PolicySpec("hrrn", HighestResponseRatioNext, "highest response ratio next")]

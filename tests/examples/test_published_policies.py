@@ -1,0 +1,143 @@
+"""The published policies of examples/policies: each keeps the contract and its paper's claim, needs
+few lines, is installed as a project of its own, and changes no token."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aioserve import Engine, SamplingParams
+from aioserve.testing import FakeModel, check_policy, run_simulated
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = ROOT / "examples" / "policies"
+
+
+def loaded(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+published = loaded(ROOT / "benchmarks" / "published.py")
+MODULES = {module.__name__.partition(".")[2]: module for module in published.POLICIES}
+SPECS = {
+    spec.name: spec
+    for module in published.POLICIES
+    for spec in module.aioserve_scheduling_policies()
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "andes": {"reading_seconds": 0.05, "buffer_seconds": 0.1},
+    "fastserve": {"quantum_tokens": 2, "prompt_tokens": 8, "patience_tokens": 2000},
+    "past_future": {"window": 8, "least_answers": 2},
+    "sarathi": {"tbt_seconds": 0.02, "least_tokens": 4},
+    "dfs_weight": {"block_tokens": 4},
+}
+"""Options with which small workloads come to where a policy decides something."""
+
+
+def make(name: str) -> Any:
+    return SPECS[name].factory(**SMALL.get(name, {}))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_each_keeps_the_contract(name):
+    check_policy(lambda: make(name), max_examples=25)
+
+
+@pytest.mark.parametrize("study", published.STUDIES, ids=lambda study: study.policy)
+def test_each_keeps_the_claim_of_its_paper(study):
+    finding = published.found(study, seed=0)
+    assert finding.holds, published.table([finding])
+
+
+def test_every_policy_has_a_study_and_a_row_in_the_docs():
+    assert sorted(study.policy for study in published.STUDIES) == sorted(SPECS)
+    page = (ROOT / "docs" / "reference" / "published-policies.md").read_text(encoding="utf-8")
+    for name in SPECS:
+        assert f"| `{name}` |" in page
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    assert set(project["entry-points"]["aioserve"]) == set(MODULES)
+
+
+@pytest.mark.parametrize(("name", "most"), [("fastserve", 60), ("andes", 60)])
+def test_a_policy_that_preempts_takes_few_lines(name, most):
+    """Statements of the class, without docstrings."""
+    tree = ast.parse(inspect.getsource(MODULES[name]))
+    (policy,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    lines = {
+        line
+        for node in ast.walk(policy)
+        if isinstance(node, ast.stmt) and not _is_docstring(node)
+        for line in range(node.lineno, _end_of_head(node) + 1)
+    }
+    assert len(lines) < most
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _end_of_head(node: ast.stmt) -> int:
+    body = getattr(node, "body", None)
+    return body[0].lineno - 1 if body else node.end_lineno or node.lineno
+
+
+def test_every_request_has_the_tokens_that_it_has_under_fcfs():
+    def answers(policy: Any) -> list[tuple[int, ...]]:
+        async def serve() -> list[tuple[int, ...]]:
+            model = FakeModel(num_pages=24, max_model_len=128)
+            async with Engine(model, policy=policy, max_num_seqs=4, num_host_pages=16) as engine:
+
+                async def one(number: int) -> tuple[int, ...]:
+                    await asyncio.sleep(0.01 * number)
+                    prompt = [*range(number % 3 * 8), number]
+                    max_tokens = 8 + 5 * (number % 7)
+                    answer = await engine.generate(
+                        prompt,
+                        SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=number),
+                        tenant=f"t{number % 3}",
+                        predicted_output_tokens=max_tokens - number % 3,
+                    )
+                    return tuple(answer.token_ids)
+
+                return await asyncio.gather(*(one(number) for number in range(24)))
+
+        return run_simulated(serve)
+
+    expected = answers("fcfs")
+    for name in SPECS:
+        assert answers(make(name)) == expected, name
+
+
+def test_the_package_is_installed_like_anyone_s(tmp_path):
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
+            *("--no-build-isolation", "--target", str(tmp_path), str(PROJECT)),
+        ],
+        check=True,
+        timeout=50,
+    )
+    listed = subprocess.run(
+        [sys.executable, "-m", "aioserve", "plugins"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "", "COLUMNS": "200"},
+    )
+    for name in SPECS:
+        assert name in listed.stdout
