@@ -5,8 +5,10 @@ request sent when the trace says, and in the simulator, whose steps take what a 
 was measured in the same run, as `aioserve calibrate` does. Passes of measuring and live runs take
 turns, so that both see the same machine. Compared are time to first token (TTFT), from the moment
 the trace says, and time per output token (TPOT), at p50 and p99. Of the live runs the median
-counts; their noise is the largest less the smallest, relative to that. Two policies are ranked
-otherwise if live they are further apart than noise, and simulated in the other order.
+counts; their noise is the largest less the smallest, relative to that. Of simulated runs, whose
+steps scatter as the measured ones did, the median of as many seeds. The noise lets two policies be
+told apart where live they are further apart than it, and than a tie of 2 %. Of those pairs it is
+counted how many the simulator has in the same order.
 
 A machine that others use too is now fast and now slow. The last column is the error, median over
 the runs, where each live run is compared with a simulation whose table is scaled to the sum of that
@@ -14,6 +16,10 @@ run's own steps: what would be left if the machine kept its speed.
 
     python benchmarks/fidelity.py
     python benchmarks/fidelity.py --trace azure_code.csv --scale-lengths 0.125 --rate 30
+    python benchmarks/fidelity.py --trace mine.csv --policy fcfs --policy mine:window=8
+
+Neither trace nor policies have any part in the cost table, so that those which nobody tried while
+the simulator was made tell as much of it as others.
 
 Lengths are scaled, and requests too long for the model are left out. Prompts are random tokens that
 share what the trace's blocks share; answers are as long as the trace says. A real model doesn't end
@@ -38,13 +44,15 @@ from typing import Any
 import numpy as np
 
 from aioserve.execution.plan import StepPlan
-from aioserve.simulation.cost import CostTable
+from aioserve.simulation.cost import CostModel, CostTable
+from aioserve.simulation.records import SimulationResult
 from aioserve.traces.request import TraceRequest
 
 Times = dict[str, list[float]]
 """Seconds of each request that has them, by "ttft" and "tpot"."""
 
 FIGURES = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"))
+WIDTH_OF_FILES = 120
 TIE = 0.02
 """Policies this close to each other are a tie even where live runs agree to the microsecond."""
 
@@ -70,7 +78,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=24.0, help="requests a second")
     parser.add_argument("--scale-lengths", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--policies", nargs="+", help="those installed, unless given")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help="once for each, options behind it: at least two; those installed, unless given",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="live runs of each policy")
     parser.add_argument("--ttft-target-seconds", type=float, help="that policies see")
     parser.add_argument("--tpot-target-seconds", type=float)
@@ -79,7 +92,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-pages", type=int)
     parser.add_argument("--no-overlap", dest="overlap", action="store_false")
     parser.add_argument("--json", metavar="FILE")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.policy is not None and len(set(options.policy)) != max(2, len(options.policy)):
+        parser.error(f"--policy: give two or more, each once, got {', '.join(options.policy)}")
+    return options
 
 
 class ScaledCost:
@@ -98,9 +114,8 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
     from aioserve.cli._machine import compute_facts
     from aioserve.plugins import PluginRegistry
     from aioserve.simulation.calibration import fit_table, prediction_error
-    from aioserve.simulation.simulator import simulate
 
-    policies = options.policies or sorted(PluginRegistry().policies)
+    policies = options.policy or sorted(PluginRegistry().policies)
     limits = await limits_of(options)
     grid = Grid.up_to(options.max_num_batched_tokens, options.max_num_seqs, limits.max_model_len)
     requests, left_out = requests_for(options, limits.max_model_len)
@@ -117,26 +132,18 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
             noted_steps[policy].append(noted)
     table = fit_table(measured, grid.prefill_tokens, grid.decode_batch).table()
 
-    def simulated(policy: str, speed: float = 1.0) -> Times:
-        run = simulate(
-            requests,
-            PluginRegistry().policy(policy),
-            cost=ScaledCost(table, speed),
-            num_pages=limits.num_pages,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            overlap=options.overlap,
-            ttft_target_seconds=options.ttft_target_seconds,
-            tpot_target_seconds=options.tpot_target_seconds,
-        )
-        return times_of(run.requests)
+    def simulated(policy: str, cost: CostModel, seed: int | None = None) -> SimulationResult:
+        return run_simulated(requests, policy, options, limits.num_pages, cost, seed)
 
+    runs = {p: [simulated(p, table, n) for n in range(options.repeats)] for p in policies}
+    outside = [r.steps_outside.share for of in runs.values() for r in of if r.steps_outside]
     speeds = {
         policy: [1 / (1 + prediction_error(table, steps).total) for steps in runs]
         for policy, runs in noted_steps.items()
     }
     at_live_speed = {
-        policy: [simulated(policy, speed) for speed in speeds[policy]] for policy in policies
+        policy: [times_of(simulated(policy, ScaledCost(table, speed))) for speed in of]
+        for policy, of in speeds.items()
     }
     error = prediction_error(table, [s for runs in noted_steps.values() for r in runs for s in r])
     return {
@@ -148,8 +155,36 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
         "measured_steps": len(measured),
         "live_steps": {"steps": error.steps, "median": error.median, "total": error.total},
         "speeds": speeds,
-        "figures": figures(live, {p: simulated(p) for p in policies}, at_live_speed),
+        "steps_outside": max(outside),
+        "figures": figures(
+            live, {p: [times_of(run) for run in of] for p, of in runs.items()}, at_live_speed
+        ),
     }
+
+
+def run_simulated(
+    requests: Sequence[TraceRequest],
+    policy: str,
+    options: argparse.Namespace,
+    num_pages: int,
+    cost: CostModel,
+    scatter_seed: int | None,
+) -> SimulationResult:
+    from aioserve.plugins import PluginRegistry
+    from aioserve.simulation.simulator import simulate
+
+    return simulate(
+        requests,
+        PluginRegistry().policy(policy),
+        cost=cost,
+        scatter_seed=scatter_seed,
+        num_pages=num_pages,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        overlap=options.overlap,
+        ttft_target_seconds=options.ttft_target_seconds,
+        tpot_target_seconds=options.tpot_target_seconds,
+    )
 
 
 async def limits_of(options: argparse.Namespace) -> Any:
@@ -162,9 +197,9 @@ async def limits_of(options: argparse.Namespace) -> Any:
 
 async def measure(options: argparse.Namespace, grid: Any, seed: int) -> list[Any]:
     """The steps of one pass over the grid."""
-    from aioserve.cli._calibration import measure_grid, recorded_engine
+    from aioserve.cli._calibration import MOST_PROMPTS, measure_grid, recorded_engine
 
-    settings = engine_options(options) | {"max_num_seqs": options.max_num_seqs + 1}
+    settings = engine_options(options) | {"max_num_seqs": options.max_num_seqs + MOST_PROMPTS}
     async with recorded_engine(options.model, **settings) as (engine, recorder):
         await measure_grid(engine, grid, seed, lambda: None)
         return recorder.take()
@@ -257,22 +292,23 @@ def live_prompt(request: TraceRequest, vocab_size: int) -> list[int]:
     return np.concatenate(parts)[: request.prompt_tokens].tolist()
 
 
-def times_of(records: Sequence[Any]) -> Times:
+def times_of(result: SimulationResult) -> Times:
     from aioserve.simulation.metrics import tpot_seconds, ttft_seconds
 
     found = {
-        "ttft": [ttft_seconds(record) for record in records],
-        "tpot": [tpot_seconds(record) for record in records],
+        "ttft": [ttft_seconds(record) for record in result.requests],
+        "tpot": [tpot_seconds(record) for record in result.requests],
     }
     return {name: [v for v in values if v is not None] for name, values in found.items()}
 
 
 def figures(
     live: dict[str, list[Times]],
-    simulated: dict[str, Times],
+    simulated: dict[str, list[Times]],
     at_live_speed: dict[str, list[Times]],
 ) -> list[dict[str, Any]]:
-    """For each figure, both sides, errors, and the pairs of policies that are ranked otherwise."""
+    """For each figure, both sides, errors, and which pairs of policies can be told apart, and are
+    ranked otherwise."""
     found = []
     for name, percentile in FIGURES:
         rank = float(percentile[1:])
@@ -280,43 +316,54 @@ def figures(
         for policy, runs in live.items():
             values = [float(np.percentile(run[name], rank)) for run in runs]
             middle = float(np.median(values))
-            predicted = float(np.percentile(simulated[policy][name], rank))
+            told = [float(np.percentile(run[name], rank)) for run in simulated[policy]]
+            predicted = float(np.median(told))
             scaled = [np.percentile(run[name], rank) for run in at_live_speed[policy]]
             rows[policy] = {
                 "live": middle,
                 "noise": None if len(runs) < 2 else (max(values) - min(values)) / middle,
                 "simulated": predicted,
+                "scatter": (max(told) - min(told)) / predicted,
                 "error": predicted / middle - 1,
                 "error_at_live_speed": float(np.median(np.divide(scaled, values))) - 1,
             }
+        decided, otherwise = ranked(rows)
         found.append(
             {
                 "figure": f"{name} {percentile}",
                 "policies": rows,
-                "ranked_otherwise": ranked_otherwise(rows),
+                "pairs": len(rows) * (len(rows) - 1) // 2,
+                "decided": len(decided),
+                "ranked_otherwise": otherwise,
             }
         )
     return found
 
 
-def ranked_otherwise(rows: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """Pairs that live are further apart than noise, and simulated in the other order."""
-    found = []
+def ranked(
+    rows: dict[str, dict[str, Any]],
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Pairs that live are further apart than noise, and those of them that are simulated in the
+    other order."""
+    decided: list[tuple[str, str]] = []
+    otherwise: list[tuple[str, str]] = []
     for one, other in itertools.combinations(rows, 2):
         a, b = rows[one], rows[other]
         apart = abs(a["live"] - b["live"]) / min(a["live"], b["live"])
         if apart <= max(a["noise"] or 0.0, b["noise"] or 0.0, TIE):
             continue
+        decided.append((one, other))
         if (a["live"] < b["live"]) != (a["simulated"] < b["simulated"]):
-            found.append((one, other))
-    return found
+            otherwise.append((one, other))
+    return decided, otherwise
 
 
 def print_result(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    # A file has room for all columns.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
     options, machine, steps = result["options"], result["machine"], result["live_steps"]
     speeds = [speed for runs in result["speeds"].values() for speed in runs]
     source = options["synthetic"] if options["trace"] == "None" else Path(options["trace"]).name
@@ -333,7 +380,16 @@ def print_result(result: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
-    columns = ("", "policy", "live, ms", "noise", "simulated, ms", "error", "at its speed")
+    columns = (
+        "",
+        "policy",
+        "live, ms",
+        "noise",
+        "simulated, ms",
+        "scatter",
+        "error",
+        "at its speed",
+    )
     for column in columns:
         table.add_column(
             column, justify="left" if column in ("", "policy") else "right", no_wrap=True
@@ -350,6 +406,7 @@ def print_result(result: dict[str, Any]) -> None:
                 f"{row['live'] * 1e3:,.2f}",
                 "-" if row["noise"] is None else f"{row['noise']:.1%}",
                 f"{row['simulated'] * 1e3:,.2f}",
+                f"{row['scatter']:.1%}",
                 f"{row['error']:+.1%}",
                 f"{row['error_at_live_speed']:+.1%}",
             )
@@ -360,9 +417,30 @@ def print_result(result: dict[str, Any]) -> None:
         f"live run: median {np.median(scaled):.1%}, largest {max(scaled):.1%}",
         soft_wrap=True,
     )
-    for figure in result["figures"]:
-        pairs = "; ".join(" and ".join(pair) for pair in figure["ranked_otherwise"])
-        console.print(f"ranking by {figure['figure']}: {pairs or 'the same'}")
+    print_ranking(console, result)
+
+
+def print_ranking(console: Any, result: dict[str, Any]) -> None:
+    """How many pairs of policies can be told apart, and how many of those the simulator has right,
+    by each figure and in all."""
+    found = result["figures"]
+    for figure in found:
+        otherwise = figure["ranked_otherwise"]
+        names = "; ".join(" and ".join(pair) for pair in otherwise)
+        console.print(
+            f"by {figure['figure']}: the noise decides {figure['decided']} of {figure['pairs']} "
+            f"pairs of policies, {figure['decided'] - len(otherwise)} of them are simulated in the "
+            f"same order{names and f', and not {names}'}",
+            soft_wrap=True,
+        )
+    decided = sum(figure["decided"] for figure in found)
+    wrong = sum(len(figure["ranked_otherwise"]) for figure in found)
+    console.print(
+        f"in all: {decided} of {sum(figure['pairs'] for figure in found)} pairs decided, "
+        f"{decided - wrong} in the same order; {result['steps_outside']:.1%} of simulated steps, "
+        f"at most, are none that were measured",
+        soft_wrap=True,
+    )
 
 
 if __name__ == "__main__":

@@ -51,6 +51,9 @@ app.command(
     "aioserve.cli.simulate:simulate", name="simulate", help="Try policies on a trace.", sort_key=6
 )
 app.command(
+    "aioserve.cli.sweep:sweep", name="sweep", help="Try policies at many rates.", sort_key=6
+)
+app.command(
     "aioserve.cli.calibrate:calibrate",
     name="calibrate",
     help="Measure what steps take here.",

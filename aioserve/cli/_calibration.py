@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from aioserve.execution.noting import NotedStep
     from aioserve.execution.runner import LoadedModel
 
-__all__ = ["Grid", "Recorder", "measure_grid", "measure_mixes", "recorded_engine"]
+__all__ = [
+    "MOST_CONTEXT_TOKENS",
+    "MOST_PROMPTS",
+    "Grid",
+    "Recorder",
+    "Round",
+    "measure_grid",
+    "measure_mixes",
+    "recorded_engine",
+]
 
 LEAST_PREFILL = 16
 """The smallest prompt of a grid."""
@@ -41,9 +50,22 @@ SHORTEST_PREFILL = 2
 
 OnProgress = Callable[[], None]
 
+MIDDLE_CONTEXT = 1024
+MOST_CONTEXT_TOKENS = 1 << 15
+"""Of all decoding sequences together: their prompts have to be computed first."""
+MOST_PROMPTS = 8
+"""That come at once where one alone can't be as long as a step."""
+
 STEPS_BETWEEN = 5
 """Tokens that each prompt of the grid is answered with: steps that no request comes or goes in, as
 most are."""
+
+
+class Round(NamedTuple):
+    """So many sequences decode from this context on, each, while prompts of all sizes come."""
+
+    decode_batch: int
+    context_tokens: int
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +75,9 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """From 0."""
     decode_batch: tuple[int, ...]
     """From 0."""
-    context_tokens: tuple[int, ...]
-    """Of each decoding sequence when it begins."""
+    rounds: tuple[Round, ...]
+    longest_prompt: int
+    """Tokens that one prompt can have; more of them come as several prompts at once."""
 
     @classmethod
     def up_to(
@@ -64,9 +87,11 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: int,
         *,
         graphs: bool = False,
+        most_context_tokens: int = MOST_CONTEXT_TOKENS,
     ) -> Grid:
-        """Powers of two up to what one step of the engine may hold, and a short and a long
-        context.
+        """Powers of two up to what one step of the engine may hold. Each batch decodes at a short
+        and a middle context, and the smallest and the largest at the longest that there is, as far
+        as `most_context_tokens` in all sequences together allow.
 
         `graphs`: decodes run as CUDA graphs, and steps with a prompt don't, so that a step takes
         longer by a leap with the first tokens of a prompt. The shortest prompts are then measured
@@ -74,18 +99,18 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises `ConfigError` for limits with which not all points could be measured.
         """
-        long = max_model_len // 2
-        most = min(max_num_batched_tokens, max_model_len - long - 1)
         if max_num_batched_tokens < LEAST_PREFILL:
             raise ConfigError(
                 f"max_num_batched_tokens must be at least {LEAST_PREFILL} to be measured, "
                 f"got {max_num_batched_tokens}"
             )
-        if most < LEAST_PREFILL:
+        if max_model_len < 2 * LEAST_PREFILL + 1:
             raise ConfigError(
                 f"max_model_len must be at least {2 * LEAST_PREFILL + 1} to be measured, "
                 f"got {max_model_len}"
             )
+        longest_prompt = max_model_len - STEPS_BETWEEN - 1
+        most = min(max_num_batched_tokens, MOST_PROMPTS * longest_prompt)
         shortest = (SHORTEST_PREFILL,) if graphs else ()
         prefill = (0, *shortest, *_growing(LEAST_PREFILL, most, 2))
         # The last point is measured by steps between it and the point before, on both axes.
@@ -96,16 +121,24 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
                 f"prompts of all sizes in one step of max_num_batched_tokens = "
                 f"{max_num_batched_tokens}, got {max_num_seqs}"
             )
+        batches = (0, *_growing(1, max_num_seqs, 2))
+        # They decode on while the prompts come.
+        steps = 2 * len(prefill) * (STEPS_BETWEEN + 2)
+        longest = max(max_model_len // 2, max_model_len - steps)
+        middle = min(MIDDLE_CONTEXT, longest, max(1, most_context_tokens // max_num_seqs))
+        rounds = [Round(batch, n) for batch in batches for n in (min(16, middle), middle)]
+        rounds += [Round(n, min(longest, most_context_tokens // n)) for n in (1, max_num_seqs)]
         return cls(
             prefill_tokens=prefill,
-            decode_batch=(0, *_growing(1, max_num_seqs, 2)),
-            context_tokens=(min(16, long), min(1024, long)),
+            decode_batch=batches,
+            rounds=tuple(dict.fromkeys(rounds)),
+            longest_prompt=longest_prompt,
         )
 
     @property
     def num_rounds(self) -> int:
         """In one pass of `measure_grid`."""
-        return len(self.decode_batch) * len(self.context_tokens)
+        return len(self.rounds)
 
 
 class Recorder:
@@ -172,17 +205,27 @@ async def measure_grid(engine: Engine, grid: Grid, seed: int, on_progress: OnPro
     source = np.random.default_rng(seed)
     vocab_size = engine.limits.vocab_size
     # The same prompts in all rounds, so that their keys and values are computed once.
-    shape = max(1, *grid.decode_batch), max(grid.context_tokens)
+    shape = max(1, *grid.decode_batch), max(context for _, context in grid.rounds)
     prompts = np.random.default_rng(0).integers(vocab_size, size=shape)
-    rounds = list(itertools.product(grid.decode_batch, grid.context_tokens))
-    for batch, context in source.permutation(rounds):
+    for batch, context in source.permutation(grid.rounds).tolist():
         starts = [(start, size) for start in (0, context) for size in grid.prefill_tokens[1:]]
         async with _decoding(engine, prompts[:batch, :context].tolist()):
-            for start, size in source.permutation(starts):
-                own = source.integers(vocab_size, size=size)
-                prompt = [*prompts[0, :start].tolist(), *own.tolist()]
-                await _answer(engine, prompt, STEPS_BETWEEN)
+            for start, size in source.permutation(starts).tolist():
+                # Of what is cached, as much as leaves room for what is new.
+                cached = prompts[0, : min(start, max(0, grid.longest_prompt - size))].tolist()
+                parts = _parts(size, grid.longest_prompt)
+                await _answer_all(
+                    engine,
+                    [cached + source.integers(vocab_size, size=part).tolist() for part in parts],
+                    STEPS_BETWEEN if len(parts) == 1 else 1,
+                )
         on_progress()
+
+
+def _parts(size: int, most: int) -> list[int]:
+    """About equal ones, of at most `most`."""
+    count = -(-size // most)
+    return [size // count + (number < size % count) for number in range(count)]
 
 
 @asynccontextmanager
@@ -228,8 +271,16 @@ async def measure_mixes(
 
 
 async def _answer(engine: Engine, prompt: list[int], output_tokens: int) -> None:
-    async for _ in engine.stream(prompt, _params(output_tokens)):
-        pass
+    await _answer_all(engine, [prompt], output_tokens)
+
+
+async def _answer_all(engine: Engine, prompts: list[list[int]], output_tokens: int) -> None:
+    """Of prompts that come at the same moment."""
+    # All are there before the first is planned.
+    streams = [engine.stream(prompt, _params(output_tokens)) for prompt in prompts]
+    for stream in streams:
+        async for _ in stream:
+            pass
 
 
 def _params(max_tokens: int) -> SamplingParams:

@@ -20,16 +20,13 @@ __all__ = ["check_report", "command_line", "window_of", "write_report"]
 
 
 def check_report(path: Path | None, window: str | None, trace: Path | None) -> None:
-    """Raise `ConfigError` unless charts can be drawn and the file can be written, where one is
-    wanted. A file that is there stays as it is."""
-    from aioserve.simulation.report import check_can_draw
-
+    """Raise `ConfigError` unless the file can be written, where one is wanted. A file that is there
+    stays as it is."""
     window_of(window)
     if path is None:
         if window is not None:
             raise ConfigError("gantt_window is of the report: give --report too")
         return
-    check_can_draw()
     try:
         if path.is_fifo():
             raise ConfigError(f"report: {path} is a pipe; give a file")
@@ -56,9 +53,9 @@ def window_of(text: str | None) -> tuple[float, float] | None:
     return window
 
 
-def command_line(trace: Path | None, options: Any) -> str:
+def command_line(trace: Path | None, options: Any, verb: str = "simulate") -> str:
     """The command that gives these options, those left out that are as by default."""
-    words = ["aioserve", "simulate", *([] if trace is None else [str(trace)])]
+    words = ["aioserve", verb, *([] if trace is None else [str(trace)])]
     for field in dataclasses.fields(options):
         value, name = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
         if value == field.default:

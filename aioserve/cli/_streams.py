@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from aioserve.errors import ConfigError, InvalidPromptError
 
@@ -94,10 +96,19 @@ def check_output(option: str, path: Path) -> None:
 
 
 def json_text(value: object, indent: int = 2) -> str:
-    """Of dicts, lists and structs, in ASCII: names of files need not be text."""
+    """Of dicts, lists and structs, in ASCII: names of files need not be text. JSON has no infinite
+    numbers: they become null."""
     import msgspec
 
-    return json.dumps(msgspec.to_builtins(value), indent=indent)
+    return json.dumps(_finite(msgspec.to_builtins(value)), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def one_line(error: object) -> str:

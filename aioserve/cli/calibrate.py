@@ -19,8 +19,11 @@ from aioserve.cli._streams import check_output, json_text
 from aioserve.errors import AioserveError, ConfigError
 
 if TYPE_CHECKING:
+    from aioserve.cli._busy import Busy
+    from aioserve.cli._calibration import Grid
+    from aioserve.execution.runner import ModelLimits
     from aioserve.simulation.calibration import PredictionError
-    from aioserve.simulation.cost import CostTableFile
+    from aioserve.simulation.cost import CostTableFile, MeasuredKV
 
 __all__ = ["calibrate"]
 
@@ -28,6 +31,9 @@ PASSES = 2
 THOROUGH_PASSES = 8
 UNKNOWN_LENGTH = 1 << 30
 """Of the model's context, before it is loaded."""
+THOROUGH_CONTEXTS = 4
+CONTEXTS_OF_A_GPU = 8
+"""Times the contexts that are measured: what prompts take to be computed is what limits them."""
 MIXED_REQUESTS = 48
 """Random requests after each pass over the grid."""
 
@@ -40,6 +46,7 @@ def calibrate(
     thorough: Annotated[bool, Parameter(negative=())] = False,
     max_num_seqs: int = 32,
     max_num_batched_tokens: int = 2048,
+    max_model_len: int | None = None,
     page_size: int = 16,
     dtype: str = "auto",
     overlap: Annotated[bool, Parameter(negative="--no-overlap")] = True,
@@ -54,9 +61,10 @@ def calibrate(
         model: A model directory, embedded model, hub id in the local cache, or random:30m,
             random:0.6b.
         output: The file for `aioserve simulate --cost-table`.
-        thorough: Measure four times as long.
+        thorough: Measure four times as long, and with contexts of four times as many tokens.
         max_num_seqs: Most sequences that decode at once.
         max_num_batched_tokens: Tokens of one step.
+        max_model_len: Longest context that is measured; all that the model has when not given.
         page_size: Tokens of one KV page.
         dtype: Of the weights: auto, float32, bfloat16 or, on a GPU, float16.
         overlap: Plan a step while the one before is running.
@@ -66,20 +74,28 @@ def calibrate(
 
     if seed < 0:
         raise ConfigError(f"seed must be at least 0, got {seed}")
-    Grid.up_to(max_num_batched_tokens, max_num_seqs, UNKNOWN_LENGTH)
+    Grid.up_to(max_num_batched_tokens, max_num_seqs, max_model_len or UNKNOWN_LENGTH)
     check_output("output", output)
     options = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
         "page_size": page_size,
         "dtype": dtype,
         "overlap": overlap,
         **(on or DeviceOptions()).of_engine(),
     }
-    passes = THOROUGH_PASSES if thorough else PASSES
-    table, error = asyncio.run(_measured(model, options, passes, seed))
+    table, error, busy = asyncio.run(_measured(model, options, thorough, seed))
     output.write_text(json_text(table, indent=1) + "\n", encoding="utf-8")
     _print(output, table, error)
+    if findings := busy.findings:
+        sys.stdout.flush()
+        print(
+            f"aioserve: warning: the machine was busy, and {output} may be off: "
+            f"{'; '.join(findings)}",
+            file=sys.stderr,
+            flush=True,
+        )
     if error.is_poor:
         from aioserve.simulation.calibration import MOST_MEDIAN_ERROR, MOST_TOTAL_ERROR
 
@@ -92,27 +108,31 @@ def calibrate(
 
 
 async def _measured(
-    model: str, options: dict[str, Any], passes: int, seed: int
-) -> tuple[CostTableFile, PredictionError]:
+    model: str, options: dict[str, Any], thorough: bool, seed: int
+) -> tuple[CostTableFile, PredictionError, Busy]:
     from importlib import metadata
 
     from msgspec.structs import replace
 
-    from aioserve.cli._calibration import Grid, measure_grid, measure_mixes, recorded_engine
+    from aioserve.cli._busy import MachineWatch
+    from aioserve.cli._calibration import (
+        MOST_PROMPTS,
+        measure_grid,
+        measure_mixes,
+        recorded_engine,
+    )
     from aioserve.cli._machine import device_facts
     from aioserve.simulation.calibration import fit_table, prediction_error
 
-    # One more seat, for the prompts that come while the others decode.
-    seats = options["max_num_seqs"] + 1
+    # More seats, for the prompts that come while the others decode.
+    max_num_seqs, passes = options["max_num_seqs"], THOROUGH_PASSES if thorough else PASSES
+    seats = max_num_seqs + MOST_PROMPTS
+    watch = MachineWatch()
     async with recorded_engine(model, **options | {"max_num_seqs": seats}) as (engine, recorder):
-        loaded = engine.dump()["model"]
+        loaded, limits = engine.dump()["model"], engine.limits
         is_gpu = loaded["device"] != "cpu"
-        grid = Grid.up_to(
-            options["max_num_batched_tokens"],
-            seats - 1,
-            engine.limits.max_model_len,
-            graphs=is_gpu,
-        )
+        kv = _kv_of(loaded, limits, options)
+        grid = _grid_of(options, kv, is_gpu=is_gpu, thorough=thorough)
         fitted, held_out = [], []
         rounds = passes * (grid.num_rounds + MIXED_REQUESTS) + is_gpu * grid.num_rounds
         with _bar(rounds) as on_progress:
@@ -123,8 +143,12 @@ async def _measured(
             for number in range(passes):
                 await measure_grid(engine, grid, seed + number, on_progress)
                 fitted += recorder.take()
-                await measure_mixes(engine, MIXED_REQUESTS, seats, seed + number, on_progress)
+                await measure_mixes(
+                    engine, MIXED_REQUESTS, max_num_seqs, seed + number, on_progress
+                )
                 held_out += recorder.take()
+                watch.probe()
+    busy = watch.busy()
     table = fit_table(fitted, grid.prefill_tokens, grid.decode_batch)
     error = prediction_error(table.table(), held_out)
     measured = {
@@ -138,8 +162,38 @@ async def _measured(
         "held_out_median_error": round(error.median, 4),
         "held_out_p90_error": round(error.p90, 4),
         "held_out_total_error": round(error.total, 4),
+        **busy.facts,
     }
-    return replace(table, measured=measured), error
+    return replace(table, kv=kv, measured=measured), error, busy
+
+
+def _grid_of(options: dict[str, Any], kv: MeasuredKV, *, is_gpu: bool, thorough: bool) -> Grid:
+    from aioserve.cli._calibration import MOST_CONTEXT_TOKENS, Grid
+
+    times = (THOROUGH_CONTEXTS if thorough else 1) * (CONTEXTS_OF_A_GPU if is_gpu else 1)
+    return Grid.up_to(
+        options["max_num_batched_tokens"],
+        options["max_num_seqs"],
+        kv.max_model_len,
+        graphs=is_gpu,
+        most_context_tokens=min(times * MOST_CONTEXT_TOKENS, kv.num_pages * kv.page_size * 3 // 4),
+    )
+
+
+def _kv_of(loaded: dict[str, Any], limits: ModelLimits, options: dict[str, Any]) -> MeasuredKV:
+    """As an engine has it that isn't being measured: with no seats but its own."""
+    from aioserve.kv.pages import pages_for
+    from aioserve.simulation.cost import MeasuredKV
+
+    page_size = options["page_size"]
+    used = options["max_num_seqs"] * pages_for(limits.max_model_len, page_size)
+    num_bytes = loaded.get("kv_cache_bytes")
+    return MeasuredKV(
+        num_pages=min(limits.num_pages, used),
+        page_size=page_size,
+        max_model_len=limits.max_model_len,
+        bytes_per_token=num_bytes and num_bytes // (limits.num_pages * page_size),
+    )
 
 
 @contextmanager
@@ -163,6 +217,24 @@ def _place(measured: dict[str, Any]) -> str:
     return str(measured["card"])
 
 
+def _range(table: CostTableFile) -> str:
+    """Up to which context steps were measured, and how they scatter."""
+    told: list[str] = []
+    if table.kv is not None and table.max_context_tokens is not None:
+        most = min(
+            table.decode_batch[-1] * table.kv.max_model_len,
+            table.kv.num_pages * table.kv.page_size,
+        )
+        told.append(
+            f"decoding was measured with up to {table.max_context_tokens:,} tokens of context, of "
+            f"{most:,} that fit"
+        )
+    if (scatter := table.table().scatter) is not None:
+        low, high = scatter.percentiles(0, 1, (10, 90))
+        told.append(f"steps of one sequence scatter by {low:.2f} to {high:.2f} (p10 to p90)")
+    return "; ".join(told)
+
+
 def _print(output: Path, table: CostTableFile, error: PredictionError) -> None:
     measured, seconds = table.measured, table.seconds
     largest = table.prefill_tokens[-1], table.decode_batch[-1]
@@ -173,6 +245,7 @@ def _print(output: Path, table: CostTableFile, error: PredictionError) -> None:
         f"{seconds[0][-1] * 1e3:.2f} ms, and {largest[0]:,} prompt tokens take "
         f"{seconds[-1][0] * 1e3:.2f} ms; each 1,000 tokens of context add "
         f"{table.seconds_per_context_token * 1e6:.3f} ms to decoding\n"
+        f"{_range(table)}\n"
         f"{error.steps:,} other steps of random mixes are told with an error of "
         f"{error.median:.1%} (median), {error.p90:.1%} (p90), and their sum with {error.total:+.1%}"
     )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import ConfigError
-from aioserve.simulation.cost import CostTable, CostTableFile, StepLoad, place_on
+from aioserve.simulation.cost import CostTable, CostTableFile, StepLoad, nearest_to, place_on
 
 __all__ = [
     "MOST_MEDIAN_ERROR",
@@ -27,6 +27,10 @@ Floats = npt.NDArray[np.float64]
 
 ROUNDS = 20
 """Of reweighting: enough for the fit to settle within a thousandth."""
+NUM_RATIOS = 32
+"""Of each point's scatter: of the longest steps, every 32nd shows by itself."""
+LEAST_SCATTERED = 64
+"""Steps from which a point's scatter is made; a point with fewer takes in those of its nearest."""
 LEAST_ERROR = 1e-3
 """Relative errors below this weigh the same, and so do predictions below this part of the longest
 step."""
@@ -69,7 +73,8 @@ def fit_table(
     squares; Schlossmacher, "An Iterative Technique for Absolute Deviations Curve Fitting", JASA
     1973), so that a step which something else held up weighs no more than another. The grid is
     then made to grow along both axes, and all of it scaled by the factor that makes the sum of all
-    steps right, since queues grow with the sum. A step with neither prompt nor decoding tokens
+    steps right, since queues grow with the sum: seconds are means, and how far single steps are
+    from them is the scatter. A step with neither prompt nor decoding tokens
     doesn't exist, and that point is given the value of a single decoding sequence.
 
     Raises `ConfigError` for axes that aren't such, and where points of the grid lack samples.
@@ -104,7 +109,11 @@ def fit_table(
         grid = np.maximum.accumulate(grid, axis=axis)
     predicted = rows @ np.concatenate([grid.ravel(), found[-2:]])
     level = np.minimum(seconds, MOST_HELD_UP * predicted).sum() / predicted.sum()
+    ratios = np.minimum(seconds / (predicted * level), MOST_HELD_UP)
     return CostTableFile(
+        scatter=_scatter(samples, ratios, prefill_tokens, decode_batch),
+        max_context_tokens=max(sample.load.context_tokens for sample in samples),
+        max_attended_pairs=max(sample.load.attended_pairs for sample in samples),
         prefill_tokens=tuple(prefill_tokens),
         decode_batch=tuple(decode_batch),
         seconds=tuple(tuple(row) for row in (grid * level).tolist()),
@@ -133,6 +142,45 @@ def _row(load: StepLoad, prefill_tokens: Sequence[int], decode_batch: Sequence[i
     weights[i : i + 2, j : j + 2] += np.outer((x - u, u - x), (1 - y, y))
     weights[i : i + 2, j : j + 2] += np.outer((1 - x, x), (y - v, v - y))
     return np.concatenate([weights.ravel(), [load.context_tokens, load.attended_pairs]])
+
+
+def _scatter(
+    samples: Sequence[StepSample],
+    ratios: Floats,
+    prefill_tokens: Sequence[int],
+    decode_batch: Sequence[int],
+) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """Of what steps took to what the table says, by the point that each is nearest to; 1 on average
+    at each point."""
+    nearest = np.array(
+        [
+            nearest_to(
+                *place_on(prefill_tokens, sample.load.prefill_tokens),
+                *place_on(decode_batch, sample.load.decode_batch),
+            )
+            for sample in samples
+        ]
+    )
+
+    def at(i: int, j: int) -> tuple[float, ...]:
+        away = np.abs(nearest - (i, j))
+        # Steps with a prompt are another kind than those without.
+        other_kind = (nearest[:, 0] > 0) != (i > 0)
+        distances = away.sum(axis=1) + other_kind * sum(grid_shape)
+        reach = np.sort(distances)[min(LEAST_SCATTERED, len(distances)) - 1]
+        return _equal_parts(ratios[distances <= reach])
+
+    grid_shape = len(prefill_tokens), len(decode_batch)
+    high, wide = grid_shape
+    return tuple(tuple(at(i, j) for j in range(wide)) for i in range(high))
+
+
+def _equal_parts(ratios: Floats) -> tuple[float, ...]:
+    """Means of as many equal parts of the sorted values, relative to the mean of all."""
+    sums = np.concatenate([[0.0], np.cumsum(np.sort(ratios))])
+    ends = np.linspace(0, len(ratios), NUM_RATIOS + 1)
+    parts = np.diff(np.interp(ends, np.arange(len(sums)), sums))
+    return tuple(np.round(parts / parts.mean(), 5).tolist())
 
 
 def _least_absolute(rows: Floats, seconds: Floats, used: npt.NDArray[np.bool_]) -> Floats:

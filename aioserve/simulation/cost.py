@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
@@ -20,23 +21,32 @@ from aioserve.config import MAX_COUNT
 from aioserve.errors import ConfigError, TraceError
 from aioserve.execution.plan import CopyKind, StepPlan
 from aioserve.isolation import shown
-from aioserve.traces.checks import check_number, named
+from aioserve.simulation.scatter import Scatter, drawn, drawn_from
+from aioserve.traces.checks import check_int, check_number, named
 from aioserve.traces.files import open_file, short
 
 __all__ = [
     "CostModel",
     "CostTable",
     "CostTableFile",
+    "MeasuredKV",
     "RooflineCost",
     "StepLoad",
+    "nearest_to",
     "place_on",
     "read_cost_table",
 ]
+
+Floats = npt.NDArray[np.float64]
+_Place = tuple[int, float, int, float]
+"""A segment of each axis, and how far along it a step lies."""
 
 MAX_TABLE_BYTES = 16 << 20
 MAX_POINTS = 1024
 """Of one axis."""
 MAX_STEP_SECONDS = 1e6
+MAX_LOAD = 1 << 60
+"""Tokens of context, or attended pairs, of one step."""
 
 
 class CostModel(Protocol):
@@ -51,7 +61,7 @@ class RooflineCost:
 
     Every step reads all weights, and every sequence all keys and values before it. A token costs
     two operations for each weight, and four for each value of a query head and each token that it
-    attends to.
+    attends to. Pages that are swapped go over the link to the host meanwhile, both ways at once.
 
     Raises `ConfigError` for devices that can't share the model's KV heads evenly.
     """
@@ -73,10 +83,17 @@ class RooflineCost:
         self._bytes = hardware.bytes_per_second * hardware.bandwidth_efficiency
         self._weight_bytes = (model.layer_params + model.head_params) * model.bytes_per_value
         self._kv_bytes = model.kv_bytes_per_token
+        self._link_bytes = hardware.host_bytes_per_second * hardware.bandwidth_efficiency
         self._pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim
+
+    @property
+    def tells_several(self) -> bool:
+        """Whether `decode_seconds` says the same as `step_seconds`: a subclass may say another."""
+        return type(self) is RooflineCost
 
     def step_seconds(self, plan: StepPlan) -> float:
         tokens = sampled = pairs = kv_tokens = 0
+        to_host = from_host = 0
         for item in plan.items:
             count, end = item.count, item.start + item.count
             tokens += count
@@ -85,12 +102,49 @@ class RooflineCost:
             kv_tokens += end + count
             pairs += count * (item.start + end + 1) // 2
         for copy in plan.copies:
-            kv_tokens += 2 * copy.num_tokens if copy.kind is CopyKind.DEVICE else copy.num_tokens
+            if copy.kind is CopyKind.DEVICE:
+                kv_tokens += 2 * copy.num_tokens
+            elif copy.kind is CopyKind.TO_HOST:
+                to_host += copy.num_tokens
+            else:
+                from_host += copy.num_tokens
+        return self._seconds(tokens, sampled, pairs, kv_tokens, to_host, from_host)
+
+    def decode_seconds(self, load: StepLoad, step: int, count: int) -> list[float]:
+        """The same, to the digit, of `count` steps from that number on without copies: the first
+        has that load, which is of decoding sequences alone, and each of them goes on by a token
+        from one to the next."""
+        batch, first = load.decode_batch, load.context_tokens
+        # In int64 and float64 these are the same numbers, unless they are too large for that.
+        if self._most(batch, first + count * batch) >= 1 << 63:
+            contexts = range(first, first + count * batch, batch)
+            return [self._seconds(batch, batch, c, c + batch, 0, 0) for c in contexts]
+        model = self.model
+        context = np.arange(first, first + count * batch, batch)
+        flops = 2 * (model.layer_params * batch + model.head_params * batch)
+        moved = self._weight_bytes + self._kv_bytes * (context + batch)
+        busiest = np.maximum(
+            (flops + self._pair_flops * context) / self._flops, moved / self._bytes
+        )
+        return (self.hardware.step_seconds + busiest).tolist()
+
+    def _most(self, batch: int, context: int) -> float:
+        """Of all that is counted for a step of so many decodes that attend to so many tokens."""
+        flops = 2 * (self.model.layer_params + self.model.head_params) * batch
+        moved = self._weight_bytes + self._kv_bytes * (context + batch)
+        return max(flops + self._pair_flops * context, moved)
+
+    def _seconds(
+        self, tokens: int, sampled: int, pairs: int, kv_tokens: int, to_host: int, from_host: int
+    ) -> float:
         model = self.model
         flops = 2 * (model.layer_params * tokens + model.head_params * sampled)
         flops += self._pair_flops * pairs
-        moved = self._weight_bytes + self._kv_bytes * kv_tokens
-        return self.hardware.step_seconds + max(flops / self._flops, moved / self._bytes)
+        moved = self._weight_bytes + self._kv_bytes * (kv_tokens + to_host + from_host)
+        swapped = self._kv_bytes * max(to_host, from_host)
+        return self.hardware.step_seconds + max(
+            flops / self._flops, moved / self._bytes, swapped / self._link_bytes
+        )
 
 
 class StepLoad(msgspec.Struct, frozen=True):
@@ -119,6 +173,24 @@ class StepLoad(msgspec.Struct, frozen=True):
         return cls(prefill, decode, context, pairs)
 
 
+class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The KV memory of the engine whose steps were measured. Raises `ConfigError` for what is
+    none."""
+
+    num_pages: int
+    page_size: int
+    max_model_len: int
+    """Most tokens of a prompt and its answer."""
+    bytes_per_token: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None or name != "bytes_per_token":
+                least = 2 if name == "max_model_len" else 1
+                check_int(f"cost table: kv: {name}", value, least, MAX_COUNT)
+
+
 class CostTable:
     """Measured steps: seconds by prompt tokens and by decoding sequences of the step, and what each
     token of context adds.
@@ -126,6 +198,8 @@ class CostTable:
     Between the points of the grid a step takes what bilinear interpolation says, and beyond it it
     grows as between the last two points on that side. A step below the first point of an axis takes
     as long as one there. Forks and page copies are not counted.
+
+    These are means: with `scatter`, a single step takes them times a ratio that is drawn for it.
     """
 
     def __init__(
@@ -136,62 +210,112 @@ class CostTable:
         *,
         seconds_per_context_token: float = 0.0,
         seconds_per_attended_pair: float = 0.0,
+        scatter: Sequence[Sequence[Sequence[float]]] | None = None,
+        max_context_tokens: int | None = None,
+        max_attended_pairs: int | None = None,
+        kv: MeasuredKV | None = None,
     ) -> None:
         """`seconds[i][j]` is a step of `prefill_tokens[i]` and `decode_batch[j]` without context;
-        see `StepLoad` for what the other two are multiplied with.
+        see `StepLoad` for what the other two are multiplied with. `max_context_tokens` and
+        `max_attended_pairs` are the most that were measured, where that is known; see `Scatter`
+        for `scatter[i][j]`.
 
         Raises `ConfigError` unless both axes grow, have two points or more, and fit the grid, each
-        step takes time, none that has more to do takes less, and context costs no less than 0.
+        step takes time, none that has more to do takes less, context costs no less than 0, and the
+        ratios of each point are 1 on average.
         """
-        with named("cost table"):
-            axes = tuple(
-                _axis(name, points)
-                for name, points in (
-                    ("prefill_tokens", prefill_tokens),
-                    ("decode_batch", decode_batch),
-                )
-            )
-            # Of what is too long, no more is taken than tells so.
-            high, wide = (len(axis) for axis in axes)
-            rows = [[*islice(row, wide + 1)] for row in islice(seconds, high + 1)]
-            if len(rows) != high or any(len(row) != wide for row in rows):
-                raise ConfigError(f"seconds must be a grid of {high} by {wide} values")
-            grid = np.array(rows, float)
-        self._axes = axes
-        if not np.isfinite(grid).all() or grid.min() < 0 or (grid == 0).sum() > self._has_empty:
-            raise ConfigError("seconds must be finite and, but for an empty step, more than 0")
-        if (np.diff(grid, axis=0) < 0).any() or (np.diff(grid, axis=1) < 0).any():
-            raise ConfigError("seconds must not shrink as prefill_tokens or decode_batch grow")
+        axes, grid = _checked_grid(prefill_tokens, decode_batch, seconds)
         for name, value in (
             ("seconds", float(grid.max())),
             ("seconds_per_context_token", seconds_per_context_token),
             ("seconds_per_attended_pair", seconds_per_attended_pair),
         ):
             check_number(name, value, MAX_STEP_SECONDS, above=None)
+        for name, most in (
+            ("max_context_tokens", max_context_tokens),
+            ("max_attended_pairs", max_attended_pairs),
+        ):
+            if most is not None:
+                check_int(name, most, 0, MAX_LOAD)
+        if kv is not None and type(kv) is not MeasuredKV:
+            raise ConfigError(f"kv must be a MeasuredKV, got {shown(kv)}")
+        self._axes = axes
         self._seconds: list[list[float]] = grid.tolist()
-        self._per_context_token = seconds_per_context_token
-        self._per_attended_pair = seconds_per_attended_pair
-
-    @property
-    def _has_empty(self) -> bool:
-        return all(axis[0] == 0 for axis in self._axes)
+        self._per_context_token = float(seconds_per_context_token)
+        self._per_attended_pair = float(seconds_per_attended_pair)
+        self._measured = (
+            ("prefill_tokens", axes[0][0], axes[0][-1]),
+            ("decode_batch", axes[1][0], axes[1][-1]),
+            ("context_tokens", 0, MAX_LOAD if max_context_tokens is None else max_context_tokens),
+            ("attended_pairs", 0, MAX_LOAD if max_attended_pairs is None else max_attended_pairs),
+        )
+        self.scatter: Scatter | None = None if scatter is None else Scatter(scatter, grid.shape)
+        self.kv: MeasuredKV | None = kv
 
     def step_seconds(self, plan: StepPlan) -> float:
         return self.seconds(StepLoad.of(plan))
 
     def seconds(self, load: StepLoad) -> float:
-        """What a step of that load takes."""
-        i, u = place_on(self._axes[0], load.prefill_tokens)
-        j, v = place_on(self._axes[1], load.decode_batch)
+        """What a step of that load takes, on average."""
+        return self._seconds_at(self._place(load), load)
+
+    def scattered_seconds(self, load: StepLoad, seed: int, step: int) -> float:
+        """What the step of that number takes, of all that are drawn from `seed`. Raises
+        `ConfigError` for a table without scatter."""
+        place = self._place(load)
+        return self._seconds_at(place, load) * self._known_scatter().ratio(
+            *nearest_to(*place), drawn(seed, step)
+        )
+
+    def decode_seconds(
+        self, load: StepLoad, count: int, *, seed: int | None = None, step: int = 0
+    ) -> Floats:
+        """What `count` steps take of which the first has that load, without a prompt, and each
+        further one a token of context more for each of its sequences: to the digit what `seconds`
+        says of them one by one, or, with a seed, `scattered_seconds` from that step's number on.
+        """
+        place = self._place(load)
+        grown = (load.context_tokens + load.decode_batch * np.arange(count)).astype(np.float64)
+        context = grown * self._per_context_token
+        context += load.attended_pairs * self._per_attended_pair
+        seconds: Floats = self._grid_seconds(place) + context
+        if seed is None:
+            return seconds
+        ratios = self._known_scatter().ratios(*nearest_to(*place), drawn_from(seed, step, count))
+        return seconds * ratios
+
+    def outside(self, load: StepLoad) -> str | None:
+        """In which way a step is none of those that were measured; None for one that is between
+        them."""
+        for name, least, most in self._measured:
+            value = getattr(load, name)
+            if not least <= value <= most:
+                return f"{name} = {value:,} (measured: {least:,} to {most:,})"
+        return None
+
+    def _known_scatter(self) -> Scatter:
+        if self.scatter is None:
+            raise ConfigError("the cost table has no scatter: give no seed for it")
+        return self.scatter
+
+    def _place(self, load: StepLoad) -> _Place:
+        prefill, decode = self._axes
+        return *place_on(prefill, load.prefill_tokens), *place_on(decode, load.decode_batch)
+
+    def _seconds_at(self, place: _Place, load: StepLoad) -> float:
+        context = load.context_tokens * self._per_context_token
+        context += load.attended_pairs * self._per_attended_pair
+        return self._grid_seconds(place) + context
+
+    def _grid_seconds(self, place: _Place) -> float:
+        i, u, j, v = place
         low, high = self._seconds[i], self._seconds[i + 1]
         # Inside the grid, or on its edge; what lies beyond is added along each axis by itself.
         x, y = min(u, 1.0), min(v, 1.0)
         at_low, at_high = low[j] + y * (low[j + 1] - low[j]), high[j] + y * (high[j + 1] - high[j])
         along_decode = (1 - x) * (low[j + 1] - low[j]) + x * (high[j + 1] - high[j])
         inside = (1 - x) * at_low + x * at_high
-        context = load.context_tokens * self._per_context_token
-        context += load.attended_pairs * self._per_attended_pair
-        return inside + (u - x) * (at_high - at_low) + (v - y) * along_decode + context
+        return inside + (u - x) * (at_high - at_low) + (v - y) * along_decode
 
 
 class CostTableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,6 +326,10 @@ class CostTableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: tuple[tuple[float, ...], ...]
     seconds_per_context_token: float = 0.0
     seconds_per_attended_pair: float = 0.0
+    scatter: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    max_context_tokens: int | None = None
+    max_attended_pairs: int | None = None
+    kv: MeasuredKV | None = None
     measured: dict[str, str | int | float | bool | None] = {}
     """Where the figures come from: for people, and not read by the simulator."""
     version: Literal[1] = 1
@@ -215,6 +343,10 @@ class CostTableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.seconds,
             seconds_per_context_token=self.seconds_per_context_token,
             seconds_per_attended_pair=self.seconds_per_attended_pair,
+            scatter=self.scatter,
+            max_context_tokens=self.max_context_tokens,
+            max_attended_pairs=self.max_attended_pairs,
+            kv=self.kv,
         )
 
 
@@ -238,6 +370,27 @@ def read_cost_table(path: str | Path) -> CostTable:
         raise ConfigError(f"{place}: {short(error)}") from error
 
 
+def _checked_grid(
+    prefill_tokens: Sequence[int], decode_batch: Sequence[int], seconds: Sequence[Sequence[float]]
+) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], Floats]:
+    """Both axes, and the seconds at their points; raises as `CostTable`."""
+    with named("cost table"):
+        prefill = _axis("prefill_tokens", prefill_tokens)
+        decode = _axis("decode_batch", decode_batch)
+        # Of what is too long, no more is taken than tells so.
+        high, wide = len(prefill), len(decode)
+        rows = [[*islice(row, wide + 1)] for row in islice(seconds, high + 1)]
+        if len(rows) != high or any(len(row) != wide for row in rows):
+            raise ConfigError(f"seconds must be a grid of {high} by {wide} values")
+        grid = np.array(rows, np.float64)
+    has_empty = prefill[0] == decode[0] == 0
+    if not np.isfinite(grid).all() or grid.min() < 0 or (grid == 0).sum() > has_empty:
+        raise ConfigError("seconds must be finite and, but for an empty step, more than 0")
+    if (np.diff(grid, axis=0) < 0).any() or (np.diff(grid, axis=1) < 0).any():
+        raise ConfigError("seconds must not shrink as prefill_tokens or decode_batch grow")
+    return (prefill, decode), grid
+
+
 def _axis(name: str, points: Sequence[int]) -> tuple[int, ...]:
     axis = tuple(islice(points, MAX_POINTS + 1))
     if not 2 <= len(axis) <= MAX_POINTS or any(type(point) is not int for point in axis):
@@ -257,3 +410,8 @@ def place_on(axis: Sequence[int], value: int) -> tuple[int, float]:
     beyond the end."""
     index = min(max(bisect_left(axis, value) - 1, 0), len(axis) - 2)
     return index, max(0.0, (value - axis[index]) / (axis[index + 1] - axis[index]))
+
+
+def nearest_to(i: int, u: float, j: int, v: float) -> tuple[int, int]:
+    """The point of a grid that is nearest to where `place_on` found a step on both axes."""
+    return i + (u > 0.5), j + (v > 0.5)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from aioserve.simulation.metrics import ClientMetrics, Metrics
 
-__all__ = ["CLIENT_FIGURES", "FIGURES", "Figure", "client_rows", "rows"]
+__all__ = ["CLIENT_FIGURES", "FIGURES", "Figure", "client_rows", "rows", "shown_figures"]
 
 MISSING = "-"
 
@@ -26,6 +26,13 @@ class Figure(msgspec.Struct, frozen=True):
     """Of the metrics, with dots into the parts of a part."""
     form: str = "{:,}"
     factor: float = 1
+    better: Literal["more", "less"] | None = None
+    """None where neither is: it says what happened, and not how well."""
+
+    @property
+    def is_share(self) -> bool:
+        """Shown in percent."""
+        return self.form.endswith("%}")
 
     def of(self, metrics: Metrics | ClientMetrics) -> Any:
         """The value; None where there was nothing to measure."""
@@ -40,36 +47,54 @@ class Figure(msgspec.Struct, frozen=True):
         return MISSING if value is None else self.form.format(value * self.factor)
 
 
-def _percentiles(label: str, field: str, unit: str, factor: float = 1) -> list[Figure]:
+def _percentiles(
+    label: str,
+    field: str,
+    unit: str,
+    factor: float = 1,
+    names: tuple[str, ...] = ("p50", "p90", "p99"),
+) -> list[Figure]:
     return [
-        Figure(f"{label} {name}, {unit}", f"{field}.{name}", "{:,.2f}", factor)
-        for name in ("p50", "p90", "p99")
+        Figure(f"{label} {name}, {unit}", f"{field}.{name}", "{:,.2f}", factor, "less")
+        for name in names
     ]
 
 
 FIGURES = (
-    Figure("finished", "finished"),
+    Figure("finished", "finished", better="more"),
     Figure("of those, cut short", "cut_short"),
-    Figure("refused by the policy", "refused"),
-    Figure("too long for the memory", "too_long"),
+    Figure("refused by the policy", "refused", better="less"),
+    Figure("too long for memory or model", "too_long"),
     *_percentiles("time to first token", "ttft_seconds", "s"),
     *_percentiles("time per output token", "tpot_seconds", "ms", 1000),
+    *_percentiles("gap between tokens", "gap_seconds", "ms", 1000, ("p50", "p99", "max")),
+    *_percentiles("in the queue", "queue_seconds", "s"),
     *_percentiles("whole answer", "e2e_seconds", "s"),
-    Figure("met their targets", "goodput.share", "{:.1%}"),
-    Figure("goodput, requests/s", "goodput.requests_per_second", "{:,.3f}"),
-    Figure("output tokens/s", "output_tokens_per_second", "{:,.1f}"),
-    Figure("longest wait, tokens", "max_wait_tokens"),
-    Figure("gap between clients, tokens", "service_gap_tokens"),
-    Figure("prefix blocks found", "block_hit_share", "{:.1%}"),
-    Figure("prompt tokens found", "token_hit_share", "{:.1%}"),
-    Figure("preemptions", "preemptions"),
-    Figure("steps with a fault of the policy", "policy_faults"),
+    Figure("met their targets", "goodput.share", "{:.1%}", better="more"),
+    Figure("goodput, requests/s", "goodput.requests_per_second", "{:,.3f}", better="more"),
+    Figure("output tokens/s", "output_tokens_per_second", "{:,.1f}", better="more"),
+    Figure("longest wait, tokens", "max_wait_tokens", better="less"),
+    Figure("gap between clients, tokens", "service_gap_tokens", better="less"),
+    Figure("prefix blocks found", "block_hit_share", "{:.1%}", better="more"),
+    Figure("prompt tokens found", "token_hit_share", "{:.1%}", better="more"),
+    Figure("preemptions", "preemptions", better="less"),
+    Figure("pages swapped out", "pages_swapped_out"),
+    Figure("pages swapped in", "pages_swapped_in"),
+    Figure("steps with a fault of the policy", "policy_faults", better="less"),
     Figure("KV pages held, mean", "kv_occupancy_mean", "{:.1%}"),
     Figure("KV pages held, most", "kv_occupancy_max", "{:.1%}"),
+    Figure("time in steps", "busy_share", "{:.1%}"),
     Figure("steps", "steps"),
+    Figure("of those, not measured", "steps_outside.share", "{:.1%}"),
     Figure("simulated time, s", "seconds", "{:,.1f}"),
 )
-ONLY_WHERE_MEASURED = ("goodput", "service_gap_tokens")
+ONLY_WHERE_MEASURED = (
+    "goodput",
+    "service_gap_tokens",
+    "pages_swapped_out",
+    "pages_swapped_in",
+    "steps_outside",
+)
 
 CLIENT_FIGURES = (
     Figure("tokens served", "tokens"),
@@ -79,15 +104,23 @@ CLIENT_FIGURES = (
 """Of each client under each policy."""
 
 
-def rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[str]]]:
-    """Label, and the text under each policy, of every figure."""
-    shown = []
+def shown_figures(found: Mapping[str, Metrics]) -> list[Figure]:
+    """Those that were measured under some policy, or always are."""
+    shown: list[Figure] = []
     for figure in FIGURES:
         head = figure.field.partition(".")[0]
         if head in ONLY_WHERE_MEASURED and all(getattr(m, head) is None for m in found.values()):
             continue
-        shown.append((figure.label, [figure.text(metrics) for metrics in found.values()]))
+        shown.append(figure)
     return shown
+
+
+def rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[str]]]:
+    """Label, and the text under each policy, of every figure."""
+    return [
+        (figure.label, [figure.text(metrics) for metrics in found.values()])
+        for figure in shown_figures(found)
+    ]
 
 
 def client_rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[tuple[str, list[str]]]]]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 
 from aioserve.kv.pages import capacity_tokens
-from aioserve.simulation.simulator import (
-    MAX_TARGET_SECONDS,
-    Ending,
-    RequestRecord,
-    SimulationResult,
-)
+from aioserve.simulation.options import MAX_TARGET_SECONDS
+from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
+from aioserve.simulation.spread import Spread, spread_of
+from aioserve.simulation.table_steps import StepsOutside
 from aioserve.traces.checks import check_number
 
 __all__ = [
@@ -22,11 +19,13 @@ __all__ = [
     "Goodput",
     "Metrics",
     "Spread",
+    "StepsOutside",
     "Targets",
     "block_hits",
     "e2e_seconds",
     "has_answer",
     "metrics_of",
+    "queue_seconds",
     "tpot_seconds",
     "ttft_seconds",
 ]
@@ -51,16 +50,6 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
         return (self.ttft_seconds is None or ttft <= self.ttft_seconds) and (
             self.tpot_seconds is None or tpot is None or tpot <= self.tpot_seconds
         )
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """Of some values; percentiles are interpolated linearly."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
 
 
 class Goodput(msgspec.Struct, frozen=True):
@@ -89,15 +78,18 @@ class Metrics(msgspec.Struct, frozen=True):
     requests: int
     finished: int
     cut_short: int
-    """Of those, whose answer ended at `max_tokens`, or with the KV memory full, before it was as
-    long as in the trace. They count like others in all figures."""
+    """Of those, whose answer ended at `max_tokens`, at `max_model_len` or with the KV memory full,
+    before it was as long as in the trace. They count like others in all figures."""
     refused: int
-    """By the policy."""
+    """By the policy. They and those that are too long never get a first token, and count as
+    infinite in the percentiles of all times but the gaps; `Spread.never` says how many do."""
     too_long: int
-    """Whose prompts don't fit the KV memory."""
+    """Whose prompts leave no room for a token in the KV memory or in `max_model_len`."""
     seconds: float
     busy_seconds: float
     """In steps."""
+    busy_share: float
+    """Of `seconds`."""
     steps: int
     output_tokens: int
     output_tokens_per_second: float
@@ -109,10 +101,14 @@ class Metrics(msgspec.Struct, frozen=True):
     """From arrival to the last token."""
     queue_seconds: Spread | None
     """From arrival to the beginning of the first step."""
+    gap_seconds: Spread | None
+    """Between one token and the next of the same answer, over all tokens that came: the longest are
+    stalls, which the average of an answer hides."""
     goodput: Goodput | None
     """None without targets."""
     max_wait_tokens: int
-    """Most tokens that were computed for others between a request's arrival and its first step."""
+    """Most tokens that were computed for others between a request's arrival and its first token, or
+    until it was refused."""
     service_gap_tokens: int | None
     clients: dict[str, ClientMetrics]
     """By name, where the trace tells them."""
@@ -129,12 +125,17 @@ class Metrics(msgspec.Struct, frozen=True):
     preemptions: int
     policy_faults: int
     """Steps that first come, first served decided, since the policy raised or answered nonsense."""
+    steps_outside: StepsOutside | None
+    """Those that the cost table was not measured for; None where the cost model is no table."""
     num_pages: int
     page_size: int
     kv_occupancy_mean: float | None
     """Share of pages that requests hold, over the time of steps. What the cache alone holds can be
     evicted, and isn't counted. None where memory has no limit."""
     kv_occupancy_max: float | None
+    pages_swapped_out: int | None
+    """Copied to the host's pages; None where it has none."""
+    pages_swapped_in: int | None
 
 
 def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metrics:
@@ -145,21 +146,24 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
     hits = sum(block_hits(r, result.page_size) for r in started)
     prompts = sum(r.request.prompt_tokens for r in started)
     output_tokens = sum(r.output_tokens for r in records)
+    seconds = result.seconds
     return Metrics(
         requests=len(records),
         finished=sum(has_answer(r) for r in records),
         cut_short=sum(r.ending is Ending.CUT_SHORT for r in records),
         refused=sum(r.ending is Ending.REFUSED for r in records),
         too_long=sum(r.ending is Ending.TOO_LONG for r in records),
-        seconds=result.seconds,
+        seconds=seconds,
         busy_seconds=result.busy_seconds,
+        busy_share=result.busy_seconds / seconds if seconds else 0.0,
         steps=result.steps,
         output_tokens=output_tokens,
-        output_tokens_per_second=output_tokens / result.seconds if result.seconds else 0.0,
-        ttft_seconds=_spread([ttft_seconds(r) for r in records]),
-        tpot_seconds=_spread([tpot_seconds(r) for r in records]),
-        e2e_seconds=_spread([e2e_seconds(r) for r in records]),
-        queue_seconds=_spread([_queue_seconds(r) for r in records]),
+        output_tokens_per_second=output_tokens / seconds if seconds else 0.0,
+        ttft_seconds=_spread(records, ttft_seconds),
+        tpot_seconds=_spread(records, tpot_seconds, at_least_tokens=2),
+        e2e_seconds=_spread(records, e2e_seconds),
+        queue_seconds=_spread(records, queue_seconds),
+        gap_seconds=result.gap_seconds,
         goodput=None if targets is None else _goodput(result, targets),
         max_wait_tokens=_max_wait_tokens(records),
         service_gap_tokens=result.service_gap_tokens,
@@ -172,10 +176,13 @@ def metrics_of(result: SimulationResult, targets: Targets | None = None) -> Metr
         tokens_prefilled=result.tokens_prefilled,
         preemptions=result.preemptions,
         policy_faults=result.policy_faults,
+        steps_outside=result.steps_outside,
         num_pages=result.num_pages,
         page_size=result.page_size,
         kv_occupancy_mean=_share(result.pages_held_mean, result),
         kv_occupancy_max=_share(result.pages_held_max, result),
+        pages_swapped_out=result.pages_swapped_out,
+        pages_swapped_in=result.pages_swapped_in,
     )
 
 
@@ -226,7 +233,8 @@ def has_answer(record: RequestRecord) -> bool:
     return record.ending in (Ending.FINISHED, Ending.CUT_SHORT)
 
 
-def _queue_seconds(record: RequestRecord) -> float | None:
+def queue_seconds(record: RequestRecord) -> float | None:
+    """From arrival to the beginning of the first step; None where there was none."""
     if record.started_seconds is None:
         return None
     return record.started_seconds - record.request.arrival_seconds
@@ -255,16 +263,26 @@ def _clients(records: Sequence[RequestRecord]) -> dict[str, ClientMetrics]:
             requests=len(theirs),
             finished=sum(has_answer(r) for r in theirs),
             tokens=sum(r.request.prompt_tokens + r.output_tokens for r in theirs if has_answer(r)),
-            ttft_seconds=_spread([ttft_seconds(r) for r in theirs]),
+            ttft_seconds=_spread(theirs, ttft_seconds),
             max_wait_tokens=_max_wait_tokens(theirs),
         )
         for client, theirs in sorted(by_client.items())
     }
 
 
-def _spread(values: Sequence[float | None]) -> Spread | None:
-    known = np.array([value for value in values if value is not None], float)
-    if not len(known):
-        return None
-    p50, p90, p99 = np.percentile(known, (50, 90, 99)).tolist()
-    return Spread(float(known.mean()), p50, p90, p99, float(known.max()))
+def _spread(
+    records: Sequence[RequestRecord],
+    measure: Callable[[RequestRecord], float | None],
+    *,
+    at_least_tokens: int = 1,
+) -> Spread | None:
+    """Of what was measured. Those refused of which nothing can be, where their answers would have
+    had so many tokens, count as never."""
+    values = [measure(record) for record in records]
+    never = sum(
+        value is None
+        and record.ending in (Ending.REFUSED, Ending.TOO_LONG)
+        and max(1, record.request.output_tokens) >= at_least_tokens
+        for record, value in zip(records, values, strict=True)
+    )
+    return spread_of(values, never=never)

@@ -14,118 +14,50 @@ never a prefix of another prompt.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
-from operator import attrgetter
-from typing import Any
 
-import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from aioserve.config import MAX_BATCHED_TOKENS, MAX_COUNT, MAX_SEQS
-from aioserve.errors import ConfigError, InvariantError, TraceError
+from aioserve.config import Preemption
+from aioserve.errors import ConfigError, InvariantError
 from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.isolation import shown
-from aioserve.kv.eviction import Eviction, EvictionStrategy, GuardedStrategy
+from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.page_pool import PagePool
-from aioserve.kv.pages import capacity_tokens, pages_for
-from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.simulation.arrivals import Arrivals
 from aioserve.simulation.cost import CostModel
 from aioserve.simulation.fairness import ServiceGap
+from aioserve.simulation.fast_forward import MAX_CLOCK_SECONDS, Clock, pass_steps
+from aioserve.simulation.options import (
+    check_counts,
+    check_eviction,
+    check_flags,
+    check_host,
+    check_objects,
+    check_targets,
+    in_order,
+    large_pool,
+    pages_needed,
+)
+from aioserve.simulation.records import Ending, RequestRecord, SimulationResult, recorded_length
+from aioserve.simulation.table_steps import TableSteps, steps_of
 from aioserve.simulation.timeline import Timeline
-from aioserve.traces.checks import check_int, check_number, named
-from aioserve.traces.request import END_TOKEN, MAX_REQUESTS, TraceRequest, check_request
+from aioserve.simulation.token_gaps import TokenGaps
+from aioserve.traces.checks import named
+from aioserve.traces.request import END_TOKEN, TraceRequest
 
-__all__ = ["Ending", "RequestRecord", "SimulationResult", "simulate"]
+__all__ = ["simulate"]
 
 END_IDS = frozenset({END_TOKEN})
 GREEDY = SamplingParams(temperature=0.0)
-LEAST_UNBOUNDED_PAGES = 1 << 16
-
-MAX_PAGES = 1 << 25
-"""Of which each takes 17 bytes, and 4 for each token of it that is cached."""
 MAX_TOKENS_AT_ONCE = 1 << 29
 """In prompts of requests that wait or run: 2 GiB."""
-MAX_TARGET_SECONDS = 1e9
-MAX_CLOCK_SECONDS = 1e15
-LIMITS = {
-    "num_pages": (1, MAX_PAGES),
-    "page_size": (1, 1 << 16),
-    "max_num_seqs": (1, MAX_SEQS),
-    "max_num_batched_tokens": (1, MAX_BATCHED_TOKENS),
-    "output_reserve_tokens": (0, MAX_COUNT),
-    "max_tokens": (1, MAX_COUNT),
-}
-MAY_BE_NONE = ("num_pages", "max_tokens")
-
-
-class Ending(Enum):
-    """How a simulated request ended."""
-
-    FINISHED = "finished"
-    """Its answer is as long as in the trace."""
-    CUT_SHORT = "cut short"
-    """Its answer was as long as `max_tokens` or the KV memory allows before it was at its end."""
-    REFUSED = "refused"
-    """The policy answered NEVER."""
-    TOO_LONG = "too long"
-    """The prompt and one more token don't fit the KV memory: the engine refuses such a request at
-    once."""
-
-
-class RequestRecord(msgspec.Struct, gc=False):
-    """What became of one request; times in seconds on the trace's clock."""
-
-    request: TraceRequest
-    ending: Ending | None = None
-    """None until it has ended."""
-    output_tokens: int = 0
-    started_seconds: float | None = None
-    """When its first step began."""
-    first_token_seconds: float | None = None
-    end_seconds: float | None = None
-    wait_tokens: int | None = None
-    """Tokens that steps computed for others between its arrival and its first step, or until the
-    policy refused it."""
-    cached_tokens: int = 0
-    """Leading tokens that were in the cache when its first step began."""
-
-
-class SimulationResult(msgspec.Struct, frozen=True):
-    """Every request's record, in order of arrival, and what was counted over the whole run."""
-
-    requests: tuple[RequestRecord, ...]
-    page_size: int
-    num_pages: int
-    """Where `unbounded`, as many as could ever be needed."""
-    seconds: float
-    """From the first arrival until the last request has ended and the last step is done."""
-    busy_seconds: float
-    """Of those, in steps."""
-    steps: int
-    tokens_computed: int
-    """Included are those of preempted requests computed again, and the one that a step with overlap
-    computes of an answer before its end is known."""
-    tokens_prefilled: int
-    tokens_cached: int
-    """Prompt tokens found in the cache, those of preempted requests that began again included."""
-    preemptions: int
-    policy_faults: int
-    """Steps that first come, first served decided, since the policy raised or answered nonsense."""
-    pages_held_mean: float
-    """Pages that requests hold, over the time of steps; what the cache alone holds is left out."""
-    pages_held_max: int
-    service_gap_tokens: int | None
-    """Most by which the tokens computed for one client ran ahead of another's while both had
-    requests waiting all the time (Sheng et al., "Fairness in Serving LLMs", OSDI 2024); None where
-    the trace has fewer than two clients."""
-    unbounded: bool = False
-    """Memory had no limit."""
 
 
 def simulate(
@@ -139,11 +71,16 @@ def simulate(
     max_num_batched_tokens: int = 2048,
     output_reserve_tokens: int = 64,
     max_tokens: int | None = None,
+    max_model_len: int | None = None,
     prefix_caching: bool = True,
     eviction: Eviction = "lru",
     overlap: bool = True,
+    num_host_pages: int = 0,
+    preemption: Preemption = "auto",
+    closed_loop: bool = False,
     ttft_target_seconds: float | None = None,
     tpot_target_seconds: float | None = None,
+    scatter_seed: int | None = None,
     timeline: Timeline | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SimulationResult:
@@ -151,124 +88,56 @@ def simulate(
 
     Options are those of `Engine`, but `eviction` is the name of a native strategy or an object;
     `num_pages=None` is memory without a limit. `max_tokens` is the callers' limit for answers where
-    the trace has none; None: as many as the KV memory holds. Each request has its client as its
-    tenant, its priority, and the targets as its own, for the policy to see. An answer has at least
-    one token, whatever the trace says. `timeline`, an empty one, takes down every step.
+    the trace has none, and `max_model_len` the most tokens of a prompt and its answer; None: as
+    many as the KV memory holds. With `scatter_seed` the steps of a cost table scatter as those that
+    it was measured from, drawn from that seed by their numbers; None: each takes what the table
+    says. For the policy to see, each request has its client as its tenant, its session, its
+    priority, its forecast, and the targets as its own. An answer has at least one token, whatever
+    the trace says. In a `closed_loop` a request that follows another comes when that one's answer
+    has ended and its caller has thought. `timeline`, an empty one, takes down every step.
     `on_progress(done, total)` is told of requests that have ended, at most once a step. Raises
     `ConfigError` for options that make no sense or need more memory than is reasonable, and
     `TraceError` for a request that is none.
     """
-    _check_counts(
+    check_counts(
         num_pages=num_pages,
         page_size=page_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         output_reserve_tokens=output_reserve_tokens,
         max_tokens=max_tokens,
+        max_model_len=max_model_len,
+        num_host_pages=num_host_pages,
     )
     targets = (ttft_target_seconds, tpot_target_seconds)
-    _check_targets(*targets)
-    _check_objects(policy, cost, timeline, on_progress)
-    _check_eviction(eviction, prefix_caching, num_pages)
-    if type(overlap) is not bool:
-        raise ConfigError(f"overlap must be a bool, got {shown(overlap)}")
-    ordered = _ordered(trace)
-    needed = None if num_pages is not None else _pages_needed(ordered, page_size)
-    pool = PagePool(num_pages or _large(needed or 1), page_size)
+    check_targets(*targets)
+    check_objects(policy, cost, timeline, on_progress)
+    check_flags(prefix_caching=prefix_caching, overlap=overlap, closed_loop=closed_loop)
+    check_eviction(eviction, prefix_caching, num_pages)
+    check_host(num_host_pages, preemption, prefix_caching, num_pages)
+    ordered = in_order(trace)
+    needed = None if num_pages is not None else pages_needed(ordered, page_size)
     scheduler = Scheduler(
-        KVMemory(pool, prefix_caching=prefix_caching, eviction=eviction),
+        KVMemory.of(
+            num_pages or large_pool(needed or 1),
+            page_size,
+            num_host_pages=num_host_pages,
+            prefix_caching=prefix_caching,
+            eviction=eviction,
+            preemption=preemption,
+        ),
         policy,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         output_reserve_tokens=output_reserve_tokens,
     )
-    run = _Run(ordered, scheduler, cost, overlap, max_tokens, targets, timeline, on_progress)
+    fits = scheduler.memory.capacity_tokens
+    longest = fits if max_model_len is None else min(fits, max_model_len)
+    arrivals, steps = Arrivals(ordered, closed_loop=closed_loop), steps_of(cost, scatter_seed)
+    run = _Run(
+        arrivals, scheduler, steps, overlap, longest, max_tokens, targets, timeline, on_progress
+    )
     return run.result(needed)
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None or name not in MAY_BE_NONE:
-            check_int(name, value, *LIMITS[name])
-
-
-def _check_targets(ttft_target_seconds: float | None, tpot_target_seconds: float | None) -> None:
-    if ttft_target_seconds is not None:
-        check_number("ttft_target_seconds", ttft_target_seconds, MAX_TARGET_SECONDS)
-    if tpot_target_seconds is not None:
-        check_number("tpot_target_seconds", tpot_target_seconds, MAX_TARGET_SECONDS)
-
-
-def _check_objects(policy: Any, cost: Any, timeline: Any, on_progress: Any) -> None:
-    with named("simulate"):
-        if not isinstance(policy, SchedulingPolicy):
-            raise ConfigError(f"policy must be a SchedulingPolicy, got {shown(policy)}")
-        if isinstance(cost, type) or not callable(getattr(cost, "step_seconds", None)):
-            raise ConfigError(f"cost must have a method step_seconds, got {shown(cost)}")
-        if timeline is not None and (not isinstance(timeline, Timeline) or len(timeline)):
-            raise ConfigError(f"timeline must be an empty Timeline, got {shown(timeline)}")
-        if on_progress is not None and not callable(on_progress):
-            raise ConfigError(f"on_progress must be callable, got {shown(on_progress)}")
-
-
-def _check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) -> None:
-    """Raise for what is none, and for one that has nothing to decide."""
-    if type(prefix_caching) is not bool:
-        raise ConfigError(f"prefix_caching must be a bool, got {shown(prefix_caching)}")
-    with named("eviction"):
-        if type(eviction) is str:
-            if eviction not in EVICTION_STRATEGIES:
-                known = ", ".join(EVICTION_STRATEGIES)
-                raise ConfigError(f"eviction must be one of {known}, got {shown(eviction)}")
-        elif isinstance(eviction, type | str) or not isinstance(
-            eviction, GuardedStrategy | EvictionStrategy
-        ):
-            raise ConfigError(
-                f"eviction must be a name or have a method key, got {shown(eviction)}"
-            )
-    if eviction == "lru":
-        return
-    idle = "without a limit of pages: none is ever evicted" if num_pages is None else None
-    if not prefix_caching:
-        idle = "with prefix_caching=False: no page is cached"
-    if idle is not None:
-        name = eviction.label if isinstance(eviction, GuardedStrategy) else shown(eviction)
-        raise ConfigError(f"eviction={name} has no effect {idle}, so leave one of them out")
-
-
-def _ordered(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """By arrival. Raises `TraceError` for what is no trace."""
-    numbers: set[int] = set()
-    ordered: list[TraceRequest] = []
-    with named("trace", TraceError):
-        for request in trace:
-            place = f"trace[{len(ordered)}]"
-            if len(ordered) == MAX_REQUESTS:
-                raise TraceError(f"a trace may have at most {MAX_REQUESTS:,} requests")
-            check_request(place, request)
-            # What is of a request alone is made of its number.
-            if request.number in numbers:
-                raise TraceError(f"{place}: another request has the number {request.number}")
-            numbers.add(request.number)
-            ordered.append(request)
-    return sorted(ordered, key=attrgetter("arrival_seconds"))
-
-
-def _pages_needed(trace: list[TraceRequest], page_size: int) -> int:
-    """As many as could ever be needed."""
-    needed = 1 + sum(pages_for(_recorded_length(request), page_size) for request in trace)
-    if needed > MAX_PAGES:
-        raise ConfigError(
-            f"num_pages=None: without a limit the trace could need {needed} pages of {page_size} "
-            f"tokens, and at most {MAX_PAGES} can be simulated: give a limit, or larger pages"
-        )
-    return needed
-
-
-def _large(needed: int) -> int:
-    """Pages of a pool that is large enough. Policies see how large the pool is, so it is of a round
-    number of pages, which tells no more of the answers than their order of magnitude."""
-    return max(LEAST_UNBOUNDED_PAGES, 1 << (needed - 1).bit_length())
 
 
 class _Run:
@@ -276,10 +145,11 @@ class _Run:
 
     def __init__(
         self,
-        ordered: list[TraceRequest],
+        arrivals: Arrivals,
         scheduler: Scheduler,
         cost: CostModel,
         overlap: bool,
+        longest: int,
         max_tokens: int | None,
         targets: tuple[float | None, float | None],
         timeline: Timeline | None,
@@ -287,38 +157,42 @@ class _Run:
     ) -> None:
         self.scheduler = scheduler
         self.cost = cost
+        self.longest = longest
+        """Most tokens of a prompt and its answer."""
         self.max_tokens = max_tokens
         self.ttft_target_seconds, self.tpot_target_seconds = targets
         self.timeline = timeline
         self.on_progress = on_progress
-        self.records = [RequestRecord(request) for request in ordered]
-        self.now = ordered[0].arrival_seconds if ordered else 0.0
+        self.arrivals = arrivals
+        self.now = arrivals.next_seconds or 0.0
         self.pipeline = StepPipeline(scheduler, self._launch, depth=2 if overlap else 1)
         """Its handles are the times at which steps end."""
         self.last_end = self.now
         """Of the steps launched."""
-        self.tokens_before = 0
-        """Tokens computed by the steps before the one that is being planned."""
-        self.arrived = 0
+        self.step_seconds: deque[float] = deque()
+        """Of the steps in flight."""
         self.ended = 0
         self.prompt_tokens = 0
         """Of the requests that wait and run."""
         self.active: dict[int, RequestRecord] = {}
         """Those submitted and not yet ended, by sequence id."""
         self.submitted_at_tokens: dict[int, int] = {}
-        """Of those that haven't started: tokens computed before they arrived."""
+        """Of those without a first token: tokens computed before they arrived, and since for
+        themselves."""
         self.own_tokens: dict[int, int] = {}
         """What the answer of each sequence is made of."""
         self.end_positions: dict[int, int] = {}
         """Of the token that ends each sequence's answer."""
         self.clients: dict[int, str] = {}
         """Who sent each sequence."""
+        self.not_started: set[int] = set()
+        self.token_gaps = TokenGaps()
         self.waiting = Counter[str]()
         """Requests of each client that haven't started; those without any are left out."""
         self.busy_seconds = 0.0
         self.page_seconds = 0.0
         self.pages_held_max = 0
-        clients = {request.client for request in ordered}
+        clients = {record.request.client for record in arrivals.records}
         self.gap = ServiceGap() if len(clients) > 1 else None
 
     def result(self, pages_needed: int | None = None) -> SimulationResult:
@@ -326,7 +200,8 @@ class _Run:
         began = self.now
         while True:
             self._submit_arrived()
-            self.tokens_before = self.scheduler.counters.tokens_processed
+            if self._pass_steps():
+                continue
             plan = self.pipeline.advance(self.now)
             for update in self.scheduler.take_ended_unplanned():
                 if update.cause is not None:
@@ -337,17 +212,20 @@ class _Run:
                 self._finish_step(end)
             elif plan is not None:
                 continue
-            elif self.arrived < len(self.records):
-                self.now = self.records[self.arrived].request.arrival_seconds
+            elif (arrives := self.arrivals.next_seconds) is not None:
+                # Never back: a step may have ended, of an answer whose end was known before it.
+                self.now = max(self.now, arrives)
             elif not self.active:
                 break
             else:
                 raise InvariantError(f"{len(self.active)} requests wait, and nothing is planned")
             if self.on_progress is not None:
-                self.on_progress(self.ended, len(self.records))
+                self.on_progress(self.ended, len(self.arrivals.records))
+        if self.timeline is not None:
+            self.timeline.token_gaps = self.token_gaps.counted()
         counters, memory = self.scheduler.counters, self.scheduler.memory
         return SimulationResult(
-            tuple(self.records),
+            self.arrivals.by_time(),
             memory.page_size,
             memory.pool.num_pages if pages_needed is None else pages_needed,
             self.now - began,
@@ -363,20 +241,20 @@ class _Run:
             self.pages_held_max,
             None if self.gap is None else self.gap.most,
             unbounded=pages_needed is not None,
+            gap_seconds=self.token_gaps.spread(),
+            steps_outside=self.cost.outside if isinstance(self.cost, TableSteps) else None,
+            pages_swapped_out=memory.counters.pages_swapped_out if memory.host_pool else None,
+            pages_swapped_in=memory.counters.pages_swapped_in if memory.host_pool else None,
         )
 
     def _submit_arrived(self) -> None:
         scheduler = self.scheduler
-        fits = capacity_tokens(scheduler.memory.pool.num_pages, scheduler.memory.page_size)
-        while self.arrived < len(self.records):
-            record = self.records[self.arrived]
+        while (record := self.arrivals.take(self.now)) is not None:
             request = record.request
-            if request.arrival_seconds > self.now:
-                return
-            self.arrived += 1
-            if request.prompt_tokens >= fits:
+            if request.prompt_tokens >= self.longest:
                 record.ending, record.end_seconds = Ending.TOO_LONG, request.arrival_seconds
                 self.ended += 1
+                self.arrivals.ended(record, request.arrival_seconds)
                 continue
             self.prompt_tokens += request.prompt_tokens
             if self.prompt_tokens > MAX_TOKENS_AT_ONCE:
@@ -389,21 +267,24 @@ class _Run:
                 Request(
                     request_id=str(request.number),
                     prompt_ids=request.prompt_ids(),
-                    max_length=self._max_length(request, fits),
+                    max_length=self._max_length(request),
                     params=GREEDY,
                     end_ids=END_IDS,
                     arrival_seconds=request.arrival_seconds,
                     namespace=request.session.encode(),
                     tenant=request.client or None,
                     priority=request.priority,
+                    session_id=request.session or None,
+                    predicted_output_tokens=request.predicted_output_tokens,
                     ttft_target_seconds=self.ttft_target_seconds,
                     tpot_target_seconds=self.tpot_target_seconds,
                 )
             )
             self.active[sequence_id] = record
             self.submitted_at_tokens[sequence_id] = scheduler.counters.tokens_processed
+            self.not_started.add(sequence_id)
             self.own_tokens[sequence_id] = request.own_token
-            self.end_positions[sequence_id] = _recorded_length(request) - 1
+            self.end_positions[sequence_id] = recorded_length(request) - 1
             self.clients[sequence_id] = request.client
             self.waiting[request.client] += 1
 
@@ -411,18 +292,21 @@ class _Run:
         """Start a step when the one before it ends; when it will end itself."""
         started = max(self.now, self.last_end)
         self.last_end = self._end_of(plan, started)
+        self.step_seconds.append(self.last_end - started)
         held = self._count_pages(self.last_end - started)
         if self.timeline is not None:
             self._take_down(self.timeline, plan, started, held)
-        not_started = self.submitted_at_tokens
-        for item in plan.items if not_started else ():
-            if item.sequence_id in not_started:
-                record = self.active[item.sequence_id]
-                record.started_seconds = started
-                record.wait_tokens = self.tokens_before - self._no_longer_waits(item.sequence_id)
-                record.cached_tokens = item.start
+        not_answered = self.submitted_at_tokens
+        for item in plan.items if not_answered else ():
+            if item.sequence_id in not_answered:
+                not_answered[item.sequence_id] += item.count
+                if item.sequence_id in self.not_started:
+                    record = self.active[item.sequence_id]
+                    record.started_seconds = started
+                    record.cached_tokens = item.start
+                    self._no_longer_waits(item.sequence_id)
         if self.gap is not None:
-            self._count_service(plan, self.gap)
+            self._count_service(((i.sequence_id, i.count) for i in plan.items), self.gap)
         return self.last_end
 
     def _finish_step(self, end: float) -> None:
@@ -437,20 +321,49 @@ class _Run:
             for row in item.rows
         ]
         outcome = StepOutcome(step=plan.step, token_ids=tuple(token_ids))
-        for progress in self.pipeline.finish(outcome, self.now):
+        self.scheduler.times.took(plan, self.step_seconds.popleft())
+        updates = self.pipeline.finish(outcome, self.now)
+        self.token_gaps.add([progress.sequence_id for progress in updates], (self.now,))
+        for progress in updates:
             record = active[progress.sequence_id]
             record.output_tokens += 1
             if record.first_token_seconds is None:
                 record.first_token_seconds = self.now
+                in_flight = self.pipeline.in_flight
+                record.wait_tokens = self._waited_tokens(progress.sequence_id, in_flight)
             if progress.finish_reason is not None:
                 at_its_end = progress.finish_reason is FinishReason.STOP
                 ending = Ending.FINISHED if at_its_end else Ending.CUT_SHORT
                 self._end(progress.sequence_id, ending)
 
-    def _max_length(self, request: TraceRequest, fits: int) -> int:
+    def _pass_steps(self) -> bool:
+        """Pass steps at once, if some can be: a timeline takes down each by itself."""
+        in_flight = self.pipeline.num_in_flight
+        if self.timeline is not None or in_flight != self.pipeline.depth - 1:
+            return False
+        clock = Clock(self.now, self.last_end, tuple(self.step_seconds), self.arrivals.next_seconds)
+        passed = pass_steps(self.scheduler, self.cost, clock, self.own_tokens, self.end_positions)
+        if passed is None:
+            return False
+        seconds, held = np.array(passed.launched_seconds), np.array(passed.pages_held)
+        self.busy_seconds = _added(self.busy_seconds, seconds)
+        self.page_seconds = _added(self.page_seconds, held * seconds)
+        self.pages_held_max = max(self.pages_held_max, passed.pages_held[-1])
+        if self.gap is not None:
+            served = [(sequence_id, 1) for sequence_id in passed.sequence_ids]
+            self._count_service(served, self.gap, len(passed.ends))
+        self.step_seconds = deque(passed.launched_seconds[-1:] if in_flight else ())
+        self.now, self.last_end = passed.ends[-1], passed.last_end
+        self.pipeline.passed(passed.in_flight, passed.last_end)
+        self.token_gaps.add(passed.sequence_ids, passed.ends)
+        for sequence_id in passed.sequence_ids:
+            self.active[sequence_id].output_tokens += len(passed.ends)
+        return True
+
+    def _max_length(self, request: TraceRequest) -> int:
         """Most tokens of prompt and answer, as the engine's intake would say."""
         most = self.max_tokens if request.max_tokens is None else request.max_tokens
-        return fits if most is None else min(fits, request.prompt_tokens + most)
+        return self.longest if most is None else min(self.longest, request.prompt_tokens + most)
 
     def _end_of(self, plan: StepPlan, started: float) -> float:
         with named("cost: step_seconds"):
@@ -472,18 +385,29 @@ class _Run:
         record = self.active.pop(sequence_id)
         self.prompt_tokens -= record.request.prompt_tokens
         if sequence_id in self.submitted_at_tokens:
-            processed = self.scheduler.counters.tokens_processed
-            record.wait_tokens = processed - self._no_longer_waits(sequence_id)
+            record.wait_tokens = self._waited_tokens(sequence_id, ())
+        if sequence_id in self.not_started:
+            self._no_longer_waits(sequence_id)
+        record.max_gap_seconds = self.token_gaps.ended(sequence_id)
         record.ending, record.end_seconds = ending, self.now
         self.ended += 1
+        self.arrivals.ended(record, self.now)
 
-    def _no_longer_waits(self, sequence_id: int) -> int:
-        """Tokens computed before it arrived."""
+    def _waited_tokens(self, sequence_id: int, in_flight: Iterable[StepPlan]) -> int:
+        """Tokens computed for others since it arrived, those of steps in flight left out."""
+        since = self.scheduler.counters.tokens_processed - self.submitted_at_tokens.pop(sequence_id)
+        for plan in in_flight:
+            own = sum(item.count for item in plan.items if item.sequence_id == sequence_id)
+            since -= plan.num_tokens - own
+        return since
+
+    def _no_longer_waits(self, sequence_id: int) -> None:
+        """It starts, or will never."""
         client = self.clients[sequence_id]
         self.waiting[client] -= 1
         if not self.waiting[client]:
             del self.waiting[client]
-        return self.submitted_at_tokens.pop(sequence_id)
+        self.not_started.remove(sequence_id)
 
     def _take_down(self, timeline: Timeline, plan: StepPlan, began: float, held: int) -> None:
         records = [self.active[item.sequence_id] for item in plan.items]
@@ -516,18 +440,20 @@ class _Run:
         self.pages_held_max = max(self.pages_held_max, held)
         return held
 
-    def _count_service(self, plan: StepPlan, gap: ServiceGap) -> None:
+    def _count_service(
+        self, computed: Iterable[tuple[int, int]], gap: ServiceGap, steps: int = 1
+    ) -> None:
+        """Of so many steps that compute as many tokens for these sequences each."""
         if len(self.waiting) < 2:
             gap.step((), ())
             return
-        clients = self.clients
-        tokens = Counter([clients[item.sequence_id] for item in plan.items])
-        for item in plan.items:
-            if item.count != 1:
-                tokens[clients[item.sequence_id]] += item.count - 1
-        gap.step(tokens.items(), self.waiting)
+        tokens = Counter[str]()
+        for sequence_id, count in computed:
+            tokens[self.clients[sequence_id]] += count
+        for _ in range(steps):
+            gap.step(tokens.items(), self.waiting)
 
 
-def _recorded_length(request: TraceRequest) -> int:
-    """Tokens of prompt and answer."""
-    return request.prompt_tokens + max(1, request.output_tokens)
+def _added(start: float, parts: npt.NDArray[np.float64]) -> float:
+    """To `start` one part after the other, rounded after each."""
+    return float(np.add.accumulate(np.append(start, parts))[-1])

@@ -61,6 +61,12 @@ class Timeline:
         self.spans: list[Span] = []
         """In the order in which they began."""
         self.preemptions: list[Preempted] = []
+        self.token_gaps: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] = (
+            np.empty(0, np.float64),
+            np.empty(0, np.int64),
+        )
+        """Seconds between two tokens of one answer, in no order, and how often there were so many;
+        known when the run has ended."""
         self._decoding: dict[int, Span] = {}
         """The last decoding span of each request."""
 

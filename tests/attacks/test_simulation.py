@@ -183,6 +183,8 @@ def test_an_eviction_with_nothing_to_decide_is_refused_from_python_too(
     with pytest.raises(ConfigError, match=r"eviction=.* has no effect"):
         simulated(eviction=eviction, **idle)
     options: dict[str, Any] = {"num_pages": 64} | idle
+    if options["num_pages"] is None:  # which replay takes for what the devices hold
+        options = {"unbounded_cache": True}
     with pytest.raises(ConfigError, match=r"eviction=.* has no effect"):
         replay(TRACE, "fcfs", eviction=eviction, **options)
 
@@ -373,7 +375,28 @@ def test_fuzz_simulation_options(options: dict[str, Any]) -> None:
     assert time.monotonic() - began < MAX_SECONDS
 
 
-@given(some_options())
+OF_REPLAY: dict[str, st.SearchStrategy[Any]] = {
+    name: hostile_values()
+    for name in (
+        "num_requests",
+        "arrivals",
+        "rate",
+        "seed",
+        "closed_loop",
+        "scale_lengths",
+        "predictor",
+        "priority",
+        "num_devices",
+        "scatter",
+        "num_host_pages",
+        "unbounded_cache",
+        "max_model_len",
+        "preemption",
+    )
+}
+
+
+@given(some_options() | st.fixed_dictionaries({}, optional=OF_REPLAY))
 def test_fuzz_replay(options: dict[str, Any]) -> None:
     began = time.monotonic()
     arguments: dict[str, Any] = {
@@ -491,7 +514,17 @@ def one_step(**fields: Any) -> None:
         _fields(RooflineCost, {"model": MODEL, "hardware": PRESETS["h100"]}),
         _fields(PRESETS["h100"].times, {"num_devices": 2}),
         _fields(hardware_preset, {"name": "h100"}),
-        _fields(CostTable, TABLE | {"seconds_per_context_token": 0.0}),
+        _fields(
+            CostTable,
+            TABLE
+            | {
+                "seconds_per_context_token": 0.0,
+                "scatter": None,
+                "max_context_tokens": 9,
+                "max_attended_pairs": 9,
+                "kv": None,
+            },
+        ),
         _fields(Targets, {"ttft_seconds": 1.0, "tpot_seconds": 1.0}),
         _fields(
             lambda **options: capacity_of("m", read_model("llama-3-8b"), **options),

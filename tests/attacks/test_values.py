@@ -50,6 +50,9 @@ FIELDS = (
     "ttft_target_seconds",
     "tpot_target_seconds",
     "deadline_seconds",
+    "metadata",
+    "session_id",
+    "predicted_output_tokens",
 )
 PLAIN = (int, float, bool, str, bytes, tuple, type(None))
 SHORT = SamplingParams(max_tokens=3, temperature=0.0, seed=0)
@@ -317,6 +320,16 @@ def test_fuzz_engine_options(values: dict[str, Any]) -> None:
         ("deadline_seconds", 0, 0, 0),
         ("deadline_seconds", float("inf"), float("inf"), float("inf")),
         ("deadline_seconds", "1", "1", None),
+        ("session_id", "", 0, 1),
+        ("session_id", "x" * 257, 257, 256),
+        ("session_id", 7, 7, None),
+        ("predicted_output_tokens", 0, 0, 1),
+        ("predicted_output_tokens", True, True, None),
+        ("predicted_output_tokens", 2**63, 2**63, 2**63 - 1),
+        ("predicted_output_tokens", 1.0, 1.0, None),
+        ("metadata", "step", "step", None),
+        ("metadata", [("step", "plan")], "[('step', 'plan')]", None),
+        ("metadata", unreadable(dict, "items", "keys", "__iter__")(), None, None),
     ],
     ids=kind_of,
 )
@@ -328,6 +341,55 @@ def test_a_field_that_is_refused_is_named_with_its_value_and_the_bound_that_it_p
         assert (error.argument, error.limit) == (argument, limit)
         assert value is None or error.value == value
         assert str(error).startswith(f"{argument} must be ")
+
+    with_an_engine(attack)
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "value", "limit"),
+    [
+        (dict.fromkeys(map(str, range(17)), ""), " must have at most 16 entries, got 17", 17, 16),
+        ({1: "x"}, " key must be a str of 0 to 64 characters, got 1", 1, None),
+        ({"k" * 65: "x"}, " key must be a str of 0 to 64 characters, got 'kk", 65, 64),
+        ({"\ud800": "x"}, " key must be text that UTF-8 can encode", "\ud800", None),
+        ({"k": None}, "['k'] must be a str of 0 to 512 characters, got None", None, None),
+        ({"k": "x" * 513}, "['k'] must be a str of 0 to 512 characters, got 'xx", 513, 512),
+        ({"k": b"x"}, "['k'] must be a str of 0 to 512 characters, got b'x'", "b'x'", None),
+        ({"k": {"a": "b"}}, "['k'] must be a str of 0 to 512 characters, got {", None, None),
+    ],
+    ids=kind_of,
+)
+def test_what_is_wrong_with_metadata_is_told_by_its_key(
+    given: Any, message: str, value: object, limit: object
+) -> None:
+    async def attack(engine: Any) -> None:
+        error = refused(lambda: engine.stream([5], metadata=given), InvalidRequestError)
+        assert str(error).startswith(f"metadata{message}")
+        assert (error.argument, error.limit) == ("metadata", limit)
+        assert value is None or error.value == value
+
+    with_an_engine(attack)
+
+
+def test_metadata_that_never_ends_is_read_no_further_than_its_bound() -> None:
+    class Endless(dict[str, str]):
+        read = 0
+
+        def items(self) -> Any:
+            while True:
+                self.read += 1
+                yield str(self.read), ""
+
+    class Triples(dict[str, str]):
+        def items(self) -> Any:
+            return [("a", "b", "c")]
+
+    async def attack(engine: Any) -> None:
+        endless = Endless()
+        error = refused(lambda: engine.stream([5], metadata=endless), InvalidRequestError)
+        assert (error.argument, error.limit, endless.read) == ("metadata", 16, 17)
+        error = refused(lambda: engine.stream([5], metadata=Triples()), InvalidRequestError)
+        assert str(error).startswith("metadata must be a mapping that can be read")
 
     with_an_engine(attack)
 

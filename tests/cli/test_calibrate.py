@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aioserve.cli._busy import Busy
 from aioserve.simulation.calibration import PredictionError
 from aioserve.simulation.cost import CostTableFile
 from aioserve.testing.random_model import write_random_model
@@ -28,6 +29,13 @@ def test_a_model_is_measured_and_its_table_simulated(
     assert table["prefill_tokens"] == [0, 16, 32, 64]
     assert table["decode_batch"] == [0, 1, 2]
     assert min(map(min, table["seconds"])) > 0
+    assert {len(point) for row in table["scatter"] for point in row} == {32}
+    kv = table["kv"]
+    assert kv["max_model_len"] <= kv["num_pages"] * kv["page_size"]
+    assert kv["bytes_per_token"] > 0
+    # Two sequences come near to the end of the model's context.
+    assert table["max_context_tokens"] > 1.5 * kv["max_model_len"]
+    assert table["max_attended_pairs"] > 64 * kv["max_model_len"] / 2
     measured = table["measured"]
     assert measured["model"] == tiny_model.name
     assert (measured["device"], measured["dtype"], measured["overlap"]) == ("cpu", "float32", True)
@@ -37,6 +45,28 @@ def test_a_model_is_measured_and_its_table_simulated(
 
     done = aioserve("simulate", "--synthetic", "bursts", "--num-requests", 5, "--cost-table", path)
     assert done.returncode == 0, done.stderr
+    assert "doesn't tell" not in done.stderr
+
+
+def test_a_machine_that_was_busy_is_told_by_name_and_number(
+    aioserve_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"model": "m", "dtype": "float32", "device": "cpu", "threads": 1, "steps": 9}
+    table = CostTableFile(
+        prefill_tokens=(0, 16), decode_batch=(0, 1), seconds=((1, 1), (1, 1)), measured=facts
+    )
+
+    async def measured(*_: object) -> tuple[CostTableFile, PredictionError, Busy]:
+        return table, PredictionError(9, 0.1, 0.2, 0.0), Busy(2, 1.5, 0.31, 0.0, (0.01, 0.011))
+
+    monkeypatch.setattr("aioserve.cli.calibrate._measured", measured)
+    path = tmp_path / "table.json"
+    done = aioserve_here("calibrate", "-o", path)
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"aioserve: warning: the machine was busy, and {path} may be off: load 1.5 on 2 processors "
+        "before; other programs took 31% of the processors\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,6 +85,10 @@ def test_a_model_is_measured_and_its_table_simulated(
             "in one step of max_num_batched_tokens = 40, got 24",
         ),
         (("-o", "table.json", "--seed", -1), "seed must be at least 0, got -1"),
+        (
+            ("-o", "table.json", "--max-model-len", 32),
+            "max_model_len must be at least 33 to be measured, got 32",
+        ),
         (("no-such-model", "-o", "table.json"), "no-such-model"),
     ],
 )
@@ -100,8 +134,8 @@ def test_a_table_that_is_far_off_is_written_and_no_success(
         prefill_tokens=(0, 16), decode_batch=(0, 1), seconds=((1, 1), (1, 1)), measured=facts
     )
 
-    async def measured(*_: object) -> tuple[CostTableFile, PredictionError]:
-        return table, PredictionError(9, 0.86, 0.9, -0.8)
+    async def measured(*_: object) -> tuple[CostTableFile, PredictionError, Busy]:
+        return table, PredictionError(9, 0.86, 0.9, -0.8), Busy(2, 0.1, 0.0, 0.0, (0.5,))
 
     monkeypatch.setattr("aioserve.cli.calibrate._measured", measured)
     path = tmp_path / "table.json"

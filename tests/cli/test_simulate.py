@@ -135,6 +135,8 @@ def test_policies_see_the_targets(aioserve_here: Run) -> None:
     good = {name: metrics["goodput"]["requests"] for name, metrics in found["policies"].items()}
     assert refused["fcfs"] == 0 < refused["deadline"]
     assert good["fcfs"] < good["deadline"]
+    spread = found["policies"]["deadline"]["ttft_seconds"]
+    assert (spread["never"], spread["max"]) == (refused["deadline"], None)
 
 
 def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_path: Path) -> None:
@@ -144,6 +146,91 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
     arguments = (mooncake, "--cost-table", path, "--num-requests", 1, "--no-overlap")
     fcfs = simulated(aioserve_here, *arguments)["policies"]["fcfs"]
     assert fcfs["busy_seconds"] == fcfs["steps"] == 4
+
+
+def machine_table(path: Path, **fields: object) -> Path:
+    """A table as `aioserve calibrate` writes it, of a machine with 512 tokens of KV memory."""
+    table: dict[str, object] = {
+        "prefill_tokens": [0, 2048],
+        "decode_batch": [0, 4],
+        "seconds": [[0.01, 0.01], [0.02, 0.02]],
+        "scatter": [[[0.5, 1.5]] * 2] * 2,
+        "max_context_tokens": 40_000,
+        "max_attended_pairs": 10**8,
+        "kv": {"num_pages": 64, "page_size": 8, "max_model_len": 400, "bytes_per_token": 2},
+    }
+    path.write_text(json.dumps({k: v for k, v in (table | fields).items() if v is not None}))
+    return path
+
+
+def test_a_table_that_knows_its_machine_says_how_much_fits_it(
+    aioserve_here: Run, tmp_path: Path
+) -> None:
+    path = machine_table(tmp_path / "table.json")
+    arguments = ("--synthetic", "bursts", "--num-requests", 20, "--cost-table", path)
+    found = simulated(aioserve_here, *arguments)
+    fcfs = found["policies"]["fcfs"]
+    assert (fcfs["num_pages"], fcfs["page_size"]) == (32, 16)
+    assert fcfs["too_long"] > 0
+    assert found["machine"] == {"num_pages": 32, "max_model_len": 400, "scatter_seed": 0}
+    longer = simulated(aioserve_here, *arguments, "--max-model-len", 500, "--num-pages", 600)
+    assert longer["policies"]["fcfs"]["too_long"] < fcfs["too_long"]
+    done = aioserve_here("simulate", *map(str, arguments), "--hardware", "a100")
+    assert done.returncode == 2
+    assert "hardware: the cost table says how long steps take, and the number of" in done.stderr
+
+
+def test_steps_of_a_table_scatter_by_the_seed_unless_told_not_to(
+    aioserve_here: Run, mooncake: Path, tmp_path: Path
+) -> None:
+    path = machine_table(tmp_path / "table.json", kv=None)
+    arguments = (mooncake, "--cost-table", path, "--num-pages", 900)
+
+    def seconds(*more: object) -> float:
+        return simulated(aioserve_here, *arguments, *more)["policies"]["fcfs"]["busy_seconds"]
+
+    first, same, other = seconds(), seconds("--seed", 0), seconds("--seed", 3)
+    assert first == same != other
+    calm = seconds("--no-scatter")
+    assert calm not in (first, other)
+    flat = machine_table(tmp_path / "flat.json", kv=None, scatter=None)
+    done = simulated(aioserve_here, mooncake, "--cost-table", flat, "--num-pages", 900)
+    assert done["policies"]["fcfs"]["busy_seconds"] == calm
+    assert "with its scatter (seed 0)" in aioserve_here("simulate", *map(str, arguments)).stdout
+
+
+def test_what_a_table_was_not_measured_for_is_counted_and_said_once(
+    aioserve_here: Run, tmp_path: Path
+) -> None:
+    arguments = ("simulate", "--synthetic", "bursts", "--num-requests", "20", "--rate", "1000")
+    policies = ("--policy", "fcfs", "--policy", "shortest_first")
+    path = machine_table(tmp_path / "table.json", kv=None)
+    done = aioserve_here(*arguments, *policies, "--cost-table", path, "--max-model-len", "9000")
+    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert re.search(r"table.json was not measured for \d+.\d% of the [\d,]+ steps of", warnings[0])
+    assert re.search(r"the first: decode_batch = \d+ \(measured: 0 to 4\)$", warnings[0])
+    assert "of those, not measured" in done.stdout
+    done = aioserve_here(
+        *arguments, "--cost-table", path, "--max-num-seqs", "4", "--num-pages", "4096"
+    )
+    assert "warning" not in done.stderr
+
+
+def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) -> None:
+    arguments = ("simulate", "--synthetic", "bursts", "--num-requests", "3", "--cost-table")
+    old = machine_table(tmp_path / "old.json", kv=None, scatter=None)
+    done = aioserve_here(*arguments, old)
+    assert done.stderr == (
+        f"aioserve: {old} doesn't tell how steps scatter, the KV memory, the model's longest "
+        "context: each takes its mean, pages are those of llama-3-8b on 1 x h100, none is too long "
+        "for it\n"
+    )
+    done = aioserve_here(*arguments, old, "--no-scatter")
+    assert done.returncode == 2
+    assert "old.json has none, so leave out --no-scatter" in done.stderr
+    new = machine_table(tmp_path / "new.json")
+    assert aioserve_here(*arguments, new).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -187,7 +274,12 @@ def test_steps_may_come_from_a_table(aioserve_here: Run, mooncake: Path, tmp_pat
         ),
         (["--synthetic", "bursts", "--ttft-target-seconds", "0"], "ttft_seconds must be more"),
         (["--synthetic", "bursts", "--cost-table", "missing.json"], "cost table missing.json"),
-        (["missing.csv", "--seed", "1"], "seed: nothing of a trace is drawn, got 1"),
+        (
+            ["missing.csv", "--seed", "1"],
+            "seed: nothing of a trace is drawn, and no step scatters, got 1",
+        ),
+        (["--synthetic", "bursts", "--no-scatter"], "scatter: without a cost table steps take"),
+        (["--synthetic", "bursts", "--max-model-len", "1"], "max_model_len must be at least 2"),
         (
             ["--synthetic", "bursts", "--policy", "fcfs", "--policy", "fcfs"],
             "policy 'fcfs' is given 2 times",
@@ -228,8 +320,10 @@ def test_an_urgent_client_waits_less(aioserve_here: Run) -> None:
 
 
 @pytest.mark.usefixtures("late")
-def test_every_figure_of_the_table_is_in_the_json(aioserve_here: Run) -> None:
+def test_every_figure_of_the_table_is_in_the_json(aioserve_here: Run, tmp_path: Path) -> None:
+    table = machine_table(tmp_path / "table.json", kv=None)
     arguments = ["--synthetic", "tenants", "--num-requests", 60, "--rate", 50]
+    arguments += ["--cost-table", table, "--num-host-pages", 50]
     arguments += ["--ttft-target-seconds", 0.5, "--policy", "fcfs", "--policy", "late"]
     found = simulated(aioserve_here, *arguments)
     shown = aioserve_here("simulate", *arguments).stdout

@@ -6,6 +6,7 @@ import msgspec
 
 from aioserve.simulation.figures import FIGURES, client_rows, rows
 from aioserve.simulation.metrics import ClientMetrics, Goodput, Metrics, Spread
+from aioserve.simulation.table_steps import StepsOutside
 
 METRICS = Metrics(
     requests=9,
@@ -15,6 +16,7 @@ METRICS = Metrics(
     too_long=3,
     seconds=4.04,
     busy_seconds=5.0,
+    busy_share=0.875,
     steps=60_000,
     output_tokens=7,
     output_tokens_per_second=8.08,
@@ -22,6 +24,7 @@ METRICS = Metrics(
     tpot_seconds=Spread(0.0, 0.0111, 0.0222, 0.0333, 9.0),
     e2e_seconds=Spread(0.0, 1.111, 2.222, 3333.333, 9.0),
     queue_seconds=None,
+    gap_seconds=Spread(0.0, 0.01, 0.02, 0.03, 0.444),
     goodput=Goodput(5, 0.123, 0.4567),
     max_wait_tokens=98_765,
     service_gap_tokens=43_210,
@@ -37,10 +40,13 @@ METRICS = Metrics(
     tokens_prefilled=12,
     preemptions=13,
     policy_faults=16,
+    steps_outside=StepsOutside(7_500, 0.125, "decode_batch = 9 (measured: 0 to 8)"),
     num_pages=14,
     page_size=15,
     kv_occupancy_mean=0.5,
     kv_occupancy_max=0.75,
+    pages_swapped_out=17,
+    pages_swapped_in=18,
 )
 
 
@@ -49,13 +55,19 @@ def test_every_name_stands_for_its_figure() -> None:
         ("finished", "1,234"),
         ("of those, cut short", "8"),
         ("refused by the policy", "2"),
-        ("too long for the memory", "3"),
+        ("too long for memory or model", "3"),
         ("time to first token p50, s", "0.11"),
         ("time to first token p90, s", "0.22"),
         ("time to first token p99, s", "0.33"),
         ("time per output token p50, ms", "11.10"),
         ("time per output token p90, ms", "22.20"),
         ("time per output token p99, ms", "33.30"),
+        ("gap between tokens p50, ms", "10.00"),
+        ("gap between tokens p99, ms", "30.00"),
+        ("gap between tokens max, ms", "444.00"),
+        ("in the queue p50, s", "-"),
+        ("in the queue p90, s", "-"),
+        ("in the queue p99, s", "-"),
         ("whole answer p50, s", "1.11"),
         ("whole answer p90, s", "2.22"),
         ("whole answer p99, s", "3,333.33"),
@@ -67,10 +79,14 @@ def test_every_name_stands_for_its_figure() -> None:
         ("prefix blocks found", "30.0%"),
         ("prompt tokens found", "25.0%"),
         ("preemptions", "13"),
+        ("pages swapped out", "17"),
+        ("pages swapped in", "18"),
         ("steps with a fault of the policy", "16"),
         ("KV pages held, mean", "50.0%"),
         ("KV pages held, most", "75.0%"),
+        ("time in steps", "87.5%"),
         ("steps", "60,000"),
+        ("of those, not measured", "12.5%"),
         ("simulated time, s", "4.0"),
     ]
     assert client_rows({"a": METRICS}) == [

@@ -4,19 +4,37 @@ as in the engine."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import RequestView, SchedulerView, SchedulingPolicy, Verdict
 from aioserve.execution.plan import StepPlan
-from aioserve.simulation.simulator import SimulationResult, simulate
+from aioserve.simulation.records import SimulationResult
+from aioserve.simulation.simulator import simulate
+from aioserve.testing import replay
+from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest
+from aioserve.traces.synthetic import WORKLOADS, synthetic_trace
+from tests import made_up_traces
 
 PAGE_SIZE = 4
 FIELDS = [name for name in dir(RequestView) if not name.startswith("_")]
+VIEW_FIELDS = [name for name in dir(SchedulerView) if not name.startswith("_")]
+VIEW = "view"
+
+
+def shown(value: Any) -> Any:
+    """What a view tells, in a form that two runs have alike."""
+    if callable(value):  # an estimate of what a step takes
+        return [value(9, 2, 50), value(0, 3, 90)]
+    if isinstance(value, Sequence) and all(isinstance(part, RequestView) for part in value):
+        return [part.arrival_index for part in value]
+    return value
 
 
 class LinearCost:
@@ -50,7 +68,7 @@ class Probe(SchedulingPolicy):
 
     def look_at(self, view: SchedulerView, *what: object) -> None:
         self.now_seconds = view.now_seconds
-        self.look(view, *what)
+        self.look(VIEW, *(shown(getattr(view, name)) for name in VIEW_FIELDS), *what)
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         self.look_at(view, "order", [r.arrival_index for r in waiting])
@@ -87,7 +105,7 @@ class Probe(SchedulingPolicy):
         views = [
             index
             for index, (now, what) in enumerate(self.seen)
-            if now < seconds and isinstance(what[0], SchedulerView)
+            if now < seconds and what[0] == VIEW
         ]
         return self.seen[: 1 + max(views, default=-1)]
 
@@ -190,3 +208,47 @@ def times_under(policy: Callable[[], SchedulingPolicy], trace: list[TraceRequest
 def test_sorting_by_max_tokens_gains_nothing(answers: list[int]) -> None:
     trace = with_answers([TraceRequest(n, 0.0, 5, 1, (), 5) for n in range(len(answers))], answers)
     assert times_under(ShortestAnswerFirst, trace) == times_under(SchedulingPolicy, trace)
+
+
+def without_a_column(name: str, directory: Path) -> Path | str:
+    """A trace without a word of what callers asked for: of each format, and made up."""
+    return getattr(made_up_traces, name)(directory) if hasattr(made_up_traces, name) else name
+
+
+@pytest.mark.parametrize("name", ["mooncake", "agentic", "azure", "servegen", *WORKLOADS])
+def test_shortest_by_max_tokens_gains_nothing_on_any_trace(name: str, tmp_path: Path) -> None:
+    trace = without_a_column(name, tmp_path)
+    trace = read_trace(trace)[:60] if isinstance(trace, Path) else synthetic_trace(trace, 60)
+    assert {request.max_tokens for request in trace} == {None}
+    assert {request.predicted_output_tokens for request in trace} == {None}
+    first, shortest = (
+        replay(trace, policy, max_num_seqs=2, max_tokens=500)
+        for policy in (SchedulingPolicy(), ShortestAnswerFirst())
+    )
+    assert shortest == first
+    assert len({request.output_tokens for request in trace}) > 10
+
+
+class ShortestForecastFirst(SchedulingPolicy):
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        return sorted(waiting, key=lambda request: request.predicted_output_tokens or 0)
+
+
+def test_a_forecast_is_seen_and_gains_as_much_as_it_is_good() -> None:
+    means = []
+    for predictor in ("oracle", "noisy:0.5", "constant:100"):
+        found = replay(
+            "heavy-tails",
+            ShortestForecastFirst(),
+            rate=100.0,
+            num_requests=150,
+            max_num_seqs=4,
+            predictor=predictor,
+        )
+        assert found.e2e_seconds is not None
+        means.append(found.e2e_seconds.mean)
+    oracle, noisy, constant = means
+    assert oracle < noisy < constant
+    plain = replay("heavy-tails", "fcfs", rate=100.0, num_requests=150, max_num_seqs=4)
+    assert plain.e2e_seconds is not None
+    assert plain.e2e_seconds.mean == constant

@@ -16,7 +16,8 @@ from aioserve.errors import ConfigError
 from aioserve.execution.plan import StepPlan
 from aioserve.kv.pages import capacity_tokens
 from aioserve.simulation.metrics import Targets, metrics_of
-from aioserve.simulation.simulator import Ending, SimulationResult, simulate
+from aioserve.simulation.records import Ending, SimulationResult
+from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Span, Timeline
 from aioserve.traces.request import TraceRequest
 from aioserve_plugins.priority import Priority
@@ -246,7 +247,20 @@ def test_a_wait_is_counted_in_tokens_of_others() -> None:
     first, second = run(
         [asking(0, 0.0, 10, 1), asking(1, 0.0, 5, 1)], max_num_batched_tokens=10
     ).requests
-    assert (first.wait_tokens, second.wait_tokens) == (0, 10)
+    # Beside the second runs a token of the first, whose end isn't known when the step is planned.
+    assert (first.wait_tokens, second.wait_tokens) == (0, 11)
+
+
+def test_a_wait_ends_with_the_first_token_and_not_with_the_first_chunk() -> None:
+    class TwoTokensAStep(SchedulingPolicy):
+        def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+            return budget_tokens if request.request_id == "0" else 2
+
+    trace = [asking(0, 0.0, 10, 30), asking(1, 0.0, 6, 1)]
+    first, second = run(trace, TwoTokensAStep(), overlap=False).requests
+    assert first.started_seconds == second.started_seconds
+    # Three chunks: beside the prompt of the first, and then beside one token of it each.
+    assert (first.wait_tokens, second.wait_tokens) == (2, 12)
 
 
 def test_a_client_that_waits_is_behind_by_what_others_got() -> None:
@@ -420,3 +434,39 @@ def test_a_step_that_takes_no_time_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="more than 0 seconds, got 0"):
         run([asking(0, 0.0, 4, 1)], cost=Free())
+
+
+def test_pages_are_swapped_to_the_host_where_it_has_some() -> None:
+    trace = [asking(n, 0.0, 30, 60) for n in range(4)]
+    options = {"num_pages": 40, "prefix_caching": False, "output_reserve_tokens": 0}
+    recomputed = run(trace, **options)
+    assert recomputed.preemptions > 0
+    assert recomputed.pages_swapped_out is recomputed.pages_swapped_in is None
+    swapped = run(trace, num_host_pages=100, preemption="swap", **options)
+    assert swapped.pages_swapped_out == swapped.pages_swapped_in
+    assert swapped.pages_swapped_out
+    assert swapped.tokens_prefilled < recomputed.tokens_prefilled
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preemption": "drop"}, "preemption must be one of auto, recompute, swap, got 'drop'"),
+        ({"preemption": "swap"}, "preemption='swap' needs num_host_pages of at least 1, got 0"),
+        (
+            {"num_host_pages": 9, "num_pages": None},
+            "num_host_pages=9 has no effect without a limit",
+        ),
+        (
+            {"num_host_pages": 9, "prefix_caching": False, "preemption": "recompute"},
+            "num_host_pages=9 has no effect with prefix_caching=False and preemption='recompute'",
+        ),
+        ({"num_host_pages": -1}, "num_host_pages must be at least 0, got -1"),
+        ({"closed_loop": 1}, "closed_loop must be a bool, got 1"),
+    ],
+)
+def test_host_pages_that_nothing_is_copied_to_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run([asking(0, 0.0, 4, 1)], **options)

@@ -1,8 +1,9 @@
-"""A page with charts of what policies did on a trace; drawn by matplotlib, the extra `report`."""
+"""Pages with charts of what policies did on a trace: at one rate, step by step, and at several."""
 
 from __future__ import annotations
 
-from aioserve.simulation.report.page import check_can_draw, report_page
-from aioserve.simulation.report.runs import PolicyRun
+from aioserve.simulation.report.page import report_page
+from aioserve.simulation.report.rates import goodput_chart, rate_page
+from aioserve.simulation.report.runs import PolicyRun, RateRun
 
-__all__ = ["PolicyRun", "check_can_draw", "report_page"]
+__all__ = ["PolicyRun", "RateRun", "goodput_chart", "rate_page", "report_page"]

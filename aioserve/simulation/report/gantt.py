@@ -2,38 +2,68 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from html import escape
 
 import msgspec
 import numpy as np
 
-from aioserve.simulation.report.charts import DECODE_COLOR, PREFILL_COLOR
-from aioserve.simulation.report.runs import Chart, PolicyRun
-from aioserve.simulation.report.svg import INK, new_figure, to_svg
-from aioserve.simulation.simulator import RequestRecord
+from aioserve.simulation.records import RequestRecord
+from aioserve.simulation.report.people import short
+from aioserve.simulation.report.plot import number, percent
+from aioserve.simulation.report.runs import PolicyRun
+from aioserve.simulation.report.scales import Linear
 from aioserve.simulation.timeline import Preempted, Span
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+__all__ = ["Gantt", "Lane", "Lanes", "busiest_window", "choose_lanes", "gantt_chart"]
 
-__all__ = ["Lanes", "busiest_window", "choose_lanes", "gantt_chart"]
-
-WIDTH = 740.0
-LANE_HEIGHT = 9.5
 MOST_LANES = 40
 MOST_SPANS = 2500
 MOST_STEP_LINES = 120
 WINDOW_STEPS = 60
+INNER_WIDTH = 1000
+LANE_HEIGHT = 15
+PAGES_HEIGHT = 36
+CLIENT_CHARS = 16
+FULL_CHARS = 60
 
 Window = tuple[float, float]
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """One request: who it is, and a picture of what became of it."""
+
+    number: str
+    client: str
+    """Cut short where it is long; empty where the trace tells none."""
+    full_client: str
+    """Cut short where it is very long."""
+    tokens: str
+    """Of its prompt and of its answer."""
+    svg: str
+
+
+class Gantt(msgspec.Struct, frozen=True):
+    """One policy's steps in a window."""
+
+    key: str
+    title: str
+    about: str
+    lanes: tuple[Lane, ...]
+    has_clients: bool
+    ruler: str
+    """The time axis."""
+    pages: str
+    """The KV pages of each step, on the same axis."""
+    caption: str
 
 
 class Lanes(msgspec.Struct, frozen=True):
     """What of a window is drawn, and how much is not."""
 
     window: Window
-    """Cut short where it holds more than `MOST_SPANS`."""
+    """Cut short where it holds more than so many spans."""
     records: list[RequestRecord]
     """One a lane, in order of arrival."""
     spans: list[Span]
@@ -56,10 +86,10 @@ def busiest_window(run: PolicyRun) -> Window:
     return (float(began[first]), float(ended[first + length - 1]))
 
 
-def choose_lanes(run: PolicyRun, window: Window) -> Lanes:
+def choose_lanes(run: PolicyRun, window: Window, most_spans: int = MOST_SPANS) -> Lanes:
     """Of the requests that are there in the window, those of which there is most to see: first
     those whose prompt is computed or that are preempted, then those that only decode, then those
-    that only wait; among equals the earlier ones."""
+    that only wait; among equals the earlier ones. The window ends before more than `most_spans`."""
     start, end = window
     spans = [s for s in run.timeline.spans if s.ended_seconds > start and s.began_seconds < end]
     preemptions = [p for p in run.timeline.preemptions if start <= p.seconds <= end]
@@ -73,9 +103,9 @@ def choose_lanes(run: PolicyRun, window: Window) -> Lanes:
     )
     chosen = {record.request.number for record in ranked[:MOST_LANES]}
     spans = [span for span in spans if span.request in chosen]
-    if len(spans) > MOST_SPANS:
-        end = spans[MOST_SPANS].began_seconds
-        spans = spans[:MOST_SPANS]
+    if len(spans) > most_spans:
+        end = spans[most_spans].began_seconds
+        spans = spans[:most_spans]
     return Lanes(
         (start, end),
         [r for r in present if r.request.number in chosen and r.request.arrival_seconds <= end],
@@ -86,50 +116,32 @@ def choose_lanes(run: PolicyRun, window: Window) -> Lanes:
     )
 
 
-def gantt_chart(run: PolicyRun, window: Window, name: str) -> Chart:
-    """One policy's steps in the window; `name` is that of no other chart of the page."""
-    lanes = choose_lanes(run, window)
+def gantt_chart(run: PolicyRun, window: Window, key: str, most_spans: int = MOST_SPANS) -> Gantt:
+    """One policy's steps in the window; `key` is that of no other picture of the page."""
+    lanes = choose_lanes(run, window, most_spans)
+    axis = Linear(*lanes.window)
+    spans: defaultdict[int, list[Span]] = defaultdict(list)
+    for span in lanes.spans:
+        spans[span.request].append(span)
+    preempted: defaultdict[int, list[Preempted]] = defaultdict(list)
+    for one in lanes.preemptions:
+        preempted[one.request].append(one)
+    borders = lanes.num_steps <= MOST_STEP_LINES
+    drawn = [
+        _lane(record, spans[record.request.number], preempted[record.request.number], axis, key)
+        for record in lanes.records
+    ]
     start, end = lanes.window
-    figure = new_figure(WIDTH, 45 + LANE_HEIGHT * max(3, len(lanes.records)))
-    axes = figure.subplots()
-    row_of = {record.request.number: row for row, record in enumerate(lanes.records)}
-    if lanes.num_steps <= MOST_STEP_LINES:
-        _draw_steps(axes, run, lanes)
-    for record, row in zip(lanes.records, range(len(lanes.records)), strict=True):
-        ended = end if record.end_seconds is None else min(end, record.end_seconds)
-        since = max(start, record.request.arrival_seconds)
-        axes.plot((since, ended), (row, row), color=INK, alpha=0.55, linewidth=0.8, zorder=1)
-    for decodes, color in ((False, PREFILL_COLOR), (True, DECODE_COLOR)):
-        _draw_boxes(
-            axes,
-            [
-                (max(start, s.began_seconds), min(end, s.ended_seconds), row_of[s.request])
-                for s in lanes.spans
-                if s.decodes is decodes and s.request in row_of
-            ],
-            color,
-        )
-    marks = [(p.seconds, row_of[p.request]) for p in lanes.preemptions if p.request in row_of]
-    axes.plot(
-        [at for at, _ in marks],
-        [row for _, row in marks],
-        linestyle="none",
-        marker="x",
-        color=INK,
-        markersize=5,
-        markeredgewidth=1.8,
-        zorder=4,
+    return Gantt(
+        key,
+        run.name,
+        f"Steps under {run.name} from {start:,.2f} to {end:,.2f} s, one request a lane",
+        tuple(drawn),
+        any(lane.client for lane in drawn),
+        _ruler(axis, key, _step_times(run, lanes) if borders else []),
+        _pages(run, axis, key),
+        _caption(lanes, window, most_spans),
     )
-    axes.set(
-        xlim=(start, end),
-        ylim=(max(3, len(lanes.records)) - 0.5, -0.5),
-        xlabel="seconds on the trace's clock",
-    )
-    axes.set_yticks(range(len(lanes.records)), [_lane_name(r) for r in lanes.records], fontsize=7)
-    axes.ticklabel_format(axis="x", useOffset=False, style="plain")
-    axes.grid(visible=False)
-    what = f"Steps under {run.name} from {start:,.2f} to {end:,.2f} s, one request a lane"
-    return Chart(to_svg(figure, name, what), _caption(lanes, window), run.name)
 
 
 # -- parts
@@ -140,35 +152,128 @@ def _is_there(record: RequestRecord, start: float, end: float) -> bool:
     return record.request.arrival_seconds < end and (gone is None or gone > start)
 
 
-def _draw_steps(axes: Axes, run: PolicyRun, lanes: Lanes) -> None:
+def _lane(
+    record: RequestRecord, spans: Sequence[Span], gone: Sequence[Preempted], axis: Linear, key: str
+) -> Lane:
+    """A thin line from arrival to end; on it tall boxes for prefill and low ones for decode, which
+    are told apart without colours; a cross where the request gave its pages back."""
+    request = record.request
+    name = f"#{request.number} {short(request.client, CLIENT_CHARS)}".strip()
+    ends = axis.high if record.end_seconds is None else min(axis.high, record.end_seconds)
+    since = max(axis.low, request.arrival_seconds)
+    first = max(since, min([ends, *(span.began_seconds for span in spans)]))
+    parts = [f'<use href="#{key}-steps" width="100%" height="{LANE_HEIGHT}"/>']
+    a, b = percent(axis.at(since)), percent(axis.at(ends))
+    parts.append(f'<line class="waits" x1="{a}" x2="{b}" y1="7.5" y2="7.5"/>')
+    if first > since:
+        tip = f"{name}: waits\nfrom {since:,.3f} to {first:,.3f} s"
+        parts.append(_box("hit", axis, since, first, 1, 13, tip))
+    for span in spans:
+        what, top, height = ("decode", 4, 7) if span.decodes else ("prefill", 1, 13)
+        tip = (
+            f"{name}: {what} of {span.tokens:,} token{'s' if span.tokens > 1 else ''}\n"
+            f"from {span.began_seconds:,.3f} to {span.ended_seconds:,.3f} s"
+        )
+        began, ended = max(axis.low, span.began_seconds), min(axis.high, span.ended_seconds)
+        parts.append(_box(f"{what} hit", axis, began, ended, top, height, tip))
+    for one in gone:
+        at = percent(axis.at(one.seconds))
+        tip = escape(f"{name}: gives its pages back\nat {one.seconds:,.3f} s")
+        cross = '<path class="cross" d="M-4 3.5L4 11.5M4 3.5L-4 11.5"/>'
+        circle = f'<circle cy="7.5" r="8" class="hit clear"><title>{tip}</title></circle>'
+        parts.append(f'<svg x="{at}" overflow="visible" width="1" height="1">{cross}{circle}</svg>')
+    label = escape(_lane_text(spans, gone, since, first))
+    svg = f'<svg class="lane" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    tokens = f"{request.prompt_tokens:,} + {record.output_tokens:,}"
+    full = short(request.client, FULL_CHARS)
+    return Lane(f"#{request.number}", short(request.client), full, tokens, svg)
+
+
+def _box(css: str, axis: Linear, start: float, end: float, top: int, height: int, tip: str) -> str:
+    left, right = axis.at(start), axis.at(end)
+    return (
+        f'<rect class="{css}" x="{percent(left)}" width="{percent(right - left)}" y="{top}" '
+        f'height="{height}"><title>{escape(tip)}</title></rect>'
+    )
+
+
+def _lane_text(spans: Sequence[Span], gone: Sequence[Preempted], since: float, first: float) -> str:
+    """The lane in words."""
+    told = [f"waits {first - since:,.3f} s"] if first > since else []
+    for decodes, what in ((False, "prefill"), (True, "decode")):
+        theirs = [span for span in spans if span.decodes is decodes]
+        if theirs:
+            told.append(
+                f"{what} of {sum(s.tokens for s in theirs):,} tokens from "
+                f"{theirs[0].began_seconds:,.3f} to {theirs[-1].ended_seconds:,.3f} s"
+            )
+    if gone:
+        told.append(f"gives its pages back {len(gone)} times")
+    return ", ".join(told) or "is there"
+
+
+def _step_times(run: PolicyRun, lanes: Lanes) -> list[float]:
     start, end = lanes.window
     times = {step.began_seconds for step in run.timeline.steps}
     times |= {step.ended_seconds for step in run.timeline.steps}
-    for at in sorted(at for at in times if start <= at <= end):
-        axes.axvline(at, color=INK, alpha=0.2, linewidth=0.4, zorder=3)
+    return sorted(at for at in times if start <= at <= end)
 
 
-def _draw_boxes(axes: Axes, boxes: Sequence[tuple[float, float, int]], color: str) -> None:
-    """All in one path: a page with thousands of elements is slow to show."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    if not boxes:
-        return
-    corners: list[tuple[float, float]] = []
-    for left, right, row in boxes:
-        top, bottom = row - 0.38, row + 0.38
-        corners += [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
-    axes.add_patch(PathPatch(Path(corners, codes), facecolor=color, edgecolor="none", zorder=2))
-
-
-def _lane_name(record: RequestRecord) -> str:
-    request = record.request
-    return f"{request.client} #{request.number}" if request.client else f"#{request.number}"
+def _ruler(axis: Linear, key: str, borders: Sequence[float]) -> str:
+    """The numbers of the time axis, and the borders of steps for all lanes to use."""
+    d = "".join(f"M{number(axis.at(at) * INNER_WIDTH)} 0V10" for at in borders)
+    symbol = (
+        f'<symbol id="{key}-steps" viewBox="0 0 {INNER_WIDTH} 10" preserveAspectRatio="none">'
+        f'<path class="steps" d="{d}"/></symbol>'
+    )
+    ticks = "".join(
+        f'<text class="tx" x="{percent(axis.at(value))}" y="12">{escape(text)}</text>'
+        for value, text in axis.ticks()
+    )
+    return f'<svg class="ruler" aria-hidden="true">{symbol}{ticks}</svg>'
 
 
-def _caption(lanes: Lanes, asked: Window) -> str:
+def _pages(run: PolicyRun, axis: Linear, key: str) -> str:
+    """For each step of the window a column: pages held from below, evictable ones on them."""
+    parts: list[str] = []
+    most = {"held": 0.0, "cached": 0.0}
+    shown = [
+        s for s in run.timeline.steps if s.ended_seconds > axis.low and s.began_seconds < axis.high
+    ][:MOST_SPANS]
+    for step in shown:
+        left = axis.at(max(axis.low, step.began_seconds))
+        right = axis.at(min(axis.high, step.ended_seconds))
+        held, cached = (n / run.result.num_pages for n in (step.pages_held, step.pages_cached))
+        place = f'x="{percent(left)}" width="{percent(right - left)}"'
+        top = 0.0
+        for css, share in (("held", held), ("cached", cached)):
+            most[css] = max(most[css], share)
+            if share:
+                y, height = percent(1 - top - share), percent(share)
+                parts.append(f'<rect class="{css}" {place} y="{y}" height="{height}"/>')
+            top += share
+        if len(shown) <= MOST_STEP_LINES:
+            tip = (
+                f"{step.began_seconds:,.3f} to {step.ended_seconds:,.3f} s\n"
+                f"held by requests: {step.pages_held:,} pages ({held:.1%})\n"
+                f"cached, can be evicted: {step.pages_cached:,} ({cached:.1%})\n"
+                f"free: {run.result.num_pages - step.pages_held - step.pages_cached:,}"
+            )
+            parts.append(
+                f'<rect class="hit clear" {place} height="100%"><title>{escape(tip)}</title></rect>'
+            )
+    label = (
+        f"KV pages: requests hold at most {most['held']:.1%}, the cache alone at most "
+        f"{most['cached']:.1%}"
+    )
+    frame = '<rect class="free" width="100%" height="100%"/>'
+    return (
+        f'<svg class="lane tall" role="img" aria-label="{label}" id="{key}-pages">{frame}'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _caption(lanes: Lanes, asked: Window, most_spans: int) -> str:
     shown = len(lanes.records)
     text = f"{lanes.num_steps:,} steps; {shown:,} of the {lanes.num_present:,} requests that are "
     text += "there."
@@ -179,7 +284,7 @@ def _caption(lanes: Lanes, asked: Window) -> str:
         )
     if lanes.window[1] < asked[1]:
         text += (
-            f" Drawn to {lanes.window[1]:,.2f} s, after {MOST_SPANS:,} boxes; "
+            f" Drawn to {lanes.window[1]:,.2f} s, after {most_spans:,} boxes; "
             f"{asked[1] - lanes.window[1]:,.2f} s of the window are left out."
         )
     if lanes.num_steps > MOST_STEP_LINES:

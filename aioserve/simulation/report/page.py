@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from importlib import metadata
-from pathlib import Path
 
-from minijinja import Environment
-
-from aioserve.errors import ConfigError
-from aioserve.simulation.figures import client_rows, rows
 from aioserve.simulation.metrics import Targets
-from aioserve.simulation.report import charts
-from aioserve.simulation.report.gantt import Window, busiest_window, gantt_chart
+from aioserve.simulation.report.downloads import requests_file
+from aioserve.simulation.report.gantt import MOST_SPANS, Window, busiest_window, gantt_chart
+from aioserve.simulation.report.layout import legend_of, rendered
+from aioserve.simulation.report.overtime import queue_chart, steps_and_memory_charts
+from aioserve.simulation.report.people import clients_chart, slowest_table, targets_chart
 from aioserve.simulation.report.runs import PolicyRun
-from aioserve.simulation.report.svg import chart_style, look_of
+from aioserve.simulation.report.summary import figures_table, summary_rows
+from aioserve.simulation.report.tails import tails_chart
 
-__all__ = ["check_can_draw", "report_page"]
+__all__ = ["report_page"]
 
-TEMPLATE = "page.html"
-GLYPHS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼"}
-
-
-def check_can_draw() -> None:
-    """Raise `ConfigError` where matplotlib, which draws the charts, isn't installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(
-            "report: charts need matplotlib, which is not installed: pip install 'aioserve[report]'"
-        )
+MOST_SPANS_OF_ALL = 5000
+"""Of the lanes of all policies: each is an element of its own."""
 
 
 def report_page(
@@ -48,34 +37,34 @@ def report_page(
     """
     window = window or busiest_window(runs[0])
     found = {run.name: run.metrics for run in runs}
-    with chart_style():
-        parts = {
-            "latency": charts.latency_chart(runs, targets),
-            "targets": charts.targets_chart(runs),
-            "clients": charts.clients_chart(runs),
-            "queue": charts.queue_chart(runs),
-            "batch": charts.batch_and_memory_chart(runs),
-            "gantts": [gantt_chart(run, window, f"gantt{n}") for n, run in enumerate(runs)],
-        }
-    template = Path(__file__).with_name(TEMPLATE).read_text(encoding="utf-8")
-    return Environment(templates={TEMPLATE: template}).render_template(
-        TEMPLATE,
+    most_spans = min(MOST_SPANS, MOST_SPANS_OF_ALL // len(runs))
+    by_target, by_client = targets_chart(runs), clients_chart(runs)
+    contents = [
+        ("figures", "Figures"),
+        ("latency", "How long requests took"),
+        *([("targets", "Targets")] if by_target else []),
+        *([("clients", "Clients")] if by_client else []),
+        ("queue", "Queue"),
+        ("steps", "Steps and KV memory"),
+        ("lanes", "Step by step"),
+        ("requests", "Requests"),
+    ]
+    return rendered(
+        "policies.html",
         title=title,
-        version=metadata.version("aioserve"),
         command=command,
         facts=facts,
-        legend=[
-            {
-                "name": run.name,
-                "color": look_of(index).color,
-                "dashes": " ".join(map(str, look_of(index).dashes)),
-                "glyph": GLYPHS[look_of(index).marker],
-            }
-            for index, run in enumerate(runs)
-        ],
-        rows=rows(found),
-        client_rows=client_rows(found),
-        colors=charts.COLORS_OF_PARTS,
+        contents=contents,
+        legend=legend_of(list(found)),
+        rows=summary_rows(found),
+        figures=figures_table(found),
+        latency=tails_chart(runs, targets),
+        targets=by_target,
+        clients=by_client,
+        queue=queue_chart(runs),
+        steps=steps_and_memory_charts(runs),
+        gantts=[gantt_chart(run, window, f"g{n}", most_spans) for n, run in enumerate(runs)],
         window=f"{window[0]:,.2f} to {window[1]:,.2f} s",
-        **parts,
+        slowest=slowest_table(runs),
+        download=requests_file(runs, targets),
     )

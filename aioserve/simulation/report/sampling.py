@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["cumulative_shares", "means_over_time", "peaks_over_time"]
+__all__ = ["means_of_steps", "means_over_time", "peaks_over_time", "quantile"]
 
 Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 
-def cumulative_shares(
-    values: Sequence[float], out_of: int, most_points: int
-) -> tuple[Floats, Floats]:
-    """The values in ascending order, and the share of `out_of` that is at most as large.
+def quantile(
+    values: Floats | Sequence[float],
+    share: float,
+    *,
+    counts: Counts | None = None,
+    missing: int = 0,
+) -> float | None:
+    """What so large a share of all is at most, interpolated linearly as `numpy.percentile` does.
 
-    Of more than `most_points` values, that many are left: the extremes and evenly spread ranks.
+    values: in ascending order.
+    counts: how often each of them is there; once unless given.
+    missing: further ones, larger than all. None where the answer is among them.
     """
-    ordered = np.sort(np.asarray(values, np.float64))
-    ranks = np.arange(1, len(ordered) + 1)
-    if len(ordered) > most_points:
-        kept = np.unique(np.linspace(0, len(ordered) - 1, most_points).round().astype(int))
-        ordered, ranks = ordered[kept], ranks[kept]
-    return ordered, ranks / out_of
+    upto = np.arange(1, len(values) + 1) if counts is None else np.cumsum(counts)
+    known = int(upto[-1]) if len(upto) else 0
+    place = share * (known + missing - 1)
+    low, part = math.floor(place + 1e-9), max(0.0, place - math.floor(place + 1e-9))
+    high = low + 1 if part > 1e-9 else low
+    if not known or high >= known:
+        return None
+    below = float(values[int(np.searchsorted(upto, low, side="right"))])
+    above = float(values[int(np.searchsorted(upto, high, side="right"))])
+    return below + (above - below) * part
 
 
 def means_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
@@ -35,6 +47,15 @@ def means_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats)
     times = np.column_stack((began, ended)).reshape(-1)
     gained = np.column_stack((np.zeros_like(values), values * (ended - began))).reshape(-1)
     return np.diff(np.interp(edges, times, np.cumsum(gained))) / np.diff(edges)
+
+
+def means_of_steps(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
+    """The same over the time of steps alone; NaN where none ran."""
+    busy = means_over_time(edges, began, ended, np.ones_like(values))
+    ran = busy > 1e-6
+    means = np.full(len(busy), np.nan)
+    means[ran] = means_over_time(edges, began, ended, values)[ran] / busy[ran]
+    return means
 
 
 def peaks_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Sequence
-from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
 import pytest
 
-from aioserve.errors import ConfigError
 from aioserve.simulation.metrics import Targets, metrics_of
-from aioserve.simulation.report import PolicyRun, check_can_draw, page, report_page
-from aioserve.simulation.simulator import Ending, RequestRecord
+from aioserve.simulation.records import Ending, RequestRecord
+from aioserve.simulation.report import PolicyRun, report_page
+from aioserve.simulation.report import downloads as downloads_module
 from aioserve.simulation.timeline import Span, StepSample, Timeline
+from tests.simulation.report.pages import attributes, downloads, drawings, read, shown_texts
 from tests.simulation.report.runs import asking, run_of
 
 TARGETS = Targets(ttft_seconds=0.3, tpot_seconds=0.1)
@@ -35,26 +36,6 @@ def two_runs(name: str = "other") -> list[PolicyRun]:
     ]
 
 
-def drawings(text: str) -> list[ElementTree.Element]:
-    found = re.findall(r"<svg role=.*?</svg>", text, flags=re.DOTALL)
-    return [ElementTree.fromstring(svg) for svg in found]
-
-
-def texts(drawing: ElementTree.Element) -> list[str]:
-    return [element.text or "" for element in drawing.iter() if element.tag.endswith("text")]
-
-
-class Reader(HTMLParser):
-    """Collects text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        self.shown.append(data)
-
-
 @pytest.fixture(scope="module")
 def whole() -> str:
     return page_of(two_runs(), targets=TARGETS)
@@ -63,39 +44,128 @@ def whole() -> str:
 def test_everything_is_on_the_page(whole: str) -> None:
     for word in ("a title", "aioserve simulate x", "fact", "other", "c2 (6)", "goodput"):
         assert word in whole
-    labels = [drawing.get("aria-label") or "" for drawing in drawings(whole)]
-    assert len(labels) == 7
-    assert len(set(labels)) == 7
-    assert all(drawing.get("viewBox") for drawing in drawings(whole))
-    latency, targets, clients, queue, batch, *gantts = map(texts, drawings(whole))
-    assert {"s", "ms", "share of requests", "target 0.3 s", "target 100 ms"} <= set(latency)
-    assert {"fcfs", "other", "share of requests"} <= set(targets)
-    assert {"c0", "c1", "c2", "tokens computed for others"} <= set(clients)
-    assert {"Requests that wait", "requests", "seconds on the trace's clock"} <= set(queue)
-    assert {"fcfs: prefill", "other: KV pages", "share of pages", "tokens of a step"} <= set(batch)
-    assert all("c1 #1" in lanes for lanes in gantts)
+    for section in read(whole).elements:
+        if section[0] == "section":
+            assert f'href="#{section[1]["id"]}"' in whole
+    texts = [shown_texts(drawing) for drawing in drawings(whole)]
+    assert sum({"50%", "90%", "99%", "99.9%"} <= set(found) for found in texts) == 4
+    assert any("target 0.3 s" in found for found in texts)
+    assert any("target 100 ms" in found for found in texts)
+    assert sum({"c0", "c1", "c2"} <= set(found) for found in texts) == 2
+    assert len(re.findall('class="lane"', whole)) == 2 * 20
 
 
 def test_nothing_is_fetched(whole: str) -> None:
-    assert not re.search(r"<(script|link|img|iframe|object|embed|base|form)\b", whole)
+    assert not re.search(r"<(link|img|iframe|object|embed|base|form)\b", whole)
     assert not re.search(r"\b(src|srcset|action|data)\s*=", whole)
     assert "@import" not in whole
-    assert all(target.startswith("#") for target in re.findall(r"href=\"([^\"]*)\"", whole))
+    assert len(re.findall(r"<script\b", whole)) == 1
+    for target in attributes(whole, "href"):
+        assert target.startswith(("#", "data:text/csv;", "data:application/gzip;"))
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", whole))
-    assert set(re.findall(r"\w+://[^\s\"'<]+", whole)) <= {"http://www.w3.org/1999/xlink"}
+    assert not re.findall(r"\w+://[^\s\"'<]+", whole)
 
 
-def test_lines_and_text_have_the_colour_of_the_page(whole: str) -> None:
-    assert "currentColor" in whole
-    assert "color-scheme: light dark" in whole
-    assert not re.search(r"#(000000|ffffff|0b0c0d)", whole)
+def test_only_its_own_style_and_script_may_run(whole: str) -> None:
+    """Whoever brings in another one has no hash for it, and attributes with either have none."""
+    (policy,) = [
+        dict(found)["content"] or ""
+        for tag, found in read(whole).elements
+        if tag == "meta" and "http-equiv" in found
+    ]
+    assert policy.startswith("default-src 'none';")
+    for kind in ("style", "script"):
+        (body,) = re.findall(rf"<{kind}>(.*?)</{kind}>", whole, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert not attributes(whole, "style")
+    assert not [name for _, found in read(whole).elements for name in found if name[:2] == "on"]
+
+
+def test_lines_and_text_have_the_colours_of_the_page(whole: str) -> None:
+    body = whole[whole.index("</style>") :]
+    assert not re.search(r'(fill|stroke|color)="(?!none)', body)
+    assert "prefers-color-scheme: dark" in whole
 
 
 def test_no_id_comes_twice_and_each_that_is_used_is_there(whole: str) -> None:
-    ids = re.findall(r" id=\"([^\"]+)\"", whole)
-    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", whole))
+    ids = attributes(whole, "id")
     assert len(ids) == len(set(ids))
-    assert used == set(ids)
+    used = {target[1:] for target in attributes(whole, "href") if target.startswith("#")}
+    for name in ("aria-labelledby", "aria-describedby"):
+        used |= {one for value in attributes(whole, name) for one in value.split()}
+    used |= set(re.findall(r"url\(#([^)]+)\)", whole))
+    assert used <= set(ids)
+
+
+def test_every_picture_has_a_name_and_says_what_it_shows(whole: str) -> None:
+    names = []
+    for tag, found in read(whole).elements:
+        if tag == "svg" and "aria-hidden" not in found and "preserveaspectratio" not in found:
+            if "overflow" in found:
+                continue
+            assert found["role"] == "img"
+            names.append(found.get("aria-label") or found["aria-labelledby"])
+    assert all(names)
+    for drawing in drawings(whole):
+        if drawing.get("class", "").startswith("plot"):
+            assert drawing.findtext("title")
+            assert drawing.findtext("desc")
+
+
+def test_every_table_has_a_caption_and_its_heads_say_of_what_they_are(whole: str) -> None:
+    elements = read(whole).elements
+    assert sum(tag == "table" for tag, _ in elements) == sum(
+        tag == "caption" for tag, _ in elements
+    )
+    assert all(found.get("scope") in ("col", "row") for tag, found in elements if tag == "th")
+    captions = re.findall(r"<caption[^>]*>(.*?)</caption>", whole, re.DOTALL)
+    assert all(caption.strip() for caption in captions)
+    assert len(set(captions)) == len(captions)
+
+
+def test_headings_come_in_order(whole: str) -> None:
+    levels = [int(tag[1]) for tag, _ in read(whole).elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert {2, 3} <= set(levels)
+
+
+def test_the_file_of_requests_has_what_the_records_have(whole: str) -> None:
+    head, *rows = downloads(whole)["requests.csv.gz"]
+    runs = two_runs()
+    records = [(run.name, record) for run in runs for record in run.result.requests]
+    assert len(rows) == len(records) == 40
+    for row, (name, record) in zip(rows, records, strict=True):
+        cell = dict(zip(head, row, strict=True))
+        request = record.request
+        assert (cell["policy"], cell["request"], cell["client"]) == (
+            name,
+            str(request.number),
+            request.client,
+        )
+        assert cell["ending"] == "finished"
+        assert cell["output_tokens"] == str(record.output_tokens)
+        assert record.first_token_seconds is not None
+        ttft = record.first_token_seconds - request.arrival_seconds
+        assert float(cell["ttft_seconds"]) == pytest.approx(ttft, abs=1e-6)
+        assert cell["met_targets"] == ("yes" if TARGETS.met(record) else "no")
+    for run in runs:
+        times = [float(row[head.index("ttft_seconds")]) for row in rows if row[0] == run.name]
+        assert run.metrics.ttft_seconds is not None
+        assert np.percentile(times, 99) == pytest.approx(run.metrics.ttft_seconds.p99, abs=1e-6)
+
+
+def test_a_file_too_large_leaves_out_the_last_requests_of_all_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(downloads_module, "MOST_BYTES", 800)
+    text = page_of(two_runs(), targets=TARGETS)
+    _, *rows = downloads(text)["requests.csv.gz"]
+    kept = len(rows) // 2
+    assert 0 < kept < 20
+    assert [row[1] for row in rows] == [str(n) for n in range(kept)] * 2
+    assert f"in order of arrival. Left out: the last {40 - 2 * kept}." in text
 
 
 def test_the_same_runs_give_the_same_page(whole: str) -> None:
@@ -104,13 +174,16 @@ def test_the_same_runs_give_the_same_page(whole: str) -> None:
 
 def test_all_text_is_text() -> None:
     trace = [asking(n, client=NAUGHTY) for n in range(3)] + [asking(3, client="_")]
-    runs = [run_of(trace, name=name, targets=TARGETS) for name in (NAUGHTY, "_hidden", "$x_1$")]
+    runs = [run_of(trace, name=name, targets=TARGETS) for name in (NAUGHTY, "_hidden", "=1+1")]
     text = page_of(runs, title=NAUGHTY, command=NAUGHTY, facts=[(NAUGHTY, NAUGHTY)])
+    reader = read(text)
     assert "<b onclick" not in text
-    reader = Reader()
-    reader.feed(text)
-    assert sum(piece.strip() == NAUGHTY for piece in reader.shown) >= 6
-    assert {"$x_1$: prefill", "_hidden: prefill"} <= set(texts(drawings(text)[-4]))
+    assert "b" not in {tag for tag, _ in reader.elements}
+    assert sum(piece.strip() == NAUGHTY for piece in reader.shown) >= 12
+    assert all(drawing is not None for drawing in drawings(text))
+    files = downloads(text)
+    assert {row[0] for row in files["requests.csv.gz"][1:]} == {NAUGHTY, "_hidden", "'=1+1"}
+    assert NAUGHTY in files["figures.csv"][0]
 
 
 @pytest.mark.parametrize(
@@ -120,26 +193,23 @@ def test_all_text_is_text() -> None:
 )
 def test_small_runs_can_be_drawn(count: int, output: int, num_pages: int | None) -> None:
     trace = [asking(n, output=output) for n in range(count)]
-    assert len(drawings(page_of([run_of(trace, num_pages=num_pages)]))) == 4
+    without = page_of([run_of(trace, num_pages=num_pages)])
+    assert 'id="targets"' not in without
     with_targets = run_of(trace, num_pages=num_pages, targets=TARGETS)
-    assert len(drawings(page_of([with_targets], targets=TARGETS))) == 5
+    assert 'id="targets"' in page_of([with_targets], targets=TARGETS)
+    assert "nan" not in without.lower().replace("covenant", "")
 
 
-def long_run(count: int) -> PolicyRun:
-    """So many requests, one a second, of which each takes times of its own, in steps of 0.3 s."""
+def long_run(count: int, clients: int = 50, prefix: str = "") -> PolicyRun:
+    """So many requests, one a second, of which each waits a time of its own, in steps of 0.3 s."""
     draw = np.random.default_rng(0)
     small = run_of([asking(0)])
     records, timeline = [], Timeline()
-    for n in range(count):
-        begin, first, end = (n + np.cumsum(draw.exponential(30.0, 3))).tolist()
-        request = asking(n, at=float(n), output=9, client=f"{n % 50}")
-        records.append(RequestRecord(request, Ending.FINISHED, 9, begin, first, end, n))
-        timeline.spans += [Span(n, False, begin, first, 10, 0), Span(n, True, first, end, 8, 0)]
-    for n in range(3 * count):
+    for n in range(4 * count):
         timeline.steps.append(
             StepSample(
                 began_seconds=0.3 * n,
-                ended_seconds=0.3 * n + 0.3,
+                ended_seconds=0.3 * (n + 1),
                 waiting=int(draw.integers(90)),
                 running=int(draw.integers(90)),
                 prefill_tokens=int(draw.integers(900)),
@@ -148,6 +218,14 @@ def long_run(count: int) -> PolicyRun:
                 pages_cached=1,
             )
         )
+    for n in range(count):
+        step = int((n + draw.exponential(30.0)) / 0.3) + 1
+        begin, first, end = 0.3 * step, 0.3 * (step + 1), 0.3 * (step + 9)
+        request = asking(n, at=float(n), output=9, client=f"{prefix}{n % clients}")
+        records.append(RequestRecord(request, Ending.FINISHED, 9, begin, first, end, n))
+        prefill = Span(n, False, begin, first, 10, step)
+        timeline.spans += [prefill, Span(n, True, first, end, 8, step + 8)]
+    timeline.token_gaps = (draw.exponential(0.3, 4 * count), np.full(4 * count, 2))
     result = msgspec.structs.replace(small.result, requests=tuple(records), seconds=float(count))
     return PolicyRun("long", result, metrics_of(result), timeline)
 
@@ -159,14 +237,15 @@ def test_a_long_run_of_many_policies_makes_no_huge_page() -> None:
     assert "Left out: 30 clients with fewer." in text
 
 
+def test_a_trace_of_many_clients_with_long_and_hostile_names_makes_no_huge_page() -> None:
+    run = long_run(6_000, clients=2_000, prefix="<&'" * 160)
+    text = page_of([PolicyRun(f"p{n}", run.result, run.metrics, run.timeline) for n in range(6)])
+    assert len(text.encode()) < 2e6
+    assert "left out: 1,800 with fewer requests" in text
+
+
 def test_shares_of_memory_say_of_what() -> None:
     assert "All of the memory is 7 pages of 4 tokens." in page_of(
         [run_of([asking(0)], num_pages=7)]
     )
     assert "Memory has no limit: shares are of the 5 pages" in page_of([run_of([asking(0)])])
-
-
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'aioserve\[report\]'"):
-        check_can_draw()

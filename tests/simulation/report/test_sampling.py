@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.simulation.report.sampling import (
-    cumulative_shares,
+    means_of_steps,
     means_over_time,
     peaks_over_time,
+    quantile,
 )
 
 STEPS = st.lists(
@@ -51,19 +52,51 @@ def test_a_run_without_steps_is_flat() -> None:
     assert peaks_over_time(edges, nothing, nothing, nothing).tolist() == [0, 0, 0]
 
 
-@given(
-    st.lists(st.floats(0.001, 100), min_size=1, max_size=80),
-    st.integers(0, 5),
-    st.integers(2, 20),
-)
-def test_shares_of_few_points_are_those_of_all(
-    values: list[float], never: int, most_points: int
+@given(STEPS.filter(len), st.integers(1, 12))
+def test_what_always_was_the_same_is_the_mean_of_the_steps_however_long_the_pauses(
+    steps: list[tuple[float, float, int]], bins: int
 ) -> None:
-    out_of = len(values) + never
-    every, shares = cumulative_shares(values, out_of, len(values))
-    assert every.tolist() == sorted(values)
-    assert shares[-1] == len(values) / out_of
-    some, of_some = cumulative_shares(values, out_of, most_points)
-    assert len(some) <= most_points
-    assert (some[0], some[-1]) == (min(values), max(values))
-    assert set(zip(some, of_some, strict=True)) <= set(zip(every, shares, strict=True))
+    began, ended, _ = columns(steps)
+    edges = np.linspace(began[0], ended[-1], bins + 1)
+    means = means_of_steps(edges, began, ended, np.full(len(began), 7.0))
+    ran = means_over_time(edges, began, ended, np.ones(len(began))) > 1e-6
+    assert means[ran] == pytest.approx(7.0)
+    assert np.isnan(means[~ran]).all()
+
+
+VALUES = st.lists(st.floats(0.001, 100), min_size=1, max_size=80)
+SHARES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 0.999, 1.0])
+
+
+@given(VALUES, SHARES)
+def test_a_quantile_is_the_percentile_that_the_metrics_have(
+    values: list[float], share: float
+) -> None:
+    found = quantile(sorted(values), share)
+    assert found == pytest.approx(float(np.percentile(values, share * 100)))
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 100), st.integers(1, 9)), min_size=1), SHARES)
+def test_a_value_that_is_there_often_counts_as_often(
+    counted: list[tuple[float, int]], share: float
+) -> None:
+    counted.sort()
+    values, counts = (np.array(column) for column in zip(*counted, strict=True))
+    every = np.repeat(values, counts).tolist()
+    assert quantile(values, share, counts=counts) == pytest.approx(quantile(every, share))
+
+
+@given(VALUES, st.integers(0, 40), SHARES)
+def test_the_missing_are_larger_than_all(values: list[float], missing: int, share: float) -> None:
+    values.sort()
+    place = share * (len(values) + missing - 1)
+    found = quantile(values, share, missing=missing)
+    if place > len(values) - 1 + 1e-6:
+        assert found is None
+    elif place <= len(values) - 1:
+        assert found == pytest.approx(float(np.interp(place, range(len(values)), values)))
+
+
+def test_of_nothing_there_is_no_quantile() -> None:
+    assert quantile([], 0.5) is None
+    assert quantile([], 0.5, missing=3) is None

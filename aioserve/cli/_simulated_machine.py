@@ -1,0 +1,57 @@
+"""What is said of a cost table that doesn't tell all of a simulated machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aioserve.simulation.cost import CostModel
+    from aioserve.simulation.metrics import Metrics
+
+__all__ = ["say_what_is_unknown", "warn_of_steps_outside"]
+
+
+def say_what_is_unknown(cost: CostModel, options: Any) -> None:
+    """A line on stderr about what a cost table doesn't tell, and what is done about it."""
+    from aioserve.simulation.cost import CostTable
+
+    if not isinstance(cost, CostTable):
+        return
+    table = cost
+    unknown: list[tuple[str, str]] = []
+    if table.scatter is None:
+        unknown.append(("how steps scatter", "each takes its mean"))
+    if table.kv is None and options.num_pages is None and not options.unbounded_cache:
+        pages = f"{options.model} on {options.num_devices} x {options.hardware}"
+        unknown.append(("the KV memory", f"pages are those of {pages}"))
+    if table.kv is None and options.max_model_len is None:
+        unknown.append(("the model's longest context", "none is too long for it"))
+    if unknown:
+        missing, instead = zip(*unknown, strict=True)
+        print(
+            f"aioserve: {options.cost_table} doesn't tell {', '.join(missing)}: "
+            f"{', '.join(instead)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def warn_of_steps_outside(options: Any, found: Mapping[str, Metrics]) -> None:
+    """A line on stderr, where there are any, about the policy with the most steps that the table
+    wasn't measured for."""
+    shares = {
+        name: (metrics.steps_outside, metrics.steps)
+        for name, metrics in found.items()
+        if metrics.steps_outside is not None and metrics.steps_outside.steps
+    }
+    if not shares:
+        return
+    name, (outside, steps) = max(shares.items(), key=lambda item: item[1][0].share)
+    print(
+        f"aioserve: warning: {options.cost_table} was not measured for {outside.share:.1%} of the "
+        f"{steps:,} steps of {name}, and what they take is a guess; the first: {outside.first}",
+        file=sys.stderr,
+        flush=True,
+    )

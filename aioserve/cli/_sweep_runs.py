@@ -1,0 +1,153 @@
+"""The runs of a sweep, in processes of their own: which there are, and how they come back.
+
+Processes are spawned: each imports what it needs anew, so that nothing of this one is copied half
+way. They hear of no Ctrl-C; this one ends them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from aioserve.errors import AioserveError, ConfigError, PluginError, TraceError
+
+if TYPE_CHECKING:
+    from aioserve.simulation.metrics import Metrics
+    from aioserve.simulation.trial_options import TrialOptions
+
+__all__ = ["Cell", "Done", "run_cells"]
+
+KINDS = {kind.__name__: kind for kind in (ConfigError, PluginError, TraceError)}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run."""
+
+    source: str | Path
+    policy: str
+    rate: float | None
+    seed: int
+    varied: str
+    """What was varied, as `max_num_seqs=64`; empty without."""
+    options: TrialOptions
+    requests: Path | None
+    """Where lines about requests go; only its name counts here."""
+
+
+class Done(NamedTuple):
+    """What comes back of a run: no records, of which there may be millions."""
+
+    metrics: Metrics
+    arrived_rate: float
+    """Requests that came in a second."""
+    lines: str
+
+
+class _Failed(NamedTuple):
+    """An error of ours, as text: not every error can be sent from one process to another."""
+
+    kind: str
+    message: str
+
+
+def run_cells(
+    cells: Sequence[Cell], jobs: int, on_done: Callable[[int], None]
+) -> Generator[Done, None, None]:
+    """What came of each, in their order, in so many processes; with one job, in this one.
+    `on_done(count)` is told how many have ended. Raises what a run raised, after the others that
+    run were ended."""
+    if jobs == 1 or len(cells) == 1:
+        for count, cell in enumerate(cells, 1):
+            done = run_cell(cell)
+            on_done(count)
+            yield done
+        return
+    with _processes(min(jobs, len(cells))) as pool:
+        with _interrupts_wait():  # a process keeps the mask that it was started with
+            futures = [pool.submit(_run_in_process, cell) for cell in cells]
+        place = {future: index for index, future in enumerate(futures)}
+        waiting: dict[int, Done] = {}
+        following = 0
+        for count, future in enumerate(as_completed(futures), 1):
+            waiting[place[future]] = _result_of(future, cells[place[future]])
+            on_done(count)
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
+
+
+def run_cell(cell: Cell) -> Done:
+    """One run, here and now."""
+    from aioserve.simulation.request_rows import lines_of
+    from aioserve.testing.trial import Trial
+
+    trial = Trial(cell.source, cell.options)
+    result, metrics = trial.run(cell.policy)
+    lines = ""
+    if cell.requests is not None:
+        labels = {
+            "policy": cell.policy,
+            "varied": cell.varied,
+            "rate": cell.rate,
+            "seed": cell.seed,
+        }
+        lines = lines_of(cell.requests, result.requests, labels)
+    arrivals = [record.request.arrival_seconds for record in result.requests]
+    seconds = max(arrivals) - min(arrivals)
+    return Done(metrics, len(arrivals) / seconds if seconds else 0.0, lines)
+
+
+def _run_in_process(cell: Cell) -> Done | _Failed:
+    try:
+        return run_cell(cell)
+    except AioserveError as error:
+        return _Failed(type(error).__name__, str(error))
+
+
+def _result_of(future: Future[Done | _Failed], cell: Cell) -> Done:
+    try:
+        done = future.result()
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            f"jobs: a process that ran {cell.policy} ended before it was done, which it does where "
+            "memory is short: give fewer jobs, or fewer requests"
+        ) from error
+    if isinstance(done, _Failed):
+        raise KINDS.get(done.kind, ConfigError)(done.message)
+    return done
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool whose processes are gone afterwards, whatever they were about."""
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield pool
+    except BaseException:
+        started = [p for p in multiprocessing.active_children() if p not in before]
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join()
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C is heard of afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,133 @@
+"""Steps of a simulated run in which each running answer gets one more token, and nothing else
+happens: what they come to when they are passed at once, to the last digit of their times.
+
+Nobody comes, ends, starts or is preempted in them, and the policy is asked nothing. The simulator
+knows when the next one comes and where answers end; policies don't.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate
+
+import msgspec
+import numpy as np
+
+from aioserve.execution.plan import StepPlan
+from aioserve.scheduling.decode_pass import DecodePass, decode_pass
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.simulation.cost import CostModel, RooflineCost, StepLoad
+from aioserve.simulation.table_steps import TableSteps
+from aioserve.traces.checks import named
+
+__all__ = ["LEAST_STEPS", "MAX_CLOCK_SECONDS", "Clock", "PassedSteps", "pass_steps"]
+
+LEAST_STEPS = 2
+"""In a pass: fewer are taken one by one."""
+FIRST_STEPS = 64
+"""A pass is first looked at for so many steps, and then for four times as many: something may come
+soon."""
+MAX_CLOCK_SECONDS = 1e15
+
+
+class Clock(msgspec.Struct, frozen=True):
+    """Where a run is; seconds on the trace's clock."""
+
+    now: float
+    last_end: float
+    """Of the last step launched."""
+    in_flight: tuple[float, ...]
+    """What the steps in flight take."""
+    next_arrival: float | None
+
+
+class PassedSteps(msgspec.Struct, frozen=True):
+    """As many steps were launched and finished; the last of those launched may be in flight."""
+
+    sequence_ids: list[int]
+    """Who got a token in each of those finished."""
+    ends: list[float]
+    """When each of those finished was done."""
+    launched_seconds: list[float]
+    """What each of those launched takes."""
+    pages_held: list[int]
+    """While each of those launched runs."""
+    in_flight: StepPlan | None
+    last_end: float
+    """When the last of those launched is done."""
+
+
+def pass_steps(
+    scheduler: Scheduler,
+    cost: CostModel,
+    clock: Clock,
+    own_tokens: Mapping[int, int],
+    end_positions: Mapping[int, int],
+) -> PassedSteps | None:
+    """Pass as many steps as can be, and tell of them; None, and nothing has changed, where the next
+    ones have to be taken one by one.
+
+    `own_tokens` says what the answer of each sequence is made of, `end_positions` where it ends.
+    """
+    if not isinstance(cost, RooflineCost | TableSteps) or not cost.tells_several:
+        return None
+    steps = decode_pass(scheduler)
+    if steps is None:
+        return None
+    most = min(
+        [min(end_positions[s.sequence_id], s.max_length - 1) - s.num_known for s in steps.sequences]
+    )
+    if most < LEAST_STEPS:
+        return None
+    load = StepLoad(0, len(steps.sequences), steps.context_tokens, 0)
+    ends, launched, count = _times(cost, clock, load, steps.first_step, most)
+    count, held = _within_pages(scheduler, steps, count)
+    if count < LEAST_STEPS:
+        return None
+    finished = [*([clock.last_end] if clock.in_flight else ()), *ends][:count]
+    ids = [sequence.sequence_id for sequence in steps.sequences]
+    taken = [*clock.in_flight, *launched[:count]]
+    plan = steps.take(count, [own_tokens[i] for i in ids], taken, finished[-1])
+    if isinstance(cost, TableSteps):
+        cost.count_decodes(load, count)
+    return PassedSteps(ids, finished, launched[:count], held, plan, ends[count - 1])
+
+
+def _times(
+    cost: RooflineCost | TableSteps, clock: Clock, load: StepLoad, first: int, most: int
+) -> tuple[list[float], list[float], int]:
+    """When steps end, how long they take, and how many of them begin before the next one comes."""
+    looked_at = FIRST_STEPS
+    while True:
+        asked = min(most, looked_at)
+        with named("cost: step_seconds"), np.errstate(all="ignore"):
+            several = np.array(cost.decode_seconds(load, first, asked), np.float64)
+        # Sums of one by one, in order.
+        with np.errstate(all="ignore"):
+            times = np.add.accumulate(np.append(max(clock.now, clock.last_end), several))
+            launched = np.diff(times)
+        is_good = (several > 0) & np.isfinite(several) & (launched > 0)
+        is_good &= times[1:] <= MAX_CLOCK_SECONDS
+        # A step that can't be is taken by itself, and says what is wrong.
+        count = asked if is_good.all() else int(np.argmin(is_good))
+        ends = times[1 : count + 1].tolist()
+        if clock.next_arrival is not None:
+            # One that comes when a step is done is there before the next one is planned.
+            done = [clock.last_end, *ends] if clock.in_flight else ends
+            count = min(count, 1 + bisect_left(done, clock.next_arrival))
+        if count < asked or asked == most:
+            return ends, launched[: len(ends)].tolist(), count
+        looked_at *= 4
+
+
+def _within_pages(scheduler: Scheduler, steps: DecodePass, count: int) -> tuple[int, list[int]]:
+    """How many of so many steps find their pages free, and how many pages are held during each."""
+    memory = scheduler.memory
+    # Pages that are evicted to the host are copied, which steps take time for.
+    free = memory.num_available if memory.host_pool is None else memory.pool.num_free
+    taken = list(accumulate(steps.pages_taken(count)))
+    if count and taken[-1] > free:
+        count = bisect_left(taken, free + 1)
+    held = memory.pool.num_pages - memory.num_available
+    return count, [held + pages for pages in taken[:count]]

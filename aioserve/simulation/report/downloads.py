@@ -1,0 +1,131 @@
+"""Figures to take along: CSV in links that hold all of it, so that nothing is fetched.
+
+A spreadsheet takes a cell that begins with one of `=+-@` for a formula. Names come from whoever
+made the trace, so those get an apostrophe in front, which spreadsheets don't show.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import io
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+import msgspec
+
+from aioserve.simulation.metrics import Targets, e2e_seconds, tpot_seconds, ttft_seconds
+from aioserve.simulation.records import RequestRecord
+from aioserve.simulation.report.runs import PolicyRun, Table
+
+__all__ = ["COLUMNS", "MOST_BYTES", "Download", "csv_link", "requests_file", "to_csv"]
+
+MOST_BYTES = 500_000
+"""Of the link of all requests, packed."""
+COLUMNS = (
+    "policy",
+    "request",
+    "client",
+    "session",
+    "priority",
+    "arrival_seconds",
+    "prompt_tokens",
+    "recorded_output_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "ending",
+    "started_seconds",
+    "first_token_seconds",
+    "end_seconds",
+    "ttft_seconds",
+    "tpot_seconds",
+    "e2e_seconds",
+    "wait_tokens",
+    "met_targets",
+)
+NUMBER = re.compile(r"[+-]?[0-9][0-9.,]*%?")
+
+
+class Download(msgspec.Struct, frozen=True):
+    """A file in a link."""
+
+    link: str
+    rows: int
+    left_out: int
+    """Rows that there was no room for."""
+
+    @property
+    def rows_text(self) -> str:
+        """What is in it, and what isn't."""
+        text = f"{self.rows:,} rows, one for each request under each policy"
+        if not self.left_out:
+            return f"{text}."
+        return f"{text}, in order of arrival. Left out: the last {self.left_out:,}."
+
+
+def to_csv(rows: Iterable[Sequence[object]]) -> str:
+    """RFC 4180, but for line ends, which are of one character."""
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows)
+    return written.getvalue()
+
+
+def csv_link(table: Table) -> str:
+    """A link that holds the whole table."""
+    return "data:text/csv;charset=utf-8," + quote(to_csv((table.head, *table.rows)), safe=",.-:/ ")
+
+
+def requests_file(runs: Sequence[PolicyRun], targets: Targets | None) -> Download:
+    """A row for each request under each policy, in order of arrival; what there is no room for in
+    `MOST_BYTES` is left out, the last requests of all policies alike. Packed with gzip."""
+    all_of_them = max(len(run.result.requests) for run in runs)
+    kept = all_of_them
+    while True:
+        rows = [_row(run, r, targets) for run in runs for r in run.result.requests[:kept]]
+        packed = gzip.compress(to_csv((COLUMNS, *rows)).encode(), mtime=0)
+        link = "data:application/gzip;base64," + base64.b64encode(packed).decode()
+        if len(link) <= MOST_BYTES or not kept:
+            left_out = sum(max(0, len(run.result.requests) - kept) for run in runs)
+            return Download(link, len(rows), left_out)
+        kept = min(kept - 1, int(kept * 0.95 * MOST_BYTES / len(link)))
+
+
+# -- parts
+
+
+def _row(run: PolicyRun, record: RequestRecord, targets: Targets | None) -> tuple[object, ...]:
+    request = record.request
+    return (
+        run.name,
+        request.number,
+        request.client,
+        request.session,
+        request.priority,
+        _seconds(request.arrival_seconds),
+        request.prompt_tokens,
+        request.output_tokens,
+        record.output_tokens,
+        record.cached_tokens,
+        "" if record.ending is None else record.ending.value,
+        _seconds(record.started_seconds),
+        _seconds(record.first_token_seconds),
+        _seconds(record.end_seconds),
+        _seconds(ttft_seconds(record)),
+        _seconds(tpot_seconds(record)),
+        _seconds(e2e_seconds(record)),
+        "" if record.wait_tokens is None else record.wait_tokens,
+        "" if targets is None else ("yes" if targets.met(record) else "no"),
+    )
+
+
+def _seconds(value: float | None) -> str:
+    """To the microsecond."""
+    return "" if value is None else f"{value:.6f}"
+
+
+def _cell(value: object) -> str:
+    text = str(value)
+    is_formula = text[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBER.fullmatch(text)
+    return f"'{text}" if is_formula and text != "-" else text

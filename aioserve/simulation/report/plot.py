@@ -1,0 +1,189 @@
+"""Pictures as inline SVG whose text has the same size at any width.
+
+A picture is as wide as the page lets it be. What has a place along it has it in percent; lines and
+areas are in an inner `<svg>` that is stretched, with strokes that aren't. So nothing is measured,
+nothing is drawn twice, and a narrow screen shows the same as a wide one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import pairwise
+
+from aioserve.simulation.report.looks import Look
+from aioserve.simulation.report.scales import Scale
+
+__all__ = ["Plot", "number", "percent"]
+
+INNER_WIDTH = 600
+"""Units along an inner `<svg>`: about as many as pixels, so that patterns keep their shape."""
+
+Point = tuple[float, float]
+
+
+def number(value: float) -> str:
+    """With two digits behind the point, and none that say nothing."""
+    return f"{value:.2f}".rstrip("0").rstrip(".").replace("-0", "0", 1) if value else "0"
+
+
+def percent(place: float) -> str:
+    return f"{number(100 * min(1.0, max(0.0, place)))}%"
+
+
+class Plot:
+    """One picture in the making."""
+
+    def __init__(self, x: Scale, y: Scale, *, height: int = 170, css: str = "") -> None:
+        """`height` in CSS pixels is that of the space between the axes."""
+        self.x = x
+        self.y = y
+        self.height = height
+        self._css = css
+        self._inner: list[str] = []
+        self._over: list[str] = []
+        self._hits: list[str] = []
+
+    def line(self, points: Iterable[Point], look: Look) -> None:
+        """From point to point."""
+        dashes = f' stroke-dasharray="{look.dashes}"' if look.dashes else ""
+        self._path(points, f'class="line {look.css}"{dashes}')
+
+    def band(
+        self, edges: Sequence[float], low: Sequence[float], high: Sequence[float], css: str
+    ) -> None:
+        """Filled between two values over each span between `edges`, where they differ."""
+        steps = list(zip(pairwise(edges), low, high, strict=True))
+        there = [n for n, (_, bottom, top) in enumerate(steps) if top > bottom]
+        parts: list[str] = []
+        begin = 0
+        for n, where in enumerate(there):
+            if n + 1 < len(there) and there[n + 1] == where + 1:
+                continue
+            stretch = [steps[at] for at in there[begin : n + 1]]
+            upper = [p for (a, b), _, top in stretch for p in ((a, top), (b, top))]
+            lower = [
+                p for (a, b), bottom, _ in reversed(stretch) for p in ((b, bottom), (a, bottom))
+            ]
+            parts.append(self._d([*upper, *lower]) + "Z")
+            begin = n + 1
+        if parts:
+            self._inner.append(f'<path class="{css}" d="{"".join(parts)}"/>')
+
+    def bar(self, x: Point, y: Point, css: str, tip: str = "") -> None:
+        """A box from `x[0]` to `x[1]` and from `y[0]` to `y[1]`."""
+        left, right = (self.x.at(value) for value in x)
+        top, bottom = sorted(1 - self.y.at(value) for value in y)
+        box = (
+            f'<rect x="{percent(left)}" y="{percent(top)}" width="{percent(right - left)}" '
+            f'height="{percent(bottom - top)}" class="'
+        )
+        self._over.append(f'{box}{css}"/>')
+        if tip:
+            self._hits.append(f'{box}hit"><title>{escape(tip)}</title></rect>')
+
+    def mark(self, point: Point, look: Look, tip: str = "") -> None:
+        """A dot; `tip` makes it one that says something."""
+        x, y = percent(self.x.at(point[0])), percent(1 - self.y.at(point[1]))
+        self._over.append(f'<use href="#{look.mark}" x="{x}" y="{y}" class="mark {look.css}"/>')
+        if tip:
+            title = f"<title>{escape(tip)}</title>"
+            self._hits.append(f'<circle cx="{x}" cy="{y}" r="11" class="hit">{title}</circle>')
+
+    def over(self, x: Point, tip: str) -> None:
+        """What is said of all that is between two places of the x axis."""
+        left, right = (min(1.0, max(0.0, self.x.at(value))) for value in x)
+        self._hits.append(
+            f'<rect x="{percent(left)}" width="{percent(right - left)}" height="100%" '
+            f'class="hit"><title>{escape(tip)}</title></rect>'
+        )
+
+    def row(self, y: Point, tip: str) -> None:
+        """What is said of all that is between two places of the y axis."""
+        top, bottom = sorted(1 - self.y.at(value) for value in y)
+        self._hits.append(
+            f'<rect y="{percent(top)}" width="100%" height="{percent(bottom - top)}" '
+            f'class="hit"><title>{escape(tip)}</title></rect>'
+        )
+
+    def guide(self, text: str, *, y: float) -> None:
+        """A dotted line across, and what it stands for."""
+        at = percent(1 - self.y.at(y))
+        offset = -5 if self.y.at(y) < 0.85 else 14
+        self._over.append(f'<line class="guide" x2="100%" y1="{at}" y2="{at}"/>')
+        self._over.append(
+            f'<text class="note lx" x="100%" y="{at}" dy="{offset}">{escape(text)}</text>'
+        )
+
+    def diagonal(self, text: str) -> None:
+        """A dotted line through the points whose both values are the same, and what it means."""
+        end = min(self.x.high, self.y.high)
+        self._path(((0.0, 0.0), (end, end)), 'class="outline guide"')
+        x, y = percent(self.x.at(0.8 * end)), percent(1 - self.y.at(0.8 * end))
+        on_the_left = self.x.at(end) > 0.6
+        side = 'dx="-10" text-anchor="end"' if on_the_left else 'dx="12"'
+        self._over.append(f'<text class="note" x="{x}" y="{y}" {side}>{escape(text)}</text>')
+
+    def note(self, point: Point, text: str) -> None:
+        """Text that begins at a point."""
+        x, y = percent(self.x.at(point[0])), percent(1 - self.y.at(point[1]))
+        self._over.append(f'<text class="note" x="{x}" y="{y}" dy=".35em">{escape(text)}</text>')
+
+    def svg(
+        self,
+        key: str,
+        title: str,
+        description: str,
+        *,
+        x_label: str = "",
+        y_names: Sequence[tuple[float, str]] | None = None,
+    ) -> str:
+        """The finished element.
+
+        key: unlike that of any other picture of the page.
+        title, description: what it shows, for those who can't see it.
+        y_names: what is written beside the y axis, unless its numbers.
+        """
+        inner = (
+            f'<svg width="100%" height="100%" viewBox="0 0 {INNER_WIDTH} {self.height}" '
+            f'preserveAspectRatio="none">{"".join(self._inner)}</svg>'
+        )
+        return (
+            f'<svg class="plot {self._css}" height="{self.height}" role="img" '
+            f'aria-labelledby="{key}-t" aria-describedby="{key}-d">'
+            f'<title id="{key}-t">{escape(title)}</title>'
+            f'<desc id="{key}-d">{escape(description)}</desc>'
+            f"{self._axes(x_label, y_names)}{inner}{''.join(self._over)}"
+            f'<g class="hits">{"".join(self._hits)}</g></svg>'
+        )
+
+    # -- parts
+
+    def _path(self, points: Iterable[Point], attributes: str) -> None:
+        d = self._d(points)
+        if d:
+            self._inner.append(f'<path {attributes} d="{d}"/>')
+
+    def _d(self, points: Iterable[Point]) -> str:
+        placed = [
+            f"{number(self.x.at(x) * INNER_WIDTH)} {number((1 - self.y.at(y)) * self.height)}"
+            for x, y in points
+        ]
+        return f"M{'L'.join(placed)}" if placed else ""
+
+    def _axes(self, x_label: str, y_names: Sequence[tuple[float, str]] | None) -> str:
+        drawn: list[str] = []
+        for value, text in self.y.ticks() if y_names is None else y_names:
+            at = percent(1 - self.y.at(value))
+            if y_names is None:
+                drawn.append(f'<line class="grid" x2="100%" y1="{at}" y2="{at}"/>')
+            drawn.append(f'<text class="ty" x="-7" y="{at}" dy=".35em">{escape(text)}</text>')
+        for value, text in self.x.ticks():
+            at = percent(self.x.at(value))
+            drawn.append(f'<line class="grid" x1="{at}" x2="{at}" y2="100%"/>')
+            drawn.append(f'<text class="tx" x="{at}" y="100%" dy="16">{escape(text)}</text>')
+        if x_label:
+            label = escape(x_label)
+            drawn.append(f'<text class="lx" x="100%" y="100%" dy="33">{label}</text>')
+        drawn.append('<line class="axis" x2="100%" y1="100%" y2="100%"/>')
+        return "".join(drawn)

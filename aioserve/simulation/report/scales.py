@@ -1,0 +1,125 @@
+"""From values to places along an axis, from 0 to 1, and the values that are written beside it."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import msgspec
+
+__all__ = ["TAIL_END", "Linear", "Log", "Scale", "Tail", "fitting", "plain"]
+
+TAIL_END = 0.999
+"""The last share that a `Tail` shows."""
+FEW_TICKS = 5
+LEAST = 1e-9
+"""What is shorter than this, of whatever unit, is shown as nothing."""
+
+
+class Scale(Protocol):
+    """One axis."""
+
+    @property
+    def high(self) -> float:
+        """What stands at the end."""
+        ...
+
+    def at(self, value: float) -> float:
+        """Its place: 0 at the beginning of the axis, 1 at its end."""
+        ...
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """The values to write, in order, and how."""
+        ...
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """Equal steps; `percent` writes 0.25 as 25%."""
+
+    low: float
+    high: float
+    percent: bool = False
+
+    def at(self, value: float) -> float:
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        step = _round_step((self.high - self.low) / FEW_TICKS)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        values = [round(step * n, 12) for n in range(first, last + 1)]
+        return [(v, f"{v * 100:.10g}%" if self.percent else plain(v)) for v in values]
+
+
+class Log(msgspec.Struct, frozen=True):
+    """Equal factors; both ends are above 0."""
+
+    low: float
+    high: float
+
+    def at(self, value: float) -> float:
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        decades = math.log10(self.high / self.low)
+        of_each = (1, 2, 5) if decades <= 2 else (1,)
+        every = max(1, math.ceil(decades / (FEW_TICKS + 1)))
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        values = [m * 10.0**d for d in range(first, last + 1) if d % every == 0 for m in of_each]
+        slack = 1 + 1e-9
+        return [
+            (value, plain(value))
+            for value in values
+            if self.low / slack <= value <= self.high * slack
+        ]
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """Shares from 0 to `TAIL_END`, each further nine as wide as the one before: the place of `p` is
+    proportional to -log10(1 - p)."""
+
+    @property
+    def high(self) -> float:
+        return TAIL_END
+
+    def at(self, value: float) -> float:
+        return math.log10(1 - min(value, TAIL_END)) / math.log10(1 - TAIL_END)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        return [(0.0, "0%"), (0.5, "50%"), (0.9, "90%"), (0.99, "99%"), (0.999, "99.9%")]
+
+    def share(self, place: float) -> float:
+        """What stands at a place."""
+        return 1 - (1 - TAIL_END) ** place
+
+
+def fitting(values: list[float]) -> Scale:
+    """An axis that holds all of the values: logarithmic where they differ by more than a factor of
+    20, and otherwise from 0."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low > LEAST and high > 20 * low:
+        return Log(_rounded_down(low), _rounded_up(high))
+    return Linear(0.0, high * 1.04 if high > LEAST else 1.0)
+
+
+def plain(value: float) -> str:
+    """0.5, 20, 1,000."""
+    return f"{value:,.10g}"
+
+
+# -- parts
+
+
+def _round_step(least: float) -> float:
+    """1, 2 or 5 times a power of ten, and no less than `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
+
+
+def _rounded_up(value: float) -> float:
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= value)
+
+
+def _rounded_down(value: float) -> float:
+    power = 10.0 ** math.floor(math.log10(value))
+    return next((m * power for m in (5, 2, 1) if m * power <= value), value)

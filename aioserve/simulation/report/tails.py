@@ -1,0 +1,173 @@
+"""How long the slowest had to wait: latencies by the share of requests that had no longer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.simulation.metrics import (
+    Targets,
+    e2e_seconds,
+    has_answer,
+    tpot_seconds,
+    ttft_seconds,
+)
+from aioserve.simulation.records import RequestRecord
+from aioserve.simulation.report.looks import look_of
+from aioserve.simulation.report.plot import Plot
+from aioserve.simulation.report.runs import Chart, Panel, PolicyRun, Table
+from aioserve.simulation.report.sampling import quantile
+from aioserve.simulation.report.scales import Tail, fitting
+
+__all__ = ["Latencies", "latencies_of", "tails_chart"]
+
+NUM_POINTS = 240
+SHARES_TOLD = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999)
+SHARES_MARKED = (0.5, 0.9, 0.99, 0.999)
+MISSING = "-"
+CAPTION = (
+    "Each further nine is as wide as the one before, so that the slowest of a thousand is as easy "
+    "to see as the median. Of fewer than a thousand, 99.9% is next to the slowest. A request that "
+    "got no answer counts as slower than all others, and there the line ends. The time between "
+    "tokens is that of each token, the time per output token their mean in each answer of two or "
+    "more. Where times differ by more than a factor of 20 the scale is logarithmic."
+)
+
+
+class Latencies(msgspec.Struct, frozen=True):
+    """One measure of one run."""
+
+    values: npt.NDArray[np.float64]
+    """In ascending order, in the unit that is shown."""
+    counts: npt.NDArray[np.int64]
+    """How often each of them is there."""
+    missing: int
+    """Requests that should have a value and have none."""
+
+    def at(self, share: float) -> float | None:
+        return quantile(self.values, share, counts=self.counts, missing=self.missing)
+
+
+class _Measure(msgspec.Struct, frozen=True):
+    key: str
+    title: str
+    unit: str
+    factor: float
+    of: Callable[[RequestRecord], float | None] | None
+    """None: between tokens, which are no requests."""
+    target: float | None = None
+
+
+def latencies_of(
+    run: PolicyRun, measure: Callable[[RequestRecord], float | None] | None, factor: float = 1
+) -> Latencies:
+    """Of every request that has the measure, or would have it if it had been served; of times
+    between tokens where no measure is given."""
+    if measure is None:
+        values, counts = run.timeline.token_gaps
+        order = np.argsort(values, kind="stable")
+        return Latencies(values[order] * factor, counts[order], 0)
+    asked = _asked_for(run, measure)
+    known = np.array([v for record in asked if (v := measure(record)) is not None], np.float64)
+    ones = np.ones(len(known), np.int64)
+    return Latencies(np.sort(known) * factor, ones, len(asked) - len(known))
+
+
+def tails_chart(runs: Sequence[PolicyRun], targets: Targets | None) -> Chart:
+    """Percentiles of four latencies on an axis that shows 50, 90, 99 and 99.9 %."""
+    marks = (None, None) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
+    measures = (
+        _Measure("ttft", "Time to first token", "s", 1, ttft_seconds, marks[0]),
+        _Measure("gap", "Time between tokens", "ms", 1000, None),
+        _Measure("tpot", "Time per output token", "ms", 1000, tpot_seconds, marks[1]),
+        _Measure("e2e", "Whole answer", "s", 1, e2e_seconds),
+    )
+    panels: list[Panel] = []
+    rows: list[tuple[str, ...]] = []
+    for measure in measures:
+        found = [latencies_of(run, measure.of, measure.factor) for run in runs]
+        panels.append(_panel(measure, [run.name for run in runs], found))
+        rows += [
+            (f"{measure.title}, {measure.unit}", run.name, *_cells(latencies))
+            for run, latencies in zip(runs, found, strict=True)
+        ]
+    head = ("measure", "policy", "p50", "p90", "p99", "p99.9")
+    table = Table(
+        "Percentiles of latencies under each policy",
+        (*head, "max", "measured", "without"),
+        tuple(rows),
+    )
+    return Chart(tuple(panels), CAPTION, table)
+
+
+# -- parts
+
+
+def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies]) -> Panel:
+    tail, unit = Tail(), measure.unit
+    places = np.linspace(0, 1, NUM_POINTS)
+    lines = [
+        [(s, v) for s in map(tail.share, places.tolist()) if (v := one.at(s)) is not None]
+        for one in found
+    ]
+    drawn = [value for line in lines for _, value in line]
+    target = None if measure.target is None else measure.target * measure.factor
+    plot = Plot(tail, fitting(drawn if target is None else [*drawn, target]), height=200)
+    if target is not None:
+        plot.guide(f"target {target:,.6g} {unit}", y=target)
+    for index, (line, one) in enumerate(zip(lines, found, strict=True)):
+        plot.line(line, look_of(index))
+        for share in SHARES_MARKED:
+            if (value := one.at(share)) is not None:
+                plot.mark((share, value), look_of(index))
+    at = [tail.at(share) for share in SHARES_TOLD]
+    borders = [0.0, *((a + b) / 2 for a, b in pairwise(at)), 1.0]
+    for number, share in enumerate(SHARES_TOLD):
+        between = (tail.share(borders[number]), tail.share(borders[number + 1]))
+        plot.over(between, "\n".join([f"{share:.1%} at most", *_told(names, found, share, unit)]))
+    what = "times between tokens" if measure.of is None else "requests"
+    return Panel(
+        f"{measure.title}, {unit}",
+        plot.svg(
+            f"tail-{measure.key}",
+            f"{measure.title} by the share of {what}, under each policy",
+            "At 99%: " + "; ".join(_told(names, found, 0.99, unit)) + ".",
+            x_label=f"share of {what}",
+        ),
+    )
+
+
+def _told(names: Sequence[str], found: Sequence[Latencies], share: float, unit: str) -> list[str]:
+    values = [one.at(share) for one in found]
+    return [
+        f"{name}: " + ("none" if value is None else f"{value:,.2f} {unit}")
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
+def _cells(latencies: Latencies) -> list[str]:
+    shown = [latencies.at(share) for share in (*SHARES_MARKED, 1.0)]
+    measured = int(latencies.counts.sum())
+    return [
+        *(MISSING if value is None else f"{value:,.2f}" for value in shown),
+        f"{measured:,}",
+        f"{latencies.missing:,}",
+    ]
+
+
+def _asked_for(
+    run: PolicyRun, measure: Callable[[RequestRecord], float | None]
+) -> list[RequestRecord]:
+    """The requests that have the measure, or would have it if they had been served: of an answer
+    that has ended, what there is of it counts, and not what the trace says."""
+    if measure is not tpot_seconds:
+        return list(run.result.requests)
+    return [
+        r
+        for r in run.result.requests
+        if (r.output_tokens if has_answer(r) else r.request.output_tokens) >= 2
+    ]

@@ -1,0 +1,122 @@
+"""A line for each simulated request, as CSV or JSON: for those who want other figures than ours."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from aioserve.errors import ConfigError
+from aioserve.isolation import shown
+from aioserve.simulation.metrics import e2e_seconds, queue_seconds, tpot_seconds, ttft_seconds
+from aioserve.simulation.records import RequestRecord
+
+__all__ = ["COLUMNS", "RequestFile", "check_requests_file", "lines_of", "row_of"]
+
+SUFFIXES = (".csv", ".jsonl")
+
+
+def row_of(record: RequestRecord) -> dict[str, Any]:
+    """What became of a request; None where there was nothing to measure."""
+    request = record.request
+    return {
+        "request": request.number,
+        "client": request.client,
+        "session": request.session,
+        "priority": request.priority,
+        "follows": request.follows,
+        "arrival_seconds": request.arrival_seconds,
+        "prompt_tokens": request.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "recorded_output_tokens": request.output_tokens,
+        "max_tokens": request.max_tokens,
+        "predicted_output_tokens": request.predicted_output_tokens,
+        "ending": None if record.ending is None else record.ending.value,
+        "queue_seconds": queue_seconds(record),
+        "ttft_seconds": ttft_seconds(record),
+        "tpot_seconds": tpot_seconds(record),
+        "max_gap_seconds": record.max_gap_seconds,
+        "e2e_seconds": e2e_seconds(record),
+        "wait_tokens": record.wait_tokens,
+    }
+
+
+COLUMNS = (
+    "request",
+    "client",
+    "session",
+    "priority",
+    "follows",
+    "arrival_seconds",
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "recorded_output_tokens",
+    "max_tokens",
+    "predicted_output_tokens",
+    "ending",
+    "queue_seconds",
+    "ttft_seconds",
+    "tpot_seconds",
+    "max_gap_seconds",
+    "e2e_seconds",
+    "wait_tokens",
+)
+"""Of `row_of`."""
+
+
+def check_requests_file(path: Any) -> Path:
+    """`path`, where its name says what to write. Raises `ConfigError`."""
+    if isinstance(path, str):
+        path = Path(str.__str__(path))
+    if not isinstance(path, Path) or path.suffix not in SUFFIXES:
+        raise ConfigError(f"requests must be a file named *.csv or *.jsonl, got {shown(path)}")
+    return path
+
+
+def lines_of(
+    path: Path, records: Iterable[RequestRecord], labels: Mapping[str, Any] | None = None
+) -> str:
+    """The lines about these, in the form that the path's name says. `labels` stand first in each:
+    the run that it is of."""
+    text = io.StringIO()
+    rows = ({**(labels or {}), **row_of(record)} for record in records)
+    if path.suffix == ".csv":
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows(row.values() for row in rows)
+    else:
+        text.writelines(json.dumps(row) + "\n" for row in rows)
+    return text.getvalue()
+
+
+class RequestFile:
+    """One that is being written, run by run. Use it as a context manager."""
+
+    def __init__(self, path: str | Path, labels: Iterable[str] = ()) -> None:
+        self.path: Path = check_requests_file(path)
+        self._labels = tuple(labels)
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> RequestFile:
+        self._file = self.path.open("w", encoding="utf-8", errors="surrogateescape", newline="")
+        if self.path.suffix == ".csv":
+            self._file.write(",".join((*self._labels, *COLUMNS)) + "\n")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, records: Iterable[RequestRecord], labels: Mapping[str, Any]) -> None:
+        """The requests of one run, and the labels of that run."""
+        self.write(lines_of(self.path, records, labels))
+
+    def write(self, lines: str) -> None:
+        """Lines that `lines_of` made."""
+        if self._file is None:
+            raise ValueError(f"{self.path} isn't open")
+        self._file.write(lines)

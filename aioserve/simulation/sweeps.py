@@ -1,0 +1,117 @@
+"""Many runs put together: what a policy does at each rate over several seeds, and up to which rate
+it keeps what was promised.
+
+Knows metrics alone: neither how they are made nor how they are shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, stdev
+
+import msgspec
+
+from aioserve.errors import ConfigError
+from aioserve.isolation import shown
+from aioserve.simulation.metrics import Metrics
+
+__all__ = ["Estimate", "Objective", "estimate", "largest_rate", "objectives"]
+
+T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""The 97.5th percentile of Student's t distribution with 1, 2, ... degrees of freedom."""
+
+SPREADS = {
+    "ttft": "ttft_seconds",
+    "tpot": "tpot_seconds",
+    "gap": "gap_seconds",
+    "queue": "queue_seconds",
+    "e2e": "e2e_seconds",
+}
+PERCENTILES = ("mean", "p50", "p90", "p99", "max")
+ATTAINMENT = "attainment"
+MAX_LIMIT_SECONDS = 1e9
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A mean over seeds, and how far from it the true one may be: half of the interval that has it
+    in 95 of 100 such sweeps, if values are normally distributed. None with one seed."""
+
+    mean: float
+    half_width: float | None = None
+
+
+def estimate(values: Iterable[float]) -> Estimate:
+    """Of at least one value."""
+    known = list(values)
+    if not all(map(math.isfinite, known)):
+        return Estimate(math.inf)
+    if len(known) < 2:
+        return Estimate(known[0])
+    freedom = len(known) - 1
+    # Beyond the table, t is close to the normal distribution's 1.96.
+    t = T_975[freedom - 1] if freedom <= len(T_975) else 1.96 + 2.5 / freedom
+    return Estimate(fmean(known), t * stdev(known) / math.sqrt(len(known)))
+
+
+class Objective(msgspec.Struct, frozen=True):
+    """One thing that was promised: `ttft_p99=2`."""
+
+    name: str
+    limit: float
+
+    def value(self, metrics: Metrics) -> float | None:
+        """What is compared with the limit; None where there was nothing to measure."""
+        if self.name == ATTAINMENT:
+            return None if metrics.goodput is None else metrics.goodput.share
+        kind, _, percentile = self.name.partition("_")
+        spread = getattr(metrics, SPREADS[kind])
+        return None if spread is None else getattr(spread, percentile)
+
+    def met(self, metrics: Metrics) -> bool:
+        """Whether it was kept. What was refused is infinitely late; where answers have no second
+        token, nothing came too late between tokens."""
+        value = self.value(metrics)
+        if self.name == ATTAINMENT:
+            return value is not None and value >= self.limit
+        return value is None or value <= self.limit
+
+
+def objectives(text: str) -> tuple[Objective, ...]:
+    """Of `ttft_p99=2,tpot_p99=0.1` or `attainment=0.9`: seconds, or the share of requests that met
+    their targets. Raises `ConfigError`."""
+    found: dict[str, Objective] = {}
+    names = [f"{kind}_{percentile}" for kind in SPREADS for percentile in PERCENTILES]
+    for part in text.split(","):
+        name, equals, number = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in (*names, ATTAINMENT) or name in found:
+            raise ConfigError(
+                f"slo must be NAME=LIMIT, once for each of {', '.join(SPREADS)} with _ and one of "
+                f"{', '.join(PERCENTILES)}, or {ATTAINMENT}=SHARE, got {shown(part)}"
+            )
+        most = 1.0 if name == ATTAINMENT else MAX_LIMIT_SECONDS
+        try:
+            limit = float(number)
+        except ValueError:
+            limit = math.nan
+        if not 0 < limit <= most:
+            raise ConfigError(
+                f"slo: {name} must be a number of more than 0 and at most {most:g}, got "
+                f"{shown(number)}"
+            )
+        found[name] = Objective(name, limit)
+    return tuple(found.values())
+
+
+def largest_rate(rates: Sequence[float], kept: Callable[[float], bool]) -> float | None:
+    """The largest of the rates up to which all are kept; None where the smallest isn't."""
+    largest = None
+    for rate in sorted(rates):
+        if not kept(rate):
+            break
+        largest = rate
+    return largest

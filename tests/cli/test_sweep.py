@@ -1,0 +1,228 @@
+"""`aioserve sweep`: every run is the one that `simulate` makes, in however many processes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Run
+
+POLICY = """
+from aioserve import SchedulingPolicy
+
+
+class Lifo(SchedulingPolicy):
+    def __init__(self, *, most: int = 9) -> None:
+        self.most = most
+
+    def order(self, waiting, view):
+        return list(reversed(waiting))
+
+
+class Broken(SchedulingPolicy):
+    def __init__(self) -> None:
+        raise KeyError("planted")
+
+
+NUMBER = 7
+"""
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(POLICY)
+    return path
+
+
+def swept(aioserve: Run, *arguments: object) -> dict[str, Any]:
+    done = aioserve("sweep", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+SMALL = ("--synthetic", "bursts", "--num-requests", 40)
+
+
+def test_every_run_is_the_one_that_simulate_makes(aioserve_here: Run) -> None:
+    arguments = (*SMALL, "--max-num-seqs", 4, "--policy", "fcfs", "--policy", "shortest_first")
+    found = swept(aioserve_here, *arguments, "--rates", "5,20", "--seeds", 2, "--jobs", 1)
+    assert [(row["policy"], row["rate"]) for row in found["rows"]] == [
+        ("fcfs", 5.0),
+        ("fcfs", 20.0),
+        ("shortest_first", 5.0),
+        ("shortest_first", 20.0),
+    ]
+    for row in found["rows"]:
+        for seed, metrics in enumerate(row["runs"]):
+            asked = (*SMALL, "--max-num-seqs", 4, "--policy", row["policy"])
+            asked += ("--rate", row["rate"], "--seed", seed)
+            alone = json.loads(aioserve_here("simulate", *asked, "--json").stdout)
+            assert metrics == alone["policies"][row["policy"]]
+        mean = sum(metrics["ttft_seconds"]["p99"] for metrics in row["runs"]) / 2
+        assert row["over_seeds"]["ttft_p99_seconds"]["mean"] == pytest.approx(mean)
+
+
+def test_processes_of_its_own_find_the_same(
+    aioserve_here: Run, policy_file: Path, tmp_path: Path
+) -> None:
+    arguments = (*SMALL, "--rates", "5,20", "--seeds", 2, "--vary", "max_num_seqs=2,8")
+    arguments += ("--policy", f"{policy_file}:Lifo:most=3")
+    found, lines = [], []
+    for jobs in (1, 2):
+        files = [tmp_path / f"{jobs}.csv", tmp_path / f"{jobs}.jsonl"]
+        more = ("--jobs", jobs, "--csv", files[0], "--requests", files[1])
+        found.append(swept(aioserve_here, *arguments, *more))
+        lines.append([file.read_text() for file in files])
+    assert found[0]["rows"] == found[1]["rows"]
+    assert lines[0] == lines[1]
+    runs = list(csv.DictReader(lines[0][0].splitlines()))
+    assert [(run["varied"], run["rate"], run["seed"]) for run in runs[:3]] == [
+        ("max_num_seqs=2", "5.0", "0"),
+        ("max_num_seqs=2", "5.0", "1"),
+        ("max_num_seqs=2", "20.0", "0"),
+    ]
+    requests = [json.loads(line) for line in lines[0][1].splitlines()]
+    assert len(requests) == 8 * 40
+    assert {(r["varied"], r["seed"]) for r in requests} == {
+        (f"max_num_seqs={n}", seed) for n in (2, 8) for seed in (0, 1)
+    }
+
+
+def test_the_largest_rate_is_told_that_keeps_what_is_promised(aioserve_here: Run) -> None:
+    arguments = ("--synthetic", "heavy-tails", "--num-requests", 100, "--max-num-seqs", 8)
+    arguments += ("--rates", "1,1000", "--slo", "ttft_p99=3,attainment=0.9", "--jobs", 1)
+    arguments += ("--ttft-target-seconds", 2)
+    found = swept(aioserve_here, *arguments)
+    assert [row["slo_kept"] for row in found["rows"]] == [True, False]
+    assert found["slo"] == [{"policy": "fcfs", "varied": "", "largest_rate": 1.0}]
+    shown = aioserve_here("sweep", *arguments).stdout
+    assert "largest rate that keeps ttft_p99=3,attainment=0.9, fcfs: 1 requests/s" in shown
+    assert "with 95 % confidence" in shown
+
+
+def test_a_page_is_drawn_of_all_rates(aioserve_here: Run, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = aioserve_here("sweep", *SMALL, "--rates", "5,20", "--jobs", 1, "--report", page)
+    assert done.returncode == 0, done.stderr
+    assert "aioserve sweep --synthetic bursts" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rates", "0"], "rates: '0' must be more than 0, got 0.0"),
+        (["--rates", "a"], "rates: 'a' must be more than 0, got nan"),
+        (["--rates", "2,2"], "rates: 2 is given twice"),
+        (["--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["--jobs", "0"], "jobs must be at least 1, got 0"),
+        (["--vary", "policy=a"], "vary must be NAME=VALUE,VALUE, once for each of"),
+        (["--vary", "max_num_seqs=a"], "vary: max_num_seqs must be a int, got 'a'"),
+        (["--vary", "overlap=yes"], "vary: overlap must be true or false, got 'yes'"),
+        (["--vary", "page_size=8,8"], "vary: a value of page_size is given twice"),
+        (["--slo", "ttft=1"], "slo must be NAME=LIMIT"),
+        (["--slo", "attainment=0.9"], "slo: attainment is of requests that meet their targets"),
+        (["--policy", "no.py:Such"], "there is no file 'no.py'"),
+        (["--requests", "a.txt"], "requests must be a file named *.csv or *.jsonl"),
+        (["--seeds", "10000", "--rates", "1,2,3,4,5,6,7,8,9,10,11"], "at most 100,000 runs"),
+        (["--vary", "num_pages=100000000", "--jobs", "2"], "num_pages must be at most"),
+    ],
+)
+def test_a_mistake_is_named(aioserve_here: Run, arguments: list[str], message: str) -> None:
+    done = aioserve_here("sweep", "--synthetic", "bursts", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_seeds_that_draw_nothing_are_refused(aioserve_here: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,context_tokens,generated_tokens\n0,10,2\n1,10,2\n")
+    done = aioserve_here("sweep", path, "--seeds", 2)
+    assert done.returncode == 2
+    assert "seeds: nothing of a trace is drawn" in done.stderr
+    found = swept(aioserve_here, path, "--rates", "1,2")
+    assert [len(row["runs"]) for row in found["rows"]] == [1, 1]
+    found = swept(aioserve_here, path, "--arrivals", "poisson", "--rates", "1", "--jobs", 1)
+    assert [len(row["runs"]) for row in found["rows"]] == [3]
+
+
+def test_a_mistake_that_only_one_run_has_ends_all(aioserve_here: Run) -> None:
+    arguments = (*SMALL, "--rates", "5,20,1e-8", "--seeds", 2, "--jobs", 2)
+    done = aioserve_here("sweep", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("aioserve: rate 1e-08 makes 40 requests take")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("Lifo", 0, ""),
+        ("Lifo:most=3", 0, ""),
+        ("Lifo:most=x", 2, "option 'most' of policy 'Lifo' must be an int"),
+        ("Lifo:least=3", 2, "policy 'Lifo' has no option 'least'"),
+        ("Fifo", 2, "'Fifo' isn't in the file"),
+        ("NUMBER", 2, "'NUMBER' is no SchedulingPolicy"),
+        ("Broken", 1, "can't be made: KeyError('planted')"),
+    ],
+)
+def test_a_policy_of_a_file_is_simulated(
+    aioserve_here: Run, policy_file: Path, name: str, code: int, message: str
+) -> None:
+    done = aioserve_here("simulate", *SMALL, "--policy", f"{policy_file}:{name}")
+    assert done.returncode == code
+    assert message in done.stderr
+
+
+def test_a_file_that_cannot_be_run_is_named(aioserve_here: Run, tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("import no_such_module_anywhere\n")
+    done = aioserve_here("simulate", *SMALL, "--policy", f"{path}:Mine")
+    assert done.returncode == 1
+    assert "can't be loaded: ModuleNotFoundError" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def workers_in(group: int) -> int:
+    """How many processes of that group were spawned to run things and are alive."""
+    found = 0
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            in_group = int(status.read_text().rpartition(")")[2].split()[2]) == group
+            found += in_group and "spawn_main" in (status.parent / "cmdline").read_text()
+        except OSError:  # gone
+            continue
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_ends_all_processes_with_nothing_said() -> None:
+    command = [sys.executable, "-m", "aioserve", "sweep", "--synthetic", "bursts"]
+    command += ["--num-requests", "20000", "--rates", "5,6,7,8", "--jobs", "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 40
+        while workers_in(process.pid) < 2:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        out, err = process.communicate(timeout=40)
+        assert (process.returncode, out, err) == (130, b"", b"")
+        assert workers_in(process.pid) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

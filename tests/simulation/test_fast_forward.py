@@ -1,0 +1,273 @@
+"""Steps passed at once are those that would have been taken one by one: records, counts, times and
+what a policy sees are the same to the last digit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aioserve import RequestView, SchedulerView, SchedulingPolicy
+from aioserve.capacity.hardware import hardware_preset
+from aioserve.capacity.models import ModelShape, read_model
+from aioserve.execution.plan import StepPlan
+from aioserve.plugins import PluginRegistry
+from aioserve.simulation import fast_forward
+from aioserve.simulation.cost import CostTable, RooflineCost
+from aioserve.simulation.records import SimulationResult
+from aioserve.simulation.simulator import simulate
+from aioserve.simulation.timeline import Timeline
+from aioserve.traces.request import TraceRequest
+
+ROOFLINE = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
+TABLE = CostTable(
+    [0, 64, 512],
+    [0, 4, 16],
+    [[0.01, 0.0123, 0.02], [0.03, 0.041, 0.043], [0.05, 0.06, 0.0777]],
+    seconds_per_context_token=1.37e-6,
+    seconds_per_attended_pair=1.1e-9,
+    scatter=[[[0.5, 0.9, 1.6]] * 3] * 3,
+    max_context_tokens=400,
+)
+
+
+class Watching(SchedulingPolicy):
+    """First come, first served, and notes everything that it can see whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        self._note("order", view)
+        return waiting
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        self._note(f"chunk {budget_tokens}", view)
+        return budget_tokens
+
+    def victim(
+        self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
+    ) -> RequestView:
+        self._note(f"victim {need_pages}", view)
+        return super().victim(running, need_pages, view)
+
+    def arrived(self, requests: Sequence[RequestView]) -> None:
+        self.seen.append([self._shown(request) for request in requests])
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        self.seen.append([self._shown(request) for request in requests])
+
+    def _note(self, what: str, view: SchedulerView) -> None:
+        self.seen.append(
+            (
+                what,
+                [getattr(view, name) for name in view.__struct_fields__ if name != "_source"],
+                view.last_steps,
+                view.estimate(10, 3, 100),
+                view.pages_reserved,
+                [self._shown(request) for request in (*view.running, *view.waiting)],
+            )
+        )
+
+    def _shown(self, request: RequestView) -> list[Any]:
+        names = [name for name in vars(type(request)) if name[0] != "_"]
+        return [getattr(request, name) for name in names if name != "prefix_key"]
+
+
+class Preferring(Watching):
+    """Requests of a higher priority go before others, and displace them."""
+
+    def precedence(self, request: RequestView) -> int:
+        return request.priority
+
+
+class Hearing(Watching):
+    """Hears of each step, and looks at the requests meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[RequestView, None] = {}
+
+    def arrived(self, requests: Sequence[RequestView]) -> None:
+        self.live.update(dict.fromkeys(requests))
+
+    def finished(self, requests: Sequence[RequestView]) -> None:
+        for request in requests:
+            del self.live[request]
+
+    def step_finished(self, step: int, tokens: int) -> None:
+        self.seen.append((step, tokens, [self._shown(request) for request in self.live]))
+
+
+class Wishing(Watching):
+    """Preempts somebody in every eleventh step."""
+
+    def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        return running[:1] if view.step % 11 == 0 else ()
+
+
+class Choosing(Watching):
+    """One after the other sits a step out."""
+
+    def decode(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        out = view.step % (len(running) + 2)
+        return [request for place, request in enumerate(running) if place != out]
+
+
+POLICIES = [Watching, Preferring, Hearing, Wishing, Choosing]
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[TraceRequest]:
+    requests: list[TraceRequest] = []
+    for number in range(draw(st.integers(1, 10))):
+        blocks = draw(st.integers(0, 4))
+        first = draw(st.integers(0, 1)) * 10
+        follows = draw(st.none() | st.integers(0, number - 1)) if number else None
+        arrival = draw(st.sampled_from([0.0, 0.013, 0.05, 0.3, 1.0]) | st.floats(0, 2))
+        if follows is not None:
+            arrival = max(arrival, requests[follows].arrival_seconds)
+        requests.append(
+            TraceRequest(
+                number,
+                arrival,
+                blocks * 4 + draw(st.integers(1, 9)),
+                draw(st.integers(0, 90)),
+                tuple(range(first, first + blocks)),
+                4,
+                client=draw(st.sampled_from(["", "a", "b"])),
+                session=draw(st.sampled_from(["", "s"])),
+                priority=draw(st.integers(0, 2)),
+                max_tokens=draw(st.sampled_from([None, None, 1, 30])),
+                follows=follows,
+                think_seconds=draw(st.sampled_from([0.0, 0.1])),
+            )
+        )
+    return requests
+
+
+def both(trace: list[TraceRequest], **options: Any) -> tuple[SimulationResult, SimulationResult]:
+    """With steps passed at once, and one by one; the policies must have seen the same."""
+    make = options.pop("make", Watching)
+    policies = make(), make()
+    fast = simulate(trace, policies[0], **options)
+    with mock.patch.object(fast_forward, "LEAST_STEPS", math.inf):
+        slow = simulate(trace, policies[1], **options)
+    seen = [getattr(policy, "seen", None) for policy in policies]
+    assert repr(seen[0]) == repr(seen[1])
+    return fast, slow
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "make": st.sampled_from(POLICIES),
+        "cost": st.sampled_from([ROOFLINE, TABLE]),
+        "page_size": st.sampled_from([1, 2, 4, 16]),
+        "num_pages": st.none() | st.integers(8, 60),
+        "max_num_seqs": st.integers(1, 6),
+        "max_num_batched_tokens": st.sampled_from([3, 16, 512]),
+        "output_reserve_tokens": st.sampled_from([0, 2, 64]),
+        "prefix_caching": st.booleans(),
+        "overlap": st.booleans(),
+        "closed_loop": st.booleans(),
+        "max_tokens": st.none() | st.integers(1, 40),
+    }
+)
+
+
+@settings(deadline=None)
+@given(traces(), OPTIONS, st.none() | st.integers(0, 9), st.integers(0, 20))
+def test_whatever_the_run_no_digit_differs_from_steps_taken_one_by_one(
+    trace: list[TraceRequest], options: dict[str, Any], seed: int | None, host_pages: int
+) -> None:
+    if options["cost"] is TABLE:
+        options["scatter_seed"] = seed
+    if options["num_pages"] is not None and options["prefix_caching"]:
+        options["num_host_pages"] = host_pages
+    fast, slow = both(trace, **options)
+    assert repr(fast) == repr(slow)
+    assert msgspec.json.encode(fast) == msgspec.json.encode(slow)
+
+
+@pytest.mark.parametrize("name", sorted(PluginRegistry().policies))
+@pytest.mark.parametrize("num_pages", [None, 90])
+def test_under_every_installed_policy_no_digit_differs(name: str, num_pages: int | None) -> None:
+    trace = [
+        TraceRequest(
+            number,
+            number * 0.031 + number % 7 / 3,
+            5 + number * 7 % 60,
+            1 + number * 13 % 90,
+            tuple(range(number % 3)),
+            4,
+            client="abc"[number % 3],
+            priority=number % 2,
+        )
+        for number in range(40)
+    ]
+    fast, slow = both(
+        trace,
+        make=lambda: PluginRegistry().policy(name),
+        cost=TABLE,
+        scatter_seed=1,
+        page_size=4,
+        num_pages=num_pages,
+        max_num_seqs=9,
+        ttft_target_seconds=1.0,
+        tpot_target_seconds=0.1,
+    )
+    assert repr(fast) == repr(slow)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("toward", [0.0, math.nan, math.inf])
+def test_one_that_comes_when_a_step_ends_is_there_for_the_next(
+    overlap: bool, toward: float
+) -> None:
+    first = TraceRequest(0, 0.0, 20, 50, (), 16)
+    options: dict[str, Any] = {"cost": ROOFLINE, "num_pages": None, "overlap": overlap}
+    timeline = Timeline()
+    simulate([first], SchedulingPolicy(), timeline=timeline, **options)
+    end = timeline.steps[20].ended_seconds
+    arrival = end if math.isnan(toward) else math.nextafter(end, toward)
+    fast, slow = both([first, TraceRequest(1, arrival, 20, 50, (), 16)], **options)
+    assert repr(fast) == repr(slow)
+
+
+class Counting(RooflineCost):
+    """Whose own answer must not be passed by."""
+
+    asked = 0
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        self.asked += 1
+        return 2 * super().step_seconds(plan)
+
+
+def test_steps_are_passed_at_once_where_nothing_else_happens() -> None:
+    trace = [TraceRequest(number, 0.0, 20, 500, (), 16) for number in range(4)]
+    with mock.patch.object(fast_forward, "decode_pass", wraps=fast_forward.decode_pass) as asked:
+        result = simulate(trace, SchedulingPolicy(), cost=ROOFLINE, num_pages=None)
+    assert result.steps > 500
+    assert asked.call_count < 20
+
+
+def test_a_cost_model_of_ones_own_is_asked_about_each_step() -> None:
+    cost = Counting(ROOFLINE.model, ROOFLINE.hardware)
+    trace = [TraceRequest(number, 0.0, 20, 50, (), 16) for number in range(4)]
+    result = simulate(trace, SchedulingPolicy(), cost=cost, num_pages=None)
+    assert cost.asked == result.steps
+
+
+def test_a_timeline_has_each_step() -> None:
+    trace = [TraceRequest(number, 0.0, 20, 50, (), 16) for number in range(4)]
+    timeline = Timeline()
+    result = simulate(trace, SchedulingPolicy(), cost=ROOFLINE, num_pages=None, timeline=timeline)
+    assert len(timeline) == result.steps
+    assert repr(simulate(trace, SchedulingPolicy(), cost=ROOFLINE, num_pages=None)) == repr(result)
