@@ -103,14 +103,14 @@ $(FOR_RUN): $(METADATA) | $(FOR_BUILD)
 	$(call install_requirements,server)
 
 $(FOR_TEST): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements,hub report server test)
+	$(call install_requirements,hub server test)
 
 $(FOR_CLIENTS): tools/install_clients $(wildcard tests/clients/*.txt tests/clients/*.json) | $(FOR_TEST)
 	$(BIN)/python tools/install_clients .venv/clients
 	@touch $@
 
 $(FOR_DOCS): $(METADATA) | $(FOR_BUILD)
-	$(call install_requirements,docs report server)
+	$(call install_requirements,docs server)
 
 $(BUILT): $(NATIVE) $(METADATA) | $(FOR_BUILD)
 	$(INSTALL_ITSELF)

@@ -77,8 +77,9 @@ from aioserve.request import (
     Usage,
 )
 from aioserve.sampling.processors import LogitsProcessor
-from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
-from aioserve.scheduling.view import RequestView, SchedulerView
+from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.step_times import StepSummary
+from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 from aioserve.structured_output import StructuredOutput
 from aioserve.text.answers.parts import ToolCall, ToolCallDelta
 from aioserve.text.tokenizer import Tokenizer
@@ -127,9 +128,11 @@ __all__ = [
     "Observer",
     "ObserverSpec",
     "PageUse",
+    "Pin",
     "PluginError",
     "PolicySpec",
     "Pooling",
+    "Preempt",
     "Preemption",
     "Prompt",
     "PromptTooLongError",
@@ -149,6 +152,7 @@ __all__ = [
     "StepError",
     "StepInfo",
     "StepPart",
+    "StepSummary",
     "StreamBusyError",
     "StreamOptions",
     "StreamStalledError",

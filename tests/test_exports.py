@@ -23,6 +23,7 @@ CONTRACTS = (
     "aioserve.execution.runner",
     "aioserve.simulation.cost",
     "aioserve.simulation.metrics",
+    "aioserve.simulation.timeline",
     "aioserve.text.chat",
     "aioserve.text.conversation",
     "aioserve.traces.request",

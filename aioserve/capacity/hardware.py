@@ -46,9 +46,11 @@ class Hardware(msgspec.Struct, frozen=True):
     """The part of the peak that matrix products reach. An assumption, like the next one."""
     bandwidth_efficiency: float = 0.8
     num_devices: int = 1
+    host_bytes_per_second: float = 32e9
+    """Peak bandwidth of the link to the host's memory, one way."""
 
     def __post_init__(self) -> None:
-        for name in ("flops_per_second", "bytes_per_second"):
+        for name in ("flops_per_second", "bytes_per_second", "host_bytes_per_second"):
             check(name, getattr(self, name), 1.0, MAX_RATE)
         for name in ("compute_efficiency", "bandwidth_efficiency"):
             check(name, getattr(self, name), 1e-6, 1.0)
@@ -68,15 +70,17 @@ class Hardware(msgspec.Struct, frozen=True):
             bytes_per_second=self.bytes_per_second * num_devices,
             memory_bytes=self.memory_bytes * num_devices,
             num_devices=self.num_devices * num_devices,
+            host_bytes_per_second=self.host_bytes_per_second * num_devices,
         )
 
 
 PRESETS = {
     hardware.name: hardware
     for hardware in (
-        # NVIDIA H200 and H100 Tensor Core GPU datasheets, SXM; half of the rates with sparsity.
-        Hardware("h200", 989e12, 4.8e12, 141 * 10**9, 1e-3),
-        Hardware("h100", 989e12, 3.35e12, 80 * 10**9, 1e-3),
+        # NVIDIA H200 and H100 Tensor Core GPU datasheets, SXM; half of the rates with sparsity, and
+        # half of what PCIe does both ways.
+        Hardware("h200", 989e12, 4.8e12, 141 * 10**9, 1e-3, host_bytes_per_second=64e9),
+        Hardware("h100", 989e12, 3.35e12, 80 * 10**9, 1e-3, host_bytes_per_second=64e9),
         # NVIDIA A100 80GB datasheet, SXM.
         Hardware("a100", 312e12, 2.039e12, 80 * 10**9, 1e-3),
         # NVIDIA L4 datasheet, half of the rate with sparsity.

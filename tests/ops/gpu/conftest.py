@@ -7,14 +7,14 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.ops.gpu.interpreter import correct_products_of_bfloat16
+from tests.ops.gpu.interpreter import correct_products
 
 # Triton has no packages for anything but Linux on x86-64 and arm64.
 collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 
 
 if not collect_ignore_glob:
-    correct_products_of_bfloat16()
+    correct_products()
 
 
 @pytest.fixture(scope="session")

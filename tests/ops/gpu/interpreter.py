@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["correct_products_of_bfloat16", "round_bfloat16_to_nearest"]
+__all__ = ["correct_products", "round_bfloat16_to_nearest"]
 
 
 def round_bfloat16_to_nearest() -> None:
@@ -31,10 +31,13 @@ def round_bfloat16_to_nearest() -> None:
     interpreter.InterpreterBuilder.create_fp_trunc = create_fp_trunc  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def correct_products_of_bfloat16() -> None:
-    """Multiply what bfloat16 operands stand for. Nothing is done where there is a GPU.
+def correct_products() -> None:
+    """Multiply what bfloat16 operands stand for, and each row alike wherever it stands. Nothing is
+    done where there is a GPU.
 
-    The interpreter keeps bfloat16 in integers of 16 bits, and `tl.dot` multiplies those.
+    The interpreter keeps bfloat16 in integers of 16 bits, and `tl.dot` multiplies those. And it
+    leaves products to numpy's BLAS, which on some processors adds up a row in another order where
+    another number of rows comes with it. Summed in float64, they are rounded to the same float32.
     """
     if torch.cuda.is_available():
         return
@@ -44,12 +47,19 @@ def correct_products_of_bfloat16() -> None:
     interpreted = interpreter.InterpreterBuilder.create_dot
 
     def widened(operand: Any) -> Any:
-        if operand.dtype.scalar != tl.bfloat16:
-            return operand
-        wide = (operand.data.astype(np.uint32) << 16).view(np.float32)
-        return interpreter.TensorHandle(wide, tl.float32)
+        if operand.dtype.scalar == tl.bfloat16:
+            return (operand.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return operand.data.astype(np.float64)
 
-    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
-        return interpreted(self, widened(a), widened(b), *others)
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *others: Any) -> Any:
+        if not (_is_wide_float(a) and _is_wide_float(b)):
+            return interpreted(self, a, b, d, *others)
+        product = np.matmul(widened(a), widened(b)).astype(d.data.dtype) + d.data
+        return interpreter.TensorHandle(product, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _is_wide_float(operand: Any) -> bool:
+    dtype = operand.dtype.scalar
+    return dtype.is_floating() and dtype.primitive_bitwidth > 8
