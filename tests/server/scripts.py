@@ -47,13 +47,15 @@ class SeenTemplate(ChatTemplate):
 
 @asynccontextmanager
 async def scripted(
-    *answers: str, settings: ServerSettings | None = None
+    *answers: str, settings: ServerSettings | None = None, template: str = TEMPLATE, **options: Any
 ) -> AsyncIterator[tuple[SeenTemplate, Engine, httpx.AsyncClient]]:
-    """Requests with the seed `i` get answer `i`."""
-    model = ScriptedModel(TEMPLATE, *(answers or (PLAIN,)))
-    model.template = seen = SeenTemplate(TEMPLATE, origin="test")
+    """Requests with the seed `i` get answer `i`; `options` are those of the model."""
+    model = ScriptedModel(template, *(answers or (PLAIN,)), **options)
+    model.template = seen = SeenTemplate(template, origin="test")
     seen.prompts = []
-    async with Engine(model) as engine, client_of(create_app(engine, settings)) as client:
+    # A model with a script writes every token by itself.
+    engine = Engine(model, jump_forward=False)
+    async with engine, client_of(create_app(engine, settings)) as client:
         yield seen, engine, client
 
 

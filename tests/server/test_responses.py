@@ -25,7 +25,7 @@ from tests.server.serving import served, until
 
 pytestmark = pytest.mark.asyncio
 
-TOOLS = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+TOOLS = [{"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}]
 STRICT = TOOLS[0] | {"strict": True}
 BROKEN = TOOLS[0] | {"parameters": {"properties": {"a": {"type": "b"}}}}
 BODY: dict[str, Any] = {"model": "scripted", "input": "How is it outside?", "seed": 0}
@@ -299,10 +299,12 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
             "text.format",
         ),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"reasoning": {"effort": "lots"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "concise"}}, "reasoning.summary"),
+        ({"truncation": "last"}, "truncation"),
         ({"background": True}, "background"),
         ({"background": 0}, "background"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"max_tool_calls": 1}, "max_tool_calls"),
@@ -332,8 +334,8 @@ async def test_what_is_wrong_or_not_supported_is_named(change: dict[str, Any], p
 async def test_what_asks_for_nothing_is_let_through() -> None:
     nothing = {
         "background": False,
-        "include": [],
-        "reasoning": {"effort": None, "summary": None},
+        "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+        "reasoning": {"effort": None, "summary": "auto"},
         "service_tier": "auto",
         "stream_options": {"include_obfuscation": False},
         "top_logprobs": 0,
@@ -439,7 +441,7 @@ async def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
         assert engine.stats().tokens_generated_total < 400
 
 
-async def test_a_stream_that_fails_ends_once_and_is_not_stored(
+async def test_a_stream_that_fails_ends_once_and_is_stored_as_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def broken(*_: Any) -> Any:
@@ -452,12 +454,21 @@ async def test_a_stream_that_fails_ends_once_and_is_not_stored(
         events = events_of(text)
         whole = await client.post("/v1/responses", json=BODY)
         await until(lambda: not engine.stats().num_running)
-        found = await client.get(f"/v1/responses/{events[0]['response']['id']}")
+        failed = events[-1]["response"]
+        found = await client.get(f"/v1/responses/{failed['id']}")
+        following = await client.post(
+            "/v1/responses", json=BODY | {"previous_response_id": failed["id"]}
+        )
     ends = [event for event in events if event["type"].split(".")[1] in ENDS]
     assert [event["type"] for event in ends] == ["response.failed"]
     assert events[-1]["response"]["error"] == {"code": "server_error", "message": "planted"}
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert found.status_code == 404
+    assert (failed["status"], failed["store"], found.json()) == ("failed", True, failed)
+    assert (following.status_code, following.json()["error"]["param"]) == (
+        400,
+        "previous_response_id",
+    )
+    assert "failed" in following.json()["error"]["message"]
     assert (whole.status_code, whole.json()["error"]["code"]) == (500, "request_failed")
 
 

@@ -63,9 +63,6 @@ async def chat(call: Call, body: ChatRequest) -> ChatCompletion | Events:
 
 
 def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
-    variables = body.chat_template_kwargs
-    if body.reasoning_effort is not None:
-        variables = {**(variables or {}), "reasoning_effort": body.reasoning_effort}
     params = body.params(
         call.engine.default_params,
         max_tokens=body.most_tokens,
@@ -76,7 +73,7 @@ def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
         messages_of(body.messages, call.engine),
         params,
         **plan.options,
-        chat_template_kwargs=variables,
+        chat_template_kwargs=body.variables(call.engine),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         metadata=body.metadata,

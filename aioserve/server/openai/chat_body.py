@@ -7,7 +7,6 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.engine.engine import Engine
-from aioserve.server.errors import ApiError
 from aioserve.server.openai.fields import AnswerFields, refuse, refuse_unsupported
 from aioserve.server.openai.limits import (
     check_at_most,
@@ -15,6 +14,7 @@ from aioserve.server.openai.limits import (
     check_sampling,
     check_schema,
 )
+from aioserve.server.openai.reasoning import variables_of
 from aioserve.server.served import Call
 
 __all__ = ["ChatRequest", "FunctionChoice", "NamedTool", "ResponseFormat", "Tool", "messages_of"]
@@ -106,7 +106,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
-    """A variable of the template."""
+    """As far as the model's template reads one."""
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -149,19 +149,22 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
                 f"must be the same as max_tokens = {self.max_tokens} where both are given, got "
                 f"{self.max_completion_tokens}",
             )
-        if self.reasoning_effort is not None and not call.engine.template_reads("reasoning_effort"):
-            raise ApiError(
-                400,
-                "reasoning_effort isn't supported: the model's chat template doesn't read it",
-                param="reasoning_effort",
-                code="unsupported_parameter",
-            )
         check_at_most("tools", "have at most {} entries", len(self.tools or ()), settings.max_tools)
         for tool in self.tools or ():
             check_schema("tools", tool.function.parameters, settings)
         if self.response_format is not None and self.response_format.json_schema is not None:
             schema = self.response_format.json_schema.schema
             check_schema("response_format", schema, settings)
+
+    def variables(self, engine: Engine) -> dict[str, Any] | None:
+        """Of the template. Raises `ApiError` for an effort that it reads nothing of, or that
+        contradicts them."""
+        effort = variables_of(engine, self.reasoning_effort, "reasoning_effort")
+        given = self.chat_template_kwargs
+        for name, value in effort.items():
+            if given is not None and given.get(name, value) != value:
+                raise refuse("reasoning_effort", f"and chat_template_kwargs.{name} contradict")
+        return {**(given or {}), **effort} if effort else given
 
     @property
     def most_tokens(self) -> int | None:

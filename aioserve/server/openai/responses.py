@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aioserve.server.answering import Answering
+from aioserve.server.answering import Answering, Asked
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.errors import ApiError, called, told
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -92,7 +92,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    reasoning: ReasoningConfig = ReasoningConfig()
+    reasoning: ReasoningConfig
     safety_identifier: str | None
     service_tier: Literal["default"] = "default"
     store: bool
@@ -102,7 +102,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[FunctionTool]
     top_logprobs: Literal[0] = 0
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
     user: str | None
 
@@ -183,7 +183,7 @@ class _Answered:
         if refused.is_fault:
             logger.error("call %s failed", record.request_id, exc_info=error)
         code = "server_error" if refused.status >= 500 else "invalid_prompt"
-        return msgspec.structs.replace(
+        response = msgspec.structs.replace(
             self._response,
             status="failed",
             error=ResponseError(
@@ -192,6 +192,7 @@ class _Answered:
             output=self._writer.output,
             usage=self._usage(),
         )
+        return self._stored(response)
 
     def _usage(self) -> ResponseUsage:
         usage = self._answering.usage
@@ -219,8 +220,8 @@ class _Answered:
 async def responses(call: Call, body: ResponseRequest) -> Response | Events:
     checked(call, body)
     before, given = context_of(call, body)
-    asked = asked_of(call, body, before, given)
-    answering = await Answering.begun(call.engine, asked)
+    asked = await asked_of(call, body, before, given)
+    answering, strict = await _begun(call, body, asked)
     call.told.answers_with(answering)
     response = Response(
         id=new_id("resp"),
@@ -234,11 +235,13 @@ async def responses(call: Call, body: ResponseRequest) -> Response | Events:
         prompt_cache_key=body.prompt_cache_key,
         safety_identifier=body.safety_identifier,
         store=body.store is not False and call.served.responses.fits(0),
+        reasoning=body.reasoning or ReasoningConfig(),
         temperature=asked.params.temperature,
         text=TextConfig(format=(body.text and body.text.format) or PlainFormat()),
         tool_choice=body.tool_choice or "auto",
-        tools=body.tools or [],
+        tools=[_told(tool, strict) for tool in body.tools or ()],
         top_p=asked.params.top_p,
+        truncation=body.truncation or "disabled",
         user=body.user,
     )
     answered = _Answered(call, response, answering, (before, given))
@@ -246,6 +249,23 @@ async def responses(call: Call, body: ResponseRequest) -> Response | Events:
         return Events(answered.events(), answering)
     call.told.answers_with(answering)
     return await answered.whole()
+
+
+async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answering, bool]:
+    """The answer, and whether tools are strict that don't say. They are if they can be."""
+    try:
+        return await Answering.begun(call.engine, asked), True
+    except ApiError as error:
+        stated = tuple([tool.name for tool in body.tools or () if tool.strict])
+        if error.status != 400 or error.param != "tools" or len(stated) >= len(asked.plan.strict):
+            raise
+    plan = msgspec.structs.replace(asked.plan, strict=stated)
+    return await Answering.begun(call.engine, msgspec.structs.replace(asked, plan=plan)), False
+
+
+def _told(tool: FunctionTool, strict: bool) -> FunctionTool:
+    """As it is treated, where it doesn't say."""
+    return tool if tool.strict is not None else msgspec.structs.replace(tool, strict=strict)
 
 
 class ResponsePath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from aioserve.errors import PromptTooLongError
 from aioserve.server.answering import Asked
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.answer_plan import AnswerPlan
@@ -17,6 +18,7 @@ from aioserve.server.openai.limits import (
     check_metadata,
     check_sampling,
 )
+from aioserve.server.openai.reasoning import Effort, variables_of
 from aioserve.server.openai.responses_items import (
     FunctionCall,
     Item,
@@ -25,6 +27,7 @@ from aioserve.server.openai.responses_items import (
     item_of,
     kept,
 )
+from aioserve.server.openai.responses_truncation import Placed, shortened
 from aioserve.server.planning import json_object, json_schema, named_tool, planned, tool
 from aioserve.server.sampling import SamplingFields
 from aioserve.server.served import Call
@@ -58,7 +61,6 @@ FORMS = ("structured_output", *StructuredOutput.__struct_fields__)
 NOTHING: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
-    "include": ([],),
     "max_tool_calls": (),
     "prompt": (),
     "prompt_cache_retention": ("in_memory",),
@@ -66,7 +68,6 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "stream_options": ({}, {"include_obfuscation": False}),
     "n": (1,),
     "top_logprobs": (0,),
-    "truncation": ("disabled",),
 }
 """Values, beside none, with which these fields ask for nothing that isn't done anyway."""
 
@@ -75,11 +76,23 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pass
 
 
-class ReasoningConfig(_Strict, frozen=True, kw_only=True):
-    """How much a model reasons is its template's to say."""
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+]
+"""What no answer here could have more of: there are neither such tools nor images, and reasoning is
+told whole, as text that may come back."""
 
-    effort: None = None
-    summary: None = None
+
+class ReasoningConfig(_Strict, frozen=True, kw_only=True):
+    effort: Effort | None = None
+    """As far as the model's template reads one."""
+    summary: Literal["auto"] | None = None
+    """Reasoning is told whole: there is no summary of it to choose."""
 
 
 class FunctionTool(_Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
@@ -87,6 +100,7 @@ class FunctionTool(_Strict, frozen=True, kw_only=True, tag_field="type", tag="fu
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    """Where it isn't said: if the schemas of all tools can be kept."""
 
 
 class FunctionChoice(_Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
@@ -134,6 +148,8 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     """Comes back with the response, and scheduling policies see it."""
     reasoning: ReasoningConfig | None = None
+    include: list[Includable] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     stream: bool | None = None
     user: str | None = None
@@ -147,14 +163,12 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     """Prompts are cached by what they say, with a key or without."""
     background: Any = None
     conversation: Any = None
-    include: Any = None
     max_tool_calls: Any = None
     prompt: Any = None
     prompt_cache_retention: Any = None
     service_tier: Any = None
     stream_options: Any = None
     top_logprobs: Any = None
-    truncation: Any = None
 
 
 def checked(call: Call, body: ResponseRequest) -> None:
@@ -180,9 +194,9 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
                 code="previous_response_not_found",
             )
         before = msgspec.json.decode(stored.before, type=list[Item])
-        output = msgspec.json.decode(stored.body, type=_Output).output
-        _check_calls(output, body.previous_response_id)
-        before += output
+        earlier = msgspec.json.decode(stored.body, type=_Earlier)
+        _check_whole(earlier, body.previous_response_id)
+        before += earlier.output
     num_items = len(before) + (1 if isinstance(body.input, str) else len(body.input))
     must = "have at most {} items, those of earlier responses included"
     check_at_most("input", must, num_items, call.settings.max_items)
@@ -195,39 +209,47 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
     ]
 
 
-def _check_calls(output: Sequence[Item], response_id: str) -> None:
-    """Raises `ApiError` for a call that nothing can follow."""
-    for item in output:
+class _Earlier(msgspec.Struct):
+    """A stored response, as far as another goes on from it."""
+
+    status: str
+    output: list[Item]
+
+
+def _check_whole(earlier: _Earlier, response_id: str) -> None:
+    """Raises `ApiError` for a response that nothing can follow."""
+    broken = "failed" if earlier.status == "failed" else None
+    for item in earlier.output:
         if not isinstance(item, FunctionCall):
             continue
         try:
             msgspec.json.decode(item.arguments, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ApiError(
-                400,
-                f"previous_response_id: the response {response_id!r:.300} has a call of "
-                f"{item.name!r:.300} whose arguments are no whole JSON object, so nothing can "
-                "follow it: go on from the one before it",
-                param="previous_response_id",
-            ) from error
+        except (msgspec.DecodeError, RecursionError):
+            broken = f"has a call of {item.name!r:.300} whose arguments are no whole JSON object"
+    if broken is not None:
+        raise ApiError(
+            400,
+            f"previous_response_id: the response {response_id!r:.300} {broken}, so nothing can "
+            "follow it: go on from the one before it",
+            param="previous_response_id",
+        )
 
 
-class _Output(msgspec.Struct):
-    output: list[Item]
-
-
-def asked_of(
+async def asked_of(
     call: Call, body: ResponseRequest, before: Sequence[Item], given: Sequence[Item]
 ) -> Asked:
     """Raises `ApiError`."""
-    turns = Turns(knows_developer=call.engine.template_reads("developer"))
-    if body.instructions is not None:
-        turns.system(body.instructions, "instructions")
-    for item in before:
-        add_item(turns, item, "previous_response_id")
-    for index, item in enumerate(given):
-        add_item(turns, item, "input" if isinstance(body.input, str) else f"input[{index}]")
     plan = plan_of(call, body)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    variables = variables_of(call.engine, effort, "reasoning.effort") or None
+    is_text = isinstance(body.input, str)
+    items: list[Placed] = [
+        *[("previous_response_id", item) for item in before],
+        *[("input" if is_text else f"input[{index}]", item) for index, item in enumerate(given)],
+    ]
+    if body.truncation == "auto":
+        items = await _truncated(call, body, items, plan, variables)
+    turns = _turns_of(call, body, items)
     form = "text.format"
     if plan.function is not None or plan.reads_list:
         form = "tools"
@@ -247,8 +269,50 @@ def asked_of(
         body,
         metadata=body.metadata,
         predicted_output_tokens=body.predicted_output_tokens,
+        chat_template_kwargs=variables,
     )
     return Asked(turns, params, plan, options=options, names=names)
+
+
+def _turns_of(call: Call, body: ResponseRequest, items: Sequence[Placed]) -> Turns:
+    turns = Turns(knows_developer=call.engine.template_reads("developer"))
+    if body.instructions is not None:
+        turns.system(body.instructions, "instructions")
+    for place, item in items:
+        add_item(turns, item, place)
+    return turns
+
+
+async def _truncated(
+    call: Call,
+    body: ResponseRequest,
+    items: list[Placed],
+    plan: AnswerPlan,
+    variables: dict[str, Any] | None,
+) -> list[Placed]:
+    """All of them where they fit; otherwise as many as leave room for an answer."""
+    context = call.engine.limits.max_model_len
+
+    async def num_tokens(some: Sequence[Placed]) -> int:
+        turns = _turns_of(call, body, some)
+        try:
+            ids = await call.engine.encode(
+                turns.messages, tools=plan.tools, chat_template_kwargs=variables
+            )
+        except PromptTooLongError:
+            return context
+        except Exception as error:
+            raise renamed(error, NAMES, turns) from error
+        return len(ids)
+
+    if await num_tokens(items) < context:
+        return items
+    room = min(body.max_output_tokens or context, context // 2)
+
+    async def fits(some: Sequence[Placed]) -> bool:
+        return await num_tokens(some) <= context - room
+
+    return await shortened(items, fits)
 
 
 def plan_of(call: Call, body: ResponseRequest) -> AnswerPlan:
@@ -263,7 +327,7 @@ def plan_of(call: Call, body: ResponseRequest) -> AnswerPlan:
     return planned(
         call.settings,
         tools=[
-            tool(each.name, each.description, each.parameters, strict=each.strict)
+            tool(each.name, each.description, each.parameters, strict=each.strict is not False)
             for each in body.tools or ()
         ],
         choice=named_tool(choice.name) if isinstance(choice, FunctionChoice) else choice,
