@@ -141,7 +141,7 @@ def test_an_engine_serves_under_it_by_name() -> None:
 README = """\
 # $distribution
 
-A scheduling policy for [aioserve](https://pypi.org/project/aioserve/): short prompts first, and
+A scheduling policy for aioserve: short prompts first, and
 nobody waits for ever.
 
     pip install --editable '.[test]'
@@ -151,7 +151,8 @@ nobody waits for ever.
 
 Compare it with others on a made-up workload or a recorded trace:
 
-    aioserve simulate --synthetic heavy-tails --policy fcfs --policy $module:short_tokens=512
+    aioserve simulate --synthetic heavy-tails --rate 12 --max-num-seqs 8 \\
+        --policy fcfs --policy $module:short_tokens=512
 
 Serve with it:
 

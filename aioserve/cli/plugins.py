@@ -122,7 +122,8 @@ def new(name: str, /, *, dir: Path = Path()) -> None:
         f"{project} is ready. Next:\n"
         f"  pip install --editable {shlex.quote(f'{project}[test]')}\n"
         f"  aioserve plugins check {project.name}\n"
-        f"  aioserve simulate --synthetic bursts --policy fcfs --policy {project.name}\n"
+        f"  aioserve simulate --synthetic heavy-tails --rate 12 --max-num-seqs 8"
+        f" --policy fcfs --policy {project.name}\n"
         f"  pytest {shlex.quote(str(project))}"
     )
 
