@@ -73,6 +73,7 @@ def csv_rows(lines: Lines, headers: tuple[tuple[str, ...], ...]) -> Iterator[Csv
             raise TraceError(
                 f"{lines.place}: the columns must begin with {known}, got {shown(columns)}"
             )
+        _check_names(lines.place, _stripped(columns))
         for values in rows:
             if len(values) != len(columns):
                 raise TraceError(
@@ -83,6 +84,13 @@ def csv_rows(lines: Lines, headers: tuple[tuple[str, ...], ...]) -> Iterator[Csv
             )
     except csv.Error as error:
         raise TraceError(f"{lines.place}: {error}") from error
+
+
+def _check_names(place: str, columns: list[str]) -> None:
+    """Raise for a name of two columns: nobody knows which of them is meant."""
+    for name in columns:
+        if name and columns.count(name) > 1:
+            raise TraceError(f"{place}: {columns.count(name)} columns are called {shown(name)}")
 
 
 def _short_ones(lines: Lines) -> Iterator[str]:

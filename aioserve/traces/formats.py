@@ -92,6 +92,8 @@ def read_trace(path: str | Path, *, timed: bool = True) -> list[TraceRequest]:
     """
     lines = Lines(path)
     first = lines.first()
+    if not first:
+        raise TraceError(f"{short(path)}: no request in it")
     if begins_with(AZURE_HEADERS, first):
         requests = _azure(lines)
     elif begins_with((SERVEGEN_HEADER,), first):

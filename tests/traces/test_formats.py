@@ -222,13 +222,21 @@ def test_the_first_line_tells_the_format(tmp_path: Path) -> None:
     assert read["servegen"].client == "tom"
 
 
-@pytest.mark.parametrize("text", ["", "hello\n", '{"prompt": "x"}\n', "\ufffd"])
+@pytest.mark.parametrize("text", ["hello\n", '{"prompt": "x"}\n', "\ufffd"])
 def test_other_files_are_no_traces(tmp_path: Path, text: str) -> None:
     with pytest.raises(TraceError, match="other:1: not the beginning of a known format") as caught:
         read_trace(written(tmp_path / "other", text))
     assert str(caught.value).endswith(repr(text.strip()))
 
 
-def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no request"):
-        read_trace(written(tmp_path / "empty.csv", SERVEGEN))
+@pytest.mark.parametrize("text", ["", "\n\n", SERVEGEN])
+def test_a_trace_without_requests_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TraceError, match="no request in it"):
+        read_trace(written(tmp_path / "empty.csv", text))
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "max_tokens"])
+def test_a_column_is_there_once(tmp_path: Path, name: str) -> None:
+    text = f"{SERVEGEN.strip()},max_tokens,{name}\n0,a,1,1,2,3\n"
+    with pytest.raises(TraceError, match=f":1: 2 columns are called '{name}'"):
+        read_trace(written(tmp_path / "a.csv", text))
