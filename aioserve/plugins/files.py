@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aioserve.arguments import shown
 from aioserve.errors import ConfigError, PluginError
+from aioserve.isolation import blamed
 from aioserve.plugins.options import made, split_name
 from aioserve.plugins.registry import PluginRegistry, check_policy_object
 from aioserve.scheduling.policy import SchedulingPolicy
@@ -40,12 +41,8 @@ def named_policy(registry: PluginRegistry, text: str) -> SchedulingPolicy:
     if not isinstance(found, type) or not issubclass(found, SchedulingPolicy):
         what = "is no SchedulingPolicy" if found is not None else "isn't in the file"
         raise ConfigError(f"policy {shown(text)}: {shown(name)} {what}")
-    try:
+    with blamed(f"policy {shown(text)} can't be made", ConfigError, PluginError):
         return check_policy_object(made(found, options, f"policy {name!r}"))
-    except (ConfigError, PluginError):
-        raise
-    except Exception as error:
-        raise PluginError(f"policy {shown(text)} can't be made: {shown(error)}") from error
 
 
 def _loaded(path: Path, text: str) -> dict[str, object]:
@@ -57,8 +54,9 @@ def _loaded(path: Path, text: str) -> dict[str, object]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses and pickles look for it
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise PluginError(f"policy {shown(text)} can't be loaded: {shown(error)}") from error
+        with blamed(f"policy {shown(text)} can't be loaded"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     return vars(module)
