@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Busy", "MachineWatch"]
+__all__ = ["Busy", "MachineWatch", "usable_processors"]
 
 PROBE = bytes(4 << 20)
 """To be hashed: some milliseconds of one processor, without memory of its own."""
@@ -79,7 +79,7 @@ class MachineWatch:
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
-        self._processors = _processors()
+        self._processors = usable_processors()
         self.num_processors: int = len(self._processors)
         """That this process may use."""
         self._load = _load()
@@ -124,7 +124,8 @@ class MachineWatch:
         return _Ticks(busy / per_second, stolen / per_second, used, time.perf_counter())
 
 
-def _processors() -> frozenset[int]:
+def usable_processors() -> frozenset[int]:
+    """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))

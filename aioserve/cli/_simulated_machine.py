@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,27 +31,31 @@ def say_what_is_unknown(cost: CostModel, options: Any) -> None:
     if unknown:
         missing, instead = zip(*unknown, strict=True)
         print(
-            f"aioserve: {options.cost_table} doesn't tell {', '.join(missing)}: "
+            f"aioserve: {_name_of(options)} doesn't tell {', '.join(missing)}: "
             f"{', '.join(instead)}",
             file=sys.stderr,
             flush=True,
         )
 
 
-def warn_of_steps_outside(options: Any, found: Mapping[str, Metrics]) -> None:
-    """A line on stderr, where there are any, about the policy with the most steps that the table
-    wasn't measured for."""
-    shares = {
-        name: (metrics.steps_outside, metrics.steps)
-        for name, metrics in found.items()
+def warn_of_steps_outside(options: Any, found: Iterable[tuple[str, Metrics]]) -> None:
+    """A line on stderr, where there are any, about the run with the largest share of steps that the
+    table wasn't measured for. Each comes with its name."""
+    outsides = [
+        (metrics.steps_outside, metrics.steps, name)
+        for name, metrics in found
         if metrics.steps_outside is not None and metrics.steps_outside.steps
-    }
-    if not shares:
+    ]
+    if not outsides:
         return
-    name, (outside, steps) = max(shares.items(), key=lambda item: item[1][0].share)
+    outside, steps, name = max(outsides, key=lambda one: one[0].share)
     print(
-        f"aioserve: warning: {options.cost_table} was not measured for {outside.share:.1%} of the "
+        f"aioserve: warning: {_name_of(options)} was not measured for {outside.share:.1%} of the "
         f"{steps:,} steps of {name}, and what they take is a guess; the first: {outside.first}",
         file=sys.stderr,
         flush=True,
     )
+
+
+def _name_of(options: Any) -> str:
+    return options.cost_table or "a cost table"  # of several where a sweep varies it

@@ -9,32 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aioserve.cli._streams import check_output
 from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from aioserve.simulation.metrics import Targets
     from aioserve.simulation.report import PolicyRun
 
-__all__ = ["check_report", "command_line", "window_of", "write_report"]
+__all__ = ["check_window", "command_line", "window_of", "write_report"]
 
 
-def check_report(path: Path | None, window: str | None, trace: Path | None) -> None:
-    """Raise `ConfigError` unless the file can be written, where one is wanted. A file that is there
-    stays as it is."""
+def check_window(window: str | None, report: Path | None) -> None:
+    """Raise `ConfigError` for a window that is none, or is of no report."""
     window_of(window)
-    if path is None:
-        if window is not None:
-            raise ConfigError("gantt_window is of the report: give --report too")
-        return
-    try:
-        if path.is_fifo():
-            raise ConfigError(f"report: {path} is a pipe; give a file")
-        if path.exists() and trace is not None and trace.exists() and path.samefile(trace):
-            raise ConfigError(f"report: {path} is the trace, and would be lost")
-    except OSError as error:
-        raise ConfigError(f"report: {path} can't be written: {error.strerror}") from error
-    check_output("report", path)
+    if window is not None and report is None:
+        raise ConfigError("gantt_window is of the report: give --report too")
 
 
 def window_of(text: str | None) -> tuple[float, float] | None:

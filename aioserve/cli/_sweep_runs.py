@@ -1,14 +1,17 @@
 """The runs of a sweep, in processes of their own: which there are, and how they come back.
 
 Processes are spawned: each imports what it needs anew, so that nothing of this one is copied half
-way. They hear of no Ctrl-C; this one ends them.
+way. They hear of no Ctrl-C; this one ends them, and they end by themselves where it is gone.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+import sys
+import threading
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from aioserve.cli._progress import OnProgress
 from aioserve.errors import AioserveError, ConfigError, PluginError, TraceError
 
 if TYPE_CHECKING:
@@ -59,15 +63,16 @@ class _Failed(NamedTuple):
 
 
 def run_cells(
-    cells: Sequence[Cell], jobs: int, on_done: Callable[[int], None]
+    cells: Sequence[Cell], jobs: int, on_progress: OnProgress | None = None
 ) -> Generator[Done, None, None]:
     """What came of each, in their order, in so many processes; with one job, in this one.
-    `on_done(count)` is told how many have ended. Raises what a run raised, after the others that
-    run were ended."""
+    `on_progress(count, total)` is told how many have ended. Raises what a run raised, after the
+    others that run were ended."""
     if jobs == 1 or len(cells) == 1:
         for count, cell in enumerate(cells, 1):
             done = run_cell(cell)
-            on_done(count)
+            if on_progress is not None:
+                on_progress(count, len(cells))
             yield done
         return
     with _processes(min(jobs, len(cells))) as pool:
@@ -77,8 +82,9 @@ def run_cells(
         waiting: dict[int, Done] = {}
         following = 0
         for count, future in enumerate(as_completed(futures), 1):
-            waiting[place[future]] = _result_of(future, cells[place[future]])
-            on_done(count)
+            waiting[place[future]] = _result_of(future)
+            if on_progress is not None:
+                on_progress(count, len(cells))
             while following in waiting:
                 yield waiting.pop(following)
                 following += 1
@@ -105,6 +111,19 @@ def run_cell(cell: Cell) -> Done:
     return Done(metrics, len(arrivals) / seconds if seconds else 0.0, lines)
 
 
+def _begin_process() -> None:
+    """What policies print belongs to no table. And where the first process is killed, nobody tells
+    this one to end."""
+    sys.stdout = sys.stderr
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _run_in_process(cell: Cell) -> Done | _Failed:
     try:
         return run_cell(cell)
@@ -112,13 +131,13 @@ def _run_in_process(cell: Cell) -> Done | _Failed:
         return _Failed(type(error).__name__, str(error))
 
 
-def _result_of(future: Future[Done | _Failed], cell: Cell) -> Done:
+def _result_of(future: Future[Done | _Failed]) -> Done:
     try:
         done = future.result()
     except BrokenProcessPool as error:
         raise ConfigError(
-            f"jobs: a process that ran {cell.policy} ended before it was done, which it does where "
-            "memory is short: give fewer jobs, or fewer requests"
+            "jobs: a process was killed before its run was done, as one is where memory is short: "
+            "give fewer jobs, or fewer requests"
         ) from error
     if isinstance(done, _Failed):
         raise KINDS.get(done.kind, ConfigError)(done.message)
@@ -129,7 +148,8 @@ def _result_of(future: Future[Done | _Failed], cell: Cell) -> Done:
 def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """A pool whose processes are gone afterwards, whatever they were about."""
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_process)
     try:
         yield pool
     except BaseException:

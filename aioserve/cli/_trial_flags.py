@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TrialFlags",
+    "check_files",
     "check_policies",
-    "check_requests",
     "facts_of",
     "source_of",
     "trial_options",
@@ -129,17 +129,34 @@ def check_policies(policies: tuple[str, ...]) -> None:
             raise ConfigError(f"policy {name!r} is given {policies.count(name)} times")
 
 
-def check_requests(path: Path | None, trace: Path | None) -> None:
-    """Raise `ConfigError` unless the file can be written, where one is wanted, and isn't the trace.
-    A file that is there stays as it is."""
+def check_files(trace: Path | None, **wanted: Path | None) -> None:
+    """Raise `ConfigError` unless these files, by their options, can be written where they are
+    wanted, and none of them is the trace or another one. A file that is there stays as it is."""
     from aioserve.simulation.request_rows import check_requests_file
 
-    if path is None:
-        return
-    check_requests_file(path)
-    check_output("requests", path)
-    if trace is not None and trace.exists() and path.exists() and path.samefile(trace):
-        raise ConfigError(f"requests: {path} is the trace, and would be lost")
+    others = {} if trace is None else {"the trace": trace}
+    for option, path in wanted.items():
+        if path is None:
+            continue
+        if option == "requests":
+            check_requests_file(path)
+        check_output(option, path)
+        if option == "report" and path.is_fifo():
+            raise ConfigError(f"report: {path} is a pipe; give a file")
+        for what, other in others.items():
+            if _is_same(path, other):
+                raise ConfigError(f"{option}: {path} is {what}, which would be lost")
+        others[f"that of {option}"] = path
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Whether both names are of one regular file, which need not be there."""
+    try:
+        if path.exists() and other.exists():
+            return path.is_file() and path.samefile(other)
+        return path.resolve() == other.resolve()
+    except (OSError, RuntimeError):  # links in a circle, a name that is too long
+        return False
 
 
 def facts_of(trace: Path | None, flags: TrialFlags, requests: list[TraceRequest]) -> dict[str, Any]:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulated_machine import say_what_is_unknown, warn_of_steps_outside
 from aioserve.cli._streams import json_text
 from aioserve.cli._trial_flags import (
     TrialFlags,
+    check_files,
     check_policies,
-    check_requests,
     facts_of,
     source_of,
     trial_options,
@@ -29,10 +29,11 @@ from aioserve.cli._trial_flags import (
 if TYPE_CHECKING:
     from aioserve.simulation.machine import Machine
     from aioserve.simulation.metrics import Metrics
+    from aioserve.simulation.report import PolicyRun
+    from aioserve.testing.trial import Trial
 
 __all__ = ["SimulateOptions", "simulate"]
 
-OnProgress = Callable[[int, int], None]
 WIDTH_OF_FILES = 10_000
 
 
@@ -63,7 +64,27 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
         trace: A file of requests: Mooncake or agentic JSONL, Azure, ServeGen or Vidur CSV, plain or
             .gz.
     """
-    from aioserve.cli._simulation_report import check_report, write_report
+    from aioserve.cli._simulation_report import check_window, write_report
+
+    options = options or SimulateOptions()
+    check_policies(options.policy)
+    check_window(options.gantt_window, options.report)
+    check_files(trace, report=options.report, requests=options.requests)
+    with redirect_stdout(sys.stderr):  # what policies print belongs to no table
+        trial, found, drawn = _tried(trace, options)
+    facts = facts_of(trace, options, trial.requests)
+    try:
+        if options.report is not None:
+            write_report(options.report, drawn, facts, trace, options, trial.targets)
+    finally:  # what was simulated for minutes isn't lost with the page
+        _print(facts, options, trial.machine, found)
+        warn_of_steps_outside(options, found.items())
+
+
+def _tried(
+    trace: Path | None, options: SimulateOptions
+) -> tuple[Trial, dict[str, Metrics], list[PolicyRun]]:
+    """The workload, the figures of each policy, and what a report is drawn of, where one is."""
     from aioserve.plugins import PluginRegistry
     from aioserve.plugins.files import named_policy
     from aioserve.simulation.report import PolicyRun
@@ -71,10 +92,6 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     from aioserve.simulation.timeline import Timeline
     from aioserve.testing.trial import Trial
 
-    options = options or SimulateOptions()
-    check_policies(options.policy)
-    check_report(options.report, options.gantt_window, trace)
-    check_requests(options.requests, trace)
     registry = PluginRegistry()
     registry.check_selected()
     trial = Trial(source_of(trace, options), trial_options(options), registry)
@@ -90,49 +107,14 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
             file = files.enter_context(RequestFile(options.requests, ("policy",)))
         for name, policy in chosen.items():
             timeline = None if options.report is None else Timeline()
-            with _bar(name) as on_progress:
+            with bar_on_terminal(name) as on_progress:
                 result, metrics = trial.run(policy, timeline=timeline, on_progress=on_progress)
             found[name] = metrics
             if file is not None:
                 file.add(result.requests, {"policy": name})
             if timeline is not None:
                 drawn.append(PolicyRun(name, result, metrics, timeline))
-    facts = facts_of(trace, options, trial.requests)
-    try:
-        if options.report is not None:
-            write_report(options.report, drawn, facts, trace, options, trial.targets)
-    finally:  # what was simulated for minutes isn't lost with the page
-        _print(facts, options, trial.machine, found)
-        warn_of_steps_outside(options, found)
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[OnProgress | None]:
-    """A callback `(done, total)` that draws on stderr; None when stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        shown = -1
-
-        def update(done: int, total: int) -> None:
-            nonlocal shown
-            if done != shown:
-                shown = done
-                bar.update(task, completed=done, total=total)
-
-        yield update
+    return trial, found, drawn
 
 
 def _print(

@@ -5,26 +5,26 @@ This module reads options, says which runs there are, and prints; `_sweep_runs` 
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 from cyclopts import Parameter
 
-from aioserve.cli._simulated_machine import say_what_is_unknown
-from aioserve.cli._streams import check_output, json_text
+from aioserve.cli._busy import usable_processors
+from aioserve.cli._progress import bar_on_terminal
+from aioserve.cli._simulated_machine import say_what_is_unknown, warn_of_steps_outside
+from aioserve.cli._streams import json_text
 from aioserve.cli._sweep_runs import Cell, Done, run_cells
 from aioserve.cli._trial_flags import (
     TrialFlags,
+    check_files,
     check_policies,
-    check_requests,
     facts_of,
     source_of,
     trial_options,
@@ -81,6 +81,14 @@ class Row(NamedTuple):
     rate: float
     runs: tuple[Metrics, ...]
 
+    @property
+    def name(self) -> str:
+        return f"{self.policy} {self.varied}".strip()
+
+    @property
+    def place(self) -> str:
+        return f"{self.name} at {self.rate:,.6g} requests/s"
+
 
 def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) -> None:
     """Try policies at several rates, and say up to which rate each keeps what is promised.
@@ -89,36 +97,45 @@ def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) 
         trace: A file of requests: Mooncake or agentic JSONL, Azure, ServeGen or Vidur CSV, plain or
             .gz.
     """
-    from aioserve.simulation.request_rows import RequestFile
     from aioserve.simulation.sweeps import objectives
 
     options = options or SweepOptions()
     promised = () if options.slo is None else objectives(options.slo)
     jobs = _checked(trace, options, promised)
-    cells, trial = _cells(trace, options)
-    say_what_is_unknown(trial.machine.cost, options)
+    with redirect_stdout(sys.stderr):  # what policies print belongs to no table
+        cells, trial = _cells(trace, options)
+        say_what_is_unknown(trial.machine.cost, options)
+        done = _done(cells, jobs, options.requests)
+    rows = _rows(cells, done)
+    facts = facts_of(trace, options, trial.requests)
+    try:
+        if options.csv is not None:
+            _write_runs(options.csv, cells, done)
+        if options.report is not None:
+            _write_report(options.report, rows, facts, trace, options, trial)
+    finally:  # what was simulated for hours isn't lost with a file
+        _print(facts, options, rows, promised)
+        warn_of_steps_outside(options, ((row.place, run) for row in rows for run in row.runs))
+
+
+def _done(cells: Sequence[Cell], jobs: int, requests: Path | None) -> list[Done]:
+    """What came of all runs, but for the lines about requests, which are in the file then."""
+    from aioserve.simulation.request_rows import RequestFile
+
     done: list[Done] = []
     with ExitStack() as stack:
         file = None
-        if options.requests is not None:
+        if requests is not None:
             labels = ("policy", "varied", "rate", "seed")
-            file = stack.enter_context(RequestFile(options.requests, labels))
-        on_done = stack.enter_context(_bar(len(cells)))
-        runs = run_cells(cells, jobs, on_done)
+            file = stack.enter_context(RequestFile(requests, labels))
+        on_progress = stack.enter_context(bar_on_terminal("runs"))
+        runs = run_cells(cells, jobs, on_progress)
         stack.callback(runs.close)  # ends the processes before the bar and the file
         for one in runs:
             if file is not None:
                 file.write(one.lines)
             done.append(one._replace(lines=""))
-    rows = _rows(cells, done)
-    if options.csv is not None:
-        _write_runs(options.csv, cells, done)
-    facts = facts_of(trace, options, trial.requests)
-    try:
-        if options.report is not None:
-            _write_report(options.report, rows, facts, trace, options, trial)
-    finally:
-        _print(facts, options, rows, promised)
+    return done
 
 
 # -- which runs there are
@@ -126,14 +143,10 @@ def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) 
 
 def _checked(trace: Path | None, options: SweepOptions, promised: Sequence[Objective]) -> int:
     """Raise `ConfigError` for options that make no sense; how many processes to use."""
-    from aioserve.cli._simulation_report import check_report
     from aioserve.traces.checks import check_int
 
     check_policies(options.policy)
-    check_report(options.report, None, trace)
-    check_requests(options.requests, trace)
-    if options.csv is not None:
-        check_output("csv", options.csv)
+    check_files(trace, report=options.report, requests=options.requests, csv=options.csv)
     if options.seeds is not None:
         check_int("seeds", options.seeds, 1, MAX_SEEDS)
     if options.jobs is not None:
@@ -144,7 +157,7 @@ def _checked(trace: Path | None, options: SweepOptions, promised: Sequence[Objec
             "slo: attainment is of requests that meet their targets: give --ttft-target-seconds or "
             "--tpot-target-seconds"
         )
-    return options.jobs or len(os.sched_getaffinity(0))
+    return options.jobs or len(usable_processors())
 
 
 def _cells(trace: Path | None, options: SweepOptions) -> tuple[list[Cell], Trial]:
@@ -241,7 +254,7 @@ def _value(name: str, text: str, hint: Any) -> Any:
             return {"true": True, "false": False}[text.lower()]
         return kind(text)
     except (KeyError, ValueError):
-        what = "true or false" if kind is bool else f"a {kind.__name__}"
+        what = {bool: "true or false", int: "an int"}.get(kind, f"a {kind.__name__}")
         raise ConfigError(f"vary: {name} must be {what}, got {text!r}") from None
 
 
@@ -301,6 +314,8 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "busy_share": lambda m: m.busy_share,
     "refused": lambda m: float(m.refused + m.too_long),
     "preemptions": lambda m: float(m.preemptions),
+    "policy_faults": lambda m: float(m.policy_faults),
+    "steps_outside_share": lambda m: None if m.steps_outside is None else m.steps_outside.share,
 }
 """Of a run, by the names that JSON and CSV have."""
 
@@ -327,14 +342,17 @@ def _largest(
 
 
 def _write_runs(path: Path, cells: Sequence[Cell], done: Sequence[Done]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["policy", "varied", "rate", "seed", "requests", "finished", *MEASURES])
-        for cell, one in zip(cells, done, strict=True):
-            rate = one.arrived_rate if cell.rate is None else cell.rate
-            head = [cell.policy, cell.varied, rate, cell.seed]
-            values = [measure(one.metrics) for measure in MEASURES.values()]
-            writer.writerow([*head, one.metrics.requests, one.metrics.finished, *values])
+    from aioserve.simulation.csv_text import to_csv
+
+    rows: list[list[Any]] = [
+        ["policy", "varied", "rate", "seed", "requests", "finished", *MEASURES]
+    ]
+    for cell, one in zip(cells, done, strict=True):
+        rate = one.arrived_rate if cell.rate is None else cell.rate
+        head = [cell.policy, cell.varied, rate, cell.seed]
+        values = [measure(one.metrics) for measure in MEASURES.values()]
+        rows.append([*head, one.metrics.requests, one.metrics.finished, *values])
+    path.write_bytes(to_csv(rows).encode(errors="surrogateescape"))
 
 
 def _write_report(
@@ -349,7 +367,7 @@ def _write_report(
     from aioserve.cli._simulation_report import command_line
     from aioserve.simulation.report import RateRun, rate_page
 
-    runs = [RateRun(f"{row.policy} {row.varied}".strip(), row.rate, row.runs[0]) for row in rows]
+    runs = [RateRun(row.name, row.rate, row.runs[0]) for row in rows]
     page = rate_page(
         runs,
         title=f"{facts['name']}: {', '.join(options.policy)}",
@@ -405,8 +423,12 @@ SHOWN = {
     "gap_p99_seconds": ("gap p99, ms", 1000),
     "output_tokens_per_second": ("tokens/s", 1),
     "refused": ("refused", 1),
+    "policy_faults": ("policy faults", 1),
+    "steps_outside_share": ("not measured, %", 100),
 }
 """Of the measures those in the table, with their heads and factors."""
+ONLY_WHERE_ANY = ("policy_faults", "steps_outside_share")
+"""Shown where they aren't 0 everywhere: they say that the others are about something else."""
 
 
 def _print_tables(
@@ -426,7 +448,7 @@ def _print_tables(
     interval = f"mean over {seeds} seeds, with 95 % confidence" if seeds > 1 else "one seed"
     console.print(f"{facts['name']}: {facts['requests']:,} requests; {interval}\n", soft_wrap=True)
     estimates = [_estimates(row) for row in rows]
-    shown = {name: told for name, told in SHOWN.items() if any(made[name] for made in estimates)}
+    shown = {name: told for name, told in SHOWN.items() if _is_shown(name, estimates)}
     heads = ["policy", *(["varied"] if options.vary else []), "rate"]
     heads += [told for told, _ in shown.values()]
     table = Table(*heads, *(["SLO"] if promised else []), box=None, pad_edge=False)
@@ -443,37 +465,13 @@ def _print_tables(
         console.print(f"\nlargest rate that keeps {options.slo}, {name}: {told}", soft_wrap=True)
 
 
+def _is_shown(name: str, estimates: Sequence[dict[str, Estimate | None]]) -> bool:
+    known = [one for made in estimates if (one := made[name]) is not None]
+    return any(one.mean for one in known) if name in ONLY_WHERE_ANY else bool(known)
+
+
 def _cell(value: Estimate | None, factor: float) -> str:
     if value is None:
         return "-"
     text = f"{value.mean * factor:,.2f}"
     return text if value.half_width is None else f"{text} ±{value.half_width * factor:,.2f}"
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], None]]:
-    """A callback with the number of runs that are done, which draws on stderr where that is a
-    terminal."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("runs"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("runs", total=total)
-        yield lambda count: bar.update(task, completed=count)

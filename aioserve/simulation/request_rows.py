@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any, TextIO
 
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
+from aioserve.simulation.csv_text import to_csv
 from aioserve.simulation.metrics import e2e_seconds, queue_seconds, tpot_seconds, ttft_seconds
 from aioserve.simulation.records import RequestRecord
 
@@ -83,14 +82,10 @@ def lines_of(
 ) -> str:
     """The lines about these, in the form that the path's name says. `labels` stand first in each:
     the run that it is of."""
-    text = io.StringIO()
     rows = ({**(labels or {}), **row_of(record)} for record in records)
     if path.suffix == ".csv":
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerows(row.values() for row in rows)
-    else:
-        text.writelines(json.dumps(row) + "\n" for row in rows)
-    return text.getvalue()
+        return to_csv(row.values() for row in rows)
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 class RequestFile:

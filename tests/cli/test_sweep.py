@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +25,16 @@ class Lifo(SchedulingPolicy):
 
 class Broken(SchedulingPolicy):
     def __init__(self) -> None:
+        raise KeyError("planted")
+
+
+class Leaving(SchedulingPolicy):
+    def __init__(self) -> None:
+        raise SystemExit(0)
+
+
+class Failing(SchedulingPolicy):
+    def order(self, waiting, view):
         raise KeyError("planted")
 
 
@@ -126,7 +131,7 @@ def test_a_page_is_drawn_of_all_rates(aioserve_here: Run, tmp_path: Path) -> Non
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--jobs", "0"], "jobs must be at least 1, got 0"),
         (["--vary", "policy=a"], "vary must be NAME=VALUE,VALUE, once for each of"),
-        (["--vary", "max_num_seqs=a"], "vary: max_num_seqs must be a int, got 'a'"),
+        (["--vary", "max_num_seqs=a"], "vary: max_num_seqs must be an int, got 'a'"),
         (["--vary", "overlap=yes"], "vary: overlap must be true or false, got 'yes'"),
         (["--vary", "page_size=8,8"], "vary: a value of page_size is given twice"),
         (["--slo", "ttft=1"], "slo must be NAME=LIMIT"),
@@ -174,6 +179,7 @@ def test_a_mistake_that_only_one_run_has_ends_all(aioserve_here: Run) -> None:
         ("Fifo", 2, "'Fifo' isn't in the file"),
         ("NUMBER", 2, "'NUMBER' is no SchedulingPolicy"),
         ("Broken", 1, "can't be made: KeyError('planted')"),
+        ("Leaving", 1, "can't be made: SystemExit(0)"),
     ],
 )
 def test_a_policy_of_a_file_is_simulated(
@@ -184,45 +190,57 @@ def test_a_policy_of_a_file_is_simulated(
     assert message in done.stderr
 
 
-def test_a_file_that_cannot_be_run_is_named(aioserve_here: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["simulate", "sweep"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import no_such_module_anywhere", "can't be loaded: ModuleNotFoundError"),
+        ("from . import mine", "can't be loaded: ImportError"),
+        ("def (", "can't be loaded: SyntaxError"),
+        ("import sys\nsys.exit(0)", "can't be loaded: SystemExit(0)"),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_named(
+    aioserve_here: Run, tmp_path: Path, verb: str, text: str, message: str
+) -> None:
     path = tmp_path / "broken.py"
-    path.write_text("import no_such_module_anywhere\n")
-    done = aioserve_here("simulate", *SMALL, "--policy", f"{path}:Mine")
+    path.write_text(f"{text}\n")
+    done = aioserve_here(verb, *SMALL, "--policy", f"{path}:Mine")
     assert done.returncode == 1
-    assert "can't be loaded: ModuleNotFoundError" in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def workers_in(group: int) -> int:
-    """How many processes of that group were spawned to run things and are alive."""
-    found = 0
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            in_group = int(status.read_text().rpartition(")")[2].split()[2]) == group
-            found += in_group and "spawn_main" in (status.parent / "cmdline").read_text()
-        except OSError:  # gone
-            continue
-    return found
+def test_decisions_that_a_policy_failed_at_are_counted(
+    aioserve_here: Run, policy_file: Path, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs.csv"
+    arguments = (*SMALL, "--seeds", 1, "--csv", runs, "--jobs", 1)
+    well = aioserve_here("sweep", *arguments, "--policy", f"{policy_file}:Lifo")
+    assert "policy faults" not in well.stdout
+    failed = aioserve_here("sweep", *arguments, "--policy", f"{policy_file}:Failing")
+    assert "policy faults" in failed.stdout
+    (run,) = csv.DictReader(runs.read_text().splitlines())
+    assert float(run["policy_faults"]) > 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ctrl_c_ends_all_processes_with_nothing_said() -> None:
-    command = [sys.executable, "-m", "aioserve", "sweep", "--synthetic", "bursts"]
-    command += ["--num-requests", "20000", "--rates", "5,6,7,8", "--jobs", "2"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        deadline = time.monotonic() + 40
-        while workers_in(process.pid) < 2:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-        out, err = process.communicate(timeout=40)
-        assert (process.returncode, out, err) == (130, b"", b"")
-        assert workers_in(process.pid) == 0
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def test_steps_that_a_table_was_not_measured_for_are_told(
+    aioserve_here: Run, tmp_path: Path
+) -> None:
+    table = {
+        "prefill_tokens": [0, 64],
+        "decode_batch": [0, 2],
+        "seconds": [[0, 0.01], [0.02, 0.03]],
+    }
+    path, small = tmp_path / "table.json", tmp_path / "small.json"
+    path.write_text(json.dumps(table | {"decode_batch": [0, 4096], "prefill_tokens": [0, 4096]}))
+    small.write_text(json.dumps(table))
+    arguments = (*SMALL, "--rates", "5", "--jobs", 1)
+    known = aioserve_here("sweep", *arguments, "--cost-table", path)
+    assert "not measured" not in known.stdout + known.stderr
+    guessed = aioserve_here("sweep", *arguments, "--cost-table", small)
+    assert f"aioserve: warning: {small} was not measured for" in guessed.stderr
+    assert "steps of fcfs at 5 requests/s" in guessed.stderr
+    assert "not measured, %" in guessed.stdout
+    both = aioserve_here("sweep", *arguments, "--vary", f"cost_table={path},{small}")
+    assert f"steps of fcfs cost_table={small} at 5 requests/s" in both.stderr

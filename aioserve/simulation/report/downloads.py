@@ -1,26 +1,20 @@
-"""Figures to take along: CSV in links that hold all of it, so that nothing is fetched.
-
-A spreadsheet takes a cell that begins with one of `=+-@` for a formula. Names come from whoever
-made the trace, so those get an apostrophe in front, which spreadsheets don't show.
-"""
+"""Figures to take along: CSV in links that hold all of it, so that nothing is fetched."""
 
 from __future__ import annotations
 
 import base64
-import csv
 import gzip
-import io
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from urllib.parse import quote
 
 import msgspec
 
+from aioserve.simulation.csv_text import to_csv
 from aioserve.simulation.metrics import Targets, e2e_seconds, tpot_seconds, ttft_seconds
 from aioserve.simulation.records import RequestRecord
 from aioserve.simulation.report.runs import PolicyRun, Table
 
-__all__ = ["COLUMNS", "MOST_BYTES", "Download", "csv_link", "requests_file", "to_csv"]
+__all__ = ["COLUMNS", "MOST_BYTES", "Download", "csv_link", "requests_file"]
 
 MOST_BYTES = 500_000
 """Of the link of all requests, packed."""
@@ -45,7 +39,6 @@ COLUMNS = (
     "wait_tokens",
     "met_targets",
 )
-NUMBER = re.compile(r"[+-]?[0-9][0-9.,]*%?")
 
 
 class Download(msgspec.Struct, frozen=True):
@@ -65,16 +58,11 @@ class Download(msgspec.Struct, frozen=True):
         return f"{text}, in order of arrival. Left out: the last {self.left_out:,}."
 
 
-def to_csv(rows: Iterable[Sequence[object]]) -> str:
-    """RFC 4180, but for line ends, which are of one character."""
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows)
-    return written.getvalue()
-
-
 def csv_link(table: Table) -> str:
     """A link that holds the whole table."""
-    return "data:text/csv;charset=utf-8," + quote(to_csv((table.head, *table.rows)), safe=",.-:/ ")
+    text = to_csv((table.head, *table.rows))
+    # A file's name need not be text, and a policy may be named by one.
+    return "data:text/csv;charset=utf-8," + quote(text, safe=",.-:/ ", errors="replace")
 
 
 def requests_file(runs: Sequence[PolicyRun], targets: Targets | None) -> Download:
@@ -84,7 +72,7 @@ def requests_file(runs: Sequence[PolicyRun], targets: Targets | None) -> Downloa
     kept = all_of_them
     while True:
         rows = [_row(run, r, targets) for run in runs for r in run.result.requests[:kept]]
-        packed = gzip.compress(to_csv((COLUMNS, *rows)).encode(), mtime=0)
+        packed = gzip.compress(to_csv((COLUMNS, *rows)).encode(errors="replace"), mtime=0)
         link = "data:application/gzip;base64," + base64.b64encode(packed).decode()
         if len(link) <= MOST_BYTES or not kept:
             left_out = sum(max(0, len(run.result.requests) - kept) for run in runs)
@@ -123,9 +111,3 @@ def _row(run: PolicyRun, record: RequestRecord, targets: Targets | None) -> tupl
 def _seconds(value: float | None) -> str:
     """To the microsecond."""
     return "" if value is None else f"{value:.6f}"
-
-
-def _cell(value: object) -> str:
-    text = str(value)
-    is_formula = text[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBER.fullmatch(text)
-    return f"'{text}" if is_formula and text != "-" else text
