@@ -111,14 +111,18 @@ async def test_what_stays_is_the_newest_with_all_that_must_stay(
 
     kept = await shortened(items, fits)
     assert len(kept) <= most or kept == await shortened(items, never)
-    whole = [items[at:] for at, one in enumerate(items) if _role(one) == "user"]
-    assert all(len(kept) >= len(turns) for turns in whole if len(turns) + 2 <= most)
+    head = [one for one in items if _role(one) in ("system", "developer")]
+    users = [one for one in items if _role(one) == "user"]
+    for at in range(len(head), len(items)):
+        rest = _with_their_calls(items[at:])
+        is_behind = not any(_role(one) == "user" for one in rest)
+        could_stay = [*head, *(users[-1:] if is_behind else ()), *rest]
+        if len(could_stay) <= most and (is_behind or _role(items[at]) == "user"):
+            assert len(kept) >= len(could_stay)
     places = [int(place) for place, _ in kept]
     assert places == sorted(set(places))
     if len(items) <= most:
         assert kept == items
-    head = [one for one in items if _role(one) in ("system", "developer")]
-    users = [one for one in items if _role(one) == "user"]
     assert all(one in kept for one in [*head, *users[-1:]])
     last = next(one for one in reversed(items) if not isinstance(one[1], FunctionCallOutput))
     assert last in kept
@@ -126,6 +130,15 @@ async def test_what_stays_is_the_newest_with_all_that_must_stay(
     results = {item.call_id for _, item in kept if isinstance(item, FunctionCallOutput)}
     assert calls == results
     assert len(asked) <= 5
+
+
+def _with_their_calls(items: list[Placed]) -> list[Placed]:
+    calls = {item.call_id for _, item in items if isinstance(item, FunctionCall)}
+    return [
+        (place, item)
+        for place, item in items
+        if not isinstance(item, FunctionCallOutput) or item.call_id in calls
+    ]
 
 
 def _role(placed: Placed) -> str | None:
