@@ -107,7 +107,12 @@ def converted(value: object, kind: Any, place: str) -> Any:
 
 def parameters(scope: Scope, kind: type[T]) -> T:
     """Those of the query and the path, as a `kind`. Raises `ApiError` that names one."""
-    given = dict(QueryParams(scope.get("query_string", b"")))
+    query = QueryParams(scope.get("query_string", b""))
+    given = dict(query)
+    for name in given:
+        if len(query.getlist(name)) > 1:
+            param = name[:MAX_FIELD_CHARS]
+            raise ApiError(400, f"{param} is given several times", param=param)
     try:
         return msgspec.convert({**given, **scope.get("path_params", {})}, kind, strict=False)
     except msgspec.ValidationError as error:

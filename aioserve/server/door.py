@@ -131,7 +131,7 @@ class Door:
         connection."""
         arrival.told.error = error.code or arrival.told.error or called(error)
         shape = self._shapes.get(arrival.path, self._shape)
-        body = msgspec.json.encode(shape.body(error))
+        body = msgspec.json.encode(shape.body(error, arrival.told.request_id))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),

@@ -79,11 +79,11 @@ class ErrorShape(Protocol):
         """In which clients of the API look for what a call goes by, beside `x-request-id`."""
         ...
 
-    def body(self, error: ApiError) -> object:
-        """As JSON."""
+    def body(self, error: ApiError, request_id: str) -> object:
+        """As JSON. `request_id` is what the call goes by."""
         ...
 
-    def event(self, error: ApiError) -> bytes:
+    def event(self, error: ApiError, request_id: str) -> bytes:
         """As the last event of a stream."""
         ...
 
@@ -171,13 +171,14 @@ class EndpointApp(Generic[B]):
         call.told.error = called(error)
         if refused.is_fault:
             logger.error("call %s failed", call.told.request_id, exc_info=error)
+        shape, request_id = self._endpoint.errors, call.told.request_id
         if sending.has_begun:
-            await sending.last_event(self._endpoint.errors.event(refused))
+            await sending.last_event(shape.event(refused, request_id))
         else:
             headers = refused.headers
             if refused.code == "draining" and sending.can_close:
                 headers = headers | {"connection": "close"}
-            await sending.json(refused.status, self._endpoint.errors.body(refused), headers)
+            await sending.json(refused.status, shape.body(refused, request_id), headers)
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:

@@ -15,6 +15,7 @@ from aioserve.server.door import RECORD
 from aioserve.server.endpoint import ErrorShape
 from aioserve.server.errors import ApiError
 from aioserve.server.guards.arrival import path_of
+from aioserve.server.record import CallRecord
 
 __all__ = ["misses"]
 
@@ -26,8 +27,9 @@ def misses(shapes: Mapping[str, ErrorShape], shape: ErrorShape) -> dict[int, Han
     `shape` at all others."""
 
     def answered(request: Request, error: ApiError, headers: Mapping[str, str]) -> Response:
-        request.scope[RECORD].error = error.code
-        body = shapes.get(path_of(request.scope), shape).body(error)
+        record: CallRecord = request.scope[RECORD]
+        record.error = error.code
+        body = shapes.get(path_of(request.scope), shape).body(error, record.request_id)
         return Response(
             msgspec.json.encode(body), error.status, headers, media_type="application/json"
         )

@@ -24,7 +24,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    disable_any_whitespace: bool = False
+    disable_any_whitespace: bool | None = None
 
     @property
     def form(self) -> StructuredOutput:
@@ -34,7 +34,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             regex=self.regex,
             choice=self.choice,
             grammar=self.grammar,
-            disable_any_whitespace=self.disable_any_whitespace,
+            disable_any_whitespace=bool(self.disable_any_whitespace),
         )
 
 
@@ -62,7 +62,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_tokens: int | None = None
     n: int | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int = 0
+    priority: int | None = None
     session_id: str | None = None
     predicted_output_tokens: int | None = None
 

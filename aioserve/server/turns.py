@@ -13,7 +13,7 @@ from typing import Any
 
 from aioserve.server.errors import ApiError, told
 
-__all__ = ["Turns", "renamed"]
+__all__ = ["Turns", "renamed", "without_result"]
 
 MESSAGE = re.compile(
     r"\bmessages\[(?P<message>\d+)\]"
@@ -35,6 +35,8 @@ class Turns:
         """Where the calls of each message stand, and what their arguments are called there."""
         self._names: dict[str, str] = {}
         """Of the functions that were called, by the ids of calls."""
+        self._open: dict[str, str] = {}
+        """Where the calls without a result stand, by their ids."""
 
     def system(self, text: str, place: str) -> None:
         """Those that begin the conversation are one: many templates take no second one."""
@@ -78,6 +80,7 @@ class Turns:
         if call_id in self._names:
             raise ApiError(400, f"{place}: the id {call_id!r:.300} is taken", param=place)
         self._names[call_id] = name
+        self._open[call_id] = place
         function = {"name": name, "arguments": arguments}
         call = {"id": call_id, "type": "function", "function": function}
         calls = self._assistant(place).setdefault("tool_calls", [])
@@ -89,7 +92,13 @@ class Turns:
         name = self._names.get(call_id)
         if name is None:
             raise ApiError(400, f"{place}: no call before has the id {call_id!r:.300}", param=place)
+        self._open.pop(call_id, None)
         self._add("tool", place, content=text, tool_call_id=call_id, name=name)
+
+    def check_results(self) -> None:
+        """Raises `ApiError` where a call has no result behind it."""
+        for call_id, place in self._open.items():
+            raise without_result(call_id, place)
 
     def place(self, found: re.Match[str]) -> str:
         """Where in the body that is which the engine names as `found`."""
@@ -118,6 +127,11 @@ class Turns:
     def _add(self, role: str, place: str, **fields: Any) -> None:
         self.messages.append({"role": role, **fields})
         self._places.append(place)
+
+
+def without_result(call_id: str, place: str) -> ApiError:
+    message = f"{place}: the call {call_id!r:.300} must have a result behind it, and has none"
+    return ApiError(400, message, param=place)
 
 
 def renamed(error: Exception, names: Mapping[str, str], turns: Turns) -> ApiError:

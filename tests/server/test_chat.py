@@ -101,16 +101,21 @@ async def test_developer_is_system_where_the_template_knows_no_developer(knows: 
     assert prompt.startswith(f"<|im_start|>{'developer' if knows else 'system'}\n")
 
 
+RAIN = {"type": "text", "text": "Rain"}
+
+
 async def test_an_answer_may_come_back_as_it_was_sent() -> None:
     async with scripted(CALLS) as (_, client):
         body = CHAT_BODY | {"tools": TOOLS}
         message = (await post(client, PATH, body))["choices"][0]["message"]
-        call = message["tool_calls"][0]["id"]
         nothing = {"audio": None, "function_call": None, "annotations": []}
         messages = [
             *ASK,
             message | nothing,
-            {"role": "tool", "tool_call_id": call, "content": [{"type": "text", "text": "Rain"}]},
+            *[
+                {"role": "tool", "tool_call_id": call["id"], "content": [RAIN]}
+                for call in message["tool_calls"]
+            ],
         ]
         answer = await post(client, PATH, body | {"messages": messages})
     assert answer["choices"][0]["finish_reason"] == "tool_calls"

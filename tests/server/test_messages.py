@@ -13,7 +13,7 @@ from aioserve.errors import EngineClosedError, QueueFullError, RequestFailedErro
 from aioserve.server import ServerSettings
 from aioserve.server.answering import Content
 from tests.server.event_checks import checked_message, events_of, without_ids
-from tests.server.scripts import CALL, CALLS, PLAIN, scripted, with_tools
+from tests.server.scripts import CALL, CALLS, PLAIN, TEMPLATE, scripted, with_tools
 from tests.server.serving import served, until
 
 pytestmark = pytest.mark.asyncio
@@ -247,7 +247,7 @@ async def test_an_answer_goes_on_with_a_last_message_of_the_assistant() -> None:
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"tools": [TOOLS[0] | {"defer_loading": True}]}, "tools[0].defer_loading"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking."),
-        ({"thinking": {"type": "adaptive"}}, "thinking.type"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
         ({"cache_control": {"type": "forever"}}, "cache_control.type"),
         ({"container": "x"}, "container"),
         ({"metadata": {"user": "x"}}, "metadata.user"),
@@ -286,7 +286,7 @@ async def test_what_asks_for_nothing_is_let_through() -> None:
         "metadata": {"user_id": "u"},
         "output_config": {},
         "service_tier": "auto",
-        "thinking": {"type": "disabled"},
+        "thinking": {"type": "adaptive"},
         "tool_choice": {"type": "auto"},
         "tools": [],
     }
@@ -356,7 +356,7 @@ async def test_a_stream_that_fails_ends_with_an_error(monkeypatch: pytest.Monkey
         await until(lambda: not engine.stats().num_running)
     events = events_of(text)
     assert [event["type"] for event in events].count("error") == 1
-    assert events[-1] == {"type": "error", "error": {"type": "api_error", "message": "planted"}}
+    assert events[-1]["error"] == {"type": "api_error", "message": "planted"}
     assert all(event["type"] != "message_stop" for event in events)
 
 
@@ -391,3 +391,41 @@ async def test_answers_and_refusals_say_what_the_call_goes_by_as_the_api_does() 
         other = await client.get("/v1/models")
     assert missed.headers["request-id"] == missed.headers["x-request-id"]
     assert "request-id" not in other.headers
+
+
+async def test_an_error_says_what_its_request_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> Any:
+        yield [Content("x")]
+        raise RequestFailedError("planted")
+
+    async with scripted(settings=ServerSettings(allowed_hosts=["here"])) as (_, _, client):
+        refused = await client.post("/v1/messages", json=BODY | {"max_tokens": 0})
+        missing = await client.get("/v1/messages")
+        barred = await client.post("/v1/messages", json=BODY, headers={"host": "there"})
+        monkeypatch.setattr("aioserve.server.answering.Answering.batches", broken)
+        failed = await client.post("/v1/messages", json=BODY | {"stream": True})
+    for answer in (refused, missing, barred):
+        assert answer.json()["request_id"] == answer.headers["request-id"]
+    assert events_of(failed.text)[-1]["request_id"] == failed.headers["request-id"]
+
+
+SWITCH = "{% if enable_thinking is defined %}THINKS {{ enable_thinking }}.{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"thinking": {"type": "disabled"}}, "THINKS False."),
+        ({"thinking": {"type": "adaptive"}}, ""),
+        ({"output_config": {"effort": "low"}}, "THINKS True."),
+        ({"output_config": {"effort": "low"}, "thinking": {"type": "disabled"}}, "THINKS False."),
+    ],
+)
+async def test_thinking_is_what_the_template_reads_of_it(change: Any, shown: str) -> None:
+    async with scripted(template=TEMPLATE + SWITCH) as (seen, _, client):
+        answer = await client.post("/v1/messages", json=BODY | change)
+        conversation = {"model": BODY["model"], "messages": BODY["messages"]}
+        counted = await client.post("/v1/messages/count_tokens", json=conversation | change)
+    assert answer.status_code == 200, answer.text
+    assert counted.json()["input_tokens"] == answer.json()["usage"]["input_tokens"]
+    assert [prompt.split(BEGUN)[-1] for prompt in seen.prompts] == [shown, shown]

@@ -199,6 +199,7 @@ async def test_input_items_are_listed_page_by_page() -> None:
             for params in ({"limit": 0}, {"limit": 101}, {"after": "x"}, {"order": "up"})
         ]
         unknown = await client.get(path, params={"include": "x"})
+        twice = await client.get(path, params={"limit": [1, 2]})
     assert [item["content"][0]["text"] for item in listed["data"]] == ["2", "1", "0"]
     assert (listed["first_id"], listed["has_more"]) == (listed["data"][0]["id"], False)
     assert [item["content"][0]["text"] for item in page["data"]] == ["0", "1"]
@@ -207,6 +208,7 @@ async def test_input_items_are_listed_page_by_page() -> None:
     params = [answer.json()["error"]["param"] for answer in wrong]
     assert params == ["limit", "limit", "after", "order"]
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "include")
+    assert (twice.status_code, twice.json()["error"]["param"]) == (400, "limit")
 
 
 async def test_a_response_that_is_deleted_or_not_stored_is_not_there() -> None:
@@ -284,6 +286,7 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
                 "input": [
                     {"role": "assistant", "content": "a"},
                     {"type": "function_call", "call_id": "x", "name": "f", "arguments": "["},
+                    {"type": "function_call_output", "call_id": "x", "output": ""},
                 ]
             },
             "input[1].arguments",

@@ -30,7 +30,9 @@ ANSWERS = (
     "<think>never closed  ",
     "",
 )
-FUNCTIONS = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+FUNCTIONS = [
+    {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+]
 ANTHROPIC = [{"name": "weather", "input_schema": {"type": "object"}}]
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 

@@ -48,7 +48,7 @@ class InputText(_InputBlock, frozen=True, kw_only=True, tag="text"):
 
 class InputThinking(_Block, frozen=True, kw_only=True, tag="thinking"):
     thinking: str
-    signature: str = ""
+    signature: str | None = None
     """Of whoever thought so; what counts is what is said."""
 
 
@@ -66,7 +66,7 @@ class InputToolUse(_InputBlock, frozen=True, kw_only=True, tag="tool_use"):
 class InputToolResult(_InputBlock, frozen=True, kw_only=True, tag="tool_result"):
     tool_use_id: str
     content: str | list[InputText] | None = None
-    is_error: bool = False
+    is_error: bool | None = None
 
 
 SystemText = str | list[InputText]

@@ -11,6 +11,7 @@ from aioserve.server.anthropic.request import (
     continues,
     conversation_of,
     plan_of,
+    template_variables,
 )
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.served import Call
@@ -28,10 +29,12 @@ async def count_tokens(call: Call, body: Conversation) -> TokenCount:
     turns = conversation_of(call, body)
     goes_on = continues(turns, body)
     plan = plan_of(call, body)
+    variables = template_variables(call, body)
     try:
         ids = await call.engine.encode(
             turns.messages,
             tools=plan.tools,
+            chat_template_kwargs=variables,
             add_generation_prompt=not goes_on,
             continue_final_message=goes_on,
         )

@@ -16,6 +16,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 class ErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
     error: ErrorDetail
+    request_id: str
 
 
 _TYPES = {
@@ -34,12 +35,12 @@ class _AnthropicErrors:
     kind: type[ErrorBody] = ErrorBody
     id_header: bytes | None = b"request-id"
 
-    def body(self, error: ApiError) -> ErrorBody:
+    def body(self, error: ApiError, request_id: str) -> ErrorBody:
         kind = "invalid_request_error" if error.status < 500 else "api_error"
-        return ErrorBody(ErrorDetail(_TYPES.get(error.status, kind), error.message))
+        return ErrorBody(ErrorDetail(_TYPES.get(error.status, kind), error.message), request_id)
 
-    def event(self, error: ApiError) -> bytes:
-        return b"event: error\ndata: " + msgspec.json.encode(self.body(error)) + b"\n\n"
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(self.body(error, request_id))
 
 
 ANTHROPIC_ERRORS: _AnthropicErrors = _AnthropicErrors()

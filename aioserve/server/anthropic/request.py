@@ -17,13 +17,22 @@ from aioserve.server.anthropic.blocks import (
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.answer_plan import AnswerPlan
 from aioserve.server.openai.limits import check_at_most
+from aioserve.server.openai.reasoning import variables_of
 from aioserve.server.planning import json_schema, named_tool, planned, tool
 from aioserve.server.sampling import SamplingFields
 from aioserve.server.served import Call
 from aioserve.server.turns import Turns, renamed
 from aioserve.structured_output import StructuredOutput
 
-__all__ = ["Conversation", "MessageRequest", "asked_of", "continues", "conversation_of", "plan_of"]
+__all__ = [
+    "Conversation",
+    "MessageRequest",
+    "asked_of",
+    "continues",
+    "conversation_of",
+    "plan_of",
+    "template_variables",
+]
 
 NAMES = {
     "stop": "stop_sequences",
@@ -55,16 +64,16 @@ class _Choice(_Strict, frozen=True, kw_only=True, tag_field="type"):
 
 
 class AutoChoice(_Choice, frozen=True, kw_only=True, tag="auto"):
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class AnyChoice(_Choice, frozen=True, kw_only=True, tag="any"):
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoice(_Choice, frozen=True, kw_only=True, tag="tool"):
     name: str
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class NoChoice(_Choice, frozen=True, kw_only=True, tag="none"):
@@ -76,8 +85,16 @@ class Metadata(_Strict, frozen=True, kw_only=True):
     """The tenant of a call without a key."""
 
 
-class ThinkingDisabled(_Strict, frozen=True, kw_only=True):
-    type: Literal["disabled"]
+class _Thinking(_Strict, frozen=True, kw_only=True, tag_field="type"):
+    pass
+
+
+class ThinkingDisabled(_Thinking, frozen=True, kw_only=True, tag="disabled"):
+    """Switched off, where the model's template has a switch."""
+
+
+class ThinkingAdaptive(_Thinking, frozen=True, kw_only=True, tag="adaptive"):
+    """As the model likes, which it does anyway."""
 
 
 class JsonFormat(_Strict, frozen=True, kw_only=True):
@@ -87,6 +104,8 @@ class JsonFormat(_Strict, frozen=True, kw_only=True):
 
 class OutputConfig(_Strict, frozen=True, kw_only=True):
     format: JsonFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """As far as the model's template reads one."""
 
 
 class Conversation(_Strict, frozen=True, kw_only=True):
@@ -97,7 +116,7 @@ class Conversation(_Strict, frozen=True, kw_only=True):
     system: SystemText | None = None
     tools: list[Tool] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
-    thinking: ThinkingDisabled | None = None
+    thinking: ThinkingDisabled | ThinkingAdaptive | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
@@ -111,7 +130,7 @@ class MessageRequest(Conversation, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     """There is one tier."""
-    stream: bool = False
+    stream: bool | None = None
 
 
 def conversation_of(call: Call, body: Conversation) -> Turns:
@@ -146,6 +165,7 @@ def continues(turns: Turns, body: Conversation) -> bool:
 def asked_of(call: Call, body: MessageRequest) -> Asked:
     """Raises `ApiError`."""
     turns = conversation_of(call, body)
+    turns.check_results()
     user_id = None if body.metadata is None else body.metadata.user_id
     most = call.settings.max_metadata_value_chars
     check_at_most("metadata.user_id", "have at most {} characters", len(user_id or ""), most)
@@ -171,9 +191,23 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
         params,
         plan,
         continues=continues(turns, body),
-        options=call.options(tenant=call.tenant or user_id or None),
+        options=call.options(
+            tenant=call.tenant or user_id or None,
+            chat_template_kwargs=template_variables(call, body),
+        ),
         names=names,
     )
+
+
+def template_variables(call: Call, body: Conversation) -> dict[str, Any] | None:
+    """Whether and how much the model shall reason, as its template reads that. Raises
+    `ApiError`."""
+    effort = None if body.output_config is None else body.output_config.effort
+    variables = variables_of(call.engine, effort, "output_config.effort")
+    has_switch = call.engine.template_reads("enable_thinking")
+    if has_switch and isinstance(body.thinking, ThinkingDisabled):
+        variables = variables | {"enable_thinking": False}
+    return variables or None
 
 
 def plan_of(call: Call, body: Conversation) -> AnswerPlan:
@@ -195,7 +229,7 @@ def plan_of(call: Call, body: Conversation) -> AnswerPlan:
             for each in body.tools or ()
         ],
         choice=choice,
-        one_call=getattr(body.tool_choice, "disable_parallel_tool_use", False),
+        one_call=bool(getattr(body.tool_choice, "disable_parallel_tool_use", None)),
         form=None if wanted is None else json_schema(wanted.schema),
         names={"response_format": "output_config.format", "function.": ""},
     )

@@ -16,6 +16,7 @@ from aioserve.server.openai.limits import (
 )
 from aioserve.server.openai.reasoning import variables_of
 from aioserve.server.served import Call
+from aioserve.server.turns import without_result
 
 __all__ = ["ChatRequest", "FunctionChoice", "NamedTool", "ResponseFormat", "Tool", "messages_of"]
 
@@ -108,8 +109,9 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
     reasoning_effort: str | None = None
     """As far as the model's template reads one."""
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    """True where it isn't said."""
+    continue_final_message: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
@@ -134,6 +136,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
         self.check_stream_options()
         check_sampling(self, settings)
         check_metadata(self.metadata, settings)
+        check_results(self.messages[:-1] if self.continue_final_message else self.messages)
         check_at_most(
             "top_logprobs", "be at most {}", self.top_logprobs or 0, settings.max_top_logprobs
         )
@@ -206,6 +209,23 @@ def messages_of(messages: list[dict[str, Any]], engine: Engine) -> list[dict[str
     `developer` where the model's template doesn't know that."""
     as_system = not engine.template_reads("developer")
     return [_message(message, as_system=as_system) for message in messages]
+
+
+def check_results(messages: list[dict[str, Any]]) -> None:
+    """Raise `ApiError` for a call of a tool without a result behind it. What isn't written as
+    messages are is the engine's to refuse."""
+    open_calls: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        for number, call in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(call, dict) and isinstance(call_id := call.get("id"), str):
+                open_calls[call_id] = f"messages[{index}].tool_calls[{number}]"
+        if message.get("role") == "tool":
+            answered = message.get("tool_call_id")
+            first = next(iter(open_calls), None)
+            open_calls.pop(answered if isinstance(answered, str) else first or "", None)
+    for call_id, place in open_calls.items():
+        raise without_result(call_id, place)
 
 
 def _message(message: dict[str, Any], *, as_system: bool) -> dict[str, Any]:

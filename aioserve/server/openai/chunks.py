@@ -27,9 +27,9 @@ class Chunks:
         options = StreamOptions() if options is None else options
         self._head = b"data: " + _encode(about)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if options.include_usage else b"]}\n\n"
-        self.counts_last: bool = options.include_usage
+        self.counts_last: bool = bool(options.include_usage)
         """A chunk without choices tells them."""
-        self.counts_always: bool = options.continuous_usage_stats
+        self.counts_always: bool = bool(options.continuous_usage_stats)
         """Every chunk tells those so far."""
 
     def chunk(self, choice: msgspec.Struct, usage: Usage | None = None) -> bytes:

@@ -33,7 +33,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_
     max_tokens: int | None = 16
     """None: as many as the context holds. 0 goes with `echo`."""
     best_of: int | None = None
-    echo: bool = False
+    echo: bool | None = None
     logprobs: int | None = None
     """How many of the most likely tokens are told at each place, beside the one that is there."""
     suffix: Any = None
@@ -58,7 +58,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_
     def is_of_prompt(self) -> bool:
         """Nothing is wanted but the prompt: as harnesses of evaluations ask for its
         log-probabilities."""
-        return self.echo and self.max_tokens == 0
+        return bool(self.echo) and self.max_tokens == 0
 
     def params_of(self, defaults: SamplingParams) -> SamplingParams:
         """Raises `InvalidSamplingError`."""

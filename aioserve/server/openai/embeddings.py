@@ -23,16 +23,16 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     model: str
     input: str | list[str | int | list[int]]
     """One or several, as text or as token ids."""
-    encoding_format: Literal["float", "base64"] = "float"
-    """base64: of float32, little-endian."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """float where it isn't said. base64: of float32, little-endian."""
     dimensions: int | None = None
     """Refused unless it is what the model has."""
-    pooling: Literal["last", "mean", "cls"] = "last"
-    normalize: bool = True
-    """To the Euclidean length 1."""
+    pooling: Literal["last", "mean", "cls"] | None = None
+    normalize: bool | None = None
+    """To the Euclidean length 1, where it isn't said."""
     user: str | None = None
     cache_salt: str | None = None
-    priority: int = 0
+    priority: int | None = None
     session_id: str | None = None
     deadline_seconds: float | None = None
 
@@ -60,7 +60,10 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
     prompts: list[Any] = prompts_of(body.input, call.settings.max_prompts, "input")
     with as_named(_NAMES):
         vectors, usage = await call.engine.embed_counted(
-            prompts, pooling=body.pooling, normalize=body.normalize, **options_of(call, body)
+            prompts,
+            pooling=body.pooling or "last",
+            normalize=body.normalize is not False,
+            **options_of(call, body),
         )
     call.told.answers_with(usage)
     size = vectors.shape[1]

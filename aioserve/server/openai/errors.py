@@ -33,13 +33,13 @@ class _OpenAIErrors:
     kind: type[ErrorBody] = ErrorBody
     id_header: bytes | None = None
 
-    def body(self, error: ApiError) -> ErrorBody:
+    def body(self, error: ApiError, request_id: str) -> ErrorBody:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         kind = _TYPES.get(error.status, kind)
         return ErrorBody(ErrorDetail(error.message, kind, error.param, error.code))
 
-    def event(self, error: ApiError) -> bytes:
-        return b"data: " + msgspec.json.encode(self.body(error)) + b"\n\n"
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        return b"data: %b\n\n" % msgspec.json.encode(self.body(error, request_id))
 
 
 OPENAI_ERRORS: _OpenAIErrors = _OpenAIErrors()

@@ -32,7 +32,7 @@ class CallFields(Protocol):
     @property
     def deadline_seconds(self) -> float | None: ...
     @property
-    def priority(self) -> int: ...
+    def priority(self) -> int | None: ...
     @property
     def session_id(self) -> str | None: ...
 
@@ -47,9 +47,9 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fie
     """Cached prefixes are shared with calls of the same salt, and the same key, alone."""
     deadline_seconds: float | None = None
     """The request is ended so long after it came, if it hasn't before."""
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    return_token_ids: bool = False
+    return_token_ids: bool | None = None
     """Choices have the ids of prompt and answer."""
 
     def check_stream_options(self) -> None:
@@ -62,7 +62,7 @@ def options_of(call: Call, body: CallFields, **more: Any) -> dict[str, Any]:
     for a salt that the engine wouldn't take either."""
     salt = check(InvalidRequestError, "cache_salt", body.cache_salt, optional(name))
     return call.options(
-        priority=body.priority,
+        priority=body.priority or 0,
         session_id=body.session_id,
         deadline_seconds=body.deadline_seconds,
         tenant=call.tenant or body.user or None,

@@ -250,6 +250,7 @@ async def asked_of(
     if body.truncation == "auto":
         items = await _truncated(call, body, items, plan, variables)
     turns = _turns_of(call, body, items)
+    turns.check_results()
     form = "text.format"
     if plan.function is not None or plan.reads_list:
         form = "tools"

@@ -36,7 +36,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     add_generation_prompt: bool | None = None
     """True where it isn't said."""
     continue_final_message: bool | None = None
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):

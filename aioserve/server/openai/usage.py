@@ -12,9 +12,9 @@ __all__ = ["StreamOptions", "UsageBody", "usage_of"]
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of a streamed answer."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     """A last chunk without choices tells the counts."""
-    continuous_usage_stats: bool = False
+    continuous_usage_stats: bool | None = None
     """Every chunk tells those so far."""
 
 
