@@ -49,7 +49,7 @@ def who_gives_way(
     room = _Room(books, sequence, reserve)
     if books.guard.reserves:
         room.keep(books.guard.reserve(sequence.view, books.memory.pool.num_pages, view))
-    books.pins.make_room(room.num_pages_needed)
+    books.pins.make_room(room.num_pages_needed + room.num_pages_found)
     if room.suffices:
         return ()
     named = books.guard.displaces(sequence.view, [s.view for s in candidates], view)
@@ -86,7 +86,10 @@ class _Room:
 
     def __init__(self, books: Books, sequence: SequenceState, reserve: OutputReserve) -> None:
         memory = books.memory
+        available = memory.num_available
         claim = memory.claim(sequence.lease, sequence.known_ids, sequence.num_cacheable)
+        self.num_pages_found: int = available - memory.num_available
+        """In the cache, which nobody else uses: no room for its new ones."""
         memory.drop(claim)
         self._reserve = reserve
         self._num_new_pages = claim.num_new_pages

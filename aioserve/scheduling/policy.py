@@ -207,9 +207,9 @@ class SchedulingPolicy:
         """Leading tokens of a request that has just ended whose pages the prefix cache is to keep,
         0 to `computed_tokens`: whole pages of it. By default 0.
 
-        Pinned pages aren't evicted for those that wait. They are for requests that run, and when
-        nothing else can run: the oldest pin goes first, as it does where all pins together would
-        hold more than a quarter of the pages.
+        Pinned pages aren't evicted for those that wait. They are for requests that run, for one
+        that might displace others for them, and when nothing else can run: the oldest pin goes
+        first, as it does where all pins together would hold more than a quarter of the pages.
         """
         return 0
 

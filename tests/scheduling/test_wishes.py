@@ -318,6 +318,29 @@ def test_pins_give_way_to_the_next_one_when_nothing_runs():
     assert len(bench.run()[large]) == 2
 
 
+def test_pins_give_way_to_one_that_may_displace_others_although_it_finds_part_of_its_prompt():
+    """What it finds can be evicted as well, and is no room for the rest of the prompt."""
+
+    class Urgent(Pins):
+        def precedence(self, request):
+            return request.priority
+
+    bench = Bench(policy=Urgent(), prefix_caching=True, num_pages=16, max_num_batched_tokens=64)
+    bench.submit(list(range(100, 116)), 1, tenant="kept")
+    bench.run()
+    bench.submit(list(range(200, 217)), 1)
+    bench.run()
+    bench.submit(list(range(300, 328)), 12)
+    bench.step()
+    urgent = bench.submit([*range(200, 216), *range(400, 412)], 4, priority=1)
+    bench.step()  # which has no room for it
+    assert bench.scheduler.books.pins.num_pages == 4
+    bench.step()
+    assert bench.view(urgent).is_running
+    assert bench.scheduler.books.pins.num_pages == 0
+    assert bench.scheduler.counters.preemptions == 0
+
+
 def test_pins_of_what_a_failed_step_should_have_written_end():
     bench, _ = pinned_bench(num_pages=16)
     sequence_id = bench.submit(list(range(8)), 1, tenant="kept")
