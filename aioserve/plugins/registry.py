@@ -303,12 +303,15 @@ def check_observer_object(observer: object) -> Observer:
 
 def _wrong_method(thing: object, kind: type) -> str | None:
     """What is wrong with the first of its methods that isn't plain, since nobody would await it, or
-    that is nearly called like one of `kind`, since nobody would call it."""
+    that is nearly called like one of `kind`, since nobody would call it; or that stands where a
+    bool should, since it would be taken for True."""
     asked = [name for name in vars(kind) if not name.startswith("_")]
     for method in asked:
         function = getattr(thing, method)
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             return f"{type(thing).__name__}.{method} must be a plain function, got an async one"
+        if isinstance(vars(kind)[method], bool) and not isinstance(function, bool):
+            return f"{type(thing).__name__}.{method} must be True or False, got {shown(function)}"
     classes = [cls for cls in type(thing).__mro__ if cls not in (kind, object)]
     own = {name for cls in classes for name in vars(cls) if not name.startswith("_")}
     missing = [name for name in asked if name not in own]

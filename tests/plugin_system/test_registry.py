@@ -155,6 +155,17 @@ def test_a_policy_with_a_misspelt_method_is_refused_with_the_name_that_was_meant
     Engine(FakeModel(), policy=HasHelpers())
 
 
+@pytest.mark.parametrize("value", [lambda self: False, None, 1, "no"])
+def test_a_policy_says_with_a_bool_whether_its_victims_are_of_any_age(value):
+    policy = type("Odd", (SchedulingPolicy,), {"victim_of_any_age": value})
+    said = r"Odd\.victim_of_any_age must be True or False, got "
+    with pytest.raises(ConfigError, match=said):
+        Engine(FakeModel(), policy=policy())
+    registry = PluginRegistry([offering([PolicySpec("mine", policy)])])
+    with pytest.raises(PluginError, match=rf"policy mine \(given to the engine\): {said}"):
+        registry.policy("mine")
+
+
 def test_a_policy_belongs_to_the_entry_point_of_its_name(installed):
     installed += [entry_point("a", lambda: LifoPlugin()), entry_point("lifo", LifoPlugin)]
     registry = PluginRegistry()
