@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import SupportsIndex, TypeVar
 
 from aioserve.arguments import plain_int
 from aioserve.config import Preemption
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 FALLBACK = SchedulingPolicy()
 END = object()
-HOW_TO_PREEMPT = (None, "auto", "swap", "recompute")
+WAYS_TO_PREEMPT: tuple[Preemption, ...] = ("auto", "swap", "recompute")
 
 
 class PolicyGuard(Guard):
@@ -84,7 +84,7 @@ class PolicyGuard(Guard):
                 yield waiting[num_first - 1]
                 continue
             if left is None:
-                left = {id(request): request for request in waiting[num_first:]}
+                left = _by_id(waiting[num_first:])
             if id(request) not in left:
                 self.fault("order", f"named {shown(request)}, which doesn't wait or came before")
                 break
@@ -150,17 +150,14 @@ class PolicyGuard(Guard):
         running = tuple(running)
 
         def ask() -> list[Preempt]:
-            how: dict[int, Preemption | None] = {}
-            requests: list[object] = []
+            left = _by_id(running)
+            named: list[Preempt] = []
             for answer in self.policy.preempt(running, view):
-                request: object = answer
                 if isinstance(answer, Preempt):
-                    request = answer.request
-                    if answer.how not in HOW_TO_PREEMPT:
-                        raise NotAnAnswer(answer.how, f"not one of {HOW_TO_PREEMPT}")
-                    how[id(request)] = answer.how
-                requests.append(request)
-            return [Preempt(one, how.get(id(one))) for one in _some_of(running, requests)]
+                    named.append(Preempt(_take(left, answer.request), _way(answer.how)))
+                else:
+                    named.append(Preempt(_take(left, answer)))
+            return named
 
         return self._ask("preempt", ask) or ()
 
@@ -254,9 +251,9 @@ def _overrides(policy: SchedulingPolicy, method: str) -> bool:
     return getattr(type(policy), method) is not vars(SchedulingPolicy)[method]
 
 
-def _index(answer: object, least: int, most: int) -> int:
+def _index(answer: SupportsIndex, least: int, most: int) -> int:
     try:
-        number = operator.index(answer)  # type: ignore[arg-type]
+        number = operator.index(answer)
     except TypeError:
         number = least - 1
     if least <= number <= most:
@@ -264,11 +261,29 @@ def _index(answer: object, least: int, most: int) -> int:
     raise NotAnAnswer(answer, f"not an int in [{least}, {most}]")
 
 
+def _way(answer: object) -> Preemption | None:
+    """A plain str, of any class of str."""
+    if answer is None:
+        return None
+    if isinstance(answer, str):
+        named = str.__str__(answer)
+        for way in WAYS_TO_PREEMPT:
+            if way == named:
+                return way
+    raise NotAnAnswer(answer, f"not None and not one of {WAYS_TO_PREEMPT}")
+
+
 def _some_of(running: Sequence[RequestView], answers: Iterable[object]) -> list[RequestView]:
-    left = {id(one): one for one in running}
-    named: list[RequestView] = []
-    for answer in answers:
-        if id(answer) not in left:
-            raise NotAnAnswer(answer, "not one of the running requests, or came before")
-        named.append(left.pop(id(answer)))
-    return named
+    left = _by_id(running)
+    return [_take(left, answer) for answer in answers]
+
+
+def _by_id(requests: Sequence[RequestView]) -> dict[int, RequestView]:
+    return {id(request): request for request in requests}
+
+
+def _take(left: dict[int, RequestView], answer: object) -> RequestView:
+    """Out of those left, so that answers without end come to one."""
+    if id(answer) not in left:
+        raise NotAnAnswer(answer, "not one of the running requests, or came before")
+    return left.pop(id(answer))
