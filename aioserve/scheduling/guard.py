@@ -50,7 +50,7 @@ class PolicyGuard(Guard):
         self.reserves: bool = _overrides(policy, "reserve")
         self.drops: bool = _overrides(policy, "drop")
         self.pins: bool = _overrides(policy, "pin")
-        self.hears_of_steps: bool = _overrides(policy, "step_finished")
+        self.hears_of_steps: bool = not _is_default(policy.step_finished)
         self.victim_of_any_age: bool = bool(policy.victim_of_any_age)
         self.has_wishes: bool = self.preempts or self.drops or self.pins
         self._failed = False
@@ -249,6 +249,11 @@ def _overrides(policy: SchedulingPolicy, method: str) -> bool:
     """Whether the class of a policy has an answer of its own: the others need not be asked. An
     attribute of the object doesn't count, which may be an option of that name."""
     return getattr(type(policy), method) is not vars(SchedulingPolicy)[method]
+
+
+def _is_default(told: Callable[..., object]) -> bool:
+    """Of a notification, which is always called: here an attribute of the object counts."""
+    return getattr(told, "__func__", None) is SchedulingPolicy.step_finished
 
 
 def _index(answer: SupportsIndex, least: int, most: int) -> int:

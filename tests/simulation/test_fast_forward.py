@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioserve import RequestView, SchedulerView, SchedulingPolicy
+from aioserve import Refusal, RequestView, SchedulerView, SchedulingPolicy
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.execution.plan import StepPlan
@@ -120,7 +120,48 @@ class Choosing(Watching):
         return [request for place, request in enumerate(running) if place != out]
 
 
-POLICIES = [Watching, Preferring, Hearing, Wishing, Choosing]
+class HearingThroughAnAttribute(Watching):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step_finished = lambda step, tokens: self.seen.append((step, tokens))
+
+
+class Dropping(Watching):
+    """Ends answers that get long."""
+
+    def drop(self, request: RequestView, view: SchedulerView) -> Refusal | None:
+        return Refusal("long") if request.generated_tokens > 30 else None
+
+
+class Keeping(Watching):
+    """Pins what has ended and reserves a page for each that runs."""
+
+    def pin(self, request: RequestView) -> int:
+        return request.computed_tokens
+
+    def reserve(self, request: RequestView, view: SchedulerView) -> int:
+        return min(view.num_running, view.pages_total)
+
+
+class Reserving(Watching):
+    """Asked when a request could start, and no more."""
+
+    def reserve(self, request: RequestView, view: SchedulerView) -> int:
+        self._note("reserve", view)
+        return min(view.num_running, view.pages_total)
+
+
+POLICIES = [
+    Watching,
+    Preferring,
+    Hearing,
+    HearingThroughAnAttribute,
+    Wishing,
+    Choosing,
+    Dropping,
+    Keeping,
+    Reserving,
+]
 
 
 @st.composite
@@ -182,14 +223,25 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @settings(deadline=None)
-@given(traces(), OPTIONS, st.none() | st.integers(0, 9), st.integers(0, 20))
+@given(
+    trace=traces(),
+    options=OPTIONS,
+    seed=st.none() | st.integers(0, 9),
+    host_pages=st.integers(0, 20),
+    eviction=st.sampled_from(["lru", "lfu", "fifo", "slru"]),
+)
 def test_whatever_the_run_no_digit_differs_from_steps_taken_one_by_one(
-    trace: list[TraceRequest], options: dict[str, Any], seed: int | None, host_pages: int
+    trace: list[TraceRequest],
+    options: dict[str, Any],
+    seed: int | None,
+    host_pages: int,
+    eviction: str,
 ) -> None:
     if options["cost"] is TABLE:
         options["scatter_seed"] = seed
     if options["num_pages"] is not None and options["prefix_caching"]:
         options["num_host_pages"] = host_pages
+        options["eviction"] = eviction
     fast, slow = both(trace, **options)
     assert repr(fast) == repr(slow)
     assert msgspec.json.encode(fast) == msgspec.json.encode(slow)
@@ -222,6 +274,17 @@ def test_under_every_installed_policy_no_digit_differs(name: str, num_pages: int
         ttft_target_seconds=1.0,
         tpot_target_seconds=0.1,
     )
+    assert repr(fast) == repr(slow)
+
+
+@pytest.mark.parametrize("make", POLICIES)
+def test_under_no_kind_of_policy_a_digit_differs(make: type[Watching]) -> None:
+    trace = [
+        TraceRequest(number, number // 3 * 0.4, 20, 60, (number % 2,), 4, priority=number % 2)
+        for number in range(9)
+    ]
+    options = {"cost": TABLE, "num_pages": 50, "page_size": 4, "max_num_seqs": 4}
+    fast, slow = both(trace, make=make, **options)
     assert repr(fast) == repr(slow)
 
 
