@@ -63,7 +63,9 @@ def signatures_of(thing: Any) -> Iterator[tuple[str, Any]]:
     for name, hint in evaluated(thing).items():
         if not name.startswith("_"):
             yield f"{thing.__name__}.{name}", hint
-    for name, member in vars(thing).items():
+    house = [one for one in thing.__mro__ if one.__module__.startswith("aioserve.")]
+    members = {name: member for one in reversed(house) for name, member in vars(one).items()}
+    for name, member in members.items():
         if name.startswith("_") and (name != "__init__" or thing.__name__ in MADE_BY_THE_ENGINE):
             continue
         function = member.fget if isinstance(member, property) else member

@@ -6,60 +6,45 @@ threads and instruction set is shared by the engines of a process.
 
 from __future__ import annotations
 
-import asyncio
-import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
-
-import anyio
-import numpy as np
-import numpy.typing as npt
 
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
 from aioserve.engine.answers import drawn_for, read_whole
 from aioserve.engine.beam_search import BeamSearch
 from aioserve.engine.beams import EarlyStopping
 from aioserve.engine.chat import AnswerForm, ChatStream, StreamOptions, held_calls
-from aioserve.engine.continuations import Continuation
-from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.intake import ChatArguments, Message, Prompt
-from aioserve.engine.live import Chosen, LiveEngine
-from aioserve.engine.looks import LookOptions
-from aioserve.engine.options import check_listener, checked_deadline, checked_plugins
-from aioserve.engine.pooling import Pooling, embeddings_of
-from aioserve.engine.prompts import listed
+from aioserve.engine.life import Given, Life
+from aioserve.engine.options import (
+    check_listener,
+    checked_deadline,
+    checked_model,
+    checked_plugins,
+    checked_policy,
+)
+from aioserve.engine.prompt_looks import PromptLooks
 from aioserve.engine.reports import dump_of, stats_of
-from aioserve.engine.scoring import Score, scores_of
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
-from aioserve.engine.token_ids import ids_of_prompt
 from aioserve.errors import (
-    ConfigError,
-    EngineClosedError,
-    EngineError,
     EngineState,
     ModelError,
-    WrongLoopError,
 )
-from aioserve.execution import loading
-from aioserve.execution.runner import LoadedModel, ModelLimits, ModelSource
-from aioserve.isolation import shown
-from aioserve.plugins import Observer, PluginRegistry, check_observer_object, check_policy_object
-from aioserve.request import Beam, Completion, SamplingParams, Usage
-from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
+from aioserve.execution.runner import ModelLimits, ModelSource
+from aioserve.plugins import Observer, check_observer_object
+from aioserve.request import Beam, Completion, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.answers.forms import ReasoningParserName, ToolParserName
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
 
-MAX_POLICY_CHARS = 1000
 
-
-class Engine:
+class Engine(PromptLooks):
     """One model that serves many streams, inside the caller's event loop.
 
         async with Engine("path/to/model") as engine:
@@ -151,80 +136,18 @@ class Engine:
             max_buffered_tokens=max_buffered_tokens,
             stall_timeout_seconds=stall_timeout_seconds,
         )
-        if isinstance(policy, str):
-            policy = str.__str__(policy)
-            if len(policy) > MAX_POLICY_CHARS:
-                raise ConfigError(
-                    f"policy must be a name of at most {MAX_POLICY_CHARS} characters, options "
-                    f"included, got {len(policy)}"
-                )
-        else:
-            check_policy_object(policy)
-        given = checked_plugins(plugins)
-        if isinstance(model, str):
-            model = str.__str__(model)  # plain text, whatever a subclass makes of it
-        elif not isinstance(model, Path) and not callable(getattr(model, "load", None)):
-            raise ConfigError(
-                f"model must be a name, a directory or an object that loads, got {shown(model)}",
-                argument="model",
-                value=model,
-            )
+        policy, plugins = checked_policy(policy), checked_plugins(plugins)
+        model = checked_model(model)
         check_listener("progress", progress, model)
         check_listener("capture_progress", capture_progress, model)
-        self._source = model
-        self._policy = policy
-        self._plugins = given
-        self._progress = progress
-        self._capture_progress = capture_progress
-        self._observing: list[Observer] = []
-        """Given to `observe`."""
-        self._live: LiveEngine | None = None
-        self._state: EngineState = "new"
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """The one that it was entered on."""
-        self._entering: asyncio.Task[Any] | None = None
-        self._entered_or_not = asyncio.Event()
-        """`__aenter__` is over, however it ended."""
-        self._closing: asyncio.Task[None] | None = None
+        given = Given(model, policy, plugins, progress, capture_progress)
+        super().__init__(Life(self.config, given))
 
     # -- life
 
     async def __aenter__(self) -> Engine:
-        if self._state != "new":
-            raise EngineClosedError(
-                "an engine can be entered once; make another", state=self._state
-            )
-        loop = running_loop()
-        if loop is None:
-            raise WrongLoopError(
-                "an engine needs asyncio, and no event loop of asyncio runs here; under trio, run "
-                "it with asyncio in a thread of its own"
-            )
-        self._state, self._loop, self._entering = "loading", loop, asyncio.current_task()
-        try:
-            registry = await asyncio.to_thread(PluginRegistry, self._plugins)
-            self._check_loading()
-            chosen = self._choose(registry)
-            model = await self._load()
-            try:
-                self._check_loading()
-                self._live = LiveEngine(self.config, chosen, model)
-            except BaseException:
-                await _finish(model.runner.aclose())
-                raise
-        except BaseException:
-            self._state = "closed"
-            raise
-        finally:
-            self._entering = None
-            self._entered_or_not.set()
-        self._state = "open"
+        await self._life.start()
         return self
-
-    def _check_loading(self) -> None:
-        """Raise if the engine was closed while it was loading."""
-        if self._state != "loading":
-            raise EngineClosedError("the engine was closed while it was loading", state="closed")
 
     async def __aexit__(
         self,
@@ -235,54 +158,7 @@ class Engine:
         """End every request, and return when nothing of the engine runs any more: while it loads,
         when what loads is done and `__aenter__` has raised. May be called again, and before
         entering, which is then refused. Raises `WrongLoopError` on another event loop."""
-        if self._loop is None:
-            self._state = "closed"
-            return
-        check_on(self._loop, "the engine")
-        if self._entering is not None and self._entering is asyncio.current_task():
-            raise EngineError("an engine can't be closed by the task that enters it")
-        self._state = "closed"
-        await self._entered_or_not.wait()
-        if self._live is not None:
-            if self._closing is None:
-                self._closing = asyncio.ensure_future(self._live.aclose())
-            await _finish(self._closing)
-
-    def __del__(self) -> None:
-        # After a constructor that failed, there is no state.
-        live: LiveEngine | None = getattr(self, "_live", None)
-        if live is not None and self._state != "closed":
-            live.abandon()
-            warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=1, source=self)
-
-    def _choose(self, registry: PluginRegistry) -> Chosen:
-        registry.check_selected()
-        observers = registry.make_observers()
-        for observer in self._observing:
-            observers.attach(observer, type(observer).__name__)
-        policy, name = self._policy, None
-        if isinstance(policy, str):
-            policy, name = registry.policy(policy), registry.policy_label(policy)
-        return Chosen(
-            policy,
-            name,
-            registry.eviction(self.config.eviction),
-            observers,
-            registry.admission(),
-            registry.logits_processor,
-        )
-
-    async def _load(self) -> LoadedModel:
-        num_slots = SLOTS_PER_SEQUENCE * self.config.max_num_seqs
-        if isinstance(self._source, str | Path):
-            return await loading.load(
-                str(self._source),
-                self.config,
-                num_slots=num_slots,
-                progress=self._progress,
-                capture_progress=self._capture_progress,
-            )
-        return await self._source.load(self.config, num_slots=num_slots)
+        await self._life.close()
 
     async def drain(self, deadline_seconds: float | None = None) -> int:
         """Take no more requests, and wait until those there are have ended.
@@ -291,18 +167,13 @@ class Engine:
         the result. None waits as long as it takes. Raises `ConfigError` for a deadline that is no
         number of at least 0, and has then changed nothing.
         """
-        deadline = checked_deadline(deadline_seconds)
-        live = self._entered()
-        if self._state != "draining":
-            live = self._usable()
-        live.check()
-        self._state = "draining"
-        with anyio.move_on_after(deadline):
-            await live.wait_idle()
-            return 0
-        drained = "the engine was drained before this request ended"
-        error = EngineClosedError(drained, state=self._state)
-        return await live.core.delivery.abort_all(error)
+        return await self._life.drain(checked_deadline(deadline_seconds))
+
+    def __del__(self) -> None:
+        # After a constructor that failed, there is no life.
+        life: Life | None = getattr(self, "_life", None)
+        if life is not None:
+            life.abandon(self)
 
     # -- requests
 
@@ -357,7 +228,7 @@ class Engine:
         `WrongLoopError`. What only encoding the prompt can show is raised by the first read of the
         stream instead.
         """
-        mailbox = self._usable().intake.submit(
+        mailbox = self._life.usable().intake.submit(
             prompt,
             params,
             request_id=request_id,
@@ -450,7 +321,7 @@ class Engine:
             "session_id": session_id,
         }
         search = BeamSearch(
-            self._usable().model,
+            self._life.usable().model,
             beam_width=beam_width,
             max_tokens=max_tokens,
             length_penalty=length_penalty,
@@ -458,103 +329,6 @@ class Engine:
             ignore_eos=ignore_eos,
         )
         return await search.run(partial(self.stream, **wishes), prompt)
-
-    async def score(
-        self,
-        prompt: Prompt,
-        continuation: Continuation,
-        *,
-        top_logprobs: int = 0,
-        **options: Unpack[LookOptions],
-    ) -> Score:
-        """How likely the model finds `continuation`, text or token ids, behind the prompt; nothing
-        is generated. `top_logprobs` of the most likely tokens are told at each place, in [0, 64].
-        Other options and errors are those of `generate`; `ttft_target_seconds` says how soon the
-        score is wanted."""
-        scores = await scores_of(
-            self._usable,
-            prompt,
-            [continuation],
-            several=None,
-            top_logprobs=top_logprobs,
-            **options,
-        )
-        return scores[0]
-
-    async def score_each(
-        self,
-        prompt: Prompt,
-        continuations: Sequence[Continuation],
-        *,
-        top_logprobs: int = 0,
-        **options: Unpack[LookOptions],
-    ) -> list[Score]:
-        """The same for several continuations, each by itself behind the prompt, which is computed
-        once. They are as many requests: number `i` has the id `request_id`-`i`."""
-        live = self._usable()
-        return await scores_of(
-            self._usable,
-            prompt,
-            listed("continuations", continuations, live.config.max_waiting),
-            several="continuations",
-            top_logprobs=top_logprobs,
-            **options,
-        )
-
-    async def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        pooling: Pooling = "last",
-        normalize: bool = True,
-        **options: Unpack[LookOptions],
-    ) -> npt.NDArray[np.float32]:
-        """The model's hidden states behind the final norm, pooled to one vector: float32
-        `[hidden]` of a prompt, `[N, hidden]` of a sequence of N, which are as many requests.
-
-        `pooling` takes the state of the "last" token, that of the first ("cls"), or the "mean" of
-        all; `normalize` divides by the Euclidean length. Other options, ids and errors are those
-        of `score_each`.
-        """
-        vectors, _ = await self.embed_counted(
-            prompts, pooling=pooling, normalize=normalize, **options
-        )
-        return vectors
-
-    async def embed_counted(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        pooling: Pooling = "last",
-        normalize: bool = True,
-        **options: Unpack[LookOptions],
-    ) -> tuple[npt.NDArray[np.float32], Usage]:
-        """The same, and the token counts of all prompts together."""
-        return await embeddings_of(
-            self._usable, prompts, pooling=pooling, normalize=normalize, **options
-        )
-
-    async def encode(
-        self,
-        prompt: Prompt,
-        *,
-        add_special_tokens: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> list[int]:
-        """The token ids that a request with this prompt would have, encoded as its is: within the
-        same limits, and off the event loop where it takes long. Of text alone, `add_special_tokens`
-        says whether it is framed as the model expects. Raises what `stream` does for a prompt."""
-        chat = ChatArguments(
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-        intake = self._usable().intake
-        return await ids_of_prompt(intake, prompt, chat, add_special_tokens=add_special_tokens)
 
     def chat(
         self,
@@ -582,7 +356,7 @@ class Engine:
         The other options and errors are those of `stream`, and `InvalidRequestError` where a form
         is unknown, or a strict tool is.
         """
-        live = self._usable()
+        live = self._life.usable()
         if unknown := options.keys() - StreamOptions.__annotations__.keys():
             raise TypeError(f"chat() got an unexpected keyword argument {min(unknown)!r}")
         # What is no SamplingParams is refused where requests come in.
@@ -606,12 +380,12 @@ class Engine:
     @property
     def model_name(self) -> str:
         """What was loaded: a name, a hub id or a path, as it was given."""
-        return self._entered().model.name
+        return self._life.started().model.name
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises `ModelError` for a model that has none."""
-        model = self._entered().model
+        model = self._life.started().model
         if model.tokenizer is None:
             raise ModelError(f"{model.name} has no tokenizer: {model.why_no_tokenizer}")
         return model.tokenizer
@@ -619,44 +393,43 @@ class Engine:
     @property
     def has_tokenizer(self) -> bool:
         """Whether prompts may be text, and answers have any. Token ids always may be given."""
-        return self._entered().model.tokenizer is not None
+        return self._life.started().model.tokenizer is not None
 
     @property
     def limits(self) -> ModelLimits:
         """Vocabulary, context length and KV pages of the loaded model."""
-        return self._entered().model.limits
+        return self._life.started().model.limits
 
     @property
     def has_chat_template(self) -> bool:
         """Whether prompts may be lists of messages."""
-        return self._entered().model.chat_template is not None
+        return self._life.started().model.chat_template is not None
 
     def template_reads(self, name: str) -> bool:
         """Whether the chat template has that word, the name of a role or of a variable, anywhere;
         False where there is no template."""
-        template = self._entered().model.chat_template
+        template = self._life.started().model.chat_template
         return template is not None and template.reads(name)
 
     @property
     def default_params(self) -> SamplingParams:
         """How requests without parameters are sampled."""
-        return self._entered().model.defaults
+        return self._life.started().model.defaults
 
     @property
     def state(self) -> EngineState:
         """Where it is in its life; "failed" where a bug or its device has ended it."""
-        failed = self._live is not None and self._live.core.failure is not None
-        return "failed" if failed and self._state == "open" else self._state
+        return self._life.state
 
     def stats(self) -> EngineStats:
         """The engine's numbers at this moment; also after it was closed. Raises `WrongLoopError`
         where they may change in another thread meanwhile."""
-        return stats_of(self._at_rest())
+        return stats_of(self._life.at_rest())
 
     def dump(self) -> dict[str, Any]:
         """Everything about the engine's state that helps to debug it, as plain values. Raises
         `WrongLoopError` as `stats` does."""
-        live = self._at_rest()
+        live = self._life.at_rest()
         return {"state": self.state, **dump_of(live)}
 
     def observe(self, observer: Observer) -> Callable[[], None]:
@@ -666,55 +439,4 @@ class Engine:
         or has an async method, and `WrongLoopError` in another thread than the engine's.
         """
         check_observer_object(observer)
-        if self._live is not None:
-            self._at_rest().core.notices.observers.attach(observer, type(observer).__name__)
-        self._observing.append(observer)
-        return partial(self._observe_no_more, observer)
-
-    def _observe_no_more(self, observer: Observer) -> None:
-        self._observing = [one for one in self._observing if one is not observer]
-        if self._live is not None:
-            self._at_rest().core.notices.observers.detach(observer)
-
-    # -- checks
-
-    def _entered(self) -> LiveEngine:
-        if self._live is None:
-            raise EngineClosedError(
-                f"the engine is {self._state}: use it inside `async with`", state=self._state
-            )
-        return self._live
-
-    def _at_rest(self) -> LiveEngine:
-        """For those who read what the core loop changes."""
-        live = self._entered()
-        closed = self._closing is not None and self._closing.done()
-        if not closed and live.loop.is_running():
-            check_on(live.loop, "the engine")
-        return live
-
-    def _usable(self) -> LiveEngine:
-        live = self._entered()
-        if self._state != "open":
-            raise EngineClosedError(
-                f"the engine is {self._state} and takes no requests", state=self._state
-            )
-        live.check()
-        return live
-
-
-async def _finish(closing: Awaitable[None]) -> None:
-    """Run `closing` to its end although the caller is cancelled meanwhile, by a task's `cancel`,
-    by a timeout or by an anyio scope: a step thread must not outlive its engine. It takes as long
-    as the steps in flight."""
-    task = asyncio.ensure_future(closing)
-    cancelled = None
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError as error:
-                cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled
+        return self._life.observe(observer)

@@ -10,12 +10,49 @@ from pathlib import Path
 
 from aioserve.arguments import check, number, optional
 from aioserve.errors import ConfigError
+from aioserve.execution.runner import ModelSource
 from aioserve.isolation import blamed, shown
+from aioserve.plugins import check_policy_object
+from aioserve.scheduling.policy import SchedulingPolicy
 
-__all__ = ["check_listener", "checked_deadline", "checked_plugins"]
+__all__ = [
+    "check_listener",
+    "checked_deadline",
+    "checked_model",
+    "checked_plugins",
+    "checked_policy",
+]
 
+MAX_POLICY_CHARS = 1000
 MAX_PLUGINS = 1000
 """Given to one engine."""
+
+
+def checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:
+    """Text becomes plain, whatever a subclass makes of it."""
+    if not isinstance(policy, str):
+        check_policy_object(policy)
+        return policy
+    policy = str.__str__(policy)
+    if len(policy) > MAX_POLICY_CHARS:
+        raise ConfigError(
+            f"policy must be a name of at most {MAX_POLICY_CHARS} characters, options included, "
+            f"got {len(policy)}"
+        )
+    return policy
+
+
+def checked_model(model: str | Path | ModelSource) -> str | Path | ModelSource:
+    """Text becomes plain, as that of a policy."""
+    if isinstance(model, str):
+        return str.__str__(model)
+    if not isinstance(model, Path) and not callable(getattr(model, "load", None)):
+        raise ConfigError(
+            f"model must be a name, a directory or an object that loads, got {shown(model)}",
+            argument="model",
+            value=model,
+        )
+    return model
 
 
 def check_listener(name: str, listener: object, model: object) -> None:

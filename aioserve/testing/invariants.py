@@ -80,11 +80,11 @@ def count_leaked_pages(engine: Engine) -> int:
 
 
 def _live(engine: Engine) -> LiveEngine:
-    if engine._live is None:
+    if engine._life.live is None:
         raise EngineClosedError(
             "this engine was never entered: there is nothing to check", state="new"
         )
-    return engine._live
+    return engine._life.live
 
 
 def _unheld(pool: PagePool) -> npt.NDArray[np.bool_]:

@@ -91,7 +91,8 @@ CALLS: dict[str, Callable[[Engine, TokenStream], Any]] = {
 
 
 def offered(kind: type) -> Iterator[str]:
-    for name in {"config", *vars(kind)} if kind is Engine else vars(kind):
+    names = {name for one in kind.__mro__ if one is not object for name in vars(one)}
+    for name in {"config", *names} if kind is Engine else names:
         if not name.startswith("_") or name.startswith("__a"):
             yield f"{kind.__name__}.{name}"
 
@@ -205,7 +206,7 @@ def test_a_new_engine_says_that_it_was_not_entered() -> None:
             outcome = outcome_of(lambda: where(lambda: call(engine, NO_STREAM)))  # noqa: B023
             if name == "Engine.__aenter__":
                 assert outcome == "works"
-                engine._state = "closed"  # its loop is gone
+                engine._life._state = "closed"  # its loop is gone
             else:
                 assert outcome == "EngineClosedError", name
 

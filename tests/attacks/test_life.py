@@ -244,7 +244,7 @@ def test_an_engine_left_after_any_number_of_rounds_of_entering_leaves_nothing(
         outcomes.add(type(entered).__name__)
         if how == "cancel":
             await engine.__aexit__(None, None, None)
-        assert engine._state == "closed"
+        assert engine.state == "closed"
         assert model.num_loaded == model.num_closed
         assert not await tasks_of_engines()
         with pytest.raises(EngineClosedError):
@@ -391,7 +391,7 @@ def test_whatever_is_raised_while_entering_leaves_nothing(
         assert is_named(raised)
     else:
         assert type(raised) is type(error)
-    assert engine._state == "closed"
+    assert engine.state == "closed"
     assert model.num_loaded == model.num_closed
     assert not threads_of_engines()
 
@@ -687,7 +687,7 @@ def test_fuzz_calls(calls: list[tuple[str, str, int, Any]], enters: bool, seed: 
     assert not [record.getMessage() for record in log]
     assert not threads_of_engines()
     assert program.model.num_loaded == program.model.num_closed
-    assert program.engine._state == "closed"
-    if program.engine._live is not None:
+    assert program.engine.state == "closed"
+    if program.engine._life.live is not None:
         check_invariants(program.engine)
         assert program.engine.stats().pages_held_by_requests == 0

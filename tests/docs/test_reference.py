@@ -61,8 +61,13 @@ def first_column(text: str) -> list[str]:
     return [name for cell in cells for name in re.findall(r"`(?:await )?([^`]+)`", cell)]
 
 
+def in_the_house(thing: type) -> bool:
+    return thing.__module__.startswith("aioserve.")
+
+
 def public(thing: type) -> set[str]:
-    return {name for name in vars(thing) if not name.startswith("_")}
+    names = {name for one in thing.__mro__ if in_the_house(one) for name in vars(one)}
+    return {name for name in names if not name.startswith("_")}
 
 
 def test_the_engines_options_and_defaults_are_all_there() -> None:

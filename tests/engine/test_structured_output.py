@@ -366,7 +366,7 @@ async def test_a_form_that_took_too_long_ends_and_the_same_is_compiled_once_more
 
     monkeypatch.setattr(compiling, "compile_grammar", slowly)
     async with Engine("pyhelp") as engine:
-        live = engine._live
+        live = engine._life.live
         assert live is not None
         compiler = live.intake.compiler
         with monkeypatch.context() as patch:
@@ -399,7 +399,7 @@ async def test_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(compiling, "MAX_KEPT", 3)
     monkeypatch.setattr(compiling, "MAX_KEPT_CHARS", 10)
     async with Engine("pyhelp") as engine:
-        live = engine._live
+        live = engine._life.live
         assert live is not None
         compiler = live.intake.compiler
         for text in ("a", "bb", "a", "cc", "dd", "e" * 9):

@@ -44,7 +44,7 @@ async def preempting(engine: Engine) -> AsyncIterator[None]:
     """Meanwhile, who is in the middle of a prompt gives its pages back, twice."""
 
     async def preempt() -> None:
-        live = engine._live
+        live = engine._life.live
         assert live is not None
         books = live.scheduler.books
         while True:

@@ -37,11 +37,13 @@ async def busy_engine(then: Callable[[Engine, LiveEngine], None], **options) -> 
         slow = engine.stream([1, 2, 3], params(100), request_id="slow")
         witness = Witness(engine)
         reads = [asyncio.create_task(witness.read([index] * 20, params(60))) for index in range(2)]
-        await until(lambda: engine._live and any(s["paused"] for s in engine.dump()["sequences"]))
-        assert engine._live is not None
+        await until(
+            lambda: engine._life.live and any(s["paused"] for s in engine.dump()["sequences"])
+        )
+        assert engine._life.live is not None
         check_invariants(engine)
         try:
-            then(engine, engine._live)
+            then(engine, engine._life.live)
         finally:
             slow.close()
             for read in reads:
