@@ -16,18 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import (
-    Rule,
-    check,
-    integer,
-    mapping,
-    name,
-    number,
-    optional,
-    plain_str,
-    shown,
-    text,
-)
+from aioserve.arguments import plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.chat import AnswerForm
 from aioserve.engine.compiling import Compiled, GrammarCompiler
@@ -36,37 +25,29 @@ from aioserve.engine.core import CoreLoop
 from aioserve.engine.encoding import Encoded, Encoder
 from aioserve.engine.looks import Look
 from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.params_intake import ParamsIntake
 from aioserve.engine.prompts import checked_ids, kind_of
+from aioserve.engine.request_fields import checked_field
 from aioserve.engine.requests import LiveRequest
 from aioserve.errors import (
     AioserveError,
-    ConfigError,
     DuplicateRequestError,
     EngineError,
     InvalidPromptError,
     InvalidRequestError,
-    InvalidSamplingError,
-    PluginError,
     QueueFullError,
     RequestFailedError,
     RequestRejectedError,
 )
 from aioserve.execution.runner import LoadedModel
-from aioserve.grammars.schema import check_ends
 from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
 from aioserve.request import (
-    MAX_METADATA,
-    MAX_METADATA_KEY_CHARS,
-    MAX_METADATA_VALUE_CHARS,
-    MAX_PRIORITY,
-    MIN_PRIORITY,
     FinishReason,
     Request,
     SamplingParams,
 )
 from aioserve.text.assembler import TextAssembler
-from aioserve.text.bad_words import spellings
 from aioserve.text.conversation import Conversation, conversation_of
 from aioserve.text.messages import Message
 
@@ -130,7 +111,7 @@ class Intake:
         self._model = model
         self._core = core
         self._admission = admission
-        self._logits_processor = logits_processor
+        self._params = ParamsIntake(model, config.max_num_seqs, logits_processor)
         self.encoder: Encoder = Encoder(
             model, special_tokens_in_messages=config.special_tokens_in_messages
         )
@@ -159,19 +140,12 @@ class Intake:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
             )
-        params = self._checked_params(params)
-        processors = self._processors(params)
+        params = self._params.checked(params)
+        processors = self._params.processors(params)
         request_id = self._checked_request_id(request_id)
-        namespace = namespace_key(salt=_checked_field("cache_salt", cache_salt))
-        wishes = {field: _checked_field(field, value) for field, value in wishes.items()}
-        num_waiting, waiting = self._core.num_waiting, self._core.table.waiting
-        if num_waiting >= self._config.max_waiting:
-            raise QueueFullError(
-                f"{num_waiting} requests wait; max_waiting is {self._config.max_waiting}",
-                value=num_waiting,
-                limit=self._config.max_waiting,
-                retry_after_seconds=waiting.seconds_for(waiting.tokens),
-            )
+        namespace = namespace_key(salt=checked_field("cache_salt", cache_salt))
+        wishes = {field: checked_field(field, value) for field, value in wishes.items()}
+        self._check_count_waiting()
         if isinstance(prompt, ContinuedPrompt):
             text_or_ids = prompt
         else:
@@ -181,20 +155,11 @@ class Intake:
                 raise InvalidPromptError(
                     f"messages must be a list of messages, got {shown(prompt)}", value=prompt
                 )
-            form.conversation_is(text_or_ids)
-            if form.held is not None and not self._end_ids(params):
-                raise InvalidRequestError(
-                    "strict_tools must be empty where no token id ends an answer",
-                    argument="strict_tools",
-                )
+            self._check_answers(form, text_or_ids, params)
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         num_tokens = _num_tokens(text_or_ids)
-        self._check_waiting(num_tokens, wishes.get("deadline_seconds"))
-        seed = params.seed
-        if seed is None:
-            seed = (self._config.seed + self._num_requests * SEED_STRIDE) % 2**64
-        self._num_requests += 1
+        self._check_tokens_waiting(num_tokens, wishes.get("deadline_seconds"))
         live = LiveRequest(
             request_id,
             self._core.delivery,
@@ -202,7 +167,7 @@ class Intake:
             num_samples=params.n,
         )
         fields = {
-            "seed": seed,
+            "seed": self._seed_of(params),
             "namespace": namespace,
             "logits_processors": processors,
             **wishes,
@@ -211,21 +176,30 @@ class Intake:
         self._core.table.enter(live, num_tokens)
         self._core.delivery.watch_deadline(live, wishes.get("deadline_seconds"))
         try:
-            if isinstance(text_or_ids, np.ndarray):
-                self._queue(checked, text_or_ids)
-            elif _has_no_messages(text_or_ids) and num_chars <= INLINE_CHARS:
-                with self._failing(live):
-                    self._queue_encoded(checked, self.encoder.encode(text_or_ids))
-            else:
-                then = partial(self._encoded, checked)
-                with self._failing(live):
-                    live.encoding = self.encoder.submit(text_or_ids, num_chars, then)
+            self._encode(checked, text_or_ids, num_chars)
         except BaseException:
             self._core.table.end(live)
             raise
         return live.mailbox
 
-    def _check_waiting(self, num_tokens: int, deadline_seconds: float | None) -> None:
+    def _seed_of(self, params: SamplingParams) -> int:
+        drawn = (self._config.seed + self._num_requests * SEED_STRIDE) % 2**64
+        self._num_requests += 1
+        return drawn if params.seed is None else params.seed
+
+    # -- checks at the edge
+
+    def _check_count_waiting(self) -> None:
+        num_waiting, waiting = self._core.num_waiting, self._core.table.waiting
+        if num_waiting >= self._config.max_waiting:
+            raise QueueFullError(
+                f"{num_waiting} requests wait; max_waiting is {self._config.max_waiting}",
+                value=num_waiting,
+                limit=self._config.max_waiting,
+                retry_after_seconds=waiting.seconds_for(waiting.tokens),
+            )
+
+    def _check_tokens_waiting(self, num_tokens: int, deadline_seconds: float | None) -> None:
         """Raise `QueueFullError` where so many tokens more are more than may wait, or would wait
         until their deadline has passed. Where none wait, they are always taken."""
         waiting, most = self._core.table.waiting, self._config.max_waiting_tokens
@@ -253,93 +227,8 @@ class Intake:
                 retry_after_seconds=seconds - deadline_seconds,
             )
 
-    # -- checks at the edge
-
-    def _checked_params(self, params: SamplingParams | None) -> SamplingParams:
-        if params is None:
-            return self._model.defaults
-        if not issubclass(type(params), SamplingParams):  # a mock of one isn't one
-            raise InvalidSamplingError(
-                f"params must be SamplingParams, got {shown(params)}",
-                argument="params",
-                value=params,
-            )
-        if params.n > (most := self._config.max_num_seqs):
-            argument = "n" if params.best_of is None else "best_of"
-            raise InvalidSamplingError(
-                f"{argument} must be at most max_num_seqs = {most}, got {params.n}",
-                argument=argument,
-                value=params.n,
-                limit=most,
-            )
-        if params.best_of is not None and params.best_of > params.n:
-            raise InvalidSamplingError(
-                f"best_of must be at most n = {params.n} where tokens are streamed, got "
-                f"{params.best_of}; `generate` takes it",
-                argument="best_of",
-                value=params.best_of,
-                limit=params.n,
-            )
-        if params.stop and self._model.tokenizer is None:
-            raise InvalidSamplingError(
-                f"stop must be empty without a tokenizer, got {shown(params.stop)}; "
-                f"{self._model.why_no_tokenizer}",
-                argument="stop",
-                value=params.stop,
-            )
-        if params.bad_words and self._model.tokenizer is None:
-            raise InvalidSamplingError(
-                f"bad_words must be empty without a tokenizer, got {shown(params.bad_words)}; "
-                f"{self._model.why_no_tokenizer}",
-                argument="bad_words",
-                value=params.bad_words,
-            )
-        if params.structured_output is not None:
-            self._check_form(params)
-        vocab_size = self._model.limits.vocab_size
-        for argument in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, argument) or 0) > vocab_size:
-                raise InvalidSamplingError(
-                    f"{argument} must be at most the vocabulary size {vocab_size}, "
-                    f"got {getattr(params, argument)}",
-                    argument=argument,
-                    value=getattr(params, argument),
-                    limit=vocab_size,
-                )
-        named = {
-            "stop_token_ids": params.stop_token_ids,
-            "logit_bias": list(dict(params.logit_bias)),
-            "allowed_token_ids": params.allowed_token_ids,
-        }
-        for argument, token_ids in named.items():
-            largest = max(token_ids or (), default=0)
-            if largest >= vocab_size:
-                raise InvalidSamplingError(
-                    f"{argument} must be below the vocabulary size {vocab_size}, got {largest}",
-                    argument=argument,
-                    value=largest,
-                    limit=vocab_size,
-                )
-        return params
-
-    def _check_form(self, params: SamplingParams) -> None:
-        why = None
-        form, tokenizer = params.structured_output, self._model.tokenizer
-        if tokenizer is not None and form is not None and form.grammar is not None:
-            check_ends(form.grammar, tokenizer.special_names, self._end_ids(params))
-        if self._model.tokenizer is None:
-            why = f"without a tokenizer; {self._model.why_no_tokenizer}"
-        elif not self._end_ids(params):
-            why = "where no token id ends an answer"
-        if why is not None:
-            raise InvalidSamplingError(
-                f"structured_output must be None {why}, got {shown(params.structured_output)}",
-                argument="structured_output",
-                value=params.structured_output,
-            )
-
     def _checked_request_id(self, request_id: str | None) -> str:
-        request_id = _checked_field("request_id", request_id)
+        request_id = checked_field("request_id", request_id)
         if request_id is None:
             return uuid.uuid4().hex
         if self._core.table.is_taken(request_id):
@@ -347,6 +236,16 @@ class Intake:
                 f"a live request has the id {request_id!r}", value=request_id
             )
         return request_id
+
+    def _check_answers(
+        self, form: AnswerForm, conversation: Conversation, params: SamplingParams
+    ) -> None:
+        form.conversation_is(conversation)
+        if form.held is not None and not self._params.end_ids(params):
+            raise InvalidRequestError(
+                "strict_tools must be empty where no token id ends an answer",
+                argument="strict_tools",
+            )
 
     def checked_prompt(
         self, prompt: Prompt, chat: ChatArguments
@@ -380,6 +279,22 @@ class Intake:
         return checked_ids(ids, vocab_size=limits.vocab_size, max_model_len=limits.max_model_len)
 
     # -- encoding
+
+    def _encode(
+        self,
+        checked: _Checked,
+        prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt,
+        num_chars: int,
+    ) -> None:
+        if isinstance(prompt, np.ndarray):
+            self._queue(checked, prompt)
+            return
+        with self._failing(checked.live):
+            if _has_no_messages(prompt) and num_chars <= INLINE_CHARS:
+                self._queue_encoded(checked, self.encoder.encode(prompt))
+            else:
+                then = partial(self._encoded, checked)
+                checked.live.encoding = self.encoder.submit(prompt, num_chars, then)
 
     def _encoded(self, checked: _Checked, encoded: Encoded) -> None:
         checked.live.encoding = None
@@ -427,14 +342,13 @@ class Intake:
         max_length = limits.max_model_len
         if params.max_tokens is not None:
             max_length = min(max_length, len(ids) + params.max_tokens)
-        end_ids = self._end_ids(params)
         request = Request(
             request_id=live.request_id,
             prompt_ids=ids,
             max_length=max_length,
             params=params,
-            end_ids=end_ids,
-            bad_word_ids=self._bad_word_ids(params),
+            end_ids=self._params.end_ids(params),
+            bad_word_ids=self._params.bad_word_ids(params),
             arrival_seconds=live.mailbox.started_seconds,
             **checked.fields,
             **look,
@@ -455,33 +369,6 @@ class Intake:
         )
         live.request = request
         self._core.submit(live)
-
-    def _processors(self, params: SamplingParams) -> tuple[Callable[[], Any], ...]:
-        makers: list[Callable[[], Any]] = []
-        for index, given in enumerate(params.logits_processors):
-            try:
-                makers.append(self._logits_processor(given))
-            except (ConfigError, PluginError) as error:
-                raise InvalidSamplingError(
-                    f"logits_processors[{index}]: {error}",
-                    argument="logits_processors",
-                    value=given,
-                ) from error
-        return tuple(makers)
-
-    def _end_ids(self, params: SamplingParams) -> frozenset[int]:
-        """Those that may be drawn: a config may name others."""
-        limits, own = self._model.limits, frozenset(params.stop_token_ids)
-        every = own if params.ignore_eos else own | limits.eos_token_ids
-        return frozenset([token_id for token_id in every if token_id < limits.vocab_size])
-
-    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        if not params.bad_words:
-            return ()
-        tokenizer, vocab_size = self.encoder.tokenizer, self._model.limits.vocab_size
-        every = [ids for word in params.bad_words for ids in spellings(tokenizer, word)]
-        # A tokenizer may know tokens that the model has no logits of: those are never drawn.
-        return tuple([ids for ids in every if max(ids) < vocab_size])
 
     @contextmanager
     def _failing(
@@ -526,24 +413,3 @@ def _num_chars(prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPro
     if isinstance(prompt, np.ndarray):
         return 0
     return prompt.num_chars
-
-
-_RULES: dict[str, Rule[Any]] = {
-    "request_id": optional(name),
-    "cache_salt": optional(name),
-    "tenant": optional(name),
-    "priority": integer(MIN_PRIORITY, MAX_PRIORITY),
-    "ttft_target_seconds": optional(number(0, above=True)),
-    "tpot_target_seconds": optional(number(0, above=True)),
-    "deadline_seconds": optional(number(0, above=True)),
-    "metadata": mapping(
-        text(0, MAX_METADATA_KEY_CHARS), text(0, MAX_METADATA_VALUE_CHARS), MAX_METADATA
-    ),
-    "session_id": optional(name),
-    "predicted_output_tokens": optional(integer(1)),
-}
-"""Of what comes with a prompt, beside its parameters."""
-
-
-def _checked_field(argument: str, value: object) -> Any:
-    return check(InvalidRequestError, argument, value, _RULES[argument])

@@ -1,0 +1,154 @@
+"""Sampling parameters as they come in: checked against the model, and what its requests have of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aioserve.arguments import shown
+from aioserve.errors import ConfigError, InvalidSamplingError, PluginError
+from aioserve.execution.runner import LoadedModel
+from aioserve.grammars.schema import check_ends
+from aioserve.request import SamplingParams
+from aioserve.text.bad_words import spellings
+from aioserve.text.tokenizer import Tokenizer
+
+__all__ = ["ParamsIntake"]
+
+
+class ParamsIntake:
+    """For one engine."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        max_num_seqs: int,
+        logits_processor: Callable[[str], Callable[[], Any]],
+    ) -> None:
+        """`logits_processor`: what makes the processors of a name; raises `ConfigError` or
+        `PluginError`."""
+        self._model = model
+        self._max_num_seqs = max_num_seqs
+        self._logits_processor = logits_processor
+
+    def checked(self, params: SamplingParams | None) -> SamplingParams:
+        """Those of the model where none are given. Raises `InvalidSamplingError`."""
+        if params is None:
+            return self._model.defaults
+        if not issubclass(type(params), SamplingParams):  # a mock of one isn't one
+            raise InvalidSamplingError(
+                f"params must be SamplingParams, got {shown(params)}",
+                argument="params",
+                value=params,
+            )
+        self._check_samples(params)
+        for argument in ("stop", "bad_words"):
+            if texts := getattr(params, argument):
+                self._tokenizer_for(argument, texts)
+        self._check_form(params)
+        self._check_vocabulary(params)
+        return params
+
+    def _check_samples(self, params: SamplingParams) -> None:
+        if params.n > (most := self._max_num_seqs):
+            argument = "n" if params.best_of is None else "best_of"
+            raise InvalidSamplingError(
+                f"{argument} must be at most max_num_seqs = {most}, got {params.n}",
+                argument=argument,
+                value=params.n,
+                limit=most,
+            )
+        if params.best_of is not None and params.best_of > params.n:
+            raise InvalidSamplingError(
+                f"best_of must be at most n = {params.n} where tokens are streamed, got "
+                f"{params.best_of}; `generate` takes it",
+                argument="best_of",
+                value=params.best_of,
+                limit=params.n,
+            )
+
+    def _tokenizer_for(self, argument: str, texts: Sequence[str]) -> Tokenizer:
+        if self._model.tokenizer is None:
+            raise InvalidSamplingError(
+                f"{argument} must be empty without a tokenizer, got {shown(texts)}; "
+                f"{self._model.why_no_tokenizer}",
+                argument=argument,
+                value=texts,
+            )
+        return self._model.tokenizer
+
+    def _check_form(self, params: SamplingParams) -> None:
+        form, tokenizer, why = params.structured_output, self._model.tokenizer, None
+        if form is None:
+            return
+        if tokenizer is not None and form.grammar is not None:
+            check_ends(form.grammar, tokenizer.special_names, self.end_ids(params))
+        if tokenizer is None:
+            why = f"without a tokenizer; {self._model.why_no_tokenizer}"
+        elif not self.end_ids(params):
+            why = "where no token id ends an answer"
+        if why is not None:
+            raise InvalidSamplingError(
+                f"structured_output must be None {why}, got {shown(form)}",
+                argument="structured_output",
+                value=form,
+            )
+
+    def _check_vocabulary(self, params: SamplingParams) -> None:
+        vocab_size = self._model.limits.vocab_size
+        for argument in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, argument) or 0) > vocab_size:
+                raise InvalidSamplingError(
+                    f"{argument} must be at most the vocabulary size {vocab_size}, "
+                    f"got {getattr(params, argument)}",
+                    argument=argument,
+                    value=getattr(params, argument),
+                    limit=vocab_size,
+                )
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": list(dict(params.logit_bias)),
+            "allowed_token_ids": params.allowed_token_ids,
+        }
+        for argument, token_ids in named.items():
+            largest = max(token_ids or (), default=0)
+            if largest >= vocab_size:
+                raise InvalidSamplingError(
+                    f"{argument} must be below the vocabulary size {vocab_size}, got {largest}",
+                    argument=argument,
+                    value=largest,
+                    limit=vocab_size,
+                )
+
+    # -- what a request has of them
+
+    def processors(self, params: SamplingParams) -> tuple[Callable[[], Any], ...]:
+        """What makes the logits processors that they name. Raises `InvalidSamplingError`."""
+        makers: list[Callable[[], Any]] = []
+        for index, given in enumerate(params.logits_processors):
+            try:
+                makers.append(self._logits_processor(given))
+            except (ConfigError, PluginError) as error:
+                raise InvalidSamplingError(
+                    f"logits_processors[{index}]: {error}",
+                    argument="logits_processors",
+                    value=given,
+                ) from error
+        return tuple(makers)
+
+    def end_ids(self, params: SamplingParams) -> frozenset[int]:
+        """Those that may be drawn: a config may name others."""
+        limits, own = self._model.limits, frozenset(params.stop_token_ids)
+        every = own if params.ignore_eos else own | limits.eos_token_ids
+        return frozenset([token_id for token_id in every if token_id < limits.vocab_size])
+
+    def bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each spelling of each of the words."""
+        if not params.bad_words:
+            return ()
+        tokenizer = self._tokenizer_for("bad_words", params.bad_words)
+        vocab_size = self._model.limits.vocab_size
+        every = [ids for word in params.bad_words for ids in spellings(tokenizer, word)]
+        # A tokenizer may know tokens that the model has no logits of: those are never drawn.
+        return tuple([ids for ids in every if max(ids) < vocab_size])
