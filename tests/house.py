@@ -57,11 +57,14 @@ TENSORS = ("torch", "cupy", "triton")
 CLOCKS_AND_IO = ("asyncio", "anyio", "time", "datetime", "threading", "socket", "random", "secrets")
 SERVING = ("aioserve.engine", "aioserve.plugins", "aioserve.scheduling", "aioserve.execution")
 PAGES = (
+    "aioserve.kv.claims",
+    "aioserve.kv.copies",
     "aioserve.kv.lease",
     "aioserve.kv.page_pool",
     "aioserve.kv.page_table",
     "aioserve.kv.pages",
     "aioserve.kv.prefix_tree",
+    "aioserve.kv.swapping",
 )
 FORBIDDEN = {
     "cli": ("aioserve.scheduling",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aioserve.kv.memory import KVUsage
+from aioserve.kv.usage import KVUsage
 
 __all__ = ["EngineStats"]
 

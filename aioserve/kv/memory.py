@@ -15,76 +15,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import CopyKind, PageCopy
+from aioserve.execution.plan import PageCopy
+from aioserve.kv.claims import Claim, Claims
+from aioserve.kv.copies import Copies, MemoryCounters
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.lease import KVLease, SwappedPages
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
 from aioserve.kv.page_table import PageTable
 from aioserve.kv.pages import capacity_tokens, pages_for
-from aioserve.kv.prefix_tree import NO_RECEIPT, Match, PrefixTree
+from aioserve.kv.prefix_tree import NO_RECEIPT, PrefixTree
+from aioserve.kv.swapping import Swapping
+from aioserve.kv.usage import KVUsage
 
-__all__ = ["SWAP_FROM_TOKENS", "Claim", "KVMemory", "KVUsage", "MemoryCounters"]
-
-SWAP_FROM_TOKENS = 256
-"""From this context length "auto" swaps: copying grows with it, computing with its square."""
+__all__ = ["Claim", "KVMemory"]
 
 TokenIds = npt.NDArray[np.int32]
-NO_PAGES = np.empty(0, np.int32)
-NO_MATCH = Match(NO_RECEIPT, NO_PAGES, NO_PAGES)
-
-
-class MemoryCounters(msgspec.Struct):
-    """Totals since the memory was made."""
-
-    pages_copied: int = 0
-    """Pages copied on the device: shared ones before a write, and cached ones in part."""
-    pages_swapped_out: int = 0
-    pages_swapped_in: int = 0
-
-
-class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where all pages are at one moment.
-
-    `pages_free + pages_fenced + pages_cached + pages_held_by_requests == pages_total`.
-    """
-
-    pages_total: int
-    pages_free: int
-    pages_fenced: int
-    """Given back, and free as soon as the step in flight is done."""
-    pages_cached: int
-    """Held by the prefix tree alone: evicted when somebody needs pages."""
-    pages_held_by_requests: int
-    """A page that several share counts once."""
-    pages_host_total: int
-    """Pages of the host pool (`num_host_pages`)."""
-    pages_host_used: int
-    """Pages of the host pool that hold evicted cached pages or swapped-out requests."""
-    pages_copied_total: int
-    """Pages copied on the device: shared ones before they are written, and cached ones in part."""
-    pages_swapped_out_total: int
-    """Pages copied to the host pool."""
-    pages_swapped_in_total: int
-    """Pages copied back."""
-
-
-class Claim(msgspec.Struct, frozen=True, gc=False):
-    """What a lease would find and need. Its match is locked until it is begun with or dropped."""
-
-    match: Match
-    num_found: int
-    """Leading tokens whose KV the prefix tree has."""
-    num_cached: int
-    """Leading tokens that need no computing: those found, or those swapped to the host."""
-    num_new_pages: int
-    """Pages to acquire for all tokens known."""
-    uses_swapped: bool
 
 
 class KVMemory:
@@ -121,10 +71,11 @@ class KVMemory:
         self.tree: PrefixTree | None = (
             PrefixTree(pool, host_pool=host_pool, strategy=eviction) if prefix_caching else None
         )
-        self.partial_page_reuse: bool = partial_page_reuse and pool.page_size > 1
-        self.preemption = preemption
-        self.counters: MemoryCounters = MemoryCounters()
-        self._copies: list[PageCopy] = []
+        partial = partial_page_reuse and pool.page_size > 1
+        self._claims = Claims(self.tree, pool.page_size, partial=partial)
+        self._copies = Copies(pool.page_size)
+        self.counters: MemoryCounters = self._copies.counters
+        self._swapping = Swapping(host_pool, self.tree, self._copies, preemption)
 
     @classmethod
     def of(
@@ -163,7 +114,7 @@ class KVMemory:
     @property
     def copies(self) -> tuple[PageCopy, ...]:
         """The copies that the next plan must carry, in order."""
-        return tuple(self._copies)
+        return self._copies.waiting
 
     @property
     def num_available(self) -> int:
@@ -172,7 +123,7 @@ class KVMemory:
 
     def clear_copies(self) -> None:
         """A plan carries the `copies`."""
-        self._copies = []
+        self._copies.clear()
 
     def complete(self, step: int) -> None:
         """Step `step`, and every one before it, is done."""
@@ -185,61 +136,24 @@ class KVMemory:
     def peek(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> int:
         """Tokens that need no computing if the lease of `token_ids` begins now, up to `limit` as in
         `claim`."""
-        swapped = lease.swapped
-        if limit is not None:
-            token_ids = token_ids[: limit + 1]
-            swapped = None if swapped is not None and swapped.computed > limit else swapped
-        if self.tree is None:
-            return 0 if swapped is None else swapped.computed
-        device, host = self.tree.peek(lease.namespace, token_ids[:-1])
-        if swapped is not None and capacity_tokens(swapped.first, self.page_size) <= device + host:
-            return max(swapped.computed, device + host)
-        return device + host
+        return self._claims.peek(lease, token_ids, limit)
 
     def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
         """Find and lock what is cached of `token_ids`, but for the last: one token is always
         computed. Begin with it, or drop it. At most `limit` tokens are taken from what is cached:
         whoever claims wants more of the others than their keys and values."""
-        match = NO_MATCH
-        if self.tree is not None:
-            cacheable = token_ids[: -1 if limit is None else limit]
-            match = self.tree.match(
-                lease.namespace, cacheable, partial=self.partial_page_reuse, use=False
-            )
-        return self._claim(lease, len(token_ids), match, limit)
+        return self._claims.claim(lease, token_ids, limit)
 
     def without_tail(
         self, lease: KVLease, num_known: int, claim: Claim, limit: int | None = None
     ) -> Claim:
         """The claim, made with the same `limit`, less the page that it would copy in part, which
         others may evict again."""
-        match = claim.match
-        if match.tail_receipt == NO_RECEIPT:
-            return claim
-        self._tree.release(match.tail_receipt)
-        without = Match(match.receipt, match.page_ids, match.host_page_ids)
-        return self._claim(lease, num_known, without, limit)
-
-    def _claim(self, lease: KVLease, num_known: int, match: Match, limit: int | None) -> Claim:
-        found = len(match.page_ids) + len(match.host_page_ids)
-        num_found = num_cached = capacity_tokens(found, self.page_size) + match.tail_tokens
-        swapped = lease.swapped
-        uses_swapped = (
-            swapped is not None
-            and swapped.first <= found
-            and swapped.computed > num_cached
-            and (limit is None or swapped.computed <= limit)
-        )
-        if swapped is not None and uses_swapped:
-            num_found, num_cached = num_found - match.tail_tokens, swapped.computed
-        num_new_pages = pages_for(num_known, self.page_size) - len(match.page_ids)
-        return Claim(match, num_found, num_cached, num_new_pages, uses_swapped)
+        return self._claims.without_tail(lease, num_known, claim, limit)
 
     def drop(self, claim: Claim) -> None:
         """Unlock what a claim found."""
-        for receipt in (claim.match.receipt, claim.match.tail_receipt):
-            if receipt != NO_RECEIPT:
-                self._tree.release(receipt)
+        self._claims.drop(claim)
 
     def begin(self, lease: KVLease, claim: Claim, step: int) -> bool:
         """Give an empty lease what it claimed and the pages of all its known tokens, in `step`.
@@ -262,13 +176,15 @@ class KVMemory:
         if len(match.host_page_ids):
             targets = fresh[: len(match.host_page_ids)]
             self._tree.promote(match.receipt, targets, step)
-            self._copy(CopyKind.FROM_HOST, match.host_page_ids, targets)
+            self._copies.from_host(match.host_page_ids, targets)
         if claim.uses_swapped:
-            lease.inherited_step = self._swap_in(lease, found)
+            swapped = self._swapped(lease)
+            self._swapping.swap_in(swapped, lease, found)
+            lease.inherited_step = swapped.step
         elif match.tail_tokens:
             target = lease.page_ids[found : found + 1]
             tail = np.array([match.tail_page], np.int32)
-            self._copy(CopyKind.DEVICE, tail, target, match.tail_tokens)
+            self._copies.on_device(tail, target, match.tail_tokens)
         if match.tail_receipt != NO_RECEIPT:
             self._tree.release(match.tail_receipt)
         self.forget_swapped(lease, step)
@@ -330,7 +246,7 @@ class KVMemory:
         if copies:
             index, offset = divmod(lease.computed, self.page_size)
             shared = lease.page_ids[index : index + 1]
-            self._copy(CopyKind.DEVICE, shared, pages[:1], offset)
+            self._copies.on_device(shared, pages[:1], offset)
             lease.page_table = lease.page_table.replaced(index, pages[:1])
             lease.shares_partial_page = False
             self.pool.release(shared, step)
@@ -356,7 +272,7 @@ class KVMemory:
         if short <= 0 or self.tree is None:
             return
         evicted = self.tree.evict(short, step)
-        self._copy(CopyKind.TO_HOST, evicted.device_page_ids, evicted.host_page_ids)
+        self._copies.to_host(evicted.device_page_ids, evicted.host_page_ids)
 
     def advance(self, lease: KVLease, num_tokens: int, step: int) -> None:
         """`step` computes `num_tokens` more tokens into pages that the lease has."""
@@ -461,41 +377,15 @@ class KVMemory:
         Nothing happens where recomputing is the way, or where the host pool has no room. `how` is
         in place of `preemption`.
         """
-        # One known token is always computed again: its step samples the next.
-        computed = min(lease.computed, num_known - 1)
-        first = lease.published
-        count = pages_for(computed, self.page_size) - first
-        if self.host_pool is None or count <= 0 or not self._swaps(lease, how):
-            return
-        if count > self.host_pool.num_free and self.tree is not None:
-            self.tree.evict_host(count - self.host_pool.num_free)
-        try:
-            host_page_ids = self.host_pool.acquire(count)
-        except OutOfPagesError:
-            return
-        self._copy(CopyKind.TO_HOST, lease.page_ids[first : first + count], host_page_ids)
-        lease.swapped = SwappedPages(first, host_page_ids, computed, step)
-
-    def _swaps(self, lease: KVLease, how: Preemption | None) -> bool:
-        preemption = how or self.preemption
-        if preemption == "auto":
-            return lease.computed >= SWAP_FROM_TOKENS
-        return preemption == "swap"
-
-    def _swap_in(self, lease: KVLease, found: int) -> int:
-        """Copy a lease's pages back; the number of the step that copied them to the host."""
-        swapped = lease.swapped
-        if swapped is None:
-            raise InvariantError("a lease without pages on the host is swapped in")
-        sources = swapped.host_page_ids[found - swapped.first :]
-        self._copy(CopyKind.FROM_HOST, sources, lease.page_ids[found : found + len(sources)])
-        return swapped.step
+        swapped = self._swapping.swap_out(lease, num_known, step, how)
+        if swapped is not None:
+            lease.swapped = swapped
 
     def forget_swapped(self, lease: KVLease, last_step: int = NO_STEP) -> None:
         """Give up a lease's pages on the host; step `last_step` may still read them."""
         swapped, lease.swapped = lease.swapped, None
-        if swapped is not None and self.host_pool is not None:
-            self.host_pool.release(swapped.host_page_ids, max(last_step, swapped.step))
+        if swapped is not None:
+            self._swapping.give_up(swapped, last_step)
 
     # -- steps fail
 
@@ -547,29 +437,14 @@ class KVMemory:
             raise InvariantError("a receipt without a prefix tree")
         return self.tree
 
+    def _swapped(self, lease: KVLease) -> SwappedPages:
+        if lease.swapped is None:
+            raise InvariantError("a lease without pages on the host is swapped in")
+        return lease.swapped
+
     def _acquire(self, count: int, step: int) -> npt.NDArray[np.int32] | None:
         self.make_free(count, step)
         try:
             return self.pool.acquire(count)
         except OutOfPagesError:
             return None
-
-    def _copy(
-        self,
-        kind: CopyKind,
-        sources: npt.NDArray[np.int32],
-        targets: npt.NDArray[np.int32],
-        num_tokens: int | None = None,
-    ) -> None:
-        tokens = self.page_size if num_tokens is None else num_tokens
-        self._copies += [
-            PageCopy(kind, source, target, tokens)
-            for source, target in zip(sources.tolist(), targets.tolist(), strict=True)
-        ]
-        match kind:
-            case CopyKind.DEVICE:
-                self.counters.pages_copied += len(sources)
-            case CopyKind.TO_HOST:
-                self.counters.pages_swapped_out += len(sources)
-            case CopyKind.FROM_HOST:
-                self.counters.pages_swapped_in += len(sources)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aioserve.execution.plan import CopyKind, PageCopy, StepOutcome
-from aioserve.kv.memory import SWAP_FROM_TOKENS, KVMemory
+from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
+from aioserve.kv.swapping import SWAP_FROM_TOKENS
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.testing.fake_device import expected_tokens

@@ -1,0 +1,78 @@
+"""Pages of preempted sequences on the host: copied there and back, or given up.
+
+Knows leases, and changes none.
+"""
+
+from __future__ import annotations
+
+from aioserve.config import Preemption
+from aioserve.kv.copies import Copies
+from aioserve.kv.lease import KVLease, SwappedPages
+from aioserve.kv.page_pool import OutOfPagesError, PagePool
+from aioserve.kv.pages import pages_for
+from aioserve.kv.prefix_tree import PrefixTree
+
+__all__ = ["SWAP_FROM_TOKENS", "Swapping"]
+
+SWAP_FROM_TOKENS = 256
+"""From this context length "auto" swaps: copying grows with it, computing with its square."""
+
+
+class Swapping:
+    """To `host_pool`, where there is one, from the pages that the leases of one `KVMemory` have.
+
+    Pages of the host pool that `tree` holds make room.
+    """
+
+    def __init__(
+        self,
+        host_pool: PagePool | None,
+        tree: PrefixTree | None,
+        copies: Copies,
+        preemption: Preemption,
+    ) -> None:
+        self._host_pool = host_pool
+        self._tree = tree
+        self._copies = copies
+        self._preemption = preemption
+
+    def swap_out(
+        self, lease: KVLease, num_known: int, step: int, how: Preemption | None
+    ) -> SwappedPages | None:
+        """Copy what the tree doesn't hold of a lease with `num_known` known tokens, in `step`.
+
+        None where recomputing is the way, or the host pool has no room. `how` is in place of
+        `preemption`.
+        """
+        # One known token is always computed again: its step samples the next.
+        computed = min(lease.computed, num_known - 1)
+        first, pool = lease.published, self._host_pool
+        if pool is None or not self._swaps(lease, how):
+            return None
+        count = pages_for(computed, pool.page_size) - first
+        if count <= 0:
+            return None
+        if count > pool.num_free and self._tree is not None:
+            self._tree.evict_host(count - pool.num_free)
+        try:
+            host_page_ids = pool.acquire(count)
+        except OutOfPagesError:
+            return None
+        self._copies.to_host(lease.page_ids[first : first + count], host_page_ids)
+        return SwappedPages(first, host_page_ids, computed, step)
+
+    def _swaps(self, lease: KVLease, how: Preemption | None) -> bool:
+        preemption = how or self._preemption
+        if preemption == "auto":
+            return lease.computed >= SWAP_FROM_TOKENS
+        return preemption == "swap"
+
+    def swap_in(self, swapped: SwappedPages, lease: KVLease, found: int) -> None:
+        """Copy pages back to a lease of the same sequence, which has the first `found` already."""
+        sources = swapped.host_page_ids[found - swapped.first :]
+        self._copies.from_host(sources, lease.page_ids[found : found + len(sources)])
+
+    def give_up(self, swapped: SwappedPages, last_step: int) -> None:
+        """Free the pages on the host; step `last_step` may still read them."""
+        if self._host_pool is not None:
+            self._host_pool.release(swapped.host_page_ids, max(last_step, swapped.step))

@@ -1,0 +1,33 @@
+"""Where the pages of KV memory are, in numbers."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["KVUsage"]
+
+
+class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where all pages are at one moment.
+
+    `pages_free + pages_fenced + pages_cached + pages_held_by_requests == pages_total`.
+    """
+
+    pages_total: int
+    pages_free: int
+    pages_fenced: int
+    """Given back, and free as soon as the step in flight is done."""
+    pages_cached: int
+    """Held by the prefix tree alone: evicted when somebody needs pages."""
+    pages_held_by_requests: int
+    """A page that several share counts once."""
+    pages_host_total: int
+    """Pages of the host pool (`num_host_pages`)."""
+    pages_host_used: int
+    """Pages of the host pool that hold evicted cached pages or swapped-out requests."""
+    pages_copied_total: int
+    """Pages copied on the device: shared ones before they are written, and cached ones in part."""
+    pages_swapped_out_total: int
+    """Pages copied to the host pool."""
+    pages_swapped_in_total: int
+    """Pages copied back."""
