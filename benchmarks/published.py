@@ -304,7 +304,10 @@ def found(study: Study, seed: int) -> Finding:
 
 def table(findings: Sequence[Finding]) -> str:
     """In Markdown: a row for each side of each study."""
-    lines = ["| policy | asked | claim | figures here | the claim |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| policy | asked | claim | figures here | the claim |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for finding in findings:
         study = finding.study
         sides = [
