@@ -370,3 +370,18 @@ async def test_limits_are_kept_and_what_is_at_them_is_served(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
     assert error["code"] == "limit_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"),
+    [("slo", "stop"), ('"city"', "stop"), ("</tool_call>", "tool_calls"), ("Wait", "tool_calls")],
+)
+async def test_a_call_that_a_stop_string_has_ended_is_none_to_make(stop: str, reason: str) -> None:
+    written = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>Wait.'
+    async with scripted(written) as (_, client):
+        body = CHAT_BODY | {"tools": TOOLS, "stop": stop}
+        whole = chat_whole(await post(client, PATH, body))
+        assert chat_joined(await post(client, PATH, body | {"stream": True})) == whole
+    assert (whole[0]["finish_reason"], whole[0]["stop_reason"]) == (reason, stop)
+    ((_, arguments),) = whole[0]["calls"]
+    assert (arguments == '{"city": "Oslo"}') == (reason == "tool_calls")

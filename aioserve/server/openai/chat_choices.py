@@ -96,7 +96,8 @@ class ChatChoices:
         self._body = body
         self._plan = plan
         self._texts = TokenTexts(engine) if body.logprobs else None
-        self._has_calls = [False] * n
+        self._arguments: list[list[str] | None] = [None] * n
+        """What was told of those of each choice's last call; None where there is no call."""
         self._has_ended = [False] * n
 
     # -- whole
@@ -119,6 +120,7 @@ class ChatChoices:
         if plan.function is not None:
             calls = [CallOfTool(id=_new_id(), function=CalledFunction(plan.function, content))]
             content = ""
+        arguments = [calls[-1].function.arguments] if calls else None
         return ChatChoice(
             index=number,
             message=AssistantMessage(
@@ -127,7 +129,7 @@ class ChatChoices:
                 tool_calls=calls or msgspec.UNSET,
             ),
             logprobs=self._logprobs(answer.tokens),
-            finish_reason=_ended(answer.finish_reason, bool(calls)),
+            finish_reason=_ended(answer.finish_reason, stop_reason, arguments),
             stop_reason=stop_reason,
             token_ids=[token.id for token in answer.tokens]
             if self._body.return_token_ids
@@ -145,7 +147,7 @@ class ChatChoices:
             content = None if self._plan.reads_list else ""
             delta = MessageDelta(role="assistant", content=content)
         else:
-            self._has_calls[number] = True
+            self._arguments[number] = []
             function = FunctionDelta(name, "")
             call = CallDelta(index=0, id=_new_id(), type="function", function=function)
             delta = MessageDelta(role="assistant", tool_calls=[call])
@@ -158,12 +160,13 @@ class ChatChoices:
         for number, reason in enumerate(stream.finish_reasons):
             if reason is not None and reason in OWN_ENDS and not self._has_ended[number]:
                 self._has_ended[number] = True
+                stop_reason = stream.stop_reasons[number]
                 pieces.append(
                     ChatPiece(
                         index=number,
                         delta=_NOTHING,
-                        finish_reason=_ended(reason, self._has_calls[number]),
-                        stop_reason=stream.stop_reasons[number],
+                        finish_reason=_ended(reason, stop_reason, self._arguments[number]),
+                        stop_reason=stop_reason,
                     )
                 )
         return pieces
@@ -174,7 +177,6 @@ class ChatChoices:
             calls = [CallDelta(index=0, function=FunctionDelta(arguments=content))]
             content = None
         elif delta.tool_calls:
-            self._has_calls[delta.sample] = True
             calls = [
                 CallDelta(
                     index=call.index,
@@ -185,6 +187,8 @@ class ChatChoices:
                 for call in delta.tool_calls
                 if not (plan.one_call and call.index)
             ]
+        for call in calls or ():
+            self._take(delta.sample, call)
         logprobs = None if self._texts is None else self._logprobs(delta.tokens)
         ids = None
         if self._body.return_token_ids:
@@ -203,16 +207,33 @@ class ChatChoices:
             token_ids=ids or None,
         )
 
+    def _take(self, number: int, call: CallDelta) -> None:
+        arguments = self._arguments[number]
+        if arguments is None or call.id is not None:
+            arguments = self._arguments[number] = []
+        if call.function.arguments:
+            arguments.append(call.function.arguments)
+
     def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
         if self._texts is None:
             return None
         return chat_logprobs(self._texts, tokens, self._body.top_logprobs or 0)
 
 
-def _ended(reason: FinishReason, has_calls: bool) -> Ended:
-    if has_calls and reason is FinishReason.STOP:
+def _ended(
+    reason: FinishReason, stop_reason: int | str | None, arguments: Sequence[str] | None
+) -> Ended:
+    """`arguments` are those of the last call, if there is one. Whoever hears of calls makes them:
+    so not where a stop string or id has ended one in its midst."""
+    if arguments is None or reason is not FinishReason.STOP:
+        return reason.value
+    if stop_reason is None:
         return "tool_calls"
-    return reason.value
+    try:
+        msgspec.json.decode("".join(arguments))
+    except (msgspec.DecodeError, RecursionError):
+        return "stop"
+    return "tool_calls"
 
 
 def _new_id() -> str:
