@@ -12,7 +12,7 @@ that has computed the prompt.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from aioserve.config import Preemption
@@ -83,6 +83,15 @@ class Books:
             self._waiting = [s for s in self._waiting if s.phase is Phase.WAITING]
             self._num_ended_waiting = 0
         return self._waiting
+
+    def waiting_in_turn(self) -> Iterator[SequenceState]:
+        """In order of arrival, where each may start before the next one is looked at."""
+        waiting, place = self.waiting, 0
+        while place < len(waiting):
+            sequence = waiting[place]
+            yield sequence
+            if place < len(waiting) and waiting[place] is sequence:
+                place += 1
 
     @property
     def num_waiting(self) -> int:

@@ -15,6 +15,7 @@ from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
 from aioserve.kv.pages import pages_for
 from aioserve.scheduling.displacement import by_precedence
+from aioserve.scheduling.queue_head import QueueHead, head_of_queue
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.step_times import NUM_KEPT, StepSummary
@@ -32,12 +33,9 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         or guard.has_wishes
         or guard.chooses_decodes
         or guard.hears_of_steps
-        or books.stopped_at is not None
-        or books.has_news
+        or (books.has_precedences and (books.stopped_at is not None or books.num_waiting))
+        or (books.has_news and guard.hears_of_arrivals)
         or len(books.running) > scheduler.max_num_batched_tokens
-        or (
-            books.num_waiting and (books.has_precedences or len(books.running) < books.max_num_seqs)
-        )
         # Pages that come back in the course of it would have to be counted step by step.
         or memory.pool.num_fenced
         or memory.copies
@@ -55,7 +53,16 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     num_flying = len(books.in_flight)
     if any(_may_stop(sequence, num_flying) for sequence in sequences):
         return None
-    return DecodePass(scheduler, list(sequences), num_flying)
+    head = None
+    if (
+        books.num_waiting
+        and len(sequences) < scheduler.max_num_batched_tokens
+        and len(sequences) < books.max_num_seqs
+    ):
+        head = head_of_queue(books, scheduler.reserve)
+        if head is None:
+            return None
+    return DecodePass(scheduler, list(sequences), num_flying, head)
 
 
 def _may_stop(sequence: SequenceState, num_flying: int) -> bool:
@@ -85,12 +92,18 @@ class DecodePass:
     """Some steps in a row, not yet taken. It is worth nothing once the scheduler has changed."""
 
     def __init__(
-        self, scheduler: Scheduler, sequences: list[SequenceState], num_flying: int
+        self,
+        scheduler: Scheduler,
+        sequences: list[SequenceState],
+        num_flying: int,
+        head: QueueHead | None,
     ) -> None:
         self.scheduler = scheduler
         self.sequences: list[SequenceState] = sequences
         """In the order of each step's items."""
         self.num_flying = num_flying
+        self._head = head
+        """Who could start if there were pages; None where nobody could."""
         self.first_step: int = scheduler.books.launched + 1
         """Number of the first step that it launches."""
         self._computed = [sequence.lease.computed for sequence in sequences]
@@ -109,6 +122,12 @@ class DecodePass:
                 taken[step] += 1
         return taken
 
+    def num_before_next_start(self, pages_taken: Sequence[int]) -> int:
+        """How many steps, of as many as each takes such pages, come before one in which somebody
+        starts: at most these."""
+        head = self._head
+        return len(pages_taken) if head is None else head.num_steps_without(pages_taken)
+
     def take(
         self, count: int, token_ids: Sequence[int], seconds: Sequence[float], now_seconds: float
     ) -> StepPlan | None:
@@ -120,6 +139,8 @@ class DecodePass:
         """
         scheduler, books, memory = self.scheduler, self.scheduler.books, self.scheduler.memory
         scheduler.guard.begin_step()
+        books.tell_arrivals()
+        books.stopped_at = None if self._head is None else self._head.sequence
         changes = self._changes(count)
         for sequence, token_id in zip(self.sequences, token_ids, strict=True):
             sequence.extend(token_id, count)

@@ -57,14 +57,30 @@ class PolicyGuard(Guard):
         after = "first come, first served decides this step"
         super().__init__(f"scheduling policy {self.name}", after, logger, clock)
 
+    @property
+    def chooses_who_starts(self) -> bool:
+        return self._has_own("order") or self._has_own("admit")
+
+    @property
+    def hears_of_arrivals(self) -> bool:
+        return self._has_own("arrived") or self._has_own("precedence")
+
+    def _has_own(self, method: str) -> bool:
+        """Whether a policy has its own of what it is always asked or told, be it an attribute that
+        it was given just now."""
+        return method in getattr(self.policy, "__dict__", ()) or _overrides(self.policy, method)
+
     def begin_step(self) -> None:
         """Trust the policy again."""
         super().begin_step()
         self._failed = False
 
-    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
+    def order(self, waiting: Iterable[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         """Waiting requests to start, one by one: each is in `waiting`, none comes twice. After a
         fault come those that are left, in order of arrival."""
+        if not self._has_own("order"):  # of thousands nobody looks at more than start
+            yield from waiting
+            return
         # A tuple: what the policy does with it can't change what is checked.
         waiting = tuple(waiting)
         # Thousands may wait of which a few can start. While the policy names them in the order of

@@ -314,7 +314,7 @@ class StepPlanner:
             return any(not s.is_held for s in books.waiting)
         view = self.views.view()
         gave_way = () if forced else self._gave_way
-        waiting = [s.view for s in books.waiting if not s.is_held and s not in gave_way]
+        waiting = (s.view for s in books.waiting_in_turn() if not s.is_held and s not in gave_way)
         refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False

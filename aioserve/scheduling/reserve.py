@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from aioserve.kv.pages import pages_for
 from aioserve.scheduling.sequence import SequenceState
 
@@ -31,6 +34,14 @@ class OutputReserve:
         ahead = pages_for(min(known + self.horizon_tokens, sequence.max_length), self.page_size)
         own = ahead - pages_for(known, self.page_size) + sequence.lease.shares_partial_page
         return own + len(sequence.unborn) * (ahead - known // self.page_size)
+
+    def pages_ahead_of(
+        self, known: npt.NDArray[np.int64], max_length: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """The same of sequences that share no page in part and have no unborn samples, by the
+        tokens that they know, pending ones included, and may have."""
+        ahead = np.minimum(known + self.horizon_tokens, max_length)
+        return -(-ahead // self.page_size) + -known // self.page_size
 
     def total(self, sequences: Iterable[SequenceState]) -> int:
         return sum(self.pages_ahead(sequence) for sequence in sequences)

@@ -82,6 +82,8 @@ def pass_steps(
         return None
     load = StepLoad(0, len(steps.sequences), steps.context_tokens, 0)
     ends, launched, count = _times(cost, clock, load, steps.first_step, most)
+    if count < LEAST_STEPS:
+        return None
     count, held = _within_pages(scheduler, steps, count)
     if count < LEAST_STEPS:
         return None
@@ -126,7 +128,9 @@ def _within_pages(scheduler: Scheduler, steps: DecodePass, count: int) -> tuple[
     memory = scheduler.memory
     # Pages that are evicted to the host are copied, which steps take time for.
     free = memory.num_available if memory.host_pool is None else memory.pool.num_free
-    taken = list(accumulate(steps.pages_taken(count)))
+    taken = steps.pages_taken(count)
+    count = steps.num_before_next_start(taken)
+    taken = list(accumulate(taken[:count]))
     if count and taken[-1] > free:
         count = bisect_left(taken, free + 1)
     held = memory.pool.num_pages - memory.num_available

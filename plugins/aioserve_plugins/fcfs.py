@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from aioserve import PolicySpec, RequestView, SchedulerView, SchedulingPolicy, hookimpl
+from aioserve import PolicySpec, RequestView, SchedulingPolicy, hookimpl
 
 __all__ = ["FirstComeFirstServed"]
 
@@ -12,17 +10,12 @@ __all__ = ["FirstComeFirstServed"]
 class FirstComeFirstServed(SchedulingPolicy):
     """Starts requests in order of arrival and computes as much of each prompt as a step holds.
 
-    Nobody is overtaken, preempted requests included: they keep their place.
+    Nobody is overtaken, preempted requests included: they keep their place. These are the defaults
+    of every policy.
     """
 
     def starvation_bound_tokens(self, request: RequestView) -> int:
         return 0
-
-    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        return waiting
-
-    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
-        return budget_tokens
 
 
 @hookimpl

@@ -37,15 +37,12 @@ TABLE = CostTable(
 )
 
 
-class Watching(SchedulingPolicy):
-    """First come, first served, and notes everything that it can see whenever it is asked."""
+class Told(SchedulingPolicy):
+    """First come, first served, and notes everything that it can see when it is asked about
+    prompts and victims, and told of ends. It isn't asked who starts."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
-
-    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        self._note("order", view)
-        return waiting
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         self._note(f"chunk {budget_tokens}", view)
@@ -56,9 +53,6 @@ class Watching(SchedulingPolicy):
     ) -> RequestView:
         self._note(f"victim {need_pages}", view)
         return super().victim(running, need_pages, view)
-
-    def arrived(self, requests: Sequence[RequestView]) -> None:
-        self.seen.append([self._shown(request) for request in requests])
 
     def finished(self, requests: Sequence[RequestView]) -> None:
         self.seen.append([self._shown(request) for request in requests])
@@ -78,6 +72,21 @@ class Watching(SchedulingPolicy):
     def _shown(self, request: RequestView) -> list[Any]:
         names = [name for name in vars(type(request)) if name[0] != "_"]
         return [getattr(request, name) for name in names if name != "prefix_key"]
+
+
+class ToldOfAll(Told):
+    """Of arrivals too."""
+
+    def arrived(self, requests: Sequence[RequestView]) -> None:
+        self.seen.append([self._shown(request) for request in requests])
+
+
+class Watching(ToldOfAll):
+    """Is asked who starts, too."""
+
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        self._note("order", view)
+        return waiting
 
 
 class Preferring(Watching):
@@ -151,7 +160,19 @@ class Reserving(Watching):
         return min(view.num_running, view.pages_total)
 
 
+class OrderingThroughAnAttribute(Told):
+    """The last come first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        vars(self)["order"] = lambda waiting, view: waiting[::-1]
+
+
 POLICIES = [
+    SchedulingPolicy,
+    Told,
+    ToldOfAll,
+    OrderingThroughAnAttribute,
     Watching,
     Preferring,
     Hearing,
@@ -247,6 +268,42 @@ def test_whatever_the_run_no_digit_differs_from_steps_taken_one_by_one(
     assert msgspec.json.encode(fast) == msgspec.json.encode(slow)
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(8, 50), st.integers(1, 120), st.booleans()), min_size=3),
+    st.integers(12, 40),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from([0, 6, 64]),
+    st.none() | st.integers(1, 60),
+    st.sampled_from([SchedulingPolicy, Told]),
+    st.booleans(),
+)
+def test_steps_in_which_the_next_one_finds_no_pages_are_passed_without_a_difference(
+    lengths: list[tuple[int, int, bool]],
+    num_pages: int,
+    page_size: int,
+    output_reserve_tokens: int,
+    max_tokens: int | None,
+    make: type[SchedulingPolicy],
+    prefix_caching: bool,
+) -> None:
+    trace = [
+        TraceRequest(number, 0.001 * number, prompt, output, (0, 1) if shares else (), 4)
+        for number, (prompt, output, shares) in enumerate(lengths)
+    ]
+    fast, slow = both(
+        trace,
+        make=make,
+        cost=ROOFLINE,
+        num_pages=num_pages * max(1, 4 // page_size),
+        page_size=page_size,
+        output_reserve_tokens=output_reserve_tokens,
+        max_tokens=max_tokens,
+        prefix_caching=prefix_caching,
+    )
+    assert repr(fast) == repr(slow)
+
+
 @pytest.mark.parametrize("name", sorted(PluginRegistry().policies))
 @pytest.mark.parametrize("num_pages", [None, 90])
 def test_under_every_installed_policy_no_digit_differs(name: str, num_pages: int | None) -> None:
@@ -319,6 +376,20 @@ def test_steps_are_passed_at_once_where_nothing_else_happens() -> None:
         result = simulate(trace, SchedulingPolicy(), cost=ROOFLINE, num_pages=None)
     assert result.steps > 500
     assert asked.call_count < 20
+
+
+def test_steps_are_passed_at_once_while_the_next_one_waits_for_pages() -> None:
+    trace = [TraceRequest(number, 0.0, 20, 300, (), 16) for number in range(3)]
+    with mock.patch.object(fast_forward, "decode_pass", wraps=fast_forward.decode_pass) as asked:
+        result = simulate(
+            trace,
+            SchedulingPolicy(),
+            cost=ROOFLINE,
+            num_pages=45,
+            output_reserve_tokens=320,
+        )
+    assert result.steps > 500
+    assert asked.call_count < 30
 
 
 def test_a_cost_model_of_ones_own_is_asked_about_each_step() -> None:

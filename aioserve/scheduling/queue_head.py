@@ -1,0 +1,96 @@
+"""The one that waits next and finds no pages, while those that run go on token by token: in how
+many of their steps first come, first served would find again that it can't start.
+
+Where the policy is asked who starts, only asking it tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from aioserve.scheduling.books import Books
+from aioserve.scheduling.reserve import OutputReserve
+from aioserve.scheduling.sequence import SequenceState
+
+__all__ = ["QueueHead", "head_of_queue"]
+
+STEPS_AT_ONCE = 64
+
+
+def head_of_queue(books: Books, reserve: OutputReserve) -> QueueHead | None:
+    """The head of the queue, if nobody is asked who starts, and pages are all that it may lack."""
+    guard, memory = books.guard, books.memory
+    head = books.waiting[0]
+    if (
+        guard.chooses_who_starts
+        or guard.reserves
+        or books.has_precedences
+        or head.is_held
+        or head.unborn
+        or head.num_cacheable is not None
+        or books.num_seats_free < 1
+        # What is on the host would be copied back, into pages to be found for it.
+        or memory.host_pool is not None
+    ):
+        return None
+    claim = memory.claim(head.lease, head.known_ids)
+    claim = memory.without_tail(head.lease, head.num_known, claim)
+    num_pages, found = memory.num_available - claim.num_new_pages, claim.match.page_ids
+    memory.drop(claim)
+    size = memory.page_size
+    if any(_may_write_for(head, found.tolist(), sequence, size) for sequence in books.running):
+        return None
+    return QueueHead(head, num_pages, books.running, reserve)
+
+
+def _may_write_for(
+    head: SequenceState, found: Sequence[int], sequence: SequenceState, page_size: int
+) -> bool:
+    """Whether the next page that a running sequence publishes may be one that the head of the queue
+    finds then behind the pages `found`."""
+    lease, published = sequence.lease, sequence.lease.published
+    if lease.namespace != head.lease.namespace or published > len(found):
+        return False
+    if published and lease.page_ids.item(published - 1) != found[published - 1]:
+        return False
+    end = (published + 1) * page_size
+    return end < head.num_known and sequence.begins_like(head, min(end, sequence.num_known))
+
+
+class QueueHead:
+    """As it is now, with those that run. It is worth nothing once the scheduler has changed."""
+
+    def __init__(
+        self,
+        sequence: SequenceState,
+        num_pages: int,
+        running: Sequence[SequenceState],
+        reserve: OutputReserve,
+    ) -> None:
+        self.sequence = sequence
+        self._num_pages = num_pages
+        """That there would be if it had started now; fewer than none, if there aren't enough."""
+        self._reserve = reserve
+        self._known = np.array([s.num_known + s.pending for s in running], np.int64)
+        self._longest = np.array([s.max_length for s in running], np.int64)
+
+    def num_steps_without(self, pages_taken: Sequence[int]) -> int:
+        """In how many steps, of as many as each takes such pages for those that run, it can't start
+        behind them. What is evicted for these makes no difference: a page that the head would have
+        found is one less to evict for it, and one more to acquire."""
+        ahead = self._reserve.pages_ahead(self.sequence)
+        left = self._num_pages - np.array(list(accumulate(pages_taken)), np.int64)
+        for first in range(0, len(left), STEPS_AT_ONCE):
+            some = left[first : first + STEPS_AT_ONCE]
+            fits = some >= ahead + self._pages_reserved(first + 1, len(some))
+            if fits.any():
+                return first + int(fits.argmax())
+        return len(left)
+
+    def _pages_reserved(self, first: int, count: int) -> np.ndarray:
+        """For the answers of those that run, in each of `count` steps from number `first` on."""
+        known = self._known + np.arange(first, first + count)[:, None]
+        return self._reserve.pages_ahead_of(known, self._longest).sum(axis=1)
