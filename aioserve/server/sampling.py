@@ -65,6 +65,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: int | None = None
     session_id: str | None = None
     predicted_output_tokens: int | None = None
+    ttft_target_seconds: float | None = None
+    tpot_target_seconds: float | None = None
 
     def params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
         """`defaults` where nothing is given; `more` are fields that other parts of the body gave.

@@ -1,4 +1,4 @@
-"""What a body says for scheduling policies to see: metadata, session and forecast."""
+"""What a body says for scheduling policies to see: metadata, session, forecast and targets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aioserve import Engine, Observer, RequestInfo
+from aioserve import Engine, Observer, RequestInfo, RequestView, SchedulingPolicy
 from aioserve.server import ServerSettings
 from tests.server.talking import scripted
 
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.asyncio
 TURNS = [{"role": "user", "content": "hi"}]
 METADATA = {"metadata": {"step": "plan"}}
 MORE = {"session_id": "s", "predicted_output_tokens": 7}
+WHEN = ("ttft", "tpot")
 CHAT = ("/v1/chat/completions", {"model": "scripted", "messages": TURNS})
 RESPONSES = ("/v1/responses", {"model": "scripted", "input": "hi"})
 COMPLETIONS = ("/v1/completions", {"model": "scripted", "prompt": ["hi", "ho"], "max_tokens": 2})
@@ -59,6 +60,34 @@ async def test_what_a_body_says_of_itself_is_told_to_whoever_watches(
         assert answer.status_code == 200, answer.text
         assert ears.told == told
         assert {one.tenant for one in ears.heard} == {"me" if to is MESSAGES else None}
+
+
+class Watching(SchedulingPolicy):
+    def __init__(self) -> None:
+        self.seen: list[tuple[float | None, float | None]] = []
+
+    def arrived(self, requests: Sequence[RequestView]) -> None:
+        self.seen.extend((r.ttft_target_seconds, r.tpot_target_seconds) for r in requests)
+
+
+@pytest.mark.parametrize(
+    ("to", "more", "seen"),
+    [
+        (CHAT, {"ttft_target_seconds": 2, "tpot_target_seconds": 0.25}, [(2, 0.25)]),
+        (CHAT, {"ttft_target_seconds": None, "tpot_target_seconds": None}, [(None, None)]),
+        (RESPONSES, {"ttft_target_seconds": 0.5}, [(0.5, None)]),
+        (COMPLETIONS, {"tpot_target_seconds": 1e-9, "stream": True}, [(None, 1e-9)] * 2),
+        (COMPLETIONS, {}, [(None, None)] * 2),
+        (EMBEDDINGS, {"ttft_target_seconds": 3.5}, [(3.5, None)] * 2),
+    ],
+)
+async def test_the_policy_sees_the_targets_of_a_body(to: Any, more: Any, seen: Any) -> None:
+    path, body = to
+    policy = Watching()
+    async with scripted("Rain.", policy=policy) as (_, client):
+        answer = await client.post(path, json=body | more)
+        assert answer.status_code == 200, answer.text
+        assert policy.seen == seen
 
 
 async def test_a_response_gives_its_metadata_back_and_a_conversation_doesnt() -> None:
@@ -105,14 +134,46 @@ async def test_metadata_has_the_same_bounds_in_conversations_and_responses(
         {"predicted_output_tokens": 0},
         {"predicted_output_tokens": "7"},
         {"predicted_output_tokens": 2**64},
+        {"ttft_target_seconds": "1"},
+        {"tpot_target_seconds": True},
     ],
 )
-async def test_a_bad_session_or_forecast_is_refused_by_its_name(to: Any, bad: Any) -> None:
+async def test_a_bad_session_forecast_or_target_is_refused_by_its_name(to: Any, bad: Any) -> None:
     path, body = to
     async with scripted("Rain.") as (_, client):
         answer = await client.post(path, json=body | bad)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == next(iter(bad))
+
+
+@pytest.mark.parametrize(
+    ("to", "field"),
+    [
+        *((to, f"{when}_target_seconds") for to in (CHAT, RESPONSES, COMPLETIONS) for when in WHEN),
+        (EMBEDDINGS, "ttft_target_seconds"),
+    ],
+)
+@pytest.mark.parametrize("bad", [0, -0.5])
+async def test_a_target_that_is_past_is_refused_by_name_and_limit(
+    to: Any, field: str, bad: float
+) -> None:
+    path, body = to
+    async with scripted("Rain.") as (_, client):
+        answer = await client.post(path, json=body | {field: bad})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == field
+        assert f"{field} must be a number above 0" in error["message"]
+        assert f"got {float(bad)}" in error["message"]
+
+
+@pytest.mark.parametrize("to", [MESSAGES, EMBEDDINGS])
+async def test_a_target_that_an_api_has_no_place_for_is_refused(to: Any) -> None:
+    path, body = to
+    async with scripted("Rain.") as (_, client):
+        answer = await client.post(path, json=body | {"tpot_target_seconds": 1})
+        assert answer.status_code == 400
+        assert "tpot_target_seconds isn't supported" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

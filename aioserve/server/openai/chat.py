@@ -14,7 +14,7 @@ from aioserve.server.openai.chat_body import ChatRequest, messages_of
 from aioserve.server.openai.chat_choices import ChatChoice, ChatChoices
 from aioserve.server.openai.chunks import Chunks
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.fields import options_of
+from aioserve.server.openai.fields import answer_options_of
 from aioserve.server.openai.names import as_named
 from aioserve.server.openai.usage import UsageBody, usage_of
 from aioserve.server.served import Call
@@ -76,9 +76,7 @@ def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
         chat_template_kwargs=body.variables(call.engine),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        metadata=body.metadata,
-        predicted_output_tokens=body.predicted_output_tokens,
-        **options_of(call, body),
+        **answer_options_of(call, body, metadata=body.metadata),
     )
     call.told.answers_with(stream)
     return stream

@@ -20,7 +20,7 @@ from aioserve.server.openai.completion_body import (
 )
 from aioserve.server.openai.completion_choices import CompletionChoice, PromptChoices
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.fields import options_of
+from aioserve.server.openai.fields import answer_options_of
 from aioserve.server.openai.names import as_named
 from aioserve.server.openai.together import Merged, all_of
 from aioserve.server.openai.usage import UsageBody, usage_of
@@ -64,9 +64,7 @@ def _submitted(call: Call, body: CompletionRequest, prompts: Sequence[Any], para
     merged = Merged([], call.settings.stream_interval)
     try:
         for prompt in prompts:
-            forecast = body.predicted_output_tokens
-            options = options_of(call, body, predicted_output_tokens=forecast)
-            stream = call.engine.stream(prompt, params, **options)
+            stream = call.engine.stream(prompt, params, **answer_options_of(call, body))
             merged.streams.append(stream)
             call.told.answers_with(stream)
     except BaseException:

@@ -34,6 +34,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cache_salt: str | None = None
     priority: int | None = None
     session_id: str | None = None
+    ttft_target_seconds: float | None = None
     deadline_seconds: float | None = None
 
 

@@ -19,7 +19,15 @@ from aioserve.server.salt import combined_salt
 from aioserve.server.sampling import SamplingFields
 from aioserve.server.served import Call
 
-__all__ = ["AnswerFields", "CallFields", "options_of", "refuse", "refuse_unsupported"]
+__all__ = [
+    "AnswerCallFields",
+    "AnswerFields",
+    "CallFields",
+    "answer_options_of",
+    "options_of",
+    "refuse",
+    "refuse_unsupported",
+]
 
 
 class CallFields(Protocol):
@@ -35,6 +43,17 @@ class CallFields(Protocol):
     def priority(self) -> int | None: ...
     @property
     def session_id(self) -> str | None: ...
+    @property
+    def ttft_target_seconds(self) -> float | None: ...
+
+
+class AnswerCallFields(CallFields, Protocol):
+    """The same of one that is answered in tokens."""
+
+    @property
+    def predicted_output_tokens(self) -> int | None: ...
+    @property
+    def tpot_target_seconds(self) -> float | None: ...
 
 
 class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,9 +83,21 @@ def options_of(call: Call, body: CallFields, **more: Any) -> dict[str, Any]:
     return call.options(
         priority=body.priority or 0,
         session_id=body.session_id,
+        ttft_target_seconds=body.ttft_target_seconds,
         deadline_seconds=body.deadline_seconds,
         tenant=call.tenant or body.user or None,
         cache_salt=combined_salt(call.cache_salt, salt),
+        **more,
+    )
+
+
+def answer_options_of(call: Call, body: AnswerCallFields, **more: Any) -> dict[str, Any]:
+    """The same of a request for an answer."""
+    return options_of(
+        call,
+        body,
+        predicted_output_tokens=body.predicted_output_tokens,
+        tpot_target_seconds=body.tpot_target_seconds,
         **more,
     )
 

@@ -11,7 +11,7 @@ from aioserve.errors import PromptTooLongError
 from aioserve.server.answering import Asked
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.answer_plan import AnswerPlan
-from aioserve.server.openai.fields import options_of, refuse_unsupported
+from aioserve.server.openai.fields import answer_options_of, refuse_unsupported
 from aioserve.server.openai.limits import (
     check_at_most,
     check_chars,
@@ -265,13 +265,7 @@ async def asked_of(
         )
     except Exception as error:
         raise renamed(error, names, turns) from error
-    options = options_of(
-        call,
-        body,
-        metadata=body.metadata,
-        predicted_output_tokens=body.predicted_output_tokens,
-        chat_template_kwargs=variables,
-    )
+    options = answer_options_of(call, body, metadata=body.metadata, chat_template_kwargs=variables)
     return Asked(turns, params, plan, options=options, names=names)
 
 
