@@ -135,34 +135,26 @@ def p90_of_short_prompts(result: SimulationResult) -> float:
     return float(np.percentile(waits, 90))
 
 
+CACHE_AWARE = (
+    "fcfs",
+    LONGEST_MATCH,
+    "cache_aware:patience=64",
+    "cache_aware:patience=256",
+    "cache_aware:patience=1024",
+    "cache_aware:patience=4096",
+    "cache_aware:patience=1024,lookups=8",
+    "cache_aware:patience=1024,lookups=1024",
+)
 SWEEPS = {
     "cache_aware": Sweep(
         trace="mooncake_conversation.jsonl.gz",
         num_devices=2,
-        policies=(
-            "fcfs",
-            LONGEST_MATCH,
-            "cache_aware:patience=64",
-            "cache_aware:patience=256",
-            "cache_aware:patience=1024",
-            "cache_aware:patience=4096",
-            "cache_aware:patience=1024,lookups=8",
-            "cache_aware:patience=1024,lookups=1024",
-        ),
+        policies=CACHE_AWARE,
     ),
     "prefix_trees": Sweep(
         trace="prefix-trees",
         num_pages=1500,
-        policies=(
-            "fcfs",
-            LONGEST_MATCH,
-            "cache_aware:patience=64",
-            "cache_aware:patience=256",
-            "cache_aware:patience=1024",
-            "cache_aware:patience=4096",
-            "cache_aware:patience=1024,lookups=8",
-            "cache_aware:patience=1024,lookups=1024",
-        ),
+        policies=CACHE_AWARE,
     ),
     "shortest_first": Sweep(
         trace="azure2023_conv.csv.gz",
