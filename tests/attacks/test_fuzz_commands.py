@@ -33,6 +33,7 @@ VERBS = (
     ("doctor",),
     ("plan",),
     ("simulate",),
+    ("sweep",),
     ("calibrate",),
     ("plugins",),
     ("plugins", "check"),
@@ -44,7 +45,7 @@ MAX_SECONDS = 5.0
 PLAIN = (
     *("0", "1", "2", "16", "-1", "0.5", "1e3", "4K", "on", "true", "no", "auto", "float32", "fp8"),
     *("fcfs", "lru", "round_robin:chunk_size=8", "cpu", "bursts", "llama-3-8b", "pyhelp"),
-    *("x.json", "-"),
+    *("x.json", "-", "x.csv", "ttft_p99=2", "max_num_seqs=4,8", "1,2,4"),
 )
 NUMBERS = (
     *("1.5", "0x3", "0b1", "1_000", "١٢", "²", "nan", "inf", "-inf", "1e999", "1e-999", " 1", "1 "),
@@ -78,7 +79,8 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             config = directory / "aioserve/random" / f"qwen3-{shape}" / "config.json"
             config.parent.mkdir(parents=True)
             config.write_text("{}")
-        patch.setattr("aioserve.simulation.simulator.simulate", begin)
+        patch.setattr("aioserve.testing.trial.simulate", begin)
+        patch.setattr("aioserve.cli._sweep_runs.ProcessPoolExecutor", begin)
         for kind in ("policy", "eviction", "observer", "admission"):
             patch.setattr(f"aioserve.testing.check_{kind}", begin)
         patch.setattr("sys.stdin", io.StringIO("a prompt\n"))
@@ -143,6 +145,11 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 @example(["plan", "llama-3-8b", "--json", "--context", "1" * 13])
 @example(["plugins", "check", "fcfs", "--examples", "9" * 20])
 @example(["bench", "throughput", "--output-len", "1000000", "--num-prompts", "1" * 19])
+@example(["sweep", "--synthetic", "bursts", "--csv", f"{NO_TEXT}/runs.csv", "--jobs", "1"])
+@example(["sweep", "--synthetic", "bursts", "--vary", f"eviction={NO_TEXT}"])
+@example(["sweep", "--synthetic", "bursts", "--vary", "seed=1"])
+@example(["sweep", "--synthetic", "bursts", "--rates", "9" * 5000])
+@example(["sweep", "--synthetic", "bursts", "--vary", "max_num_seqs=" + "9" * 5000])
 @example(["calibrate", "-o", f"{NO_TEXT}/table.json"])
 @example(["plan", NO_TEXT, "--json"])
 @example(["plan", NO_TEXT])

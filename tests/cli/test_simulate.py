@@ -389,7 +389,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(
     def run(*arguments: object, **options: object) -> None:
         raise AssertionError("it ran")
 
-    monkeypatch.setattr("aioserve.simulation.simulator.simulate", run)
+    monkeypatch.setattr("aioserve.testing.trial.simulate", run)
     done = aioserve_here("simulate", mooncake, "--report", tmp_path / "none" / "a.html")
     assert done.returncode == 2
     assert "a.html can't be written: No such file or directory" in done.stderr
