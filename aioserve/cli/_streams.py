@@ -11,9 +11,12 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aioserve.errors import ConfigError, InvalidPromptError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = [
     "check_output",
@@ -23,9 +26,11 @@ __all__ = [
     "one_line",
     "open_streams",
     "read_prompt",
+    "table_console",
 ]
 
 MAX_PROMPT_CHARS = 1 << 24
+WIDTH_OF_FILES = 10_000
 MAX_LINE_CHARS = 2000
 """Of an error."""
 
@@ -109,6 +114,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table_console() -> Console:
+    """stdout, for tables: a file has room for all columns, and a narrow terminal for all digits on
+    more lines."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
+    return Console(file=sys.stdout, width=width, markup=False, highlight=False)
 
 
 def one_line(error: object) -> str:

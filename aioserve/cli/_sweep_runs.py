@@ -136,8 +136,8 @@ def _result_of(future: Future[Done | _Failed]) -> Done:
         done = future.result()
     except BrokenProcessPool as error:
         raise ConfigError(
-            "jobs: a process was killed before its run was done, as one is where memory is short: "
-            "give fewer jobs, or fewer requests"
+            "jobs: a process ended before its run was done, as one does that is killed where "
+            "memory is short: give fewer jobs, or fewer requests"
         ) from error
     if isinstance(done, _Failed):
         raise KINDS.get(done.kind, ConfigError)(done.message)

@@ -30,6 +30,9 @@ __all__ = [
 class TrialFlags:
     """What is tried."""
 
+    policy: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ("fcfs",)
+    """A scheduling policy, fcfs when not given, or NAME:OPTION=VALUE,OPTION=VALUE, or a class of
+    yours as FILE.py:CLASS. May be given several times."""
     synthetic: str | None = None
     """A made-up workload in place of a trace: prefix-trees, conversations, bursts, tenants or
     heavy-tails."""

@@ -10,13 +10,13 @@ import sys
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any  # noqa: F401  (types of inherited flags)
 
 from cyclopts import Parameter
 
 from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulated_machine import say_what_is_unknown, warn_of_steps_outside
-from aioserve.cli._streams import json_text
+from aioserve.cli._streams import json_text, table_console
 from aioserve.cli._trial_flags import (
     TrialFlags,
     check_files,
@@ -34,17 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulateOptions", "simulate"]
 
-WIDTH_OF_FILES = 10_000
-
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions(TrialFlags):
     """What to run."""
 
-    policy: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ("fcfs",)
-    """A scheduling policy, fcfs when not given, or NAME:OPTION=VALUE,OPTION=VALUE, or a class of
-    yours as FILE.py:CLASS. May be given several times."""
     rate: float | None = None
     """Requests a second; arrivals are stretched evenly. Not given: as recorded, or 4."""
     seed: int | None = None
@@ -136,14 +131,11 @@ def _print(
 def _print_tables(
     facts: dict[str, Any], options: SimulateOptions, machine: Machine, found: dict[str, Metrics]
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from aioserve.simulation.figures import client_rows, rows
 
-    # A file has room for all columns, and a narrow terminal for all digits on more lines.
-    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
-    console = Console(file=sys.stdout, width=width, markup=False, highlight=False)
+    console = table_console()
     metrics = next(iter(found.values()))
     steps = f"steps as in {options.cost_table}"
     if machine.scatter_seed is not None:

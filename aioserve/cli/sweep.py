@@ -1,76 +1,42 @@
 """`aioserve sweep`: policies at several rates, over several seeds and options, in many processes.
 
-This module reads options, says which runs there are, and prints; `_sweep_runs` runs them.
+This module reads options and prints; `_sweep_cells` says which runs there are, and `_sweep_runs`
+runs them.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import ExitStack, closing, redirect_stdout
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioserve.cli._busy import usable_processors
 from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulated_machine import say_what_is_unknown, warn_of_steps_outside
-from aioserve.cli._streams import json_text
+from aioserve.cli._streams import json_text, table_console
+from aioserve.cli._sweep_cells import Grid, SweepOptions, grid_of
 from aioserve.cli._sweep_runs import Cell, Done, run_cells
 from aioserve.cli._trial_flags import (
-    TrialFlags,
     check_files,
     check_policies,
     facts_of,
-    source_of,
-    trial_options,
 )
 from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from aioserve.simulation.metrics import Metrics
     from aioserve.simulation.sweeps import Estimate, Objective
-    from aioserve.simulation.trial_options import TrialOptions
     from aioserve.testing.trial import Trial
 
 __all__ = ["SweepOptions", "sweep"]
 
-MAX_CELLS = 100_000
 MAX_JOBS = 1024
+MAX_REFINE = 20
 MAX_SEEDS = 10_000
-DEFAULT_SEEDS = 3
-NOT_VARIED = ("num_requests", "arrivals", "closed_loop", "priority", "predictor")
-"""What makes another workload: of which one can't say that it comes at another rate."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepOptions(TrialFlags):
-    """What to run."""
-
-    policy: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ("fcfs",)
-    """A scheduling policy, fcfs when not given, or NAME:OPTION=VALUE,OPTION=VALUE, or a class of
-    yours as FILE.py:CLASS. May be given several times."""
-    rates: str | None = None
-    """Rates with commas between them, as 2,4,8. Not given: as recorded, or 4."""
-    seeds: int | None = None
-    """So many seeds, from 0 on. Not given: 3 where something is drawn, and else 1."""
-    vary: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = ()
-    """NAME=VALUE,VALUE: an option of the engine or the machine that is tried with each value, as
-    max_num_seqs=64,256. May be given several times."""
-    slo: str | None = None
-    """What is promised, as ttft_p99=2,tpot_p99=0.1 in seconds, or attainment=0.9 for the share of
-    requests that meet their targets: adds the largest rate up to which all seeds keep it."""
-    jobs: int | None = None
-    """Processes that run at once. Not given: as many as there are processors."""
-    csv: Path | None = None
-    """Write a line for each run to this file."""
-    report: Path | None = None
-    """Write a page with charts of the first seed's runs to this file."""
 
 
 class Row(NamedTuple):
@@ -103,42 +69,67 @@ def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) 
     promised = () if options.slo is None else objectives(options.slo)
     jobs = _checked(trace, options, promised)
     with redirect_stdout(sys.stderr):  # what policies print belongs to no table
-        cells, trial = _cells(trace, options)
+        grid, trial = grid_of(trace, options)
         say_what_is_unknown(trial.machine.cost, options)
-        done = _done(cells, jobs, options.requests)
+        cells, done = _swept(grid, jobs, promised, options.refine)
     rows = _rows(cells, done)
     facts = facts_of(trace, options, trial.requests)
     try:
         if options.csv is not None:
             _write_runs(options.csv, cells, done)
         if options.report is not None:
-            _write_report(options.report, rows, facts, trace, options, trial)
+            _write_report(options.report, rows, facts, trace, options, trial, promised)
     finally:  # what was simulated for hours isn't lost with a file
         _print(facts, options, rows, promised)
         warn_of_steps_outside(options, ((row.place, run) for row in rows for run in row.runs))
 
 
-def _done(cells: Sequence[Cell], jobs: int, requests: Path | None) -> list[Done]:
-    """What came of all runs, but for the lines about requests, which are in the file then."""
+def _swept(
+    grid: Grid, jobs: int, promised: Sequence[Objective], refine: int
+) -> tuple[list[Cell], list[Done]]:
+    """All runs and what came of them, in one order; lines about requests are in the file then."""
     from aioserve.simulation.request_rows import RequestFile
 
+    cells: list[Cell] = []
     done: list[Done] = []
     with ExitStack() as stack:
         file = None
-        if requests is not None:
+        if grid.requests is not None:
             labels = ("policy", "varied", "rate", "seed")
-            file = stack.enter_context(RequestFile(requests, labels))
+            file = stack.enter_context(RequestFile(grid.requests, labels))
         on_progress = stack.enter_context(bar_on_terminal("runs"))
-        runs = run_cells(cells, jobs, on_progress)
-        stack.callback(runs.close)  # ends the processes before the bar and the file
-        for one in runs:
-            if file is not None:
-                file.write(one.lines)
-            done.append(one._replace(lines=""))
-    return done
+        further = grid.cells()
+        for nth in range(refine + 1):
+            with closing(run_cells(further, jobs, on_progress)) as runs:  # before bar and file
+                for one in runs:
+                    if file is not None:
+                        file.write(one.lines)
+                    done.append(one._replace(lines=""))
+            cells += further
+            if nth == refine or not (further := _between(grid, cells, done, promised)):
+                break
+    if refine:
+        places = {place: n for n, place in enumerate(product(grid.policies, grid.variants))}
+        both = sorted(
+            zip(cells, done, strict=True),
+            key=lambda one: (places[one[0].policy, one[0].varied], one[0].rate),
+        )
+        cells, done = [cell for cell, _ in both], [one for _, one in both]
+    return cells, done
 
 
-# -- which runs there are
+def _between(
+    grid: Grid, cells: Sequence[Cell], done: Sequence[Done], promised: Sequence[Objective]
+) -> list[Cell]:
+    """Runs at the rates that tell more of where each policy begins to break what is promised."""
+    from aioserve.simulation.sweeps import rate_between
+
+    return [
+        cell
+        for policy, varied, kept in _kept_rates(_rows(cells, done), promised)
+        if (rate := rate_between(kept)) is not None
+        for cell in grid.at(policy, varied, rate)
+    ]
 
 
 def _checked(trace: Path | None, options: SweepOptions, promised: Sequence[Objective]) -> int:
@@ -151,6 +142,12 @@ def _checked(trace: Path | None, options: SweepOptions, promised: Sequence[Objec
         check_int("seeds", options.seeds, 1, MAX_SEEDS)
     if options.jobs is not None:
         check_int("jobs", options.jobs, 1, MAX_JOBS)
+    check_int("refine", options.refine, 0, MAX_REFINE)
+    if options.refine and not (promised and options.rates):
+        raise ConfigError(
+            "refine: rates are tried between those that keep what is promised and those that "
+            f"don't, got {options.refine}: give --slo and --rates too"
+        )
     has_targets = (options.ttft_target_seconds, options.tpot_target_seconds) != (None, None)
     if any(objective.name == "attainment" for objective in promised) and not has_targets:
         raise ConfigError(
@@ -160,121 +157,23 @@ def _checked(trace: Path | None, options: SweepOptions, promised: Sequence[Objec
     return options.jobs or len(usable_processors())
 
 
-def _cells(trace: Path | None, options: SweepOptions) -> tuple[list[Cell], Trial]:
-    """All runs, and the first one's workload, made here: what is wrong with it is said at once."""
-    from aioserve.plugins import PluginRegistry
-    from aioserve.plugins.files import named_policy
-    from aioserve.testing.trial import Trial
-    from aioserve.traces.workload import seed_draws
-
-    source, base = source_of(trace, options), trial_options(options)
-    registry = PluginRegistry()
-    registry.check_selected()
-    for name in options.policy:
-        named_policy(registry, name)
-    registry.eviction(options.eviction)
-    rates, variants = _rates(options.rates), _variants(options.vary, base)
-    draws = seed_draws(source, arrivals=options.arrivals, predictor=options.predictor)
-    first = replace(base, rate=rates[0], **variants[0])
-    trial = Trial(source, first, registry)
-    draws = draws or trial.machine.scatter_seed is not None
-    if options.seeds is not None and options.seeds > 1 and not draws:
-        raise ConfigError(
-            f"seeds: nothing of a trace is drawn, and no step scatters, got {options.seeds}: all "
-            "runs would be the same"
-        )
-    seeds = options.seeds or (DEFAULT_SEEDS if draws else 1)
-    count = len(options.policy) * len(variants) * len(rates) * seeds
-    if count > MAX_CELLS:
-        raise ConfigError(f"a sweep may have at most {MAX_CELLS:,} runs, and these are {count:,}")
-    cells = [
-        Cell(
-            source,
-            policy,
-            rate,
-            seed,
-            ",".join(f"{name}={value}" for name, value in variant.items()),
-            replace(base, rate=rate, seed=seed if draws else None, **variant),
-            options.requests,
-        )
-        for policy in options.policy
-        for variant in variants
-        for rate in rates
-        for seed in range(seeds)
-    ]
-    return cells, trial
-
-
-def _rates(text: str | None) -> list[float | None]:
-    from aioserve.traces.checks import check_number
-    from aioserve.traces.request import MAX_RATE
-
-    if text is None:
-        return [None]
-    rates: list[float | None] = []
-    for part in text.split(","):
-        try:
-            rate = float(part)
-        except ValueError:
-            rate = math.nan
-        check_number(f"rates: {part.strip()!r}", rate, MAX_RATE)
-        if rate in rates:
-            raise ConfigError(f"rates: {part.strip()} is given twice")
-        rates.append(rate)
-    return rates
-
-
-def _variants(vary: Sequence[str], base: TrialOptions) -> list[dict[str, Any]]:
-    """Every combination of the values. Raises `ConfigError`."""
-    hints = get_type_hints(TrialFlags)
-    known = [
-        field.name for field in fields(base) if field.name in hints and field.name not in NOT_VARIED
-    ]
-    values: dict[str, list[Any]] = {}
-    for one in vary:
-        name, equals, texts = one.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals or name not in known or name in values:
-            raise ConfigError(
-                f"vary must be NAME=VALUE,VALUE, once for each of {', '.join(known)}, got {one!r}"
-            )
-        values[name] = [_value(name, text.strip(), hints[name]) for text in texts.split(",")]
-        if len(set(values[name])) < len(values[name]):
-            raise ConfigError(f"vary: a value of {name} is given twice, got {texts!r}")
-    return [
-        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
-    ]
-
-
-def _value(name: str, text: str, hint: Any) -> Any:
-    kinds = [kind for kind in (bool, int, float, str) if kind is hint or kind in _parts(hint)]
-    kind = kinds[0]
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        return kind(text)
-    except (KeyError, ValueError):
-        what = {bool: "true or false", int: "an int"}.get(kind, f"a {kind.__name__}")
-        raise ConfigError(f"vary: {name} must be {what}, got {text!r}") from None
-
-
-def _parts(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__args__", ())
-
-
 # -- what came of them
 
 
 def _rows(cells: Sequence[Cell], done: Sequence[Done]) -> list[Row]:
-    rows = []
-    both = zip(cells, done, strict=True)
-    keyed = itertools.groupby(both, lambda one: (one[0].policy, one[0].varied, one[0].rate))
-    for (policy, varied, rate), group in keyed:
-        runs = list(group)
-        if rate is None:
-            rate = runs[0][1].arrived_rate
-        rows.append(Row(policy, varied, rate, tuple(found.metrics for _, found in runs)))
-    return rows
+    """In the order in which they come first."""
+    grouped: dict[tuple[str, str, float | None], list[Done]] = {}
+    for cell, one in zip(cells, done, strict=True):
+        grouped.setdefault((cell.policy, cell.varied, cell.rate), []).append(one)
+    return [
+        Row(
+            policy,
+            varied,
+            runs[0].arrived_rate if rate is None else rate,
+            tuple(one.metrics for one in runs),
+        )
+        for (policy, varied, rate), runs in grouped.items()
+    ]
 
 
 def _estimates(row: Row) -> dict[str, Estimate | None]:
@@ -325,17 +224,14 @@ def _kept(row: Row, promised: Sequence[Objective]) -> bool:
     return all(objective.met(metrics) for metrics in row.runs for objective in promised)
 
 
-def _largest(
+def _kept_rates(
     rows: Sequence[Row], promised: Sequence[Objective]
-) -> list[tuple[str, str, float | None]]:
-    """Policy, what was varied, and the largest rate of the sweep up to which it was kept."""
-    from aioserve.simulation.sweeps import largest_rate
-
-    found = []
-    for (policy, varied), group in itertools.groupby(rows, lambda row: (row.policy, row.varied)):
-        kept = {row.rate: _kept(row, promised) for row in group}
-        found.append((policy, varied, largest_rate(list(kept), kept.__getitem__)))
-    return found
+) -> list[tuple[str, str, dict[float, bool]]]:
+    """Policy, what was varied, and for each rate whether what is promised was kept."""
+    found: dict[tuple[str, str], dict[float, bool]] = {}
+    for row in rows:
+        found.setdefault((row.policy, row.varied), {})[row.rate] = _kept(row, promised)
+    return [(policy, varied, kept) for (policy, varied), kept in found.items()]
 
 
 # -- how it is told
@@ -362,12 +258,12 @@ def _write_report(
     trace: Path | None,
     options: SweepOptions,
     trial: Trial,
+    promised: Sequence[Objective],
 ) -> None:
-    """The page of the first seed's runs."""
     from aioserve.cli._simulation_report import command_line
     from aioserve.simulation.report import RateRun, rate_page
 
-    runs = [RateRun(row.name, row.rate, row.runs[0]) for row in rows]
+    runs = [RateRun(row.name, row.rate, metrics) for row in rows for metrics in row.runs]
     page = rate_page(
         runs,
         title=f"{facts['name']}: {', '.join(options.policy)}",
@@ -375,7 +271,9 @@ def _write_report(
         facts=[
             ("Trace", str(facts["name"])),
             ("Requests", f"{facts['requests']:,}"),
-            ("Drawn", f"seed 0 of {len(rows[0].runs)}"),
+            ("Seeds", f"{len(rows[0].runs)}"),
+            *([("Promised", str(options.slo))] if promised else []),
+            *((f"Largest rate, {name}", told) for name, told in _told(rows, promised)),
         ],
         targets=trial.targets,
     )
@@ -388,6 +286,8 @@ def _print(
     rows: Sequence[Row],
     promised: Sequence[Objective],
 ) -> None:
+    from aioserve.simulation.sweeps import bounds_of
+
     if not options.json:
         _print_tables(facts, options, rows, promised)
         return
@@ -395,8 +295,8 @@ def _print(
     for name in ("report", "requests", "csv"):
         given[name] = None if given[name] is None else str(given[name])
     largest = [
-        {"policy": policy, "varied": varied, "largest_rate": rate}
-        for policy, varied, rate in _largest(rows, promised)
+        {"policy": policy, "varied": varied, **dict(zip(RATES, bounds_of(kept), strict=True))}
+        for policy, varied, kept in _kept_rates(rows, promised)
     ]
     found = [
         {
@@ -414,6 +314,7 @@ def _print(
     print(json_text(printed | ({"slo": largest} if promised else {})))
 
 
+RATES = ("largest_rate", "missed_rate")
 SHOWN = {
     "goodput_per_second": ("good/s", 1),
     "attainment": ("met targets, %", 100),
@@ -437,13 +338,9 @@ def _print_tables(
     rows: Sequence[Row],
     promised: Sequence[Objective],
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from aioserve.cli.simulate import WIDTH_OF_FILES
-
-    width = None if sys.stdout.isatty() else WIDTH_OF_FILES
-    console = Console(file=sys.stdout, width=width, markup=False, highlight=False)
+    console = table_console()
     seeds = len(rows[0].runs)
     interval = f"mean over {seeds} seeds, with 95 % confidence" if seeds > 1 else "one seed"
     console.print(f"{facts['name']}: {facts['requests']:,} requests; {interval}\n", soft_wrap=True)
@@ -459,10 +356,22 @@ def _print_tables(
             cells.append("kept" if _kept(row, promised) else "missed")
         table.add_row(*cells)
     console.print(table)
-    for policy, varied, rate in _largest(rows, promised) if promised else ():
-        told = "none of these" if rate is None else f"{rate:,.6g} requests/s"
-        name = f"{policy} {varied}".strip()
-        console.print(f"\nlargest rate that keeps {options.slo}, {name}: {told}", soft_wrap=True)
+    for name, told in _told(rows, promised):
+        line = f"\nlargest rate that keeps {options.slo}, {name}: {told}"
+        console.print(line, soft_wrap=True)
+
+
+def _told(rows: Sequence[Row], promised: Sequence[Objective]) -> list[tuple[str, str]]:
+    """The largest rate of each policy, in words; nothing where nothing is promised."""
+    from aioserve.simulation.sweeps import bounds_of
+
+    lines: list[tuple[str, str]] = []
+    for policy, varied, kept in _kept_rates(rows, promised) if promised else ():
+        largest, missed = bounds_of(kept)
+        told = "none of these" if largest is None else f"{largest:,.6g} requests/s"
+        told += ", the largest tried" if missed is None else f", missed at {missed:,.6g}"
+        lines.append((f"{policy} {varied}".strip(), told))
+    return lines
 
 
 def _is_shown(name: str, estimates: Sequence[dict[str, Estimate | None]]) -> bool:

@@ -7,7 +7,7 @@ Knows metrics alone: neither how they are made nor how they are shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from statistics import fmean, stdev
 
 import msgspec
@@ -16,7 +16,7 @@ from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.simulation.metrics import Metrics
 
-__all__ = ["Estimate", "Objective", "estimate", "largest_rate", "objectives"]
+__all__ = ["Estimate", "Objective", "bounds_of", "estimate", "objectives", "rate_between"]
 
 T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -107,11 +107,22 @@ def objectives(text: str) -> tuple[Objective, ...]:
     return tuple(found.values())
 
 
-def largest_rate(rates: Sequence[float], kept: Callable[[float], bool]) -> float | None:
-    """The largest of the rates up to which all are kept; None where the smallest isn't."""
+def bounds_of(kept: Mapping[float, bool]) -> tuple[float | None, float | None]:
+    """The largest of the rates up to which all are kept, and the next one, which isn't; None where
+    there is no such rate."""
     largest = None
-    for rate in sorted(rates):
-        if not kept(rate):
-            break
+    for rate in sorted(kept):
+        if not kept[rate]:
+            return largest, rate
         largest = rate
-    return largest
+    return largest, None
+
+
+def rate_between(kept: Mapping[float, bool]) -> float | None:
+    """A rate of four digits, as many times the smaller bound as the larger one is times it; None
+    where a bound is missing, or no such rate is between them."""
+    largest, missed = bounds_of(kept)
+    if largest is None or missed is None:
+        return None
+    middle = float(f"{math.sqrt(largest * missed):.4g}")
+    return middle if largest < middle < missed else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -109,17 +110,55 @@ def test_the_largest_rate_is_told_that_keeps_what_is_promised(aioserve_here: Run
     arguments += ("--ttft-target-seconds", 2)
     found = swept(aioserve_here, *arguments)
     assert [row["slo_kept"] for row in found["rows"]] == [True, False]
-    assert found["slo"] == [{"policy": "fcfs", "varied": "", "largest_rate": 1.0}]
+    told = {"policy": "fcfs", "varied": "", "largest_rate": 1.0, "missed_rate": 1000.0}
+    assert found["slo"] == [told]
     shown = aioserve_here("sweep", *arguments).stdout
-    assert "largest rate that keeps ttft_p99=3,attainment=0.9, fcfs: 1 requests/s" in shown
+    assert (
+        "largest rate that keeps ttft_p99=3,attainment=0.9, fcfs: 1 requests/s, missed at 1,000"
+        in shown
+    )
     assert "with 95 % confidence" in shown
+
+
+def test_rates_between_are_tried_where_a_promise_breaks(aioserve_here: Run, tmp_path: Path) -> None:
+    lines = tmp_path / "requests.jsonl"
+    arguments = (*SMALL, "--max-num-seqs", 4, "--policy", "fcfs", "--policy", "shortest_first")
+    arguments += ("--rates", "200,1,100", "--seeds", 2, "--slo", "ttft_p50=3", "--jobs", 1)
+    coarse = swept(aioserve_here, *arguments)
+    found = swept(aioserve_here, *arguments, "--refine", 3, "--requests", lines)
+    tried = [(row["policy"], row["rate"]) for row in found["rows"]]
+    assert tried == sorted(tried)
+    for before, after in zip(coarse["slo"], found["slo"], strict=True):
+        bounds = (after["largest_rate"], after["missed_rate"])
+        assert before["largest_rate"] <= bounds[0] < bounds[1] <= before["missed_rate"]
+        ratio = before["missed_rate"] / before["largest_rate"]
+        assert bounds[1] / bounds[0] == pytest.approx(ratio ** (1 / 8), rel=0.01)
+    for row in coarse["rows"]:
+        assert row in found["rows"]
+    runs = sum(len(row["runs"]) for row in found["rows"])
+    assert runs == 2 * 2 * (3 + 3)
+    assert len(lines.read_text().splitlines()) == runs * 40
+
+
+def test_nothing_is_tried_where_no_promise_breaks(aioserve_here: Run) -> None:
+    arguments = (*SMALL, "--rates", "1,2", "--seeds", 1, "--jobs", 1, "--refine", 9)
+    kept = aioserve_here("sweep", *arguments, "--slo", "ttft_p50=1000")
+    assert "fcfs: 2 requests/s, the largest tried" in kept.stdout
+    missed = aioserve_here("sweep", *arguments, "--slo", "ttft_p50=1e-6")
+    assert "fcfs: none of these, missed at 1" in missed.stdout
+    assert [kept.stdout.count("fcfs  "), missed.stdout.count("fcfs  ")] == [2, 2]
 
 
 def test_a_page_is_drawn_of_all_rates(aioserve_here: Run, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    done = aioserve_here("sweep", *SMALL, "--rates", "5,20", "--jobs", 1, "--report", page)
+    done = aioserve_here(
+        "sweep", *SMALL, "--rates", "5,20", "--jobs", 1, "--report", page, "--slo", "ttft_p50=99"
+    )
     assert done.returncode == 0, done.stderr
-    assert "aioserve sweep --synthetic bursts" in page.read_text()
+    text = html.unescape(page.read_text())
+    assert "aioserve sweep --synthetic bursts" in text
+    assert "<dt>Largest rate, fcfs</dt><dd>20 requests/s, the largest tried</dd>" in text
+    assert text.count('class="seed ') == 4 * 2 * 3
 
 
 @pytest.mark.parametrize(
@@ -134,6 +173,9 @@ def test_a_page_is_drawn_of_all_rates(aioserve_here: Run, tmp_path: Path) -> Non
         (["--vary", "max_num_seqs=a"], "vary: max_num_seqs must be an int, got 'a'"),
         (["--vary", "overlap=yes"], "vary: overlap must be true or false, got 'yes'"),
         (["--vary", "page_size=8,8"], "vary: a value of page_size is given twice"),
+        (["--refine", "2", "--rates", "1,2"], "give --slo and --rates too"),
+        (["--refine", "2", "--slo", "ttft_p99=1"], "give --slo and --rates too"),
+        (["--refine", "21"], "refine must be at most 20, got 21"),
         (["--slo", "ttft=1"], "slo must be NAME=LIMIT"),
         (["--slo", "attainment=0.9"], "slo: attainment is of requests that meet their targets"),
         (["--policy", "no.py:Such"], "there is no file 'no.py'"),

@@ -74,6 +74,6 @@ def test_a_process_that_is_killed_ends_the_sweep_with_a_line() -> None:
         os.kill(workers_in(process.pid)[0], signal.SIGKILL)
         out, err = process.communicate(timeout=40)
         assert (process.returncode, out) == (2, b"")
-        assert err.startswith(b"aioserve: jobs: a process was killed before its run was done")
+        assert err.startswith(b"aioserve: jobs: a process ended before its run was done")
         assert err.count(b"\n") == 1
         assert not workers_in(process.pid)

@@ -13,7 +13,14 @@ from msgspec.structs import replace
 from aioserve.errors import ConfigError
 from aioserve.simulation.metrics import Goodput
 from aioserve.simulation.spread import Spread
-from aioserve.simulation.sweeps import Estimate, Objective, estimate, largest_rate, objectives
+from aioserve.simulation.sweeps import (
+    Estimate,
+    Objective,
+    bounds_of,
+    estimate,
+    objectives,
+    rate_between,
+)
 from tests.simulation.test_figures import METRICS
 
 
@@ -40,12 +47,34 @@ def test_an_interval_has_the_true_mean_in_95_of_100_cases() -> None:
 def test_the_largest_rate_is_the_last_before_the_first_that_fails(
     rates: list[float], breaks: float
 ) -> None:
-    below = [rate for rate in rates if rate < breaks]
-    assert largest_rate(rates, lambda rate: rate < breaks) == max(below, default=None)
+    below, above = ([r for r in rates if (r < breaks) is kept] for kept in (True, False))
+    bounds = bounds_of({rate: rate < breaks for rate in rates})
+    assert bounds == (max(below, default=None), min(above, default=None))
 
 
 def test_a_rate_above_one_that_fails_does_not_count() -> None:
-    assert largest_rate([4, 1, 2], lambda rate: rate != 2) == 1
+    assert bounds_of({4: True, 1: True, 2: False}) == (1, 2)
+
+
+@given(st.floats(1e-6, 1e8), st.floats(1e-6, 1e8), st.floats(1e-6, 1e8))
+def test_rates_between_close_in_on_where_a_promise_breaks(
+    low: float, high: float, breaks: float
+) -> None:
+    kept = {low: low < breaks, high: high < breaks}
+    for _ in range(60):
+        rate = rate_between(kept)
+        if rate is None:
+            break
+        largest, missed = bounds_of(kept)
+        assert largest is not None
+        assert missed is not None
+        assert largest < rate < missed
+        kept[rate] = rate < breaks
+    else:
+        raise AssertionError("it goes on for ever")
+    largest, missed = bounds_of(kept)
+    if largest is not None and missed is not None:
+        assert missed == pytest.approx(largest, rel=2e-3)
 
 
 def test_an_objective_is_kept_up_to_its_limit() -> None:

@@ -40,7 +40,8 @@ def test_a_sweep_has_the_options_of_a_simulation_but_for_rates_and_seeds() -> No
     simulated = {field.name: field.default for field in fields(SimulateOptions)}
     swept = {field.name: field.default for field in fields(SweepOptions)}
     assert simulated.keys() - swept.keys() == {"rate", "seed", "gantt_window"}
-    assert swept.keys() - simulated.keys() == {"rates", "seeds", "vary", "slo", "jobs", "csv"}
+    new = {"rates", "seeds", "vary", "slo", "refine", "jobs", "csv"}
+    assert swept.keys() - simulated.keys() == new
     assert all(swept[name] == simulated[name] for name in swept.keys() & simulated.keys())
 
 

@@ -90,6 +90,12 @@ class Plot:
             title = f"<title>{escape(tip)}</title>"
             self._hits.append(f'<circle cx="{x}" cy="{y}" r="11" class="hit">{title}</circle>')
 
+    def dots(self, points: Iterable[Point], look: Look) -> None:
+        """Small ones, that say nothing."""
+        for x, y in points:
+            place = f'cx="{percent(self.x.at(x))}" cy="{percent(1 - self.y.at(y))}"'
+            self._over.append(f'<circle {place} r="2" class="seed {look.css}"/>')
+
     def over(self, x: Point, tip: str) -> None:
         """What is said of all that is between two places of the x axis."""
         left, right = (min(1.0, max(0.0, self.x.at(value))) for value in x)

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import inf
+from operator import itemgetter
 
 from aioserve.simulation.metrics import Metrics, Targets
 from aioserve.simulation.report.layout import legend_of, rendered
@@ -15,11 +17,16 @@ from aioserve.simulation.report.looks import look_of
 from aioserve.simulation.report.plot import Plot
 from aioserve.simulation.report.runs import Chart, Panel, RateRun, Table
 from aioserve.simulation.report.scales import Linear, fitting, plain
+from aioserve.simulation.sweeps import Estimate, estimate
 
 __all__ = ["goodput_chart", "latency_by_rate_chart", "rate_page", "rate_table"]
 
 Measure = Callable[[Metrics], float | None]
 MISSING = "-"
+MOST_DOTS = 2000
+"""Of seeds, in one picture: a page stays below 2 MB."""
+LEAST_GOOD = 1e-9
+"""Requests a second; an axis of fewer has no room for its ticks."""
 
 
 def rate_page(
@@ -32,8 +39,9 @@ def rate_page(
 ) -> str:
     """HTML of one page about policies at several rates. The same runs give the same text.
 
-    runs: one for each policy and rate, in any order; policies are shown in the order in which they
-        come first. Those that have goodput are drawn with it, and without targets none has.
+    runs: of each policy at each rate one, or one for each seed, in any order; policies are shown
+        in the order in which they come first. Those that have goodput are drawn with it, and
+        without targets none has.
     command, facts: what was run, for the reader.
     targets: those of the goodput, drawn beside the latencies.
     """
@@ -66,7 +74,7 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
     served = [(run.rate, _good_rate(run.metrics) or 0.0) for run in runs]
     rates = Linear(0.0, max((rate for rate, _ in served), default=1.0) * 1.04)
     most = max((good for _, good in served), default=0.0)
-    absolute = Plot(rates, Linear(0.0, 1.25 * most or 1.0), height=230)
+    absolute = Plot(rates, Linear(0.0, 1.25 * most if most > LEAST_GOOD else 1.0), height=230)
     share = Plot(rates, Linear(0.0, 1.0, percent=True), height=230)
     absolute.diagonal("all that arrive")
     _draw(absolute, runs, _good_rate, lambda value: f"{value:,.3f} good requests/s")
@@ -95,7 +103,7 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
         ),
         "A good request met its targets. On the dotted line all are good, and served as soon as "
         "they come. A run lasts until its last request has ended: a short trace stays below "
-        "the line even where all are good. " + _most_told(runs),
+        f"the line even where all are good. {_most_told(runs)}{_seeds_told(runs)}",
         title="Goodput against rate",
     )
 
@@ -135,7 +143,7 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
     return Chart(
         tuple(panels),
         "Requests that were refused count as infinitely late: no dot is that high. Where values "
-        "differ by more than a factor of 20 the scale is logarithmic.",
+        f"differ by more than a factor of 20 the scale is logarithmic.{_seeds_told(runs)}",
         title="Latency against rate",
     )
 
@@ -155,12 +163,13 @@ def rate_table(runs: Sequence[RateRun]) -> Table:
         columns = columns[2:]
     rows = []
     for name in _names(runs):
-        for run in _of(runs, name):
-            values = [(measure(run.metrics), form) for _, measure, form in columns]
-            cells = (MISSING if v is None else form.format(v) for v, form in values)
-            rows.append((name, plain(run.rate), *cells))
+        for rate, seeds in _by_rate(runs, name):
+            means = [(_mean(seeds, measure), form) for _, measure, form in columns]
+            cells = (MISSING if v is None else form.format(v.mean) for v, form in means)
+            rows.append((name, plain(rate), *cells))
+    over = f", as a mean over {most} seeds" if (most := _num_seeds(runs)) > 1 else ""
     return Table(
-        "Each policy at each rate of requests",
+        f"Each policy at each rate of requests{over}",
         ("policy", "requests/s", *(label for label, _, _ in columns)),
         tuple(rows),
     )
@@ -173,24 +182,54 @@ def _names(runs: Sequence[RateRun]) -> list[str]:
     return list(dict.fromkeys(run.name for run in runs))
 
 
-def _of(runs: Sequence[RateRun], name: str) -> list[RateRun]:
-    return sorted((run for run in runs if run.name == name), key=lambda run: run.rate)
+def _by_rate(runs: Sequence[RateRun], name: str) -> list[tuple[float, list[Metrics]]]:
+    """What a policy did at each rate, with each seed."""
+    grouped = defaultdict[float, list[Metrics]](list)
+    for run in runs:
+        if run.name == name:
+            grouped[run.rate].append(run.metrics)
+    return sorted(grouped.items(), key=itemgetter(0))
+
+
+def _num_seeds(runs: Sequence[RateRun]) -> int:
+    return max(
+        (len(seeds) for name in _names(runs) for _, seeds in _by_rate(runs, name)), default=0
+    )
+
+
+def _seeds_told(runs: Sequence[RateRun]) -> str:
+    if _num_seeds(runs) < 2:
+        return ""
+    each = ", and each seed is a small dot" if len(runs) <= MOST_DOTS else ""
+    return f" Lines join the means over {_num_seeds(runs)} seeds{each}."
+
+
+def _mean(seeds: Sequence[Metrics], measure: Measure) -> Estimate | None:
+    """None where no seed had anything to measure."""
+    values = [value for metrics in seeds if (value := measure(metrics)) is not None]
+    return estimate(sorted(values)) if values else None
 
 
 def _draw(
     plot: Plot, runs: Sequence[RateRun], measure: Measure, told: Callable[[float], str]
 ) -> None:
-    """A line with a dot at each rate for each policy."""
+    """A line with a dot at each rate for each policy, and a small one for each of several seeds."""
     for index, name in enumerate(_names(runs)):
         look = look_of(index)
-        points = [
-            (run.rate, value)
-            for run in _of(runs, name)
-            if (value := measure(run.metrics)) is not None and value < inf
-        ]
-        plot.line(points, look)
-        for rate, value in points:
-            plot.mark((rate, value), look, f"{name} at {plain(rate)} requests/s\n{told(value)}")
+        line: list[tuple[float, float]] = []
+        for rate, seeds in _by_rate(runs, name):
+            if len(seeds) > 1 and len(runs) <= MOST_DOTS:
+                values = sorted(v for one in seeds if (v := measure(one)) is not None and v < inf)
+                plot.dots([(rate, value) for value in values], look)
+            mean = _mean(seeds, measure)
+            if mean is None or mean.mean == inf:
+                continue
+            line.append((rate, mean.mean))
+            tip = f"{name} at {plain(rate)} requests/s\n{told(mean.mean)}"
+            if mean.half_width is not None:
+                tip += f"\nmean over {len(seeds)} seeds, ± {told(mean.half_width)}"
+            plot.mark((rate, mean.mean), look, tip)
+        plot.line(line, look)
 
 
 def _good_rate(metrics: Metrics) -> float | None:
@@ -212,6 +251,7 @@ def _spread(field: str, name: str, factor: float = 1) -> Measure:
 def _most_told(runs: Sequence[RateRun]) -> str:
     told = []
     for name in _names(runs):
-        best = max(_of(runs, name), key=lambda run: _good_rate(run.metrics) or 0.0)
-        told.append(f"{_good_rate(best.metrics):,.3f} with {name} at {plain(best.rate)}")
+        means = [(_mean(seeds, _good_rate), rate) for rate, seeds in _by_rate(runs, name)]
+        good, rate = max((0.0 if mean is None else mean.mean, -rate) for mean, rate in means)
+        told.append(f"{good:,.3f} with {name} at {plain(-rate)}")
     return f"Most good requests a second: {', '.join(told)} requests/s."

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -66,7 +66,11 @@ def goodput_of(rate: float, good: float) -> RateRun:
     return RateRun("a", rate, replace(METRICS, goodput=Goodput(1, 0.5, good)))
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 1e6), st.floats(0, 1e6)), min_size=1, max_size=9))
+POINTS = st.tuples(st.floats(0.01, 1e6), st.floats(0, 1e6))
+
+
+@given(st.lists(POINTS, min_size=1, max_size=9, unique_by=lambda point: point[0]))
+@example([(1.0, 5e-324)])
 def test_points_stand_in_the_picture_in_the_order_of_their_values(
     points: list[tuple[float, float]],
 ) -> None:
@@ -82,6 +86,41 @@ def test_points_stand_in_the_picture_in_the_order_of_their_values(
         )
         assert all(0 <= place <= 100 for _, place in pairs)
         assert [place for _, place in pairs] == sorted(place for _, place in pairs)
+
+
+def test_lines_join_the_means_over_seeds_and_each_seed_is_a_dot() -> None:
+    runs = [*swept(), *(goodput_of(2.0, good) for good in (1.0, 3.0))]
+    runs += [goodput_of(4.0, 7.0), goodput_of(4.0, 9.0)]
+    chart = goodput_chart(runs)
+    assert chart is not None
+    assert chart.panels[0].svg.count('class="seed ') == 4
+    told = "<title>a at 2 requests/s\n2.000 good requests/s\nmean over 2 seeds, ± 12.706 good"
+    assert told in chart.panels[0].svg
+    assert "8.000 with a at 4 requests/s" in chart.caption
+    assert "the means over 2 seeds" in chart.caption
+    table = rate_table(runs)
+    assert table.caption == "Each policy at each rate of requests, as a mean over 2 seeds"
+    assert [row[:4] for row in table.rows[3:]] == [
+        ("a", "2", "50.0%", "2.000"),
+        ("a", "4", "50.0%", "8.000"),
+    ]
+
+
+def test_a_mean_over_seeds_of_which_one_never_answered_is_not_drawn() -> None:
+    nobody = run_of([asking(0, output=99)], num_pages=1, targets=TARGETS).metrics
+    runs = [*swept(), RateRun("fcfs", 8.0, nobody)]
+    (row,) = [row for row in rate_table(runs).rows if row[1] == "8"]
+    assert row[4] == "inf"
+    svg = latency_by_rate_chart(runs, TARGETS).panels[0].svg
+    assert "at 8 requests/s" not in svg
+    assert svg.count('class="seed ') == 1
+
+
+def test_very_many_seeds_make_no_huge_page() -> None:
+    runs = [goodput_of(1.0 + n % 20, n % 7) for n in range(20_000)]
+    text = page_of(runs, targets=TARGETS)
+    assert len(text) < 200_000
+    assert "the means over 1000 seeds." in text
 
 
 def test_without_targets_there_is_no_goodput() -> None:
