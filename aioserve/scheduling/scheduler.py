@@ -317,6 +317,7 @@ class Scheduler:
         """A step failed as a whole: end the sequences in it. Those planned since that took over
         what it should have written begin again; all others go on. The order is that of `commit`."""
         self._check_order(plan)
+        self.times.failed(plan)
         ended = after_failed_step(self.books, plan.step, error)
         self.guard.step_finished(plan.step, plan.num_tokens)
         return ended

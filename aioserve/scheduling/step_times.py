@@ -57,6 +57,13 @@ class StepTimes:
         self._kept.append((plan, seconds))
         self._num_steps += 1
 
+    def failed(self, plan: StepPlan) -> None:
+        """The last step that `took` its time has failed: how long others take it doesn't say."""
+        last = self._kept[-1] if self._kept else None
+        if isinstance(last, tuple) and last[0] is plan:
+            self._kept.pop()
+            self._num_steps -= 1
+
     def took_several(self, count: int, last: Sequence[StepSummary]) -> None:
         """So many steps are done, of which the last are these: all, or as many as are kept."""
         self._kept.extend(last)

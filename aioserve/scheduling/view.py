@@ -275,7 +275,8 @@ class SchedulerView(msgspec.Struct, frozen=True):
 
     @property
     def last_steps(self) -> tuple[StepSummary, ...]:
-        """The last 32 steps that are done, oldest first: what they computed, and how long."""
+        """The last 32 steps that are done and haven't failed, oldest first: what they computed, and
+        how long."""
         return self._source.recent_steps()
 
     @property

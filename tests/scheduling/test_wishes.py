@@ -418,6 +418,30 @@ def test_an_estimate_is_the_line_through_the_steps_that_were_measured(
     assert estimates[-1] == pytest.approx(seconds(10, 4), rel=1e-3)
 
 
+def test_steps_that_failed_say_nothing_of_how_long_others_take():
+    class Estimates(SchedulingPolicy):
+        def order(self, waiting, view):
+            seen.append((view.estimate(prefill_tokens=8, context_tokens=8), view.last_steps))
+            return waiting
+
+    seen: list[tuple] = []
+    bench = Bench(policy=Estimates())
+    failed: list[int] = []
+    for number in range(40):
+        bench.submit(4 + number % 5, 1)
+        plan = bench.plan()
+        bench.scheduler.charge(plan, 0.001 if number % 3 else 0.01 * plan.num_tokens)
+        if number % 3:
+            failed.append(plan.step)
+            bench.fail(plan)
+        else:
+            bench.commit(plan)
+    estimate, steps = seen[-1]
+    assert estimate == pytest.approx(0.08)
+    assert steps
+    assert not {one.step for one in steps} & set(failed)
+
+
 def test_a_request_tells_when_its_last_token_came_and_how_long_tokens_take():
     bench = Bench()
     sequence_id = bench.submit(4, 8)
