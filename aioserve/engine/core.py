@@ -191,6 +191,7 @@ class CoreLoop:
                 await self._finish_step(handle)
             elif plan is None:
                 if self._stopping:
+                    self.scheduler.end_pins()
                     return
                 await self._sleep()
             self._wake.clear()

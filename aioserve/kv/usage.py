@@ -20,7 +20,7 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pages_cached: int
     """Held by the prefix tree alone: evicted when somebody needs pages."""
     pages_held_by_requests: int
-    """A page that several share counts once."""
+    """Or pinned by the policy. A page that several share counts once."""
     pages_host_total: int
     """Pages of the host pool (`num_host_pages`)."""
     pages_host_used: int

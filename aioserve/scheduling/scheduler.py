@@ -163,6 +163,10 @@ class Scheduler:
         self.books.counters.tokens_generated += len(updates)
         return updates
 
+    def end_pins(self) -> None:
+        """No more requests come: nothing is kept for them."""
+        self.books.pins.end_all()
+
     # -- one step
 
     def plan(self, now_seconds: float) -> StepPlan | None:

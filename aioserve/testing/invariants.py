@@ -33,8 +33,8 @@ def check_invariants(engine: Engine) -> None:
     Pages: each is free, fenced or held, and held exactly by the page tables, swapped requests and
     the prefix tree that name it. Steps: those in flight are the last ones launched. Requests: the
     core loop, the scheduler and the mailboxes know the same ones, with the same tokens, and those
-    that are paused have a stall timer. An engine without requests holds nothing but cached
-    prefixes.
+    that are paused have a stall timer. An engine without requests holds nothing but prefixes that
+    are cached or pinned.
 
     Call it on the engine's event loop. It costs time in proportion to the pages and requests.
     """
@@ -72,7 +72,9 @@ def scribble_free_pages(engine: Engine) -> None:
 def count_leaked_pages(engine: Engine) -> int:
     """Pages, on the device and the host, that stay held when no request is left and the prefix
     tree is cleared. Only for an engine that is closed or has been drained."""
-    memory = _live(engine).scheduler.memory
+    scheduler = _live(engine).scheduler
+    scheduler.end_pins()
+    memory = scheduler.memory
     if memory.tree is not None:
         memory.tree.clear()
     on_host = 0 if memory.host_pool is None else memory.host_pool.num_held
@@ -178,5 +180,6 @@ def _idle(live: LiveEngine) -> Iterator[str]:
     if not busy and (scheduler.num_waiting or scheduler.num_running):
         yield f"{scheduler.num_waiting} sequences wait and {scheduler.num_running} run for nobody"
     held = stats_of(live).pages_held_by_requests
-    if not busy and held:
-        yield f"{held} pages are held by requests, and there is none"
+    pinned = scheduler.books.pins.num_pages
+    if not busy and held > pinned:
+        yield f"{held} pages are held, {pinned} of them by pins, and there is no request"

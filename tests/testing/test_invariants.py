@@ -74,6 +74,26 @@ def test_an_engine_that_is_well_passes_at_every_moment():
         run_simulated(main, seed=seed)
 
 
+def test_pins_are_held_for_as_long_as_the_engine_is_open():
+    class Pins(SchedulingPolicy):
+        def pin(self, request):
+            return request.computed_tokens
+
+    async def main() -> None:
+        async with Engine(model(), policy=Pins(), page_size=4) as engine:
+            await engine.generate([1] * 20, params(9))
+            await engine.drain()
+            check_invariants(engine)
+            assert engine.stats().pages_held_by_requests == 28 // 4
+            assert count_leaked_pages(engine) == 0
+        async with Engine(model(), policy=Pins(), page_size=4) as engine:
+            await engine.generate([1] * 20, params(9))
+        check_invariants(engine)
+        assert engine.stats().pages_held_by_requests == 0
+
+    run_simulated(main)
+
+
 def test_an_engine_that_was_never_entered_has_no_books():
     with pytest.raises(EngineClosedError, match="never entered"):
         check_invariants(Engine(model()))
