@@ -25,7 +25,7 @@ class Ending(Enum):
     """Its answer was as long as `max_tokens`, `max_model_len` or the KV memory allows before it was
     at its end."""
     REFUSED = "refused"
-    """The policy answered NEVER."""
+    """The policy answered NEVER, or dropped it while it ran."""
     TOO_LONG = "too long"
     """The prompt and one more token are more than `max_model_len`, or don't fit the KV memory: the
     engine refuses such a request at once."""

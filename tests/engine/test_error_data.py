@@ -16,6 +16,7 @@ from aioserve import (
     InvalidPromptError,
     InvalidRequestError,
     InvalidSamplingError,
+    Observer,
     PromptTooLongError,
     QueueFullError,
     Refusal,
@@ -207,6 +208,53 @@ def test_a_refusal_of_the_policy_carries_who_refused_why_and_when_to_try_again()
             assert found == [("Strict", "no gold left", 2.5), ("Strict", None, None)]
 
     run_simulated(main)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_that_is_dropped_ends_once_behind_its_tokens_and_others_go_on(n):
+    class Dropping(SchedulingPolicy):
+        def drop(self, request, view):
+            late = request.tenant == "gold" and request.generated_tokens >= 4
+            return Refusal("too long", 2.5) if late else None
+
+    class Witness(Observer):
+        def finished(self, requests):
+            ended.extend((one.tenant, one.finish_reason, one.error) for one in requests)
+
+    async def read(stream):
+        tokens = []
+        try:
+            async for token in stream:
+                tokens.append(token)
+        except RequestRejectedError as error:
+            return tokens, error
+        raise AssertionError("nobody dropped it")
+
+    async def main():
+        async with an_engine(policy=Dropping()) as engine:
+            engine.observe(Witness())
+            params = SamplingParams(max_tokens=40, n=n)
+            other = asyncio.create_task(engine.generate(PROMPT, params, tenant="tin"))
+            tokens, error = await read(engine.stream(PROMPT, params, tenant="gold"))
+            assert {token.sample for token in tokens} == set(range(n))
+            assert 4 * n <= len(tokens) < 6 * n
+            assert (error.refused_by, error.reason, error.retry_after_seconds) == (
+                "Dropping",
+                "too long",
+                2.5,
+            )
+            await other
+            stats = engine.stats()
+            assert (stats.num_running, stats.num_waiting) == (0, 0)
+            assert stats.pages_held_by_requests == 0
+
+    ended: list[tuple] = []
+    run_simulated(main)
+    assert [(tenant, reason.value) for tenant, reason, _ in ended] == [
+        ("gold", "error"),
+        ("tin", "length"),
+    ]
+    assert "too long" in ended[0][2]
 
 
 class Closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from functools import partial
+from itertools import count, repeat
 from typing import Any
 
 import pytest
@@ -64,6 +65,27 @@ class BadPlugins:
 
             def victim(self, running, need_pages, view):
                 return bad.good_or(running[-1], None, next(iter(self.seen), 7), IndexError())
+
+            def preempt(self, running, view):
+                return bad.good_or((), running[:1], repeat(running[0]), [None], KeyError())
+
+            def order_prefills(self, running, view):
+                return bad.good_or(running, (), [running[0]] * 2, count(), OSError("planted"))
+
+            def decode(self, running, view):
+                return bad.good_or(running, (), running[1:], repeat(7), SystemExit(1))
+
+            def reserve(self, request, view):
+                return bad.good_or(None, 10**400, -1, float("nan"), KeyError("planted"))
+
+            def drop(self, request, view):
+                return bad.good_or(None, True, Verdict.NEVER, ValueError("planted"))
+
+            def pin(self, request):
+                return bad.good_or(request.computed_tokens, -1, None, 1e300, OSError("planted"))
+
+            def unpin(self, pins, view):
+                return bad.good_or((), pins, [pins[0]] * 2, count(), KeyError("planted"))
 
             def finished(self, requests):
                 bad.good_or(None, OSError("planted"))
