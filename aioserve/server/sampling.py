@@ -13,7 +13,10 @@ import msgspec
 from aioserve.request import MAX_BIASED_TOKENS, SamplingParams
 from aioserve.structured_output import StructuredOutput
 
-__all__ = ["SamplingFields", "StructuredOutputs"]
+__all__ = ["FORM_ARGUMENTS", "SamplingFields", "StructuredOutputs"]
+
+FORM_ARGUMENTS: tuple[str, ...] = ("structured_output", *StructuredOutput.__struct_fields__)
+"""What the engine calls the form of an answer, or a part of it."""
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -476,3 +476,14 @@ async def test_a_stream_that_fails_ends_once_and_is_stored_as_failed(
 
 
 ENDS = ("completed", "incomplete", "failed")
+
+
+async def test_a_call_that_a_stop_string_has_ended_is_incomplete() -> None:
+    async with scripted(f"Let me see. {CALL}Wait.") as (_, _, client):
+        for stop, status in (("Oslo", "incomplete"), ("Wait", "completed")):
+            body = BODY | {"tools": TOOLS, "stop": stop}
+            whole = (await client.post("/v1/responses", json=body)).json()
+            answer = await client.post("/v1/responses", json=body | {"stream": True})
+            told = checked_response(events_of(answer.text))
+            assert without_ids(told["output"]) == without_ids(whole["output"])
+            assert [item["status"] for item in whole["output"]] == ["completed", status]

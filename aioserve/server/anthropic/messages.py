@@ -188,7 +188,6 @@ async def messages(call: Call, body: MessageRequest) -> Message | Events:
     answered = _Answered(answering, body, call.settings.stream_interval)
     if body.stream:
         return Events(answered.events(), answering)
-    call.told.answers_with(answering)
     return await answered.whole()
 
 

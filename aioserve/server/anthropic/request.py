@@ -19,10 +19,9 @@ from aioserve.server.openai.answer_plan import AnswerPlan
 from aioserve.server.openai.limits import check_at_most
 from aioserve.server.openai.reasoning import variables_of
 from aioserve.server.planning import json_schema, named_tool, planned, tool
-from aioserve.server.sampling import SamplingFields
+from aioserve.server.sampling import FORM_ARGUMENTS, SamplingFields
 from aioserve.server.served import Call
 from aioserve.server.turns import Turns, renamed
-from aioserve.structured_output import StructuredOutput
 
 __all__ = [
     "Conversation",
@@ -41,9 +40,6 @@ NAMES = {
     "tool_parser": "tools",
     "strict_tools": "tools",
 }
-
-
-FORMS = ("structured_output", *StructuredOutput.__struct_fields__)
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,7 +169,7 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
     check_at_most("stop_sequences", "have at most {} strings", num_stops, call.settings.max_stops)
     plan = plan_of(call, body)
     forced = plan.function is not None or plan.reads_list
-    names = NAMES | dict.fromkeys(FORMS, "tools" if forced else "output_config.format")
+    names = NAMES | dict.fromkeys(FORM_ARGUMENTS, "tools" if forced else "output_config.format")
     fields = SamplingFields(
         temperature=body.temperature,
         top_p=body.top_p,

@@ -15,6 +15,7 @@ from aioserve.server.openai.limits import (
     check_schema,
 )
 from aioserve.server.openai.reasoning import variables_of
+from aioserve.server.sampling import FORM_ARGUMENTS
 from aioserve.server.served import Call
 from aioserve.server.turns import without_result
 
@@ -189,19 +190,8 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
             "tenant": "user",
             "tool_parser": "tools",
             "strict_tools": "tools",
-            **dict.fromkeys(_FORMS, form),
+            **dict.fromkeys(FORM_ARGUMENTS, form),
         }
-
-
-_FORMS = (
-    "json_schema",
-    "json_object",
-    "regex",
-    "choice",
-    "grammar",
-    "disable_any_whitespace",
-    "structured_output",
-)
 
 
 def messages_of(messages: list[dict[str, Any]], engine: Engine) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 from aioserve.request import SamplingParams
 from aioserve.server.openai.fields import AnswerFields, refuse, refuse_unsupported
 from aioserve.server.openai.limits import check_at_most, check_sampling
+from aioserve.server.sampling import FORM_ARGUMENTS
 from aioserve.server.served import Call
 
 __all__ = ["COMPLETION_NAMES", "CompletionRequest", "prompts_of"]
@@ -14,13 +15,7 @@ __all__ = ["COMPLETION_NAMES", "CompletionRequest", "prompts_of"]
 COMPLETION_NAMES: dict[str, str] = {
     "prompt_logprobs": "logprobs",
     "tenant": "user",
-    "json_schema": "structured_outputs",
-    "json_object": "structured_outputs",
-    "regex": "structured_outputs",
-    "choice": "structured_outputs",
-    "grammar": "structured_outputs",
-    "disable_any_whitespace": "structured_outputs",
-    "structured_output": "structured_outputs",
+    **dict.fromkeys(FORM_ARGUMENTS, "structured_outputs"),
 }
 """Of arguments of the engine."""
 

@@ -166,7 +166,8 @@ class _Answered:
     def _finished(self) -> tuple[list[dict[str, Any]], Response]:
         is_cut_off = self._answering.is_cut_off
         status = "incomplete" if is_cut_off else "completed"
-        events = self._writer.finish(status)
+        stopped = self._answering.stop_string is not None and self._writer.is_within_call
+        events = self._writer.finish("incomplete" if stopped else status)
         response = msgspec.structs.replace(
             self._response,
             status=status,
@@ -247,7 +248,6 @@ async def responses(call: Call, body: ResponseRequest) -> Response | Events:
     answered = _Answered(call, response, answering, (before, given))
     if body.stream:
         return Events(answered.events(), answering)
-    call.told.answers_with(answering)
     return await answered.whole()
 
 

@@ -29,10 +29,9 @@ from aioserve.server.openai.responses_items import (
 )
 from aioserve.server.openai.responses_truncation import Placed, shortened
 from aioserve.server.planning import json_object, json_schema, named_tool, planned, tool
-from aioserve.server.sampling import SamplingFields
+from aioserve.server.sampling import FORM_ARGUMENTS, SamplingFields
 from aioserve.server.served import Call
 from aioserve.server.turns import Turns, renamed
-from aioserve.structured_output import StructuredOutput
 
 __all__ = [
     "FunctionChoice",
@@ -56,7 +55,6 @@ NAMES = {
     "tool_parser": "tools",
     "strict_tools": "tools",
 }
-FORMS = ("structured_output", *StructuredOutput.__struct_fields__)
 
 NOTHING: dict[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -256,7 +254,7 @@ async def asked_of(
         form = "tools"
     elif body.structured_outputs is not None:
         form = "structured_outputs"
-    names = NAMES | dict.fromkeys(FORMS, form)
+    names = NAMES | dict.fromkeys(FORM_ARGUMENTS, form)
     try:
         params = body.params(
             call.engine.default_params,

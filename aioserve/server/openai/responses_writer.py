@@ -68,6 +68,17 @@ class ItemWriter:
                 events = [self._delta("response.function_call_arguments.delta", piece.text)]
         return events
 
+    @property
+    def is_within_call(self) -> bool:
+        """Whether a call is open whose arguments are no whole JSON."""
+        if self._open is None or not isinstance(self._open.item, FunctionCall):
+            return False
+        try:
+            msgspec.json.decode("".join(self._open.texts))
+        except (msgspec.DecodeError, RecursionError):
+            return True
+        return False
+
     def finish(self, status: Status) -> list[Event]:
         """`status` is that of the item which is open, if one is. An answer without any text has a
         message without any."""
