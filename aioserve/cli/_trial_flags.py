@@ -135,7 +135,7 @@ def check_policies(policies: tuple[str, ...]) -> None:
 def check_files(trace: Path | None, **wanted: Path | None) -> None:
     """Raise `ConfigError` unless these files, by their options, can be written where they are
     wanted, and none of them is the trace or another one. A file that is there stays as it is."""
-    from aioserve.simulation.request_rows import check_requests_file
+    from aioserve.simulation.request_rows import check_requests_file, is_same_file
 
     others = {} if trace is None else {"the trace": trace}
     for option, path in wanted.items():
@@ -147,19 +147,9 @@ def check_files(trace: Path | None, **wanted: Path | None) -> None:
         if option == "report" and path.is_fifo():
             raise ConfigError(f"report: {path} is a pipe; give a file")
         for what, other in others.items():
-            if _is_same(path, other):
+            if is_same_file(path, other):
                 raise ConfigError(f"{option}: {path} is {what}, which would be lost")
         others[f"that of {option}"] = path
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    """Whether both names are of one regular file, which need not be there."""
-    try:
-        if path.exists() and other.exists():
-            return path.is_file() and path.samefile(other)
-        return path.resolve() == other.resolve()
-    except (OSError, RuntimeError):  # links in a circle, a name that is too long
-        return False
 
 
 def facts_of(trace: Path | None, flags: TrialFlags, requests: list[TraceRequest]) -> dict[str, Any]:

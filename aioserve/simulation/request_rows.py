@@ -13,7 +13,7 @@ from aioserve.simulation.csv_text import to_csv
 from aioserve.simulation.metrics import e2e_seconds, queue_seconds, tpot_seconds, ttft_seconds
 from aioserve.simulation.records import RequestRecord
 
-__all__ = ["COLUMNS", "RequestFile", "check_requests_file", "lines_of", "row_of"]
+__all__ = ["COLUMNS", "RequestFile", "check_requests_file", "is_same_file", "lines_of", "row_of"]
 
 SUFFIXES = (".csv", ".jsonl")
 
@@ -75,6 +75,16 @@ def check_requests_file(path: Any) -> Path:
     if not isinstance(path, Path) or path.suffix not in SUFFIXES:
         raise ConfigError(f"requests must be a file named *.csv or *.jsonl, got {shown(path)}")
     return path
+
+
+def is_same_file(path: Path, other: Path) -> bool:
+    """Whether both names are of one regular file, which need not be there."""
+    try:
+        if path.exists() and other.exists():
+            return path.is_file() and path.samefile(other)
+        return path.resolve() == other.resolve()
+    except (OSError, RuntimeError):  # links in a circle, a name that is too long
+        return False
 
 
 def lines_of(

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aioserve.config import Preemption
-from aioserve.errors import TraceError
+from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
 from aioserve.kv.eviction import EvictionStrategy
 from aioserve.plugins import check_policy_object
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.simulation.cost import CostModel
 from aioserve.simulation.metrics import Metrics
-from aioserve.simulation.request_rows import RequestFile, check_requests_file
+from aioserve.simulation.request_rows import RequestFile, check_requests_file, is_same_file
 from aioserve.simulation.timeline import Timeline
 from aioserve.simulation.trial_options import TrialOptions
 from aioserve.testing.trial import Trial
@@ -81,7 +81,10 @@ def replay(
     if not isinstance(policy, str):
         policy = check_policy_object(policy)
     path = None if requests is None else check_requests_file(requests)
-    trial = Trial(_source(trace), TrialOptions(**options))
+    source = _source(trace)
+    if path is not None and isinstance(source, Path) and is_same_file(path, source):
+        raise ConfigError(f"requests: {path} is the trace, which would be lost")
+    trial = Trial(source, TrialOptions(**options))
     result, metrics = trial.run(policy, timeline=timeline, on_progress=on_progress)
     if path is not None:
         with RequestFile(path) as file:

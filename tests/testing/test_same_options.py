@@ -11,6 +11,7 @@ import pytest
 
 from aioserve.cli.simulate import SimulateOptions
 from aioserve.cli.sweep import SweepOptions
+from aioserve.errors import ConfigError
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.trial_options import TrialOptions
 from aioserve.testing import replay
@@ -64,3 +65,12 @@ def test_replay_writes_a_line_for_each_request(tmp_path: Path, name: str) -> Non
     assert len(lines) == 20 + (name == "a.csv")
     assert metrics.requests == 20
     assert "tenant-0" in path.read_text()
+
+
+def test_replay_never_writes_over_the_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,client,input_tokens,output_tokens\n0,a,9,2\n")
+    before = trace.read_text()
+    with pytest.raises(ConfigError, match="which would be lost"):
+        replay(trace, "fcfs", requests=tmp_path / "." / "trace.csv")
+    assert trace.read_text() == before
