@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import SupportsIndex, TypeVar
 
 from aioserve.arguments import plain_int
@@ -50,9 +50,10 @@ class PolicyGuard(Guard):
         self.reserves: bool = _overrides(policy, "reserve")
         self.drops: bool = _overrides(policy, "drop")
         self.pins: bool = _overrides(policy, "pin")
-        self.hears_of_steps: bool = not _is_default(policy.step_finished)
         self.victim_of_any_age: bool = bool(policy.victim_of_any_age)
         self.has_wishes: bool = self.preempts or self.drops or self.pins
+        # Looked up by nothing of the policy's own, which may raise.
+        self._attributes: Mapping[str, object] = object.__getattribute__(policy, "__dict__")
         self._failed = False
         after = "first come, first served decides this step"
         super().__init__(f"scheduling policy {self.name}", after, logger, clock)
@@ -62,13 +63,17 @@ class PolicyGuard(Guard):
         return self._has_own("order") or self._has_own("admit")
 
     @property
+    def hears_of_steps(self) -> bool:
+        return self._has_own("step_finished")
+
+    @property
     def hears_of_arrivals(self) -> bool:
         return self._has_own("arrived") or self._has_own("precedence")
 
     def _has_own(self, method: str) -> bool:
         """Whether a policy has its own of what it is always asked or told, be it an attribute that
         it was given just now."""
-        return method in getattr(self.policy, "__dict__", ()) or _overrides(self.policy, method)
+        return method in self._attributes or _overrides(self.policy, method)
 
     def begin_step(self) -> None:
         """Trust the policy again."""
@@ -265,11 +270,6 @@ def _overrides(policy: SchedulingPolicy, method: str) -> bool:
     """Whether the class of a policy has an answer of its own: the others need not be asked. An
     attribute of the object doesn't count, which may be an option of that name."""
     return getattr(type(policy), method) is not vars(SchedulingPolicy)[method]
-
-
-def _is_default(told: Callable[..., object]) -> bool:
-    """Of a notification, which is always called: here an attribute of the object counts."""
-    return getattr(told, "__func__", None) is SchedulingPolicy.step_finished
 
 
 def _index(answer: SupportsIndex, least: int, most: int) -> int:

@@ -231,6 +231,21 @@ def test_an_object_that_only_says_that_it_is_a_verdict_is_none():
     assert guard.faults_total == 1
 
 
+def test_a_policy_whose_attributes_come_to_raise_is_replaced_in_each_step():
+    class Broken(SchedulingPolicy):
+        def __getattribute__(self, name):
+            if broken:
+                raise ValueError("planted")
+            return super().__getattribute__(name)
+
+    broken = False
+    bench = Bench(policy=Broken())
+    broken = True
+    ids = [bench.submit(4, 4) for _ in range(2)]
+    assert list(bench.run()) == ids
+    assert bench.scheduler.guard.faults_total == bench.scheduler.counters.steps
+
+
 def test_a_policy_that_failed_still_hears_of_every_end():
     ended = []
 
