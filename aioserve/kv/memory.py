@@ -12,7 +12,7 @@ holder: pages that the tree holds are complete, and a page that two leases share
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -265,6 +265,24 @@ class KVMemory:
             return False
         lease.shares_partial_page = self.pool.ref_count(self._partial_page(lease)) > 1
         return lease.shares_partial_page
+
+    def grow(self, leases: Sequence[KVLease], count: int, first_step: int) -> None:
+        """What is left when each of `count` steps from number `first_step` on has reserved and
+        advanced one token of each of `leases`, none of which shares a page in part.
+
+        Raises `InvariantError` where so many pages can't be had.
+        """
+        size, last = self.page_size, first_step + count - 1
+        wanted = [max(0, -(-(one.computed + count) // size) - one.num_pages) for one in leases]
+        pages = self._acquire(sum(wanted), first_step)
+        if pages is None:
+            raise InvariantError(f"fewer than {sum(wanted)} pages are left for steps up to {last}")
+        begin = 0
+        for lease, num_pages in zip(leases, wanted, strict=True):
+            if num_pages:
+                lease.page_table.append(pages[begin : begin + num_pages])
+                begin += num_pages
+            self.advance(lease, count, last)
 
     def make_free(self, count: int, step: int) -> None:
         """Evict until `count` pages are free, or nothing is left to evict."""

@@ -128,6 +128,11 @@ class PrefixTree:
         self.page_size: int = pool.page_size
 
     @property
+    def asks_strategy(self) -> bool:
+        """Whether the strategy is written in Python."""
+        return not isinstance(self._strategy, str)
+
+    @property
     def num_pages(self) -> int:
         """Device pages in the tree."""
         return self._native.num_pages

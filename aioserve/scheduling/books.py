@@ -265,7 +265,7 @@ class Books:
         self.launched += count
         self.slots.clear_changes()
         self.clear_preempted()
-        done = self.memory.pool.done_step + count
+        done = self.launched - len(self.in_flight)
         self.memory.complete(done)
         self.slots.complete(done)
         self.counters.steps += count

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
+import numpy as np
 
-from aioserve.errors import InvariantError
 from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
 from aioserve.kv.pages import pages_for
 from aioserve.scheduling.displacement import by_precedence
 from aioserve.scheduling.queue_head import QueueHead, head_of_queue
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
-from aioserve.scheduling.step_times import NUM_KEPT, StepSummary
+from aioserve.scheduling.step_times import NUM_KEPT, StepSummary, summary_of
 
 __all__ = ["DecodePass", "decode_pass"]
 
@@ -36,22 +35,25 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         or (books.has_precedences and (books.stopped_at is not None or books.num_waiting))
         or (books.has_news and guard.hears_of_arrivals)
         or len(books.running) > scheduler.max_num_batched_tokens
-        # Pages that come back in the course of it would have to be counted step by step.
-        or memory.pool.num_fenced
         or memory.copies
+        # Its own strategy is told of ticks, of which there are fewer.
+        or (memory.tree is not None and memory.tree.asks_strategy)
     ):
         return None
     sequences = books.running
     if books.has_precedences:
         sequences = sorted(sequences, key=by_precedence)
     flying = books.in_flight.get(books.launched, ())
+    # Results of those that have ended or were preempted meanwhile are dropped.
+    kept = [(s, item) for s, slot, _, item in flying if slot == s.slot]
     if flying and (
-        [entry[0] for entry in flying] != sequences
-        or any(slot != s.slot or item.count != 1 for s, slot, _, item in flying)
+        [sequence for sequence, _ in kept] != sequences or any(item.count != 1 for _, item in kept)
     ):
         return None
     num_flying = len(books.in_flight)
-    if any(_may_stop(sequence, num_flying) for sequence in sequences):
+    if not num_flying and memory.pool.num_fenced:
+        return None
+    if any(_may_stop(sequence, num_flying, memory.page_size) for sequence in sequences):
         return None
     head = None
     if (
@@ -65,7 +67,7 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     return DecodePass(scheduler, list(sequences), num_flying, head)
 
 
-def _may_stop(sequence: SequenceState, num_flying: int) -> bool:
+def _may_stop(sequence: SequenceState, num_flying: int, page_size: int) -> bool:
     """Whether a sequence that runs may do something else next than go on by a token."""
     return (
         sequence.first_token_seconds is None
@@ -75,17 +77,8 @@ def _may_stop(sequence: SequenceState, num_flying: int) -> bool:
         or sequence.guided
         or bool(sequence.unborn)
         or sequence.lease.shares_partial_page
+        or sequence.lease.num_pages > -(-sequence.lease.computed // page_size)
     )
-
-
-class _Change(msgspec.Struct, order=True, gc=False):
-    """Of one lease in one step: it gets a page, or pages of it are published."""
-
-    step: int
-    """In the pass, from 1."""
-    place: int
-    """Of the sequence in the batch."""
-    publishes: bool
 
 
 class DecodePass:
@@ -106,27 +99,43 @@ class DecodePass:
         """Who could start if there were pages; None where nobody could."""
         self.first_step: int = scheduler.books.launched + 1
         """Number of the first step that it launches."""
-        self._computed = [sequence.lease.computed for sequence in sequences]
+        self._num_computed = sum([sequence.lease.computed for sequence in sequences])
+        size = scheduler.memory.page_size
+        self._room = [s.lease.num_pages * size - s.lease.computed for s in sequences]
+        """For tokens, in the pages of each."""
 
     @property
     def context_tokens(self) -> int:
         """That the first step attends to; each further one attends to one more of each sequence."""
-        return sum(self._computed) + len(self.sequences)
+        return self._num_computed + len(self.sequences)
 
     def pages_taken(self, count: int) -> list[int]:
         """How many pages each of `count` steps takes."""
         size = self.scheduler.memory.page_size
-        taken = [0] * count
-        for sequence, computed in zip(self.sequences, self._computed, strict=True):
-            for step in range(sequence.lease.num_pages * size - computed, count, size):
-                taken[step] += 1
-        return taken
+        # A lease without room for a token takes a page in the first step, and then every so many.
+        in_turn = np.bincount(self._room, minlength=size)
+        return np.resize(in_turn, count).tolist()
 
-    def num_before_next_start(self, pages_taken: Sequence[int]) -> int:
-        """How many steps, of as many as each takes such pages, come before one in which somebody
-        starts: at most these."""
+    def pages_given(self, count: int) -> list[int]:
+        """How many pages come back before each of `count` steps: those of sequences that are in
+        the step in flight and are gone."""
+        given = [0] * count
+        given[1:2] = [self.scheduler.memory.pool.num_fenced] * (count > 1)
+        return given
+
+    @property
+    def may_evict_at_once(self) -> bool:
+        """Whether the first step finds pages free that are evicted for it: those that the step in
+        flight touches are fenced till it is done."""
+        return len(self.scheduler.books.in_flight.get(self.first_step - 1, ())) == len(
+            self.sequences
+        )
+
+    def num_before_next_start(self, pages_less: Sequence[int]) -> int:
+        """How many steps, of as many as each leaves so many pages less than were left before, come
+        before one in which somebody starts: at most these."""
         head = self._head
-        return len(pages_taken) if head is None else head.num_steps_without(pages_taken)
+        return len(pages_less) if head is None else head.num_steps_without(pages_less)
 
     def take(
         self, count: int, token_ids: Sequence[int], seconds: Sequence[float], now_seconds: float
@@ -134,80 +143,78 @@ class DecodePass:
         """Launch `count` steps and finish as many, the last of them now; what is in flight then.
 
         Each finished step gives each sequence its id of `token_ids`, which ends none of them.
-        `seconds` are those of the finished steps. There must be as many pages as the steps take, or
-        as many that can be evicted.
+        `seconds` are those of the finished steps. There must be as many pages as each step takes,
+        free or to be evicted as far as it may.
         """
         scheduler, books, memory = self.scheduler, self.scheduler.books, self.scheduler.memory
         scheduler.guard.begin_step()
         books.tell_arrivals()
         books.stopped_at = None if self._head is None else self._head.sequence
-        changes = self._changes(count)
+        last = self.first_step + count - 1
+        seen = self._flying_summary(seconds[0])
+        if self.num_flying:
+            memory.complete(self.first_step - 1)  # whose pages the first step had no need of
+        memory.grow([sequence.lease for sequence in self.sequences], count, self.first_step)
         for sequence, token_id in zip(self.sequences, token_ids, strict=True):
             sequence.extend(token_id, count)
             sequence.last_token_seconds = now_seconds
-        before = self.first_step - 1
-        taken = self.pages_taken(count)
-        for change in changes:
-            if taken[change.step - 1]:
-                # As when a step is planned, for all that it takes at once.
-                memory.make_free(taken[change.step - 1], before + change.step)
-                taken[change.step - 1] = 0
-            sequence = self.sequences[change.place]
-            lease, step = sequence.lease, before + change.step
-            computed = self._computed[change.place] + change.step
-            if change.publishes:
-                memory.advance(lease, computed - lease.computed, step)
-                # As many as are known when that step is planned.
-                known = sequence.num_known - count + change.step - 1
-                memory.publish(lease, sequence.ids(0, known))
-            else:
-                memory.advance(lease, computed - 1 - lease.computed, step)
-                if not memory.reserve(lease, 1, step):
-                    raise InvariantError(f"no page is left for {sequence} in step {step}")
-        last = before + count
-        for sequence, computed in zip(self.sequences, self._computed, strict=True):
-            lease = sequence.lease
-            memory.advance(lease, computed + count - lease.computed, last)
-            pages = pages_for(sequence.num_known - 1, memory.page_size)
-            sequence.proven_pages = lease.page_ids[:pages]
+        if memory.tree is not None:
+            self._publish(count)
+        size = memory.page_size
+        for sequence in self.sequences:
+            pages = pages_for(sequence.num_known - 1, size)
+            sequence.proven_pages = sequence.lease.page_ids[:pages]
         num_tokens = count * len(self.sequences)
         books.counters.tokens_processed += num_tokens
         books.counters.tokens_generated += num_tokens
         books.pass_steps(count)
-        self._remember(count, seconds)
+        self._remember(count, seconds, seen)
         return self._in_flight(last)
 
-    def _changes(self, count: int) -> list[_Change]:
-        """In the order in which planning makes them."""
-        memory = self.scheduler.memory
-        size = memory.page_size
-        changes: list[_Change] = []
-        for place, sequence in enumerate(self.sequences):
-            lease = sequence.lease
-            first = lease.num_pages * size - lease.computed + 1
-            changes += [_Change(step, place, False) for step in range(first, count + 1, size)]
-            if memory.tree is None:
-                continue
-            # Published is what is full of tokens both known and computed.
-            reach = min(lease.computed, sequence.num_known - 1)
-            first = max(1, (lease.published + 1) * size - reach)
-            changes += [_Change(step, place, True) for step in range(first, count + 1, size)]
-        changes.sort()
-        return changes
+    def _publish(self, count: int) -> None:
+        """What each of `count` steps would publish, of sequences that know now what the last of
+        them brings. Runs begin in the order of the steps and, in a step, of the sequences.
 
-    def _remember(self, count: int, seconds: Sequence[float]) -> None:
-        """The steps that are finished, of which the first may have been in flight before."""
+        All but the last step are as good as done, or are, when anybody else looks.
+        """
+        memory = self.scheduler.memory
+        size, last = memory.page_size, self.first_step + count - 1
+        begun: list[tuple[int, int]] = []
+        for place, sequence in enumerate(self.sequences):
+            # Published is what is full of tokens both known and computed.
+            known = sequence.num_known - 1
+            first = max(1, (sequence.lease.published + 1) * size - (known - count))
+            if first <= count:
+                begun.append((first, place))
+        for first, place in sorted(begun):
+            sequence = self.sequences[place]
+            lease, known = sequence.lease, sequence.num_known - 1
+            if first < count:
+                lease.last_step = last - 1
+                memory.publish(lease, sequence.ids(0, known - 1))
+            lease.last_step = last
+            memory.publish(lease, sequence.ids(0, known))
+
+    def _flying_summary(self, seconds: float) -> list[StepSummary]:
+        """Of the step in flight, if there is one: others may be in it."""
+        step = self.first_step - 1
+        flying = self.scheduler.books.in_flight.get(step, ())
+        items = {id(item): item for _, _, _, item in flying}.values()
+        return [summary_of(step, items, seconds)] if flying else []
+
+    def _remember(self, count: int, seconds: Sequence[float], seen: list[StepSummary]) -> None:
+        """The steps that are finished, of which the first may be what was `seen` in flight."""
         num_sequences = len(self.sequences)
         first = self.first_step - self.num_flying
         context = self.context_tokens - self.num_flying * num_sequences
         kept = range(max(0, count - NUM_KEPT), count)
-        self.scheduler.times.took_several(
-            count,
-            [
-                StepSummary(first + i, 0, num_sequences, context + i * num_sequences, seconds[i])
-                for i in kept
-            ],
-        )
+        summaries = [
+            StepSummary(first + i, 0, num_sequences, context + i * num_sequences, seconds[i])
+            for i in kept
+        ]
+        if seen and not kept.start:
+            summaries[0] = seen[0]
+        self.scheduler.times.took_several(count, summaries)
 
     def _in_flight(self, last: int) -> StepPlan | None:
         if not self.num_flying:

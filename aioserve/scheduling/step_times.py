@@ -6,15 +6,15 @@ Nothing is counted until a policy asks: a step is kept as its plan, of which the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import StepPlan
+from aioserve.execution.plan import StepPlan, WorkItem
 
-__all__ = ["NUM_KEPT", "StepSummary", "StepTimes"]
+__all__ = ["NUM_KEPT", "StepSummary", "StepTimes", "summary_of"]
 
 NUM_KEPT = 32
 """Steps that are remembered one by one."""
@@ -74,7 +74,8 @@ class StepTimes:
         """The last steps that are done, oldest first; at most 32."""
         for index, one in enumerate(self._kept):
             if isinstance(one, tuple):
-                self._kept[index] = _summary(*one)
+                plan, seconds = one
+                self._kept[index] = summary_of(plan.step, plan.items, seconds)
         return tuple([one for one in self._kept if isinstance(one, StepSummary)])
 
     def estimate(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float | None:
@@ -107,15 +108,16 @@ class StepTimes:
             self._weights = _solved(self._gram, self._moment)
 
 
-def _summary(plan: StepPlan, seconds: float) -> StepSummary:
+def summary_of(step: int, items: Iterable[WorkItem], seconds: float) -> StepSummary:
+    """Of a step with these items."""
     prefill = decodes = context = 0
-    for item in plan.items:
+    for item in items:
         context += item.start + item.count
         if item.count == 1:
             decodes += 1
         else:
             prefill += item.count
-    return StepSummary(plan.step, prefill, decodes, context, seconds)
+    return StepSummary(step, prefill, decodes, context, seconds)
 
 
 def _solved(

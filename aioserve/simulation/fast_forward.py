@@ -23,7 +23,7 @@ from aioserve.traces.checks import named
 
 __all__ = ["LEAST_STEPS", "MAX_CLOCK_SECONDS", "Clock", "PassedSteps", "pass_steps"]
 
-LEAST_STEPS = 2
+LEAST_STEPS = 1
 """In a pass: fewer are taken one by one."""
 FIRST_STEPS = 64
 """A pass is first looked at for so many steps, and then for four times as many: something may come
@@ -128,10 +128,13 @@ def _within_pages(scheduler: Scheduler, steps: DecodePass, count: int) -> tuple[
     memory = scheduler.memory
     # Pages that are evicted to the host are copied, which steps take time for.
     free = memory.num_available if memory.host_pool is None else memory.pool.num_free
-    taken = steps.pages_taken(count)
-    count = steps.num_before_next_start(taken)
-    taken = list(accumulate(taken[:count]))
-    if count and taken[-1] > free:
-        count = bisect_left(taken, free + 1)
+    taken, given = steps.pages_taken(count), steps.pages_given(count)
+    if taken[0] > memory.pool.num_free and not steps.may_evict_at_once:
+        return 0, []
+    less = [more - back for more, back in zip(taken, given, strict=True)]
+    count = steps.num_before_next_start(less)
     held = memory.pool.num_pages - memory.num_available
-    return count, [held + pages for pages in taken[:count]]
+    left = [free - pages for pages in accumulate(less[:count])]
+    # What comes back may make up for what was short before it.
+    short = next((step for step, pages in enumerate(left) if pages < 0), count)
+    return short, [held + free - pages for pages in left[:short]]
