@@ -17,6 +17,7 @@ from aioserve import Refusal, RequestView, SchedulerView, SchedulingPolicy
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.execution.plan import StepPlan
+from aioserve.kv.eviction import Eviction, PageUse
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation import fast_forward
 from aioserve.simulation.cost import CostTable, RooflineCost
@@ -185,6 +186,24 @@ POLICIES = [
 ]
 
 
+class LongestInUse:
+    """Counts the ticks themselves."""
+
+    def key(self, use: PageUse) -> float:
+        return use.created_tick - use.last_used_tick
+
+
+def test_under_a_strategy_that_counts_ticks_no_digit_differs() -> None:
+    trace = [
+        TraceRequest(number, number * 0.2, 20 + 7 * number % 30, 60, (number % 3,), 4)
+        for number in range(30)
+    ]
+    options = {"cost": TABLE, "num_pages": 60, "page_size": 4, "max_num_seqs": 4}
+    fast, slow = both(trace, make=SchedulingPolicy, eviction=LongestInUse(), **options)
+    assert repr(fast) == repr(slow)
+    assert fast.tokens_cached
+
+
 @st.composite
 def traces(draw: st.DrawFn) -> list[TraceRequest]:
     requests: list[TraceRequest] = []
@@ -249,14 +268,14 @@ OPTIONS = st.fixed_dictionaries(
     options=OPTIONS,
     seed=st.none() | st.integers(0, 9),
     host_pages=st.integers(0, 20),
-    eviction=st.sampled_from(["lru", "lfu", "fifo", "slru"]),
+    eviction=st.sampled_from(["lru", "lfu", "fifo", "slru", LongestInUse()]),
 )
 def test_whatever_the_run_no_digit_differs_from_steps_taken_one_by_one(
     trace: list[TraceRequest],
     options: dict[str, Any],
     seed: int | None,
     host_pages: int,
-    eviction: str,
+    eviction: Eviction,
 ) -> None:
     if options["cost"] is TABLE:
         options["scatter_seed"] = seed
