@@ -41,7 +41,8 @@ class BenchOptions(DeviceOptions):
     dtype: str = "auto"
     """float32, bfloat16, on a GPU float16, or auto (what the model directory says)."""
     policy: str = "fcfs"
-    """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE."""
+    """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a class of
+    yours as FILE.py:CLASS."""
     page_size: int = 16
     """Tokens of one KV page."""
     max_num_batched_tokens: int = 2048

@@ -15,12 +15,13 @@ from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli.random_models import model_or_random
 
 if TYPE_CHECKING:
-    from aioserve import Engine, SamplingParams
+    from aioserve import Engine, SamplingParams, SchedulingPolicy
     from aioserve.request import Timings, Usage
 
 __all__ = [
     "Listeners",
     "Start",
+    "chosen_policy",
     "open_engine",
     "print_start",
     "sampling_params",
@@ -46,6 +47,17 @@ class Listeners(NamedTuple):
 
     progress: Callable[[int, int], None] | None = None
     capture_progress: Callable[[int, int], None] | None = None
+
+
+def chosen_policy(text: str) -> str | SchedulingPolicy:
+    """What an engine takes for a `--policy`: a name as it is, and of a class of a file an object.
+
+    To be called where no event loop runs, as the file may run one. Raises as `policy_of_file`.
+    """
+    from aioserve.plugins.files import policy_of_file
+
+    make = policy_of_file(text)
+    return text if make is None else make()
 
 
 @asynccontextmanager

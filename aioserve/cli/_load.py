@@ -22,7 +22,7 @@ from aioserve.errors import ConfigError
 from aioserve.request import SamplingParams, Timings, Usage
 
 if TYPE_CHECKING:
-    from aioserve import Engine, EngineStats
+    from aioserve import Engine, EngineStats, SchedulingPolicy
 
 __all__ = ["LoopLag", "figures", "host_share", "measure", "random_prompts", "run_requests"]
 
@@ -71,7 +71,9 @@ def random_prompts(
     ]
 
 
-async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
+async def measure(
+    options: BenchOptions, policy: str | SchedulingPolicy, concurrency: int
+) -> dict[str, Any]:
     """Run the requests, at most `concurrency` at once; JSON-ready results.
 
     Raises `ConfigError` for a prompt and an answer that are together longer than the model's
@@ -83,7 +85,7 @@ async def measure(options: BenchOptions, concurrency: int) -> dict[str, Any]:
         on_start=starts.append,
         **options.of_engine(),
         dtype=options.dtype,
-        policy=options.policy,
+        policy=policy,
         page_size=options.page_size,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=max(256, concurrency),

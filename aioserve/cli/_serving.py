@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aioserve.cli._engine import open_engine
+from aioserve.cli._engine import chosen_policy, open_engine
 from aioserve.cli._interrupts import leave_at_once
 from aioserve.config import EngineConfig
 from aioserve.server import ServerSettings, create_app, tracing
@@ -39,13 +39,14 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "pyhelp"
     """A model directory, an embedded model, a hub id in the local cache, or random:30m."""
     policy: str = "fcfs"
-    """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE."""
+    """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a class of
+    yours as FILE.py:CLASS."""
     trace: str | None = None
     """A file to write each step into, in Chrome's trace format, which Perfetto opens."""
 
 
 class Serving:
-    """`sockets` are bound, and belong to the caller."""
+    """`sockets` are bound, and belong to the caller. Raises as `chosen_policy`."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Serving:
         sockets: list[socket.socket],
     ) -> None:
         self._what = what
+        self._policy = chosen_policy(what.policy)
         self._config = engine
         self._settings = settings
         self._listening = listening
@@ -64,7 +66,7 @@ class Serving:
 
     async def run(self) -> None:
         options = msgspec.structs.asdict(self._config)
-        async with open_engine(self._what.model, policy=self._what.policy, **options) as engine:
+        async with open_engine(self._what.model, policy=self._policy, **options) as engine:
             app = create_app(engine, self._settings)
             name = app.state.served.model_names[0]
             paths = {getattr(route, "path", None) for route in app.routes}

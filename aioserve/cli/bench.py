@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
 from aioserve.cli._bench_options import BenchOptions
-from aioserve.cli._engine import Start
+from aioserve.cli._engine import Start, chosen_policy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +52,9 @@ def _bench(kind: str, options: BenchOptions) -> None:
     from aioserve.cli._load import measure
 
     concurrency = options.concurrency or (options.num_prompts if kind == "throughput" else 1)
-    result = {"kind": kind} | asyncio.run(measure(options, concurrency))
+    with redirect_stdout(sys.stderr):  # what a policy prints is no result
+        policy = chosen_policy(options.policy)
+        result = {"kind": kind} | asyncio.run(measure(options, policy, concurrency))
     text = json.dumps(result, indent=2)
     if options.json == "-":
         print(text)

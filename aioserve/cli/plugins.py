@@ -6,6 +6,7 @@ import json as json_module
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,15 +67,16 @@ def check(name: str, /, *, examples: int = 100) -> None:
 
     Args:
         name: Of a policy, an eviction strategy, an observer or a plugin; a policy or strategy may
-            have options: NAME:OPTION=VALUE.
+            have options: NAME:OPTION=VALUE. A policy of yours may be FILE.py:CLASS.
         examples: How many are tried.
     """
     from aioserve.plugins import PluginRegistry
 
     if not 1 <= examples <= MAX_EXAMPLES:
         raise ConfigError(f"examples must be in [1, {MAX_EXAMPLES}], got {examples}")
-    registry = PluginRegistry()
-    checks = list(_checks(registry, name))
+    with redirect_stdout(sys.stderr):  # what plugins print is no finding
+        registry = PluginRegistry()
+        checks = list(_checks(registry, name))
     wanted = name.partition(":")[0]
     broken = [one for one in registry.broken if one.name == wanted]
     if not checks and not broken:
@@ -86,7 +88,8 @@ def check(name: str, /, *, examples: int = 100) -> None:
         print(f"{one.name} ({one.origin}) is broken: {one.reason}")
     for what, run in checks:
         try:
-            run(examples)
+            with redirect_stdout(sys.stderr):
+                run(examples)
         except ImportError as error:
             if error.name != "hypothesis":
                 raise
@@ -223,8 +226,10 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
 
 
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
-    """Of everything that has the name, or comes from the plugin of that name."""
+    """Of everything that has the name, or comes from the plugin of that name; or of the policy of a
+    file."""
     from aioserve.kv.eviction import GuardedStrategy
+    from aioserve.plugins.files import policy_of_file
     from aioserve.testing import (
         check_admission,
         check_eviction,
@@ -233,6 +238,10 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
         check_policy,
     )
 
+    if (make := policy_of_file(text)) is not None:
+        make()
+        yield f"policy {text}", lambda n: check_policy(make, max_examples=n)
+        return
     name, colon, options = text.partition(":")
 
     def meant(offer: Any) -> bool:  # options are of a name, not of a plugin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from aioserve.arguments import shown
@@ -13,21 +14,28 @@ from aioserve.plugins.options import made, split_name
 from aioserve.plugins.registry import PluginRegistry, check_policy_object
 from aioserve.scheduling.policy import SchedulingPolicy
 
-__all__ = ["named_policy"]
+__all__ = ["named_policy", "policy_of_file"]
 
 SEPARATOR = ".py:"
 
 
 def named_policy(registry: PluginRegistry, text: str) -> SchedulingPolicy:
-    """A new policy object of a name that is installed, or of `FILE.py:CLASS`; both with options, as
-    `NAME:OPTION=VALUE,...` and `FILE.py:CLASS:OPTION=VALUE,...`.
+    """A new policy object of a name that is installed, as `PluginRegistry.policy` makes it, or of
+    a class of a file, see `policy_of_file`."""
+    make = policy_of_file(text)
+    return registry.policy(text) if make is None else make()
 
-    The file is run as Python runs a module, each time. Raises as `PluginRegistry.policy`, and
-    `ConfigError` for a file that isn't there or has no such policy, `PluginError` for one that
-    can't be run.
+
+def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
+    """What makes policy objects of `FILE.py:CLASS` or `FILE.py:CLASS:OPTION=VALUE,...`; None for a
+    text that names no file.
+
+    The file is run here, as Python runs a module. Raises `ConfigError` for one that isn't there or
+    has no such policy, `PluginError` for one that can't be run; what is made raises the same for
+    options and for a class that makes no policy.
     """
     if SEPARATOR not in text:
-        return registry.policy(text)
+        return None
     file, _, rest = text.partition(SEPARATOR)
     name, options = split_name(rest)
     path = Path(f"{file}.py")
@@ -41,8 +49,12 @@ def named_policy(registry: PluginRegistry, text: str) -> SchedulingPolicy:
     if not isinstance(found, type) or not issubclass(found, SchedulingPolicy):
         what = "is no SchedulingPolicy" if found is not None else "isn't in the file"
         raise ConfigError(f"policy {shown(text)}: {shown(name)} {what}")
-    with blamed(f"policy {shown(text)} can't be made", ConfigError, PluginError):
-        return check_policy_object(made(found, options, f"policy {name!r}"))
+
+    def make() -> SchedulingPolicy:
+        with blamed(f"policy {shown(text)} can't be made", ConfigError, PluginError):
+            return check_policy_object(made(found, options, f"policy {name!r}"))
+
+    return make
 
 
 def _loaded(path: Path, text: str) -> dict[str, object]:
