@@ -348,7 +348,7 @@ class _Run:
         seconds, held = np.array(passed.launched_seconds), np.array(passed.pages_held)
         self.busy_seconds = _added(self.busy_seconds, seconds)
         self.page_seconds = _added(self.page_seconds, held * seconds)
-        self.pages_held_max = max(self.pages_held_max, passed.pages_held[-1])
+        self.pages_held_max = max(self.pages_held_max, *passed.pages_held)
         if self.gap is not None:
             served = [(sequence_id, 1) for sequence_id in passed.sequence_ids]
             self._count_service(served, self.gap, len(passed.ends))

@@ -364,6 +364,23 @@ def test_under_no_kind_of_policy_a_digit_differs(make: type[Watching]) -> None:
     assert repr(fast) == repr(slow)
 
 
+def test_pages_that_come_back_in_the_course_of_it_are_held_until_then() -> None:
+    trace = [
+        TraceRequest(number, 0.001 * number, 8, output, (), 4)
+        for number, output in enumerate([1, 5, 8])
+    ]
+    fast, slow = both(
+        trace,
+        make=SchedulingPolicy,
+        cost=ROOFLINE,
+        num_pages=48,
+        page_size=1,
+        output_reserve_tokens=0,
+        prefix_caching=False,
+    )
+    assert fast.pages_held_max == slow.pages_held_max == 27
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("toward", [0.0, math.nan, math.inf])
 def test_one_that_comes_when_a_step_ends_is_there_for_the_next(
