@@ -13,12 +13,9 @@ from aioserve import (
     SchedulingPolicy,
     hookimpl,
 )
-from aioserve_plugins._waiting_prompts import Prefix, WaitingPrompt, WaitingPrompts, next_prefix
+from aioserve_plugins._shared_beginnings import SharedBeginnings
 
 __all__ = ["RoundRobin"]
-
-LOOKUPS = 64
-"""Prompts that are looked up in the prefix cache in a step."""
 
 
 class RoundRobin(SchedulingPolicy):
@@ -49,9 +46,7 @@ class RoundRobin(SchedulingPolicy):
         self.chunk_size = chunk_size
         self.adaptive = adaptive
         self.patience = patience
-        self._prompts = WaitingPrompts(LOOKUPS)
-        self._caches = False
-        """Something was cached once: without a prefix cache there is nothing to wait for."""
+        self._beginnings = SharedBeginnings()
         self._put_off: set[RequestView] = set()
         """Those that wait for a page that another one computes."""
         self._rotation: dict[RequestView, None] = {}
@@ -71,42 +66,25 @@ class RoundRobin(SchedulingPolicy):
         return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
-        prompts = self._prompts.begin(waiting, view)
-        self._caches = self._caches or view.pages_cached > 0 or any(p.cached for p in prompts)
-        computing = {
-            next_prefix(request, request.computed_tokens, view.page_size)
-            for request in self._rotation
-            if request.pages and request.uncached_tokens > 1
-        }
+        beginnings = self._beginnings
+        beginnings.begin((r for r in self._rotation if _computes(r)), view.page_size)
         self._put_off.clear()
-        for prompt in prompts:
+        for request in waiting:
             if self.adaptive and self._step == view.step and not self._left:
                 return
-            request = prompt.request
-            if self._waits_for_a_page(prompt, computing, view):
+            waited = view.processed_tokens - request.arrival_processed_tokens
+            if waited < self.starvation_bound_tokens(request) and beginnings.has_next_of(request):
                 self._put_off.add(request)
                 continue
-            behind = prompt.prefix
             yield request
-            if request.pages and request.uncached_tokens > 1:
-                prefix = next_prefix(request, request.computed_tokens, view.page_size)
-                computing.update((behind, prefix))
-
-    def _waits_for_a_page(
-        self, prompt: WaitingPrompt, computing: set[Prefix], view: SchedulerView
-    ) -> bool:
-        waited = view.processed_tokens - prompt.arrived
-        if not self._caches or not computing or waited >= self.patience * prompt.tokens:
-            return False
-        self._prompts.look_up(prompt)
-        return prompt.prefix in computing and prompt.prefix[0] < prompt.tokens
+            if _computes(request):
+                beginnings.add(request)
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if view.step != self._step:
             self._step = view.step
             self._deal(view)
         if not request.pages:
-            self._prompts.starts(request)
             self._shares[request] = self.chunk_size
             self._started += 1
         tokens = min(self._shares.get(request, 0), budget_tokens)
@@ -159,7 +137,11 @@ class RoundRobin(SchedulingPolicy):
         for request in requests:
             self._rotation.pop(request, None)
             self._put_off.discard(request)
-            self._prompts.forget(request)
+            self._beginnings.forget(request)
+
+
+def _computes(request: RequestView) -> bool:
+    return request.pages > 0 and request.uncached_tokens > 1
 
 
 def _decodes(request: RequestView) -> bool:

@@ -1,0 +1,132 @@
+"""round_robin: which prompts wait for pages that another computes, and that it loses no hits."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioserve import RequestView, SchedulingPolicy
+from aioserve.capacity.hardware import hardware_preset
+from aioserve.capacity.models import ModelShape, read_model
+from aioserve.simulation.cost import RooflineCost
+from aioserve.simulation.metrics import metrics_of
+from aioserve.simulation.simulator import simulate
+from aioserve.traces.formats import read_trace
+from aioserve.traces.request import TraceRequest, at_rate
+from aioserve_plugins._shared_beginnings import COMPARISONS, SharedBeginnings
+from aioserve_plugins.round_robin import RoundRobin
+from tests import made_up_traces
+
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
+PAGE = 2
+
+
+class Prompt:
+    """As much of a request as comparing it needs. What others have computed, it finds."""
+
+    def __init__(self, ids: list[int], computed: int = 0) -> None:
+        self.ids, self.computed_tokens = ids, computed
+        self.prompt_tokens, self.generated_tokens = len(ids), 0
+        self.computing: list[Prompt] = []
+        self.num_keys = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        return max((self.common_pages(other) for other in self.computing), default=0)
+
+    def common_pages(self, other: Prompt) -> int:
+        """That this one would find if the other one was computed."""
+        pairs = zip(self.ids[:-1], other.ids, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) // PAGE
+
+    def prefix_key(self, num_tokens: int) -> bytes:
+        self.num_keys += 1
+        return bytes(self.ids[:num_tokens])
+
+
+ids = st.lists(st.sampled_from([0, 0, 0, 0, 0, 0, 1]), min_size=1, max_size=24)
+
+
+@given(
+    st.lists(st.tuples(ids, st.integers(0, 24)), min_size=1, max_size=4),
+    st.lists(ids, min_size=1, max_size=6),
+)
+def test_a_prompt_waits_exactly_while_its_next_page_is_to_be_computed_for_another(
+    computing: list[tuple[list[int], int]], waiting: list[list[int]]
+) -> None:
+    others = [Prompt(prompt, min(done, len(prompt))) for prompt, done in computing]
+    beginnings = SharedBeginnings()
+    mine = [Prompt(prompt) for prompt in waiting]
+    for one in mine:
+        one.computing = others
+    for _ in range(3):
+        beginnings.begin(cast("Any", others), PAGE)
+        for one in mine:
+            expected = any(o.computed_tokens // PAGE < one.common_pages(o) for o in others)
+            assert beginnings.has_next_of(cast("RequestView", one)) == expected
+        for other in others:
+            other.computed_tokens = min(len(other.ids), other.computed_tokens + 3)
+
+
+def test_a_step_has_its_number_of_comparisons_and_who_is_not_compared_yet_waits() -> None:
+    other = Prompt([7] * 400, computed=2)
+    waiting = [Prompt([7] * (20 + number) + [8] * 380) for number in range(40)]
+    for one in waiting:
+        one.computing = [other]
+    beginnings = SharedBeginnings()
+    for _ in range(20):
+        before = sum(one.num_keys for one in waiting)
+        beginnings.begin(cast("Any", [other]), PAGE)
+        assert all(beginnings.has_next_of(cast("RequestView", one)) for one in waiting)
+        assert sum(one.num_keys for one in waiting) - before <= COMPARISONS + len(waiting)
+    other.computed_tokens = 40
+    for _ in range(10):
+        beginnings.begin(cast("Any", [other]), PAGE)
+        waits = [beginnings.has_next_of(cast("RequestView", one)) for one in waiting]
+    assert waits == [one.common_pages(other) > 20 for one in waiting]
+
+
+def test_nothing_of_a_request_is_kept_when_it_has_ended() -> None:
+    other, mine = Prompt([1, 2, 3, 4], computed=2), Prompt([1, 2, 3, 4, 5])
+    mine.computing = [other]
+    beginnings = SharedBeginnings()
+    beginnings.begin(cast("Any", [other]), PAGE)
+    assert beginnings.has_next_of(cast("RequestView", mine))
+    for one in (mine, other):
+        beginnings.forget(cast("RequestView", one))
+    assert not beginnings._first_pages
+    assert not beginnings._agreements
+
+
+def share_found(requests: list[TraceRequest], policy: SchedulingPolicy, **options: Any) -> float:
+    shape = ModelShape.of(read_model("llama-3-8b"))
+    cost = RooflineCost(shape, hardware_preset("h100").times(4))
+    share = metrics_of(simulate(requests, policy, cost=cost, **options)).block_hit_share
+    assert share is not None
+    return share
+
+
+def check_that_no_hits_are_lost(requests: list[TraceRequest], **options: Any) -> None:
+    plain = share_found(requests, SchedulingPolicy(), **options)
+    assert share_found(requests, RoundRobin(), **options) >= 0.98 * plain
+    assert share_found(requests, RoundRobin(patience=0), **options) < 0.8 * plain
+
+
+def test_round_robin_finds_what_fcfs_finds_of_made_up_agents(tmp_path: Path) -> None:
+    requests = at_rate(read_trace(made_up_traces.agentic(tmp_path)), 1e5)
+    check_that_no_hits_are_lost(requests, num_pages=20_000)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not here")
+@pytest.mark.timeout(300)
+def test_round_robin_finds_what_fcfs_finds_of_recorded_agents() -> None:
+    requests = read_trace(TRACES / "agentic_coding.jsonl.gz")
+    sessions = sorted({request.session for request in requests})
+    mine = [request for request in requests if request.session in sessions[:7]]
+    check_that_no_hits_are_lost(at_rate(mine, 8.0), num_pages=150_000)
