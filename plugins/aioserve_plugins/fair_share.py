@@ -32,12 +32,12 @@ class FairShare(SchedulingPolicy):
     `weights` are by tenant, 1 unless given; requests without a tenant share one account. Of tenants
     without requests the `max_idle_tenants` latest are remembered.
 
-    With `lead_tokens`, running requests of a tenant give way whose counter is that far ahead of one
-    that waits: as many as those who are behind need seats and pages for, the tenant that is ahead
-    the most first, and of its requests those that lose the least work. However long answers are,
-    and however many run at once, a tenant's lead over one that waits all the while then grows to
-    `lead_tokens` and what steps in flight may add, and no further: who is ahead by more has no
-    running request while the other one has need of its room. Without, what runs runs to its end.
+    Running requests of a tenant give way whose counter is `lead_tokens` ahead of one that waits: as
+    many as those who are behind need seats and pages for, the tenant that is ahead the most first,
+    and of its requests those that lose the least work. However long answers are, and however many
+    run at once, a tenant's lead over one that waits all the while grows to `lead_tokens` and what
+    steps in flight may add, and no further, as long as seats are what is short. Where memory is,
+    nobody gives way unless that makes room enough. None: what runs runs to its end.
 
     Raises `ConfigError` for a weight that isn't positive and finite, an `output_cost` that is
     negative or not finite, a `max_idle_tenants` below 0, or a `lead_tokens` that isn't positive.
@@ -49,7 +49,7 @@ class FairShare(SchedulingPolicy):
         weights: Mapping[str, float] | None = None,
         output_cost: float = 2.0,
         max_idle_tenants: int = 1024,
-        lead_tokens: float | None = None,
+        lead_tokens: float | None = 16_384.0,
     ) -> None:
         if weights is not None and not isinstance(weights, Mapping):
             raise ConfigError(f"weights must be a mapping of tenants to numbers, got {weights!r}")
@@ -76,8 +76,10 @@ class FairShare(SchedulingPolicy):
         self._live: defaultdict[str | None, dict[RequestView, None]] = defaultdict(dict)
         self._charged: dict[RequestView, int] = {}
         """Generated tokens charged to each request that has started."""
-        self._last = 0.0
-        """Counter of the tenant whose request started last, before that was charged."""
+        self._last: str | None = None
+        """The tenant whose request started last."""
+        self._level = 0.0
+        """Most that its counter was: where one begins who comes when nobody waits."""
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         self._settle()
@@ -100,41 +102,51 @@ class FairShare(SchedulingPolicy):
             else:
                 heapq.heappop(heap)
 
-    def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
-        if self.lead_tokens is None or not view.num_waiting:
-            return
+    def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        lead = self.lead_tokens
+        if lead is None or not view.num_waiting:
+            return ()
         self._settle()
-        waiting = sorted(view.waiting, key=lambda r: (self._counter(r.tenant), r.arrival_index))
-        ahead = sorted(
-            running, key=lambda r: (-self._counter(r.tenant), r.lost_tokens, -r.arrival_index)
-        )
+        least = min(map(self._counter, self._backlogged()), default=math.inf)
+        ahead = [r for r in running if self._counter(r.tenant) > least + lead]
+        return self._give_way(ahead, lead, view) if ahead else ()
+
+    def _give_way(
+        self, ahead: list[RequestView], lead: float, view: SchedulerView
+    ) -> list[RequestView]:
+        """Those whose seats and pages are enough for requests that are behind them by the lead."""
+        ahead.sort(key=lambda r: (self._counter(r.tenant), -r.lost_tokens, r.arrival_index))
         seats = view.max_num_seqs - view.num_running
-        pages = view.pages_free + view.pages_cached
-        for request in waiting:
-            limit = self._counter(request.tenant) + self.lead_tokens
-            needed = -(-request.uncached_tokens // view.page_size) + 1
-            while seats < request.num_samples or pages < needed:
-                if not ahead or self._counter(ahead[0].tenant) <= limit:
-                    return
-                seats, pages = seats + 1, pages + ahead[0].reclaimable_pages
-                yield ahead.pop(0)
-            seats, pages = seats - request.num_samples, pages - needed
+        pages = view.pages_free + view.pages_cached + view.pages_fenced - view.pages_reserved
+        giving: list[RequestView] = []
+        for request in sorted(
+            view.waiting, key=lambda r: (self._counter(r.tenant), r.arrival_index)
+        ):
+            limit = self._counter(request.tenant) + lead
+            seats -= request.num_samples
+            pages -= -(-request.uncached_tokens // view.page_size) + 1
+            for_this: list[RequestView] = []
+            while seats < 0 or pages < 0:
+                if not ahead or self._counter(ahead[-1].tenant) <= limit:
+                    return giving
+                for_this.append(ahead.pop())
+                seats, pages = seats + 1, pages + for_this[-1].reclaimable_pages
+            giving += for_this
+        return giving
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if not request.pages and request not in self._charged:
-            self._last = max(self._last, self._counter(request.tenant))
+            self._rise()
+            self._last = request.tenant
             self._charge(request, request.uncached_tokens)
             self._charged[request] = 0
         return budget_tokens
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
         self._settle()
-        backlogged = {
-            tenant
-            for tenant, live in self._live.items()
-            if any(not request.pages for request in live)
-        }
-        least = min((self._counter(tenant) for tenant in backlogged), default=self._last)
+        backlogged = self._backlogged()
+        self._rise()
+        least = min((self._counter(tenant) for tenant in backlogged), default=self._level)
         for request in requests:
             tenant = request.tenant
             self._idle.pop(tenant, None)
@@ -152,6 +164,12 @@ class FairShare(SchedulingPolicy):
             live.pop(request, None)
             if not live:
                 self._leave(request.tenant)
+
+    def _backlogged(self) -> set[str | None]:
+        return {t for t, live in self._live.items() if any(not one.pages for one in live)}
+
+    def _rise(self) -> None:
+        self._level = max(self._level, self._counter(self._last))
 
     def _leave(self, tenant: str | None) -> None:
         del self._live[tenant]
