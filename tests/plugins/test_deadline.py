@@ -184,7 +184,7 @@ def test_small_steps_say_nothing_of_large_ones():
     assert metrics_of(simulate(trace, Deadline(), **options)).finished > 90
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     st.sampled_from(["bursts", "heavy-tails", "tenants"]),
     st.sampled_from([20.0, 100.0]),
