@@ -1,10 +1,11 @@
 """Which options the bundled policies should have: the tables of docs/explanation/policies.md.
 
 Each sweep runs one policy with several options on the first half of a public trace, and all of them
-again on the second half, which no option was chosen by. The queue is deep: all requests come at
-once, or as fast as the sweep says. `longest-match` stands for the order that finds the most in the
-prefix cache and starves those it finds nothing for; it is no policy of aioserve. The simulator is
-deterministic: the same traces give the same figures.
+again on the second half, which no option was chosen by; of sessions, on every other one and on
+those between. The queue is deep: all requests come at once, or as fast as the sweep says.
+`longest-match` stands for the order that finds the most in the prefix cache and starves those it
+finds nothing for; it is no policy of aioserve. The simulator is deterministic: the same traces give
+the same figures.
 
     python benchmarks/policy_options.py --traces DIR
     python benchmarks/policy_options.py --traces DIR cache_aware
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import RooflineCost
-from aioserve.simulation.metrics import Metrics, metrics_of
+from aioserve.simulation.metrics import Metrics, Targets, metrics_of
 from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.formats import read_trace
@@ -53,12 +54,17 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     """A file in `--traces`, or a made-up workload, whose halves are two seeds."""
     policies: tuple[str, ...]
-    rate: float = AT_ONCE
+    columns: tuple[str, ...]
+    """Names of `COLUMNS`."""
+    rate: float | None = AT_ONCE
+    """None is as recorded."""
+    closed_loop: bool = False
     num_devices: int = 1
     num_pages: int | None = None
     """KV pages of 16 tokens; None is as many as fit beside the model."""
-    num_requests: int = 800
-    """Of a made-up workload."""
+    num_requests: int | None = None
+    """The first of each half; None is all."""
+    targets: Targets | None = None
 
 
 def main() -> None:
@@ -72,47 +78,50 @@ def main() -> None:
         sweep = SWEEPS[name]
         for half, requests in halves(sweep, options.traces).items():
             print(f"\n{name}: {sweep.trace}, {half}, {len(requests):,} requests")
-            print_table(sweep, at_rate(requests, sweep.rate))
+            print_table(sweep, requests if sweep.rate is None else at_rate(requests, sweep.rate))
 
 
 def halves(sweep: Sweep, traces: Path) -> dict[str, list[TraceRequest]]:
     if "." not in sweep.trace:
-        made = [synthetic_trace(sweep.trace, sweep.num_requests, seed=seed) for seed in (0, 1)]
+        count = sweep.num_requests or 500
+        made = [synthetic_trace(sweep.trace, count, seed=seed) for seed in (0, 1)]
         return {"seed 0": made[0], "seed 1": made[1]}
     path = traces / sweep.trace
     if not path.exists():
         sys.exit(f"--traces: {path} is not there")
-    requests = sorted(read_trace(path), key=lambda request: request.arrival_seconds)
+    first, second = halves_of(read_trace(path))
+    most = sweep.num_requests
+    return {"first half": first[:most], "second half": second[:most]}
+
+
+def halves_of(trace: list[TraceRequest]) -> tuple[list[TraceRequest], list[TraceRequest]]:
+    """By arrival; of sessions, every other one, as each has a clock of its own."""
+    sessions = list(dict.fromkeys(request.session for request in trace))
+    if len(sessions) > 1:
+        even = set(sessions[::2])
+        return (
+            [request for request in trace if request.session in even],
+            [request for request in trace if request.session not in even],
+        )
+    requests = sorted(trace, key=lambda request: request.arrival_seconds)
     middle = len(requests) // 2
-    return {"first half": requests[:middle], "second half": requests[middle:]}
+    return requests[:middle], requests[middle:]
 
 
 def print_table(sweep: Sweep, requests: Sequence[TraceRequest]) -> None:
-    print(
-        f"{'':36} {'TTFT p50':>9} {'p90':>8} {'p99':>8} {'p90 to 2,048':>13} "
-        f"{'longest wait':>13} {'found':>7} {'gap':>9}",
-        flush=True,
-    )
+    widths = {name: max(len(name), 9) + 2 for name in sweep.columns}
+    print(" " * 41 + "".join(f"{name:>{width}}" for name, width in widths.items()), flush=True)
     for policy in sweep.policies:
         result, metrics = run(sweep, requests, policy)
-        ttft = metrics.ttft_seconds
-        if ttft is None:
-            sys.exit(f"{policy}: no request has a first token")
-        found, gap = metrics.block_hit_share, metrics.service_gap_tokens
-        print(
-            f"{policy:36} {ttft.p50:8.2f}s {ttft.p90:7.2f}s {ttft.p99:7.2f}s "
-            f"{p90_of_short_prompts(result):12.2f}s {metrics.max_wait_tokens:13,} "
-            f"{'-' if found is None else format(found, '.1%'):>7} "
-            f"{'-' if gap is None else format(gap, ','):>9}",
-            flush=True,
-        )
+        cells = (f"{COLUMNS[name](result, metrics):>{width}}" for name, width in widths.items())
+        print(f"{policy:41}{''.join(cells)}", flush=True)
 
 
 def run(
     sweep: Sweep, requests: Sequence[TraceRequest], policy: str
 ) -> tuple[SimulationResult, Metrics]:
     model, hardware = read_model(MODEL), hardware_preset(HARDWARE)
-    num_pages = sweep.num_pages
+    num_pages, targets = sweep.num_pages, sweep.targets
     if num_pages is None:
         memory = hardware.memory_bytes
         fits = capacity_of(MODEL, model, gpu_memory_bytes=memory, num_gpus=sweep.num_devices)
@@ -122,8 +131,11 @@ def run(
         LongestMatch() if policy == LONGEST_MATCH else PluginRegistry().policy(policy),
         cost=RooflineCost(ModelShape.of(model), hardware.times(sweep.num_devices)),
         num_pages=num_pages,
+        closed_loop=sweep.closed_loop,
+        ttft_target_seconds=None if targets is None else targets.ttft_seconds,
+        tpot_target_seconds=None if targets is None else targets.tpot_seconds,
     )
-    return result, metrics_of(result)
+    return result, metrics_of(result, targets)
 
 
 def p90_of_short_prompts(result: SimulationResult) -> float:
@@ -135,6 +147,42 @@ def p90_of_short_prompts(result: SimulationResult) -> float:
     return float(np.percentile(waits, 90))
 
 
+def time_to_first_token(share: str) -> Callable[[SimulationResult, Metrics], str]:
+    def cell(result: SimulationResult, metrics: Metrics) -> str:
+        if metrics.ttft_seconds is None:
+            sys.exit("no request has a first token")
+        return f"{getattr(metrics.ttft_seconds, share):.2f} s"
+
+    return cell
+
+
+def met_targets(result: SimulationResult, metrics: Metrics) -> str:
+    return "-" if metrics.goodput is None else f"{metrics.goodput.share:.1%}"
+
+
+def found(result: SimulationResult, metrics: Metrics) -> str:
+    return "-" if metrics.block_hit_share is None else f"{metrics.block_hit_share:.1%}"
+
+
+def gap(result: SimulationResult, metrics: Metrics) -> str:
+    return "-" if metrics.service_gap_tokens is None else f"{metrics.service_gap_tokens:,}"
+
+
+COLUMNS: dict[str, Callable[[SimulationResult, Metrics], str]] = {
+    "TTFT p50": time_to_first_token("p50"),
+    "TTFT p90": time_to_first_token("p90"),
+    "TTFT p99": time_to_first_token("p99"),
+    "p90 to 2,048": lambda result, metrics: f"{p90_of_short_prompts(result):.2f} s",
+    "longest wait": lambda result, metrics: f"{metrics.max_wait_tokens:,}",
+    "found": found,
+    "gap": gap,
+    "preempted": lambda result, metrics: f"{metrics.preemptions:,}",
+    "output/s": lambda result, metrics: f"{metrics.output_tokens_per_second:,.0f}",
+    "seconds": lambda result, metrics: f"{metrics.seconds:,.0f}",
+    "met": met_targets,
+}
+
+DEEP_QUEUE = ("TTFT p50", "TTFT p90", "TTFT p99", "p90 to 2,048", "longest wait", "found")
 CACHE_AWARE = (
     "fcfs",
     LONGEST_MATCH,
@@ -149,21 +197,73 @@ SWEEPS = {
     "cache_aware": Sweep(
         trace="mooncake_conversation.jsonl.gz",
         num_devices=2,
+        columns=DEEP_QUEUE,
         policies=CACHE_AWARE,
     ),
     "prefix_trees": Sweep(
         trace="prefix-trees",
         num_pages=1500,
+        num_requests=800,
+        columns=DEEP_QUEUE,
         policies=CACHE_AWARE,
     ),
     "shortest_first": Sweep(
         trace="azure2023_conv.csv.gz",
+        columns=DEEP_QUEUE,
         policies=(
             "fcfs",
             "shortest_first:patience=64",
             "shortest_first:patience=256",
             "shortest_first:patience=1024",
             "shortest_first:patience=4096",
+        ),
+    ),
+    "round_robin": Sweep(
+        trace="agentic_coding.jsonl.gz",
+        rate=8.0,
+        num_devices=4,
+        columns=("TTFT p50", "TTFT p90", "TTFT p99", "longest wait", "found", "seconds"),
+        policies=(
+            "fcfs",
+            "cache_aware",
+            "round_robin:patience=0",
+            "round_robin:patience=4",
+            "round_robin:patience=16",
+            "round_robin:patience=64",
+            "round_robin:patience=256",
+            "round_robin:patience=64,chunk_size=128",
+            "round_robin:patience=64,chunk_size=1024",
+        ),
+    ),
+    "fair_share": Sweep(
+        trace="servegen_deepseek_r1.csv.gz",
+        rate=20.0,
+        num_devices=2,
+        num_requests=500,
+        columns=("TTFT p50", "TTFT p90", "TTFT p99", "gap", "preempted", "output/s"),
+        policies=(
+            "fcfs",
+            "fair_share:lead_tokens=none",
+            "fair_share:lead_tokens=65536",
+            "fair_share:lead_tokens=16384",
+            "fair_share:lead_tokens=4096",
+            "fair_share:lead_tokens=1024",
+        ),
+    ),
+    "deadline": Sweep(
+        trace="azure2023_code.csv.gz",
+        rate=8.0,
+        targets=Targets(ttft_seconds=2.0, tpot_seconds=0.1),
+        columns=("met", "TTFT p50", "longest wait"),
+        policies=(
+            "fcfs",
+            "shortest_first",
+            "deadline:window=64",
+            "deadline:window=256",
+            "deadline:window=1024",
+            "deadline:reject=false,patience=64",
+            "deadline:reject=false,patience=1024",
+            "deadline:reject=false,patience=4096",
         ),
     ),
 }
