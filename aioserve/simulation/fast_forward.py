@@ -1,8 +1,9 @@
 """Steps of a simulated run in which each running answer gets one more token, and nothing else
 happens: what they come to when they are passed at once, to the last digit of their times.
 
-Nobody comes, ends, starts or is preempted in them, and the policy is asked nothing. The simulator
-knows when the next one comes and where answers end; policies don't.
+Nobody comes, ends, starts or is preempted in them, and the policy is asked nothing: who waits may
+find too few pages again and again. The simulator knows when the next one comes and where answers
+end; policies don't.
 """
 
 from __future__ import annotations
