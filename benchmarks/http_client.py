@@ -1,4 +1,4 @@
-"""Streams completions over HTTP and says how each went: the client of `server.py`.
+"""Streams completions over HTTP and says how each went: the client of the servers' benchmarks.
 
     python benchmarks/http_client.py HOST:PORT < plan.json > outcomes.json
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Outcome", "run_plan"]
+__all__ = ["Outcome", "from_own_process", "run_plan", "running", "tokens_per_second"]
 
 CONNECTING_AT_ONCE = 64
 CHUNK, COUNT = b'"choices":[{', b'"completion_tokens":'
@@ -36,6 +36,25 @@ class Outcome:
     total_seconds: float = 0.0
     """Likewise."""
     error: str = ""
+
+
+async def from_own_process(url: str, plan: Sequence[dict[str, Any]]) -> list[Outcome]:
+    """What a client in a process of its own saw."""
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, __file__, url),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    written, _ = await client.communicate(json.dumps(plan).encode())
+    if client.returncode:
+        raise RuntimeError(f"the client ended with status {client.returncode}")
+    return [Outcome(**outcome) for outcome in json.loads(written)]
+
+
+def tokens_per_second(outcomes: Sequence[Outcome]) -> float:
+    """Tokens per second from the first request to the last end."""
+    seconds = max(outcome.total_seconds for outcome in outcomes)
+    return sum(outcome.tokens for outcome in outcomes) / seconds
 
 
 async def run_plan(url: str, plan: Sequence[dict[str, Any]]) -> list[Outcome]:
@@ -144,7 +163,7 @@ class Reading(asyncio.Protocol):
 
 
 def running() -> Callable[[Any], Any]:
-    """What runs the event loop: uvloop where it is installed."""
+    """What runs the event loop: uvloop where it is installed, as under `aioserve serve`."""
     try:
         import uvloop
     except ImportError:

@@ -5,15 +5,14 @@
     python benchmarks/server.py soak        minutes of mixed traffic whose clients vanish: slopes
 
 `overhead` runs both sides in turn on one engine, for each `--stream-interval` with a server of its
-own; the median of the pairs counts. `load` and `soak`
-end with status 1 where a stream had no end or two, or where pages are left.
+own; the median of the pairs counts. `load` and `soak` end with status 1 where a stream had no end
+or two, or where pages are left. `beside.py` compares with other servers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import statistics
@@ -24,12 +23,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from http_client import Outcome
+from http_client import from_own_process, running, tokens_per_second
 
 if TYPE_CHECKING:
     from aioserve import Engine
-
-CLIENT = Path(__file__).with_name("http_client.py")
 
 
 def main() -> None:
@@ -37,15 +34,6 @@ def main() -> None:
     if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
         print(f"the machine is busy (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
     sys.exit(running()(options.run(options)))
-
-
-def running() -> Callable[[Any], Any]:
-    """What runs the event loop: uvloop where it is installed, as under `aioserve serve`."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run
-    return uvloop.run
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -93,7 +81,7 @@ async def overhead(options: argparse.Namespace) -> int:
                 for interval in options.stream_intervals:
                     async with url_of(engine, interval) as url:
                         inside = await in_process(engine, plan)
-                        outside = rate_of(await over_http(url, plan))
+                        outside = tokens_per_second(await from_own_process(url, plan))
                     if repeat:
                         pairs.setdefault(interval, []).append((inside, outside))
         for interval, its in pairs.items():
@@ -113,16 +101,17 @@ async def load(options: argparse.Namespace) -> int:
         plan = whole_plan(engine, options)
         late: list[float] = []
         watching = asyncio.create_task(watch_lag(late))
-        outcomes = await over_http(url, plan)
+        outcomes = await from_own_process(url, plan)
         watching.cancel()
         left = engine.stats().pages_held_by_requests
     late.sort()
     errors = [outcome.error for outcome in outcomes if outcome.error]
     ends = [outcome.ends for outcome in outcomes]
     firsts = sorted(outcome.first_seconds for outcome in outcomes if outcome.first_seconds)
+    rate = tokens_per_second(outcomes)
     print(
         f"{options.model}: {len(outcomes)} streams at once, {len(errors)} errors, "
-        f"{ends.count(1)} with exactly one end; {rate_of(outcomes):,.0f} tokens/s; time to first "
+        f"{ends.count(1)} with exactly one end; {rate:,.0f} tokens/s; time to first "
         f"token p50 {percentile(firsts, 50):.2f} s, p99 {percentile(firsts, 99):.2f} s; loop lag "
         f"p50 {1e3 * percentile(late, 50):.1f} ms, p99 {1e3 * percentile(late, 99):.1f} ms, "
         f"largest {1e3 * late[-1]:.1f} ms; pages held afterwards {left}"
@@ -140,7 +129,7 @@ async def soak(options: argparse.Namespace) -> int:
         began = time.perf_counter()
         while (now := time.perf_counter() - began) < 60 * options.minutes:
             plan = mixed_plan(draw, options.streams)
-            outcomes = await over_http(url, plan)
+            outcomes = await from_own_process(url, plan)
             counted["streams"] += len(outcomes)
             for outcome, asked in zip(outcomes, plan, strict=True):
                 leaves = asked["leave_after_tokens"] is not None
@@ -247,25 +236,6 @@ async def in_process(engine: Engine, plan: Sequence[dict[str, Any]]) -> float:
     began = time.perf_counter()
     tokens = sum(await asyncio.gather(*map(read, plan)))
     return tokens / (time.perf_counter() - began)
-
-
-async def over_http(url: str, plan: Sequence[dict[str, Any]]) -> list[Outcome]:
-    """What a client in a process of its own saw."""
-    client = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(CLIENT), url),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    written, _ = await client.communicate(json.dumps(plan).encode())
-    if client.returncode:
-        raise RuntimeError(f"the client ended with status {client.returncode}")
-    return [Outcome(**outcome) for outcome in json.loads(written)]
-
-
-def rate_of(outcomes: Sequence[Outcome]) -> float:
-    """Tokens per second from the first request to the last end."""
-    seconds = max(outcome.total_seconds for outcome in outcomes)
-    return sum(outcome.tokens for outcome in outcomes) / seconds
 
 
 async def watch_lag(late: list[float]) -> None:

@@ -1,18 +1,25 @@
-"""The benchmark of the server runs, and says of each stream how it ended."""
+"""The benchmarks of servers run, and say of each stream how it ended."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "server.py"
+from tests.cli.server_process import ServerProcess
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def start(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, BENCHMARKS / script, *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *arguments], check=True, capture_output=True, text=True, timeout=50
-    )
+    done = start("server.py", *arguments)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -34,3 +41,27 @@ def test_clients_that_vanish_leave_nothing() -> None:
     told = run("soak", "--minutes", "0.02", "--streams", "2")
     assert "'errors': 0, 'wrong ends': 0" in told
     assert "pages held by requests: 0 after a quarter, 0 at the end" in told
+
+
+def test_servers_that_run_are_compared_on_the_same_streams() -> None:
+    with ServerProcess("--served-model-names", "served") as server:
+        url = server.url.removeprefix("http://")
+        sizes = ("--vocab-size", "1000", "--repeats", "1", "--works")
+        done = start("beside.py", f"ours={url}", f"other={url}", *sizes, "one", "many")
+        short = start("beside.py", f"ours={url}", "--works", "one", "--vocab-size", "100000")
+    assert done.returncode == 0, done.stderr
+    title, ours, other, *_ = done.stdout.splitlines()
+    assert title == "one: one of 128 tokens, 128 out"
+    assert re.fullmatch(r"  ours [\d,]+ tokens/s", ours)
+    assert re.fullmatch(r"  other [\d,]+ tokens/s; the first to it [\d.]+ \([\d. to]+\)", other)
+    assert short.returncode == 1
+    assert short.stderr.startswith("ours: status 400")
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    done = start("beside.py", "ours=127.0.0.1:1", "--works", "one")
+    assert done.returncode == 1
+    assert done.stderr.startswith("ours: ConnectionRefusedError")
+    done = start("beside.py", "127.0.0.1:1")
+    assert done.returncode == 2
+    assert "expected NAME=HOST:PORT, got '127.0.0.1:1'" in done.stderr
