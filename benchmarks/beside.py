@@ -6,17 +6,21 @@ how many times as fast the first one is.
 
 It takes any server with OpenAI's /v1/completions that knows prompts of token ids and `ignore_eos`,
 and that calls its model `served`. The client is a process of its own, on the same machine. Each
-repeat has prompts of its own, so that no cache carries anything from one to the next; behind a
-warm-up the median counts, of rates and of the ratios of each repeat. It ends with what went wrong
+repeat has prompts of its own, drawn from a seed that differs from run to run, so that no cache
+carries anything from one to the next; behind a warm-up the median counts, of rates and of the
+ratios of each repeat. Some servers spin for seconds after their last token: each run waits
+`--pause-seconds` for the one before. It ends with what went wrong
 where a stream fails, or has fewer tokens than it was asked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +50,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--works", nargs="+", choices=WORKS, default=[*WORKS])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--vocab-size", type=int, default=8192, help="ids are below it")
+    parser.add_argument("--pause-seconds", type=float, default=5)
+    parser.add_argument("--seed", type=int, default=time.time_ns())
     return parser.parse_args()
 
 
@@ -61,8 +67,11 @@ async def compare(options: argparse.Namespace) -> None:
         print(f"{work}: {WORKS[work]}", flush=True)
         rates: dict[str, list[float]] = {name: [] for name, _ in options.servers}
         for repeat in range(options.repeats + 1):
-            plan = plan_of(work, random.Random(f"{work} {repeat}"), options.vocab_size)
+            plan = plan_of(
+                work, random.Random(f"{options.seed} {work} {repeat}"), options.vocab_size
+            )
             for name, url in options.servers:
+                await asyncio.sleep(options.pause_seconds)
                 outcomes = await from_own_process(url, plan)
                 if fault := fault_of(plan, outcomes):
                     sys.exit(f"{name}: {fault}")

@@ -46,7 +46,7 @@ def test_clients_that_vanish_leave_nothing() -> None:
 def test_servers_that_run_are_compared_on_the_same_streams() -> None:
     with ServerProcess("--served-model-names", "served") as server:
         url = server.url.removeprefix("http://")
-        sizes = ("--vocab-size", "1000", "--repeats", "1", "--works")
+        sizes = ("--vocab-size", "1000", "--repeats", "1", "--pause-seconds", "0", "--works")
         done = start("beside.py", f"ours={url}", f"other={url}", *sizes, "one", "many")
         short = start("beside.py", f"ours={url}", "--works", "one", "--vocab-size", "100000")
     assert done.returncode == 0, done.stderr
