@@ -111,6 +111,12 @@ class RequestView:
         return self._sequence.phase is Phase.RUNNING
 
     @property
+    def is_held(self) -> bool:
+        """Whether it can't go on now: its reader is behind, or it isn't known yet what may come
+        next."""
+        return self._sequence.is_held
+
+    @property
     def prompt_tokens(self) -> int:
         return self._sequence.prompt_tokens
 
@@ -176,6 +182,20 @@ class RequestView:
         return 0 if self._has_ended else self._sequence.lease.num_pages
 
     @property
+    def pages_to_start(self) -> int:
+        """Pages that a waiting request would take of those that are free or cached: new ones, and
+        those that it finds and nobody else uses. 0 for others."""
+        sequence, memory = self._sequence, self._memory
+        if sequence.phase is not Phase.WAITING:
+            return 0
+        limit, available = sequence.num_cacheable, memory.num_available
+        claim = memory.claim(sequence.lease, sequence.known_ids, limit)
+        claim = memory.without_tail(sequence.lease, sequence.num_known, claim, limit)
+        found = available - memory.num_available
+        memory.drop(claim)
+        return claim.num_new_pages + found
+
+    @property
     def reclaimable_pages(self) -> int:
         """Pages that nobody else uses: they come back if the request is preempted; 0 after the
         end."""
@@ -229,6 +249,7 @@ class ViewSource(Protocol):
     def recent_steps(self) -> tuple[StepSummary, ...]: ...
     def estimate(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float | None: ...
     def pages_reserved(self) -> int: ...
+    def pages_reserved_for(self, request: RequestView) -> int: ...
 
 
 class SchedulerView(msgspec.Struct, frozen=True):
@@ -249,6 +270,7 @@ class SchedulerView(msgspec.Struct, frozen=True):
     """Given back, and free as soon as the step that may still touch them is done."""
     num_running: int
     num_waiting: int
+    """Those that are held included."""
     pages_pinned: int
     """Kept by pins; one that two pins share counts twice."""
     _source: ViewSource
@@ -260,7 +282,8 @@ class SchedulerView(msgspec.Struct, frozen=True):
 
     @property
     def waiting(self) -> Sequence[RequestView]:
-        """All that wait for one, in order of arrival. Made anew each time: take it once."""
+        """All that wait for one and aren't held, in order of arrival. Made anew each time: take it
+        once."""
         return self._source.views_of_waiting()
 
     @property
@@ -284,6 +307,11 @@ class SchedulerView(msgspec.Struct, frozen=True):
         """Pages kept for the answers of those that run, by the engine's `output_reserve_tokens`.
         They are counted each time."""
         return self._source.pages_reserved()
+
+    def pages_reserved_for(self, request: RequestView) -> int:
+        """Pages that `output_reserve_tokens` keeps for the answer of one that runs, or would keep
+        if it did; 0 after the end."""
+        return self._source.pages_reserved_for(request)
 
     def estimate(
         self, prefill_tokens: int = 0, decodes: int = 0, context_tokens: int = 0

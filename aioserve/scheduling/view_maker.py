@@ -55,7 +55,7 @@ class ViewMaker:
         return tuple([s.view for s in self._books.running])
 
     def views_of_waiting(self) -> Sequence[RequestView]:
-        return tuple([s.view for s in self._books.waiting])
+        return tuple([s.view for s in self._books.waiting if not s.is_held])
 
     def recent_steps(self) -> tuple[StepSummary, ...]:
         return self._times.recent
@@ -66,3 +66,7 @@ class ViewMaker:
     def pages_reserved(self) -> int:
         """Pages kept for the answers of those that run; counted each time."""
         return self._reserve.total(s for s in self._books.running if not s.paused)
+
+    def pages_reserved_for(self, request: RequestView) -> int:
+        sequence = self._books.sequences.get(request.arrival_index)
+        return 0 if sequence is None else self._reserve.pages_ahead(sequence)
