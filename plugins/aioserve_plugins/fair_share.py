@@ -32,12 +32,14 @@ class FairShare(SchedulingPolicy):
     `weights` are by tenant, 1 unless given; requests without a tenant share one account. Of tenants
     without requests the `max_idle_tenants` latest are remembered.
 
-    Running requests of a tenant give way whose counter is `lead_tokens` ahead of one that waits: as
-    many as those who are behind need seats and pages for, the tenant that is ahead the most first,
-    and of its requests those that lose the least work. However long answers are, and however many
-    run at once, a tenant's lead over one that waits all the while grows to `lead_tokens` and what
-    steps in flight may add, and no further, as long as seats are what is short. Where memory is,
-    nobody gives way unless that makes room enough. None: what runs runs to its end.
+    Running requests of a tenant give way whose counter is ahead of one that waits by `lead_tokens`
+    and the longest prompt that it was charged for at once: that much is due to the order in which
+    requests start. They give way to as many as would bring those behind up to that, and start in
+    this step, the tenant that is ahead the most first, and of its requests those that lose the
+    least work. However long answers are, and however many run at once, a tenant's lead over one
+    that waits all the while grows to this and what steps add until that one can start, and no
+    further, as long as seats are what is short. Where memory is, nobody gives way unless that makes
+    room enough. None: what runs runs to its end.
 
     Raises `ConfigError` for a weight that isn't positive and finite, an `output_cost` that is
     negative or not finite, a `max_idle_tenants` below 0, or a `lead_tokens` that isn't positive.
@@ -76,6 +78,8 @@ class FairShare(SchedulingPolicy):
         self._live: defaultdict[str | None, dict[RequestView, None]] = defaultdict(dict)
         self._charged: dict[RequestView, int] = {}
         """Generated tokens charged to each request that has started."""
+        self._longest: dict[str | None, float] = {}
+        """The most that each tenant with requests was charged for one prompt."""
         self._last: str | None = None
         """The tenant whose request started last."""
         self._level = 0.0
@@ -83,62 +87,62 @@ class FairShare(SchedulingPolicy):
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         self._settle()
-        queues: defaultdict[str | None, list[RequestView]] = defaultdict(list)
-        for request in reversed(waiting):
-            queues[request.tenant].append(request)
-        return self._by_service(queues)
-
-    def _by_service(self, queues: Mapping[str | None, list[RequestView]]) -> Iterator[RequestView]:
-        """Looks at the counters anew after each request: one that has started was charged."""
-        heap = [(self._counter(t), queue[-1].arrival_index, t) for t, queue in queues.items()]
-        heapq.heapify(heap)
-        while heap:
-            tenant = heap[0][-1]
-            queue = queues[tenant]
-            yield queue.pop()
-            if queue:
-                entry = (self._counter(tenant), queue[-1].arrival_index, tenant)
-                heapq.heapreplace(heap, entry)
-            else:
-                heapq.heappop(heap)
+        return _by_service(waiting, self._counters)
 
     def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        lead = self.lead_tokens
-        if lead is None or not view.num_waiting:
+        if self.lead_tokens is None or not view.num_waiting:
             return ()
         self._settle()
-        least = min(map(self._counter, self._backlogged()), default=math.inf)
-        ahead = [r for r in running if self._counter(r.tenant) > least + lead]
-        return self._give_way(ahead, lead, view) if ahead else ()
+        most = max(self._excess(tenant) for tenant in {request.tenant for request in running})
+        waiting = view.waiting
+        if most <= min((self._counter(request.tenant) for request in waiting), default=math.inf):
+            return ()
+        return self._give_way(running, waiting, view)
+
+    def _excess(self, tenant: str | None) -> float:
+        """Its counter less what it may be ahead: who is behind that takes its seats."""
+        return self._counter(tenant) - (self.lead_tokens or 0) - self._longest.get(tenant, 0.0)
 
     def _give_way(
-        self, ahead: list[RequestView], lead: float, view: SchedulerView
+        self, running: Sequence[RequestView], waiting: Sequence[RequestView], view: SchedulerView
     ) -> list[RequestView]:
-        """Those whose seats and pages are enough for requests that are behind them by the lead."""
-        ahead.sort(key=lambda r: (self._counter(r.tenant), -r.lost_tokens, r.arrival_index))
-        seats = view.max_num_seqs - view.num_running
+        """Those whose seats and pages are enough for requests that are behind them, and could start
+        in this step."""
+        ahead = sorted(
+            running, key=lambda r: (self._excess(r.tenant), -r.lost_tokens, r.arrival_index)
+        )
+        seats = view.max_num_seqs - sum(request.num_samples for request in view.running)
         pages = view.pages_free + view.pages_cached + view.pages_fenced - view.pages_reserved
+        tokens = view.max_num_batched_tokens
+        counters = {**self._counters}
         giving: list[RequestView] = []
-        for request in sorted(
-            view.waiting, key=lambda r: (self._counter(r.tenant), r.arrival_index)
-        ):
-            limit = self._counter(request.tenant) + lead
+        for request in _by_service(waiting, counters):
+            counter = counters.get(request.tenant, 0.0)
             seats -= request.num_samples
-            pages -= -(-request.uncached_tokens // view.page_size) + 1
+            pages -= request.pages_to_start + view.pages_reserved_for(request)
             for_this: list[RequestView] = []
             while seats < 0 or pages < 0:
-                if not ahead or self._counter(ahead[-1].tenant) <= limit:
+                if not ahead or self._excess(ahead[-1].tenant) <= counter:
                     return giving
-                for_this.append(ahead.pop())
-                seats, pages = seats + 1, pages + for_this[-1].reclaimable_pages
+                leaving = ahead.pop()
+                for_this.append(leaving)
+                seats += leaving.num_samples
+                pages += leaving.reclaimable_pages + view.pages_reserved_for(leaving)
             giving += for_this
+            uncached = request.uncached_tokens
+            tokens -= uncached
+            if tokens <= 0 or not ahead or self._excess(ahead[-1].tenant) <= counter:
+                return giving
+            if request not in self._charged:
+                counters[request.tenant] = counter + self._cost(request.tenant, uncached)
         return giving
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if not request.pages and request not in self._charged:
             self._rise()
             self._last = request.tenant
-            self._charge(request, request.uncached_tokens)
+            cost = self._charge(request, request.uncached_tokens)
+            self._longest[request.tenant] = max(cost, self._longest.get(request.tenant, 0.0))
             self._charged[request] = 0
         return budget_tokens
 
@@ -166,13 +170,14 @@ class FairShare(SchedulingPolicy):
                 self._leave(request.tenant)
 
     def _backlogged(self) -> set[str | None]:
-        return {t for t, live in self._live.items() if any(not one.pages for one in live)}
+        return {t for t, live in self._live.items() if any(map(_waits, live))}
 
     def _rise(self) -> None:
         self._level = max(self._level, self._counter(self._last))
 
     def _leave(self, tenant: str | None) -> None:
         del self._live[tenant]
+        self._longest.pop(tenant, None)
         self._idle[tenant] = None
         if len(self._idle) > self.max_idle_tenants:
             longest = next(iter(self._idle))
@@ -189,12 +194,40 @@ class FairShare(SchedulingPolicy):
             self._charge(request, self.output_cost * (request.generated_tokens - charged))
             self._charged[request] = request.generated_tokens
 
-    def _charge(self, request: RequestView, cost: float) -> None:
-        weight = self.weights.get(request.tenant, 1.0)
-        self._counters[request.tenant] = self._counter(request.tenant) + cost / weight
+    def _charge(self, request: RequestView, tokens: float) -> float:
+        cost = self._cost(request.tenant, tokens)
+        self._counters[request.tenant] = self._counter(request.tenant) + cost
+        return cost
+
+    def _cost(self, tenant: str | None, tokens: float) -> float:
+        return tokens / self.weights.get(tenant, 1.0)
 
     def _counter(self, tenant: str | None) -> float:
         return self._counters.get(tenant, 0.0)
+
+
+def _waits(request: RequestView) -> bool:
+    return not request.pages and not request.is_held
+
+
+def _by_service(
+    waiting: Sequence[RequestView], counters: Mapping[str | None, float]
+) -> Iterator[RequestView]:
+    """Looks at the counters anew after each request: one that has started was charged."""
+    queues: defaultdict[str | None, list[RequestView]] = defaultdict(list)
+    for request in reversed(waiting):
+        queues[request.tenant].append(request)
+    heap = [(counters.get(t, 0.0), queue[-1].arrival_index, t) for t, queue in queues.items()]
+    heapq.heapify(heap)
+    while heap:
+        tenant = heap[0][-1]
+        queue = queues[tenant]
+        yield queue.pop()
+        if queue:
+            entry = (counters.get(tenant, 0.0), queue[-1].arrival_index, tenant)
+            heapq.heapreplace(heap, entry)
+        else:
+            heapq.heappop(heap)
 
 
 @hookimpl

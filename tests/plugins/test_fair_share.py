@@ -90,30 +90,34 @@ def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
 LONG_OUTPUT, LEAD = 40, 24.0
 
 
-@settings(max_examples=20)
+@settings(max_examples=30)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 20), st.sampled_from(["a", "b", "c"]), st.integers(1, MAX_PROMPT)),
+        st.tuples(st.integers(0, 20), st.sampled_from(["a", "b", "c"]), st.integers(1, 8)),
         min_size=2,
         max_size=5,
     ),
-    st.sampled_from([None, WEIGHTS]),
+    st.sampled_from([None, WEIGHTS, {"a": 4.0, "b": 8.0, "c": 4.0}]),
+    st.sampled_from([3, 20]),
 )
-def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, weights):
-    """Than the lead, or where both began to wait, by a prompt and two steps on all seats."""
+def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, weights, unit):
+    """Than the lead, or where both began to wait, by a prompt, and by what is generated on all
+    seats while the longest context is computed and in two steps more."""
     policy = FairShare(weights=weights, lead_tokens=LEAD)
-    bench = Bench(policy=policy, num_pages=512, max_num_seqs=SEATS)
+    bench = Bench(policy=policy, num_pages=1024, max_num_seqs=SEATS)
     weight = dict.fromkeys(["a", "b", "c"], 1.0) | (weights or {})
-    slack = (MAX_PROMPT + 2 * 2.0 * SEATS) / min(weight.values())
+    prompt = 8 * unit
+    steps = -(-(prompt + LONG_OUTPUT) // (bench.scheduler.max_num_batched_tokens - SEATS)) + 2
+    slack = (prompt + steps * 2.0 * SEATS) / min(weight.values())
     first: dict[tuple[str, str], float] = {}
     """Who leads by how much since both wait; below 0 where the other one does."""
     pending = list(reversed(todo))
     step = 0
     while pending or bench.scheduler.books.sequences:
         while pending and pending[-1][0] <= step:
-            _, tenant, prompt = pending.pop()
+            _, tenant, units = pending.pop()
             for _ in range(3):
-                bench.submit(prompt, LONG_OUTPUT, tenant=tenant)
+                bench.submit(units * unit, LONG_OUTPUT, tenant=tenant)
             step = 0
         step += 1
         if not bench.scheduler.books.sequences:
@@ -128,6 +132,136 @@ def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, we
             else:
                 first.pop(pair, None)
     assert bench.scheduler.guard.faults_total == 0
+
+
+ticks = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "submit", "step", "step", "pause", "resume", "finish"]),
+        st.sampled_from(["a", "b", None]),
+        st.integers(1, 40),
+        st.integers(1, 2),
+    ),
+    min_size=4,
+    max_size=40,
+)
+
+
+@settings(max_examples=40)
+@given(ticks, st.sampled_from([0, 16]), st.sampled_from([2.0, 24.0]))
+def test_all_end_and_none_is_kept_although_readers_stop_and_memory_is_short(todo, reserve, lead):
+    policy = FairShare(lead_tokens=lead, max_idle_tenants=1)
+    bench = Bench(
+        policy=policy,
+        num_pages=24,
+        prefix_caching=True,
+        max_num_seqs=SEATS,
+        output_reserve_tokens=reserve,
+    )
+    for verb, tenant, size, samples in todo:
+        live = list(bench.sequences)
+        if verb == "submit":
+            bench.submit_all([size % 3] * size, LONG_OUTPUT, n=samples, tenant=tenant)
+        elif verb == "step" and (plan := bench.scheduler.plan(0.0)) is not None:
+            bench.commit(plan)
+        elif verb != "step" and live:
+            getattr(bench.scheduler, verb)(live[size % len(live)])
+    for sequence_id in bench.sequences:
+        bench.scheduler.resume(sequence_id)
+    while bench.sequences:
+        bench.step()
+    assert bench.scheduler.guard.faults_total == 0
+    assert [policy._live, policy._charged, policy._longest] == [{}, {}, {}]
+    assert policy._counters.keys() <= policy._idle.keys()
+
+
+def test_nobody_gives_way_to_one_whose_reader_is_behind():
+    bench = Bench(policy=FairShare(lead_tokens=64), num_pages=512, max_num_seqs=2)
+    slow = bench.submit([9] * 4, 400, tenant="slow")
+    busy = [bench.submit([8] * 4, 400, tenant="busy")]
+    bench.step()
+    bench.scheduler.pause(slow)
+    busy.append(bench.submit([7] * 4, 400, tenant="busy"))
+    bench.step()
+    assert bench.sequences[slow].phase is Phase.WAITING
+    while bench.sequences.keys() & busy:
+        bench.step()
+    assert bench.scheduler.counters.preemptions == 1
+
+
+def test_who_comes_anew_does_not_begin_where_one_is_whose_reader_is_behind():
+    policy = FairShare()
+    bench = Bench(policy=policy, num_pages=512, max_num_seqs=2)
+    slow = bench.submit([9] * 4, 400, tenant="slow")
+    bench.submit([8] * 4, 400, tenant="busy")
+    bench.step()
+    bench.scheduler.pause(slow)
+    bench.submit([7] * 4, 400, tenant="busy")
+    for _ in range(100):
+        bench.step()
+    assert bench.sequences[slow].phase is Phase.WAITING
+    bench.submit([6] * 4, 400, tenant="new")
+    bench.step()
+    assert policy._counter("new") > policy._counter("slow") + 300
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_prompts_longer_than_the_lead_make_nobody_give_way(caching):
+    """Whose turn it is to start is all that they change."""
+    policy = FairShare(lead_tokens=LEAD)
+    bench = Bench(policy=policy, num_pages=256, max_num_seqs=3, prefix_caching=caching)
+    for number in range(12):
+        bench.submit([number] * (40 + 5 * (number % 7)), 8, tenant="ab"[number % 2])
+    bench.run()
+    assert bench.scheduler.counters.preemptions == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "lead", "budget", "expected"),
+    [(2, 1000, 64, 8), (50, 64 + 120, 512, 3), (20, 1000, 24, 2)],
+)
+def test_no_more_give_way_than_bring_those_behind_up_and_can_start_in_the_step(
+    prompt, lead, budget, expected
+):
+    policy = FairShare(lead_tokens=64)
+    bench = Bench(policy=policy, num_pages=512, max_num_seqs=8, max_num_batched_tokens=budget)
+    for _ in range(8):
+        bench.submit(1, 400, tenant="ahead")
+    bench.step()
+    for _ in range(8):
+        bench.submit([9] * prompt, 400, tenant="behind")
+    bench.step()
+    policy._settle()
+    policy._counters["ahead"] = policy._counter("behind") + lead
+    bench.step()
+    assert bench.scheduler.counters.preemptions == expected
+
+
+@pytest.mark.parametrize("reserve", [0, 64])
+@pytest.mark.parametrize("cached", [False, True])
+def test_as_many_give_way_as_the_one_behind_needs_pages_for(reserve, cached):
+    """The pages that it finds, which nobody uses, are no room for it, and the answers of those who
+    leave need none any more."""
+    policy = FairShare(lead_tokens=64)
+    bench = Bench(
+        policy=policy,
+        num_pages=60,
+        max_num_seqs=8,
+        prefix_caching=True,
+        output_reserve_tokens=reserve,
+    )
+    bench.submit([9] * 100, 1, tenant="behind")
+    bench.run()
+    for number in range(2):
+        bench.submit([number] * 4, 70, tenant="ahead")
+    for _ in range(8):
+        bench.step()
+    behind = bench.submit([9 if cached else 8] * 100 + [7] * 20, 60, tenant="behind")
+    bench.step()
+    began = policy._counter("ahead") - policy._counter("behind")
+    while bench.sequences[behind].phase is Phase.WAITING:
+        bench.step()
+        policy._settle()
+    assert policy._counter("ahead") - policy._counter("behind") <= began + 64 + 4 + 2 * 2 * 2
 
 
 def test_without_a_lead_long_answers_run_to_their_end_and_with_one_they_give_way():
