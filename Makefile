@@ -9,7 +9,8 @@
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   clean   remove what was built, keep .venv             distclean   remove .venv too
 #
-# PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, and
+# PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, WORKERS=4 how
+# many processes share the tests, and
 # MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
 # SANITIZERS="thread" which one `make sanitize` runs, and FUZZ="--max-seconds 60" for how long
 # `make fuzz` goes on.
@@ -19,6 +20,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 
 export PROMPT ?= What does json.dumps do?
+WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
@@ -37,6 +39,10 @@ FOR_CLIENTS := .venv/.for-clients
 FOR_DOCS := .venv/.for-docs
 BUILT := .venv/.built
 
+# Tests that watch the clock run behind the others, when nothing else does.
+PYTEST := $(BIN)/python -m pytest
+PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
+
 # pytest rewrites the assertions of tests/ into statements that -O keeps (tests/test_assertions.py),
 # and warns of others.
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
@@ -48,11 +54,13 @@ run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run "$$PROMPT"
 
 test: lint $(FOR_CLIENTS)
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST_SHARED) -m "not slow and not alone"
+	$(PYTEST) -m "not slow and alone"
 	$(PYTEST_OPTIMIZED) -q tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling
 
 test-slow: lint $(FOR_CLIENTS)
-	$(BIN)/python -m pytest
+	$(PYTEST_SHARED) -m "not alone"
+	$(PYTEST) -m alone
 
 test-optimized: $(FOR_TEST) $(BUILT)
 	$(PYTEST_OPTIMIZED)

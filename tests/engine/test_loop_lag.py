@@ -21,6 +21,8 @@ import pytest
 
 from aioserve import Engine, PromptTooLongError, SamplingParams, SchedulingPolicy
 
+pytestmark = pytest.mark.alone
+
 LINE = "def function(argument):\n    return [value * 2 for value in argument]\n"
 STALL_SECONDS = 0.2
 MAX_CALLBACK_CPU_SECONDS = 0.05

@@ -13,6 +13,8 @@ import pytest
 from aioserve.execution.waker import Waker
 from aioserve.testing import run_simulated
 
+pytestmark = pytest.mark.alone
+
 
 def open_files() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
