@@ -19,7 +19,18 @@ import pytest
 import aioserve
 from aioserve.errors import InvariantError
 from aioserve.execution.plan import StepPlan
-from aioserve.kv import lease, memory, page_pool, page_table, pages, prefix_tree
+from aioserve.kv import (
+    claims,
+    copies,
+    lease,
+    memory,
+    page_pool,
+    page_table,
+    pages,
+    prefix_tree,
+    swapping,
+    usage,
+)
 from aioserve.request import FinishReason
 from aioserve.scheduling import (
     account,
@@ -46,7 +57,7 @@ from tests.scheduling.request_model import RequestModel
 
 MODULES = (planner, scheduler, books, slots, sequence, reserve, memory, lease, page_table)
 MODULES += (guard, view, account, displacement, pooling, page_pool, pages, prefix_tree)
-MODULES += (pins, view_maker)
+MODULES += (pins, view_maker, claims, copies, swapping, usage)
 FILES = {module.__file__ for module in MODULES}
 
 
