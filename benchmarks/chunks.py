@@ -16,15 +16,15 @@ from typing import Any
 from aioserve import Engine, FinishReason, Token
 from aioserve.engine.chat import ChatDelta
 from aioserve.request import Logprobs, TopLogprob, Usage
-from aioserve.server.openai.answer_plan import AnswerPlan
-from aioserve.server.openai.chat import AboutChunk
-from aioserve.server.openai.chat_body import ChatRequest
-from aioserve.server.openai.chat_choices import ChatChoices
+from aioserve.server.answers.plan import AnswerPlan
+from aioserve.server.openai.chat_api.choices import ChatChoices
+from aioserve.server.openai.chat_api.making import AboutChunk
+from aioserve.server.openai.chat_api.request import ChatRequest
 from aioserve.server.openai.chunks import Chunks
-from aioserve.server.openai.completion_body import CompletionRequest
-from aioserve.server.openai.completion_choices import PromptChoices
-from aioserve.server.openai.completions import AboutCompletion
-from aioserve.server.openai.together import Batch
+from aioserve.server.openai.completions_api.choices import PromptChoices
+from aioserve.server.openai.completions_api.making import AboutCompletion
+from aioserve.server.openai.completions_api.request import CompletionRequest
+from aioserve.server.openai.completions_api.together import Batch
 from aioserve.server.openai.usage import StreamOptions
 
 COUNT = 20_000

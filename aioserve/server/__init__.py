@@ -5,11 +5,14 @@
     async with Engine("path/to/model") as engine:
         app = create_app(engine)
 
-    Door ──► guards/ ──► EndpointApp ──► openai/, anthropic/, operations ──► Engine
-      └► telemetry/: metrics, log, spans            page/, steps/: what the engine does, shown
+    Door ──► guards/ ──► EndpointApp ──┬─► openai/, anthropic/ ──► answers/ ──► Engine
+      └► telemetry/: metrics, log,     ├─► operations: is it alive, is it ready
+         spans                         └─► page/, steps/: what the engine does, shown
 
-`app` lists the endpoints, `served` is what each handler is given, `running` and `draining` are the
-life of a server. Knows the engine by its public methods alone: neither the scheduler nor tensors.
+`openai/` and `anthropic/` are bodies, answers and errors as each API writes them, `answers/` is
+what they share: tools and forms, limits, the pieces of answers. `app` lists the endpoints, `served`
+is what each handler is given, `running` and `draining` are the life of a server. Knows the engine
+by its public methods alone: neither the scheduler nor tensors.
 """
 
 from __future__ import annotations

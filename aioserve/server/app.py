@@ -17,17 +17,13 @@ from aioserve.server.door import RECORD, Door, Listener
 from aioserve.server.endpoint import Endpoint, EndpointApp
 from aioserve.server.guards import guards_of
 from aioserve.server.misses import misses
-from aioserve.server.openai.chat import CHAT
-from aioserve.server.openai.completions import COMPLETIONS
+from aioserve.server.openai.chat_api.making import CHAT
+from aioserve.server.openai.completions_api.making import COMPLETIONS
 from aioserve.server.openai.embeddings import EMBEDDINGS
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.models import MODELS
-from aioserve.server.openai.responses import (
-    DELETE_RESPONSE,
-    GET_RESPONSE,
-    INPUT_ITEMS,
-    RESPONSES,
-)
+from aioserve.server.openai.responses_api.making import RESPONSES
+from aioserve.server.openai.responses_api.stored import DELETE_RESPONSE, GET_RESPONSE, INPUT_ITEMS
 from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
 from aioserve.server.openapi import describing
 from aioserve.server.operations import OPERATIONS

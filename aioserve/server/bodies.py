@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope
 
 from aioserve.server.errors import ApiError
 
-__all__ = ["ClientGone", "converted", "parameters", "parse", "read_body"]
+__all__ = ["ClientGone", "Strict", "converted", "parameters", "parse", "read_body"]
 
 T = TypeVar("T")
 
@@ -25,6 +25,10 @@ UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
 MAX_FIELD_CHARS = 200
 """Of the name of a field, as an error tells it: clients may give it any length."""
 PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`")
+
+
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a body."""
 
 
 class ClientGone(Exception):

@@ -20,7 +20,7 @@ from aioserve.errors import (
     RequestRefusedError,
 )
 
-__all__ = ["ApiError", "called", "told"]
+__all__ = ["ApiError", "called", "refuse", "told"]
 
 DRAINING_RETRY_SECONDS = 5.0
 """Where a server that goes away is asked: by then its successor may answer."""
@@ -61,6 +61,11 @@ class ApiError(Exception):
         if self.retry_after_seconds is None:
             return {}
         return {"retry-after": str(max(1, math.ceil(self.retry_after_seconds)))}
+
+
+def refuse(field: str, why: str) -> ApiError:
+    """About a field of a body."""
+    return ApiError(400, f"{field} {why}", param=field)
 
 
 def told(error: Exception) -> ApiError:

@@ -10,7 +10,7 @@ from typing import Any
 from aioserve.engine.engine import Engine
 from aioserve.server.calls import Calls
 from aioserve.server.errors import ApiError
-from aioserve.server.openai.responses_store import ResponseStore
+from aioserve.server.openai.responses_api.store import ResponseStore
 from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.recorder import StepRecorder

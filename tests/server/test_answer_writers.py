@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.server.answering import Arguments, CallBegun, Content, Piece, Reasoning
+from aioserve.server.answers.answering import Arguments, CallBegun, Content, Piece, Reasoning
 from aioserve.server.anthropic.messages import BlockWriter
-from aioserve.server.openai.responses_writer import ItemWriter
+from aioserve.server.openai.responses_api.writer import ItemWriter
 from tests.server.event_checks import checked_items, checked_message
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=4)

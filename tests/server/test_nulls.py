@@ -10,7 +10,7 @@ import pytest
 from msgspec import inspect
 
 from aioserve.server.app import ENDPOINTS
-from aioserve.server.openai.responses_items import OutputText, ReasoningItem
+from aioserve.server.openai.responses_api.items import OutputText, ReasoningItem
 from tests.server.talking import scripted
 
 BODIES = [each.kind for each in ENDPOINTS if each.kind is not None and each.bodiless is None]

@@ -13,10 +13,11 @@ import pytest
 from aioserve import Engine
 from aioserve.errors import RequestFailedError
 from aioserve.server import ServerSettings
-from aioserve.server.answering import Content
+from aioserve.server.answers.answering import Content
 from aioserve.server.errors import ApiError
-from aioserve.server.openai import responses as api
-from aioserve.server.openai.responses_request import ResponseRequest
+from aioserve.server.openai.responses_api import making, stored
+from aioserve.server.openai.responses_api.request import ResponseRequest
+from aioserve.server.openai.responses_api.response import Response
 from aioserve.server.served import Call, Served
 from tests.engine.scripted import ScriptedModel
 from tests.server.event_checks import checked_response, events_of, without_ids
@@ -247,23 +248,23 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
             return Call(shared, "id", tenant=tenant)
 
         body = ResponseRequest(model="scripted", input="a")
-        mine = await api.responses(call("a"), body)
-        assert isinstance(mine, api.Response)
-        path = api.ResponsePath(response_id=mine.id)
-        listing = api.ListPath(response_id=mine.id)
+        mine = await making.responses(call("a"), body)
+        assert isinstance(mine, Response)
+        path = stored.ResponsePath(response_id=mine.id)
+        listing = stored.ListPath(response_id=mine.id)
         going_on = ResponseRequest(model="scripted", input="b", previous_response_id=mine.id)
         for tenant in ("b", None):
             for handler, asked in (
-                (api.response, path),
-                (api.delete_response, path),
-                (api.input_items, listing),
-                (api.responses, going_on),
+                (stored.response, path),
+                (stored.delete_response, path),
+                (stored.input_items, listing),
+                (making.responses, going_on),
             ):
                 with pytest.raises(ApiError) as refused:
                     await handler(call(tenant), asked)  # pyright: ignore[reportArgumentType]
                 assert refused.value.status == 404
-        assert await api.response(call("a"), path)
-        assert await api.responses(call("a"), going_on)
+        assert await stored.response(call("a"), path)
+        assert await making.responses(call("a"), going_on)
 
 
 @pytest.mark.parametrize(
@@ -451,7 +452,7 @@ async def test_a_stream_that_fails_ends_once_and_is_stored_as_failed(
         yield [Content("x")]
         raise RequestFailedError("planted")
 
-    monkeypatch.setattr("aioserve.server.answering.Answering.batches", broken)
+    monkeypatch.setattr("aioserve.server.answers.answering.Answering.batches", broken)
     async with scripted() as (_, engine, client):
         text = (await client.post("/v1/responses", json=BODY | {"stream": True})).text
         events = events_of(text)

@@ -9,14 +9,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from aioserve.server.openai.responses_items import (
+from aioserve.server.openai.responses_api.items import (
     FunctionCall,
     FunctionCallOutput,
     Item,
     Message,
     ReasoningItem,
 )
-from aioserve.server.openai.responses_truncation import Placed, shortened
+from aioserve.server.openai.responses_api.truncation import Placed, shortened
 from tests.server.scripts import TEMPLATE, scripted
 
 BODY: dict[str, Any] = {"model": "scripted", "input": "How is it outside?", "seed": 0}

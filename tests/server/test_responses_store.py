@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aioserve.server.openai.responses_store import ResponseStore, Stored
+from aioserve.server.openai.responses_api.store import ResponseStore, Stored
 
 MAX_ENTRIES, MAX_BYTES, SECONDS = 3, 10, 100
 tenants = st.sampled_from([None, "a", "b"])

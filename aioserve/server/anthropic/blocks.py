@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from aioserve.server.answers.turns import Turns
 from aioserve.server.errors import ApiError
-from aioserve.server.turns import Turns
 
 __all__ = [
     "CacheControl",

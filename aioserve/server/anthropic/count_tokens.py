@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from aioserve.server.answers.turns import renamed
 from aioserve.server.anthropic.errors import ANTHROPIC_ERRORS
 from aioserve.server.anthropic.request import (
     NAMES,
@@ -15,7 +16,6 @@ from aioserve.server.anthropic.request import (
 )
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.served import Call
-from aioserve.server.turns import renamed
 
 __all__ = ["COUNT_TOKENS", "TokenCount"]
 

@@ -10,7 +10,14 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.request import Usage
-from aioserve.server.answering import Answering, Arguments, CallBegun, Content, Piece, Reasoning
+from aioserve.server.answers.answering import (
+    Answering,
+    Arguments,
+    CallBegun,
+    Content,
+    Piece,
+    Reasoning,
+)
 from aioserve.server.anthropic.blocks import TextBlock, ThinkingBlock, ToolUseBlock
 from aioserve.server.anthropic.errors import ANTHROPIC_ERRORS
 from aioserve.server.anthropic.request import MessageRequest, asked_of

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
-
-from aioserve.server.answering import Asked
+from aioserve.server.answers.answering import Asked
+from aioserve.server.answers.forms import json_schema, named_tool, tool
+from aioserve.server.answers.limits import check_at_most
+from aioserve.server.answers.plan import AnswerPlan, planned
+from aioserve.server.answers.reasoning import variables_of
+from aioserve.server.answers.sampling import FORM_ARGUMENTS, SamplingFields
+from aioserve.server.answers.turns import Turns, renamed
 from aioserve.server.anthropic.blocks import (
     CacheControl,
     InputMessage,
@@ -14,14 +18,9 @@ from aioserve.server.anthropic.blocks import (
     add_message,
     text_of,
 )
+from aioserve.server.bodies import Strict
 from aioserve.server.errors import ApiError
-from aioserve.server.openai.answer_plan import AnswerPlan
-from aioserve.server.openai.limits import check_at_most
-from aioserve.server.openai.reasoning import variables_of
-from aioserve.server.planning import json_schema, named_tool, planned, tool
-from aioserve.server.sampling import FORM_ARGUMENTS, SamplingFields
 from aioserve.server.served import Call
-from aioserve.server.turns import Turns, renamed
 
 __all__ = [
     "Conversation",
@@ -42,11 +41,7 @@ NAMES = {
 }
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class Tool(_Strict, frozen=True, kw_only=True):
+class Tool(Strict, frozen=True, kw_only=True):
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
@@ -55,7 +50,7 @@ class Tool(_Strict, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
 
 
-class _Choice(_Strict, frozen=True, kw_only=True, tag_field="type"):
+class _Choice(Strict, frozen=True, kw_only=True, tag_field="type"):
     pass
 
 
@@ -76,12 +71,12 @@ class NoChoice(_Choice, frozen=True, kw_only=True, tag="none"):
     pass
 
 
-class Metadata(_Strict, frozen=True, kw_only=True):
+class Metadata(Strict, frozen=True, kw_only=True):
     user_id: str | None = None
     """The tenant of a call without a key."""
 
 
-class _Thinking(_Strict, frozen=True, kw_only=True, tag_field="type"):
+class _Thinking(Strict, frozen=True, kw_only=True, tag_field="type"):
     pass
 
 
@@ -93,18 +88,18 @@ class ThinkingAdaptive(_Thinking, frozen=True, kw_only=True, tag="adaptive"):
     """As the model likes, which it does anyway."""
 
 
-class JsonFormat(_Strict, frozen=True, kw_only=True):
+class JsonFormat(Strict, frozen=True, kw_only=True):
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
-class OutputConfig(_Strict, frozen=True, kw_only=True):
+class OutputConfig(Strict, frozen=True, kw_only=True):
     format: JsonFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     """As far as the model's template reads one."""
 
 
-class Conversation(_Strict, frozen=True, kw_only=True):
+class Conversation(Strict, frozen=True, kw_only=True):
     """What is answered, and what is counted."""
 
     model: str

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.server.endpoint import Endpoint
-from aioserve.server.openai.completion_body import prompts_of
+from aioserve.server.errors import refuse
+from aioserve.server.openai.completions_api.request import prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.fields import options_of, refuse
+from aioserve.server.openai.fields import options_of
 from aioserve.server.openai.names import as_named
 from aioserve.server.served import Call
 

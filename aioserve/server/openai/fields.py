@@ -13,10 +13,10 @@ import msgspec
 
 from aioserve.arguments import check, name, optional
 from aioserve.errors import InvalidRequestError
-from aioserve.server.errors import ApiError
+from aioserve.server.answers.sampling import SamplingFields
+from aioserve.server.errors import ApiError, refuse
 from aioserve.server.openai.usage import StreamOptions
 from aioserve.server.salt import combined_salt
-from aioserve.server.sampling import SamplingFields
 from aioserve.server.served import Call
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "CallFields",
     "answer_options_of",
     "options_of",
-    "refuse",
     "refuse_unsupported",
 ]
 
@@ -100,10 +99,6 @@ def answer_options_of(call: Call, body: AnswerCallFields, **more: Any) -> dict[s
         tpot_target_seconds=body.tpot_target_seconds,
         **more,
     )
-
-
-def refuse(field: str, why: str) -> ApiError:
-    return ApiError(400, f"{field} {why}", param=field)
 
 
 def refuse_unsupported(body: msgspec.Struct, fields: Mapping[str, tuple[Any, ...]]) -> None:

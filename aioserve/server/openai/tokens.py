@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
+from aioserve.server.answers.limits import check_at_most
 from aioserve.server.endpoint import Endpoint
-from aioserve.server.errors import ApiError
-from aioserve.server.openai.chat_body import Tool, messages_of
+from aioserve.server.errors import ApiError, refuse
+from aioserve.server.openai.chat_api.request import Tool, messages_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.fields import refuse
-from aioserve.server.openai.limits import check_at_most
 from aioserve.server.openai.names import as_named
 from aioserve.server.openai.token_texts import TokenTexts
 from aioserve.server.served import Call

@@ -6,17 +6,16 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from aioserve.server.answering import Answering, Asked
+from aioserve.server.answers.answering import Answering, Asked
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.errors import ApiError, called, told
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.responses_items import Item, new_id
-from aioserve.server.openai.responses_request import (
-    FunctionChoice,
+from aioserve.server.openai.responses_api.items import Item, new_id
+from aioserve.server.openai.responses_api.request import (
     FunctionTool,
     PlainFormat,
     ReasoningConfig,
@@ -26,85 +25,21 @@ from aioserve.server.openai.responses_request import (
     checked,
     context_of,
 )
-from aioserve.server.openai.responses_store import Stored
-from aioserve.server.openai.responses_writer import ItemWriter
+from aioserve.server.openai.responses_api.response import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+from aioserve.server.openai.responses_api.store import Stored
+from aioserve.server.openai.responses_api.writer import ItemWriter
 from aioserve.server.served import Call
 
-__all__ = [
-    "DELETE_RESPONSE",
-    "GET_RESPONSE",
-    "INPUT_ITEMS",
-    "RESPONSES",
-    "DeletedResponse",
-    "ItemList",
-    "Response",
-    "ResponseUsage",
-]
+__all__ = ["RESPONSES"]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-MAX_LISTED = 100
-"""Items of one list."""
-
-
-class InputTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-    cache_write_tokens: int = 0
-    """Nothing is written that has a price of its own."""
-
-
-class OutputTokensDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int
-
-
-class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class IncompleteDetails(msgspec.Struct, frozen=True):
-    reason: Literal["max_output_tokens"]
-
-
-class ResponseError(msgspec.Struct, frozen=True):
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
-    message: str
-
-
-class Response(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["response"] = "response"
-    created_at: int
-    completed_at: int | None = None
-    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
-    background: bool = False
-    error: ResponseError | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: None = None
-    metadata: dict[str, str]
-    model: str
-    output: list[Item] = []
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    prompt_cache_key: str | None
-    reasoning: ReasoningConfig
-    safety_identifier: str | None
-    service_tier: Literal["default"] = "default"
-    store: bool
-    temperature: float
-    text: TextConfig
-    tool_choice: Literal["auto", "none", "required"] | FunctionChoice
-    tools: list[FunctionTool]
-    top_logprobs: Literal[0] = 0
-    top_p: float
-    truncation: Literal["auto", "disabled"]
-    usage: ResponseUsage | None = None
-    user: str | None
 
 
 class _Answered:
@@ -268,79 +203,6 @@ def _told(tool: FunctionTool, strict: bool) -> FunctionTool:
     return tool if tool.strict is not None else msgspec.structs.replace(tool, strict=strict)
 
 
-class ResponsePath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    response_id: str
-
-
-class ListPath(ResponsePath, frozen=True, kw_only=True):
-    after: str | None = None
-    """The id behind which the list begins."""
-    limit: int = 20
-    order: Literal["asc", "desc"] = "desc"
-
-
-class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["response"] = "response"
-    deleted: bool = True
-
-
-class ItemList(msgspec.Struct, frozen=True, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[Item]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-async def response(call: Call, path: ResponsePath) -> object:
-    return msgspec.Raw(_found(call, path.response_id).body)
-
-
-async def delete_response(call: Call, path: ResponsePath) -> DeletedResponse:
-    if not call.served.responses.delete(call.tenant, path.response_id):
-        raise _missing(path.response_id)
-    return DeletedResponse(id=path.response_id)
-
-
-async def input_items(call: Call, path: ListPath) -> ItemList:
-    """Those that came with the request, the last first."""
-    if not 1 <= path.limit <= MAX_LISTED:
-        raise ApiError(400, f"limit must be in [1, {MAX_LISTED}], got {path.limit}", param="limit")
-    stored = _found(call, path.response_id)
-    items = msgspec.json.decode(stored.before, type=list[Item])[-stored.num_given :]
-    if path.order == "desc":
-        items.reverse()
-    if path.after is not None:
-        places = [index for index, item in enumerate(items) if item.id == path.after]
-        if not places:
-            raise ApiError(400, f"after: no item has the id {path.after!r:.300}", param="after")
-        items = items[places[0] + 1 :]
-    data = items[: path.limit]
-    return ItemList(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=len(items) > len(data),
-    )
-
-
-def _found(call: Call, response_id: str) -> Stored:
-    stored = call.served.responses.get(call.tenant, response_id)
-    if stored is None:
-        raise _missing(response_id)
-    return stored
-
-
-def _missing(response_id: str) -> ApiError:
-    return ApiError(
-        404,
-        f"there is no response {response_id!r:.300}",
-        param="response_id",
-        code="response_not_found",
-    )
-
-
 RESPONSES: Endpoint[ResponseRequest] = Endpoint(
     "/v1/responses",
     responses,
@@ -348,31 +210,4 @@ RESPONSES: Endpoint[ResponseRequest] = Endpoint(
     kind=ResponseRequest,
     answer=Response,
     summary="Answer a conversation in items",
-)
-GET_RESPONSE: Endpoint[ResponsePath] = Endpoint(
-    "/v1/responses/{response_id}",
-    response,
-    OPENAI_ERRORS,
-    kind=ResponsePath,
-    bodiless="GET",
-    answer=Response,
-    summary="A stored response",
-)
-DELETE_RESPONSE: Endpoint[ResponsePath] = Endpoint(
-    "/v1/responses/{response_id}",
-    delete_response,
-    OPENAI_ERRORS,
-    kind=ResponsePath,
-    bodiless="DELETE",
-    answer=DeletedResponse,
-    summary="Forget a stored response",
-)
-INPUT_ITEMS: Endpoint[ListPath] = Endpoint(
-    "/v1/responses/{response_id}/input_items",
-    input_items,
-    OPENAI_ERRORS,
-    kind=ListPath,
-    bodiless="GET",
-    answer=ItemList,
-    summary="What a stored response answered",
 )

@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 
 from aioserve.engine.chat import ChatStream
+from aioserve.server.answers.plan import AnswerPlan, planned
 from aioserve.server.endpoint import Endpoint, Events
-from aioserve.server.openai.answer_plan import AnswerPlan, plan_of
-from aioserve.server.openai.chat_body import ChatRequest, messages_of
-from aioserve.server.openai.chat_choices import ChatChoice, ChatChoices
+from aioserve.server.openai.chat_api.choices import ChatChoice, ChatChoices
+from aioserve.server.openai.chat_api.request import ChatRequest, messages_of
 from aioserve.server.openai.chunks import Chunks
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import answer_options_of
@@ -43,12 +43,12 @@ class AboutChunk(msgspec.Struct, frozen=True, kw_only=True):
 async def chat(call: Call, body: ChatRequest) -> ChatCompletion | Events:
     body.check(call)
     with as_named(body.names):
-        plan = plan_of(
+        plan = planned(
             call.settings,
             tools=body.tools or (),
             choice=body.tool_choice or "auto",
             one_call=body.parallel_tool_calls is False,
-            response_format=body.response_format,
+            form=body.response_format,
             structured_outputs=body.structured_outputs,
         )
         stream = _submitted(call, body, plan)

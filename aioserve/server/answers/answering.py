@@ -16,9 +16,9 @@ import msgspec
 from aioserve.engine.chat import ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.request import FinishReason, SamplingParams, Timings, Usage
+from aioserve.server.answers.plan import AnswerPlan
+from aioserve.server.answers.turns import Turns, renamed
 from aioserve.server.errors import ApiError
-from aioserve.server.openai.answer_plan import AnswerPlan
-from aioserve.server.turns import Turns, renamed
 
 __all__ = ["Answering", "Arguments", "Asked", "CallBegun", "Content", "Piece", "Reasoning"]
 

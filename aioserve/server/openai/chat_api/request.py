@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from aioserve.engine.engine import Engine
-from aioserve.server.openai.fields import AnswerFields, refuse, refuse_unsupported
-from aioserve.server.openai.limits import (
+from aioserve.server.answers.forms import Choice, ResponseFormat, Tool
+from aioserve.server.answers.limits import (
     check_at_most,
     check_metadata,
     check_sampling,
-    check_schema,
 )
-from aioserve.server.openai.reasoning import variables_of
-from aioserve.server.sampling import FORM_ARGUMENTS
+from aioserve.server.answers.reasoning import variables_of
+from aioserve.server.answers.sampling import FORM_ARGUMENTS
+from aioserve.server.answers.turns import without_result
+from aioserve.server.errors import refuse
+from aioserve.server.openai.fields import AnswerFields, refuse_unsupported
 from aioserve.server.served import Call
-from aioserve.server.turns import without_result
 
-__all__ = ["ChatRequest", "FunctionChoice", "NamedTool", "ResponseFormat", "Tool", "messages_of"]
+__all__ = ["ChatRequest", "messages_of"]
 
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
@@ -46,56 +45,6 @@ _HARMLESS_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
 """What answers of this API have, and come back with a conversation, where it says nothing."""
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class Function(_Strict, frozen=True, kw_only=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """A JSON schema; none is one without properties."""
-    strict: bool | None = None
-    """Arguments have the schema's form. They always have where the answer must be a call."""
-
-
-class Tool(_Strict, frozen=True, kw_only=True):
-    type: Literal["function"]
-    function: Function
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """What the model hears of it."""
-        function: dict[str, Any] = {"name": self.function.name}
-        if self.function.description is not None:
-            function["description"] = self.function.description
-        if self.function.parameters is not None:
-            function["parameters"] = self.function.parameters
-        return {"type": "function", "function": function}
-
-
-class FunctionChoice(_Strict, frozen=True, kw_only=True):
-    name: str
-
-
-class NamedTool(_Strict, frozen=True, kw_only=True):
-    type: Literal["function"]
-    function: FunctionChoice
-
-
-class JsonSchemaFormat(_Strict, frozen=True, kw_only=True):
-    name: str
-    description: str | None = None
-    schema: dict[str, Any]
-    strict: bool | None = None
-    """The answer has the schema's form whatever this says."""
-
-
-class ResponseFormat(_Strict, frozen=True, kw_only=True):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-
-
 class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
@@ -104,7 +53,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
@@ -153,12 +102,6 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
                 f"must be the same as max_tokens = {self.max_tokens} where both are given, got "
                 f"{self.max_completion_tokens}",
             )
-        check_at_most("tools", "have at most {} entries", len(self.tools or ()), settings.max_tools)
-        for tool in self.tools or ():
-            check_schema("tools", tool.function.parameters, settings)
-        if self.response_format is not None and self.response_format.json_schema is not None:
-            schema = self.response_format.json_schema.schema
-            check_schema("response_format", schema, settings)
 
     def variables(self, engine: Engine) -> dict[str, Any] | None:
         """Of the template. Raises `ApiError` for an effort that it reads nothing of, or that

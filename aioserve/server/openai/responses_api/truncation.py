@@ -11,7 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from aioserve.server.openai.responses_items import FunctionCall, FunctionCallOutput, Item, Message
+from aioserve.server.openai.responses_api.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+)
 
 __all__ = ["Placed", "shortened"]
 

@@ -1,26 +1,31 @@
-"""What a chat request wants its answer to be: text, a form, calls of tools if the model likes, or
+"""What a body wants its answer to be: text, a form, calls of tools if the model likes, or
 calls that it must make.
 
 A call that must be made is a form like any other, so it can't fail: the schema of a list of calls,
 or of the arguments of the one function that was named. Knows how such answers are read again. Calls
 that the model makes if it likes are the engine's to hold to their form, where tools are strict.
+A choice that forces a call, a form, tools and one call at most mean the same in all APIs; only
+their names differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from aioserve.server.openai.chat_body import NamedTool, ResponseFormat, Tool
-from aioserve.server.openai.fields import refuse
-from aioserve.server.openai.limits import check_schema
-from aioserve.server.sampling import StructuredOutputs
+from aioserve.server.answers.call_schemas import calls_schema, parameters_of
+from aioserve.server.answers.forms import Choice, NamedTool, ResponseFormat, Tool
+from aioserve.server.answers.limits import check_at_most, check_schema
+from aioserve.server.answers.sampling import StructuredOutputs
+from aioserve.server.errors import ApiError, refuse
 from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
 
-__all__ = ["AnswerPlan", "plan_of"]
+__all__ = ["AnswerPlan", "planned"]
+
+NOT_BOTH = "goes with tools only where tool_choice is none: an answer of that form is text"
 
 
 class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,31 +59,60 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return options
 
 
-def plan_of(
+def planned(
     settings: ServerSettings,
     *,
     tools: Sequence[Tool],
-    choice: Literal["none", "auto", "required"] | NamedTool,
+    choice: Choice,
     one_call: bool,
-    response_format: ResponseFormat | None,
-    structured_outputs: StructuredOutputs | None,
+    form: ResponseFormat | None,
+    structured_outputs: StructuredOutputs | None = None,
+    names: Mapping[str, str] = {},
 ) -> AnswerPlan:
-    """Raises `ApiError` for what contradicts itself."""
-    form = _form(response_format, structured_outputs)
+    """Raises `ApiError` for what contradicts itself or is too much, with the `names` of the API for
+    `response_format` and `function.`, which stands before a tool's fields; and
+    `InvalidSamplingError` for a form that can't be one."""
+    try:
+        _check_sizes(settings, tools, form)
+        calls = _calls(settings, tools, choice, one_call=one_call)
+        text = _form(form, structured_outputs)
+        if calls is None:
+            return AnswerPlan(form=text)
+        if text is not None:
+            field = "response_format" if structured_outputs is None else "structured_outputs"
+            raise refuse(field, NOT_BOTH)
+        return calls
+    except ApiError as error:
+        param = error.param or ""
+        for name, own in names.items():
+            param = param.replace(name, own)
+        message = error.message.replace(error.param or "", param, 1)
+        raise ApiError(error.status, message, param=param, code=error.code) from error
+
+
+def _check_sizes(
+    settings: ServerSettings, tools: Sequence[Tool], form: ResponseFormat | None
+) -> None:
+    check_at_most("tools", "have at most {} entries", len(tools), settings.max_tools)
+    for each in tools:
+        check_schema("tools", each.function.parameters, settings)
+    if form is not None and form.json_schema is not None:
+        check_schema("response_format", form.json_schema.schema, settings)
+
+
+def _calls(
+    settings: ServerSettings, tools: Sequence[Tool], choice: Choice, *, one_call: bool
+) -> AnswerPlan | None:
+    """None where the model hears of no tool."""
     if not tools:
         if choice not in ("none", "auto"):
             raise refuse("tool_choice", "names what must be called, and there are no tools")
-        return AnswerPlan(form=form)
+        return None
     by_name = {tool.function.name: tool for tool in tools}
     if len(by_name) < len(tools):
         raise refuse("tools", "must have functions of different names")
     if choice == "none":
-        return AnswerPlan(form=form)
-    if form is not None:
-        field = "response_format" if structured_outputs is None else "structured_outputs"
-        raise refuse(
-            field, "goes with tools only where tool_choice is none: an answer of that form is text"
-        )
+        return None
     told = [tool.told for tool in tools]
     if choice == "auto":
         return AnswerPlan(
@@ -91,10 +125,10 @@ def plan_of(
         name = choice.function.name
         if name not in by_name:
             raise refuse("tool_choice", f"names the function {name!r:.300}, which isn't in tools")
-        schema = _parameters(by_name[name])
+        schema = parameters_of(by_name[name])
         check_schema("tools", schema, settings)
         return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=told, function=name)
-    schema = _calls(tools, one=one_call)
+    schema = calls_schema(tools, one=one_call)
     check_schema("tools", schema, settings)
     return AnswerPlan(form=StructuredOutput(json_schema=schema), tools=told, reads_list=True)
 
@@ -114,65 +148,3 @@ def _form(
     if wanted.json_schema is None:
         raise refuse("response_format.json_schema", "is missing")
     return StructuredOutput(json_schema=wanted.json_schema.schema)
-
-
-def _parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of an object."""
-    schema = tool.function.parameters
-    if schema is None:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    if schema.get("type", "object") != "object":
-        raise refuse("tools", f"must have parameters of type object, as {tool.function.name!r:.99}")
-    return {"type": "object", **schema}
-
-
-def _calls(tools: Sequence[Tool], *, one: bool) -> dict[str, Any]:
-    """The schema of calls, in which each tool's own has a place of its own."""
-    definitions: dict[str, Any] = {}
-    calls: list[dict[str, Any]] = []
-    for index, tool in enumerate(tools):
-        place = f"tool{index}"
-        definitions[place] = _moved(_parameters(tool), f"#/$defs/{place}")
-        calls.append(
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool.function.name},
-                    "arguments": {"$ref": f"#/$defs/{place}"},
-                },
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    call: dict[str, Any] = {"anyOf": calls} if len(calls) > 1 else calls[0]
-    if one:
-        return {**call, "$defs": definitions}
-    return {"type": "array", "items": call, "minItems": 1, "$defs": definitions}
-
-
-_DATA = ("enum", "const", "default", "examples")
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-MAX_DEPTH = 64
-"""Of a schema; the engine takes no more."""
-
-
-def _moved(schema: Any, place: str, depth: int = 0) -> Any:
-    """A schema whose references from its root lead from `place`."""
-    if depth > 2 * MAX_DEPTH:
-        raise refuse("tools", f"must have parameters nested at most {MAX_DEPTH} deep")
-    if isinstance(schema, list):
-        return [_moved(one, place, depth + 1) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        if keyword == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[keyword] = place + value[1:]
-        elif keyword in _DATA:
-            moved[keyword] = value
-        elif keyword in _BY_NAME and isinstance(value, dict):
-            inner = {name: _moved(one, place, depth + 2) for name, one in value.items()}
-            moved[keyword] = inner
-        else:
-            moved[keyword] = _moved(value, place, depth + 1)
-    return moved

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from aioserve.server.answers.turns import Turns
 from aioserve.server.bodies import converted
 from aioserve.server.errors import ApiError
-from aioserve.server.turns import Turns
 
 __all__ = [
     "FunctionCall",

@@ -13,16 +13,16 @@ from aioserve.engine.answers import drawn_for, read_whole
 from aioserve.request import Completion as EngineCompletion
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.openai.chunks import Chunks
-from aioserve.server.openai.completion_body import (
+from aioserve.server.openai.completions_api.choices import CompletionChoice, PromptChoices
+from aioserve.server.openai.completions_api.request import (
     COMPLETION_NAMES,
     CompletionRequest,
     prompts_of,
 )
-from aioserve.server.openai.completion_choices import CompletionChoice, PromptChoices
+from aioserve.server.openai.completions_api.together import Merged, all_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import answer_options_of
 from aioserve.server.openai.names import as_named
-from aioserve.server.openai.together import Merged, all_of
 from aioserve.server.openai.usage import UsageBody, usage_of
 from aioserve.server.served import Call
 

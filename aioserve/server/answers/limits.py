@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from aioserve.server.answers.sampling import SamplingFields
 from aioserve.server.errors import ApiError
-from aioserve.server.sampling import SamplingFields
 from aioserve.server.settings import ServerSettings
 
 __all__ = ["check_at_most", "check_chars", "check_metadata", "check_sampling", "check_schema"]

@@ -13,9 +13,9 @@ import msgspec
 from aioserve.engine.engine import Engine
 from aioserve.engine.stream import TokenStream
 from aioserve.request import FinishReason, Logprobs, Sample, Token, Usage
-from aioserve.server.openai.completion_body import CompletionRequest
+from aioserve.server.openai.completions_api.request import CompletionRequest
+from aioserve.server.openai.completions_api.together import Batch
 from aioserve.server.openai.logprobs import CompletionLogprobs, TextOffsets
-from aioserve.server.openai.together import Batch
 from aioserve.server.openai.token_texts import TokenTexts
 
 __all__ = ["CompletionChoice", "CompletionPiece", "PromptChoices"]

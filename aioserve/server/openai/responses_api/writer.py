@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from aioserve.server.answering import Arguments, CallBegun, Content, Piece, Reasoning
-from aioserve.server.openai.responses_items import (
+from aioserve.server.answers.answering import Arguments, CallBegun, Content, Piece, Reasoning
+from aioserve.server.openai.responses_api.items import (
     FunctionCall,
     Item,
     Message,

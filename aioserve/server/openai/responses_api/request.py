@@ -8,18 +8,22 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.errors import PromptTooLongError
-from aioserve.server.answering import Asked
-from aioserve.server.errors import ApiError
-from aioserve.server.openai.answer_plan import AnswerPlan
-from aioserve.server.openai.fields import answer_options_of, refuse_unsupported
-from aioserve.server.openai.limits import (
+from aioserve.server.answers.answering import Asked
+from aioserve.server.answers.forms import json_object, json_schema, named_tool, tool
+from aioserve.server.answers.limits import (
     check_at_most,
     check_chars,
     check_metadata,
     check_sampling,
 )
-from aioserve.server.openai.reasoning import Effort, variables_of
-from aioserve.server.openai.responses_items import (
+from aioserve.server.answers.plan import AnswerPlan, planned
+from aioserve.server.answers.reasoning import Effort, variables_of
+from aioserve.server.answers.sampling import FORM_ARGUMENTS, SamplingFields
+from aioserve.server.answers.turns import Turns, renamed
+from aioserve.server.bodies import Strict
+from aioserve.server.errors import ApiError
+from aioserve.server.openai.fields import answer_options_of, refuse_unsupported
+from aioserve.server.openai.responses_api.items import (
     FunctionCall,
     Item,
     Message,
@@ -27,11 +31,8 @@ from aioserve.server.openai.responses_items import (
     item_of,
     kept,
 )
-from aioserve.server.openai.responses_truncation import Placed, shortened
-from aioserve.server.planning import json_object, json_schema, named_tool, planned, tool
-from aioserve.server.sampling import FORM_ARGUMENTS, SamplingFields
+from aioserve.server.openai.responses_api.truncation import Placed, shortened
 from aioserve.server.served import Call
-from aioserve.server.turns import Turns, renamed
 
 __all__ = [
     "FunctionChoice",
@@ -70,10 +71,6 @@ NOTHING: dict[str, tuple[Any, ...]] = {
 """Values, beside none, with which these fields ask for nothing that isn't done anyway."""
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
 Includable = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -86,14 +83,14 @@ Includable = Literal[
 told whole, as text that may come back."""
 
 
-class ReasoningConfig(_Strict, frozen=True, kw_only=True):
+class ReasoningConfig(Strict, frozen=True, kw_only=True):
     effort: Effort | None = None
     """As far as the model's template reads one."""
     summary: Literal["auto"] | None = None
     """Reasoning is told whole: there is no summary of it to choose."""
 
 
-class FunctionTool(_Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
+class FunctionTool(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -101,11 +98,11 @@ class FunctionTool(_Strict, frozen=True, kw_only=True, tag_field="type", tag="fu
     """Where it isn't said: if the schemas of all tools can be kept."""
 
 
-class FunctionChoice(_Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
+class FunctionChoice(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
     name: str
 
 
-class _Format(_Strict, frozen=True, kw_only=True, tag_field="type"):
+class _Format(Strict, frozen=True, kw_only=True, tag_field="type"):
     pass
 
 
@@ -127,7 +124,7 @@ class SchemaFormat(_Format, frozen=True, kw_only=True, tag="json_schema"):
 TextFormat = PlainFormat | ObjectFormat | SchemaFormat
 
 
-class TextConfig(_Strict, frozen=True, kw_only=True):
+class TextConfig(Strict, frozen=True, kw_only=True):
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
     """Others aren't supported; this is the default."""

@@ -14,8 +14,8 @@ import msgspec
 from aioserve.engine.chat import ChatAnswer, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.request import FinishReason, Token
-from aioserve.server.openai.answer_plan import AnswerPlan
-from aioserve.server.openai.chat_body import ChatRequest
+from aioserve.server.answers.plan import AnswerPlan
+from aioserve.server.openai.chat_api.request import ChatRequest
 from aioserve.server.openai.logprobs import ChatLogprobs, chat_logprobs
 from aioserve.server.openai.token_texts import TokenTexts
 

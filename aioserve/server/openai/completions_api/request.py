@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from aioserve.request import SamplingParams
-from aioserve.server.openai.fields import AnswerFields, refuse, refuse_unsupported
-from aioserve.server.openai.limits import check_at_most, check_sampling
-from aioserve.server.sampling import FORM_ARGUMENTS
+from aioserve.server.answers.limits import check_at_most, check_sampling
+from aioserve.server.answers.sampling import FORM_ARGUMENTS
+from aioserve.server.errors import refuse
+from aioserve.server.openai.fields import AnswerFields, refuse_unsupported
 from aioserve.server.served import Call
 
 __all__ = ["COMPLETION_NAMES", "CompletionRequest", "prompts_of"]
