@@ -110,10 +110,10 @@ def boolean(value: object) -> bool:
     raise _Unfit("be a bool", shown(value), value, None)
 
 
-def text(low: int, high: int) -> Rule[str]:
+def text(low: int, high: int = MAX_INT) -> Rule[str]:
     """A str of that many characters."""
 
-    must = f"be a str of {low} to {high} characters"
+    must = f"be a str of {low} to {high} characters" if low or high < MAX_INT else "be a str"
 
     def rule(value: object) -> str:
         text = plain_str(value)

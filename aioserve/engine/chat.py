@@ -21,7 +21,6 @@ from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.calls import CallsOutput, Style, calls_output
 from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 from aioserve.text.answers.answer_reader import AnswerReader
-from aioserve.text.answers.call_object import MAX_NAME_CHARS
 from aioserve.text.answers.forms import (
     ReasoningForm,
     ToolForm,
@@ -238,7 +237,7 @@ def held_calls(
     strict_tools: object, parallel_tool_calls: object, *, has_form: bool
 ) -> HeldCalls | None:
     """What a caller asks of calls; None for nothing. Raises `InvalidRequestError`."""
-    names = sequence(text(1, MAX_NAME_CHARS), MAX_TOOLS)
+    names = sequence(text(0), MAX_TOOLS)  # those of tools, where what can't be is told by place
     strict = frozenset(check(InvalidRequestError, "strict_tools", strict_tools, names))
     parallel = check(InvalidRequestError, "parallel_tool_calls", parallel_tool_calls, boolean)
     if not strict and not parallel:

@@ -68,7 +68,7 @@ def calls_output(
     named in `strict` are what their parameters take, of others any object. `one`: there is one call
     at most. Raises `InvalidSamplingError`."""
     functions = [tool["function"] for tool in tools]
-    names = [_name(function) for function in functions]
+    names = [_name(function, index) for index, function in enumerate(functions)]
     schemas = tuple(
         json.dumps(_parameters(function) if name in strict else _ANY_OBJECT)
         for function, name in zip(functions, names, strict=True)
@@ -225,12 +225,14 @@ _FORMS: Mapping[str, Callable[[_Rules], None]] = {
 }
 
 
-def _name(function: Mapping[str, Any]) -> str:
+def _name(function: Mapping[str, Any], index: int) -> str:
     name = function["name"]
     if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
-        raise _refused(
-            f"have names of 1 to {MAX_NAME_CHARS} characters that can be printed where one is "
-            f"strict, got {name!r:.300}"
+        raise InvalidSamplingError(
+            f"tools[{index}]['function']['name'] must be a str of 1 to {MAX_NAME_CHARS} characters "
+            f"that can be printed where a tool is strict, got {name!r:.300}",
+            argument="tools",
+            value=name,
         )
     return name
 

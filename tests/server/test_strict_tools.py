@@ -129,6 +129,31 @@ async def test_a_schema_that_cannot_be_kept_is_refused_with_the_way_out(path: st
     assert loose.status_code == 200, loose.text
 
 
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("name", ["", "x" * 257, "a\nb"])
+@pytest.mark.parametrize("of_strict", [True, False])
+async def test_a_name_that_cannot_be_is_told_by_the_place_of_its_tool(
+    path: str, name: str, of_strict: bool
+) -> None:
+    first, second = BODIES[path]["tools"]
+    body = json.loads(_loose({"tools": [first, first, first]}))["tools"]
+    tools = [_named(one, f"tool{place}") for place, one in enumerate(body)]
+    tools.insert(2, _named(second, "other" if not of_strict else name))
+    tools[3] = _named(tools[3], name if not of_strict else "other")
+    async with scripted("Rain.", **ONE_BY_ONE) as (_, client):
+        answer = await client.post(path, json=BODIES[path] | {"tools": tools})
+    assert answer.status_code == 400, answer.text
+    field = "['function']['name']" if path == PATH else ".name"
+    told = f"tools[{2 if of_strict else 3}]{field} must be a str of 1 to 256 characters"
+    assert told in answer.json()["error"]["message"]
+
+
+def _named(tool: dict[str, Any], name: str) -> dict[str, Any]:
+    if "function" in tool:
+        return tool | {"function": tool["function"] | {"name": name}}
+    return tool | {"name": name}
+
+
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)

@@ -20,6 +20,8 @@ MESSAGE = re.compile(
     r"(?:\['tool_calls'\]\[(?P<call>\d+)\]\['function'\](?:\['(?P<field>\w+)'\])?)?"
 )
 """How the engine names a place in messages."""
+TOOL = re.compile(r"\btools\[(\d+)\]\['function'\]\['name'\]")
+"""And the name of a tool, which stands in the tool itself here."""
 
 
 class Turns:
@@ -140,7 +142,7 @@ def renamed(error: Exception, names: Mapping[str, str], turns: Turns) -> ApiErro
     refused = told(error)
     if refused is error or refused.status >= 500:
         return refused
-    message, param = refused.message, refused.param
+    message, param = TOOL.sub(r"tools[\1].name", refused.message), refused.param
     if (found := MESSAGE.search(message)) is not None:
         param = turns.place(found)
         message = message[: found.start()] + param + message[found.end() :]
