@@ -429,3 +429,23 @@ async def test_thinking_is_what_the_template_reads_of_it(change: Any, shown: str
     assert answer.status_code == 200, answer.text
     assert counted.json()["input_tokens"] == answer.json()["usage"]["input_tokens"]
     assert [prompt.split(BEGUN)[-1] for prompt in seen.prompts] == [shown, shown]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "any", "tool"])
+async def test_a_schema_of_a_tool_may_have_nulls_where_the_api_has_them(
+    strict: bool, choice: str
+) -> None:
+    schema = {"type": "object", "properties": None, "required": None, "additionalProperties": False}
+    tool = {"name": "now", "input_schema": schema, "strict": strict}
+    chosen = {"type": choice} | ({"name": "now"} if choice == "tool" else {})
+    call = {"auto": "It is late.", "any": '[{"name": "now", "arguments": {}}]', "tool": "{}"}
+    async with scripted(call[choice]) as (_, _, client):
+        body = BODY | {"tools": [tool], "tool_choice": chosen}
+        answer = await client.post("/v1/messages", json=body)
+        counted = await client.post(
+            "/v1/messages/count_tokens",
+            json={key: body[key] for key in ("model", "messages", "tools", "tool_choice")},
+        )
+    assert answer.status_code == 200, answer.text
+    assert counted.status_code == 200, counted.text

@@ -216,7 +216,7 @@ def plan_of(call: Call, body: Conversation) -> AnswerPlan:
     return planned(
         call.settings,
         tools=[
-            tool(each.name, each.description, each.input_schema, strict=each.strict)
+            tool(each.name, each.description, _schema(each.input_schema), strict=each.strict)
             for each in body.tools or ()
         ],
         choice=choice,
@@ -224,3 +224,12 @@ def plan_of(call: Call, body: Conversation) -> AnswerPlan:
         form=None if wanted is None else json_schema(wanted.schema),
         names={"response_format": "output_config.format", "function.": ""},
     )
+
+
+def _schema(given: dict[str, Any]) -> dict[str, Any]:
+    """Of a tool. The API's own types let these two be null, which no schema does."""
+    return {
+        keyword: value
+        for keyword, value in given.items()
+        if value is not None or keyword not in ("properties", "required")
+    }
