@@ -11,6 +11,7 @@ from aioserve.request import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
     MAX_PRIORITY,
+    MAX_TENANT_CHARS,
     MIN_PRIORITY,
 )
 
@@ -19,7 +20,7 @@ __all__ = ["checked_field"]
 _RULES: dict[str, Rule[Any]] = {
     "request_id": optional(name),
     "cache_salt": optional(name),
-    "tenant": optional(name),
+    "tenant": optional(text(1, MAX_TENANT_CHARS)),
     "priority": integer(MIN_PRIORITY, MAX_PRIORITY),
     "ttft_target_seconds": optional(number(0, above=True)),
     "tpot_target_seconds": optional(number(0, above=True)),

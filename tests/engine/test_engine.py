@@ -506,9 +506,9 @@ async def test_a_policy_sees_what_the_caller_says_of_a_request(prompt):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tenant": ""}, "tenant must be a str of 1 to 256 characters, got ''"),
-        ({"tenant": "x" * 257}, "tenant must be a str of 1 to 256 characters, got 'xxx"),
-        ({"tenant": 7}, "tenant must be a str of 1 to 256 characters, got 7"),
+        ({"tenant": ""}, "tenant must be a str of 1 to 512 characters, got ''"),
+        ({"tenant": "x" * 513}, "tenant must be a str of 1 to 512 characters, got 'xxx"),
+        ({"tenant": 7}, "tenant must be a str of 1 to 512 characters, got 7"),
         ({"priority": 2**31}, "priority must be an int in .*, got 2147483648"),
         ({"priority": -(10**5000)}, "priority must be an int in .*, got <int of 16610 bits>"),
         ({"priority": True}, "priority must be an int in .*, got True"),

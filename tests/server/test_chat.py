@@ -300,7 +300,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "tools",
     ),
     ({"continue_final_message": True}, "continue_final_message"),
-    ({"user": "x" * 257}, "user"),
+    ({"user": "x" * 513}, "user"),
     ({"deadline_seconds": 0}, "deadline_seconds"),
     ({"temperature": -1}, "temperature"),
 ]

@@ -431,6 +431,15 @@ async def test_thinking_is_what_the_template_reads_of_it(change: Any, shown: str
     assert [prompt.split(BEGUN)[-1] for prompt in seen.prompts] == [shown, shown]
 
 
+async def test_a_user_id_may_be_as_long_as_the_settings_say() -> None:
+    async with scripted() as (_, _, client):
+        for chars, status in ((512, 200), (513, 400)):
+            body = BODY | {"metadata": {"user_id": "x" * chars}}
+            answer = await client.post("/v1/messages", json=body)
+            assert answer.status_code == status, answer.text
+    assert "metadata.user_id must have at most 512 characters" in answer.text
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "any", "tool"])
 async def test_a_schema_of_a_tool_may_have_nulls_where_the_api_has_them(
