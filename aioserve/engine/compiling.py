@@ -5,8 +5,8 @@
 
 A compile can't be interrupted. So nobody waits for one for more than `COMPILE_SECONDS`, and one
 that takes longer keeps its thread while another takes its place, a few times. Those that want the
-same form wait for one compile. Grammars are kept, those used last, with bounds on their number and
-on the characters that they were made of.
+same form wait for one compile, and are refused at once while it takes too long. Grammars are kept,
+those used last, with bounds on their number and on the characters that they were made of.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aioserve.errors import InvalidSamplingError, RequestFailedError
+from aioserve.errors import InvalidSamplingError, QueueFullError
 from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.calls import CallsOutput
@@ -84,6 +84,8 @@ class GrammarCompiler:
         self._kept: OrderedDict[tuple[Any, ...], CompiledGrammar] = OrderedDict()
         self._kept_chars = 0
         self._jobs: dict[tuple[Any, ...], _Job] = {}
+        self._late: set[tuple[Any, ...]] = set()
+        """Those that threads are stuck with."""
         self._waiting: deque[_Job] = deque()
         self._free: list[_Lane] = []
         self._lanes: list[_Lane] = []
@@ -97,12 +99,15 @@ class GrammarCompiler:
     def submit(self, form: StructuredOutput, then: Callable[[Compiled], None]) -> Compiling | None:
         """Call `then` with the grammar of a form, or with what was raised: at once, and the result
         is None, for one that is kept. Raises `RuntimeError` where the system has no thread to give,
-        `RequestFailedError` where all are stuck, and has then changed nothing."""
+        `InvalidSamplingError` for a form that already takes too long, `QueueFullError` where all
+        threads are stuck, and has then changed nothing."""
         key = _key(form)
         if (grammar := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             then(grammar)
             return None
+        if key in self._late:
+            raise _too_slow(form)
         if self._num_stuck >= MAX_THREADS + MAX_STUCK:
             raise self._all_stuck()
         if (job := self._jobs.get(key)) is None:
@@ -126,9 +131,13 @@ class GrammarCompiler:
         if self._num_wanted == 0:
             self._idle.set()
 
-    def _all_stuck(self) -> RequestFailedError:
-        return RequestFailedError(
-            f"{self._num_stuck} threads compile forms that take too long, and no other can"
+    def _all_stuck(self) -> QueueFullError:
+        return QueueFullError(
+            f"{self._num_stuck} threads compile forms that take too long, and no other can",
+            value=self._num_stuck,
+            limit=MAX_THREADS + MAX_STUCK,
+            unit="forms",
+            retry_after_seconds=COMPILE_SECONDS,  # they took that long, and may take as long again
         )
 
     async def wait_idle(self) -> None:
@@ -176,6 +185,7 @@ class GrammarCompiler:
         if lane.is_stuck:
             lane.is_stuck = False
             self._num_stuck -= 1
+            self._late.remove(_key(job.form))
         if job.timer is not None:
             job.timer.cancel()
         if isinstance(compiled, CompiledGrammar):
@@ -186,15 +196,8 @@ class GrammarCompiler:
     def _time_out(self, lane: _Lane, job: _Job) -> None:
         lane.is_stuck = True
         self._num_stuck += 1
-        argument = "tools" if isinstance(job.form, CallsOutput) else job.form.form
-        self._tell(
-            job,
-            InvalidSamplingError(
-                f"{argument} must be one that is compiled within {COMPILE_SECONDS:g} s",
-                argument=argument,
-                limit=COMPILE_SECONDS,
-            ),
-        )
+        self._late.add(_key(job.form))
+        self._tell(job, _too_slow(job.form))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -213,10 +216,8 @@ class GrammarCompiler:
                 self._tell(job, error)
 
     def _forget(self, job: _Job) -> None:
-        """Nobody waits for a job any more. Another of the same form may have come meanwhile."""
-        key = _key(job.form)
-        if self._jobs.get(key) is job:
-            del self._jobs[key]
+        """Nobody waits for a job any more."""
+        self._jobs.pop(_key(job.form), None)
 
     def _tell(self, job: _Job, compiled: Compiled) -> None:
         self._forget(job)
@@ -292,6 +293,15 @@ def _compile(vocabulary: _OneVocabulary, form: StructuredOutput) -> Compiled:
         return compile_grammar(vocabulary.get(), form)
     except BaseException as error:  # a panic in Rust code is none of the `Exception`s
         return error
+
+
+def _too_slow(form: StructuredOutput) -> InvalidSamplingError:
+    argument = "tools" if isinstance(form, CallsOutput) else form.form
+    return InvalidSamplingError(
+        f"{argument} must be one that is compiled within {COMPILE_SECONDS:g} s",
+        argument=argument,
+        limit=COMPILE_SECONDS,
+    )
 
 
 def _key(form: StructuredOutput) -> tuple[Any, ...]:

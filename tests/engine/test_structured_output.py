@@ -20,6 +20,7 @@ from aioserve import (
     Engine,
     FinishReason,
     InvalidSamplingError,
+    QueueFullError,
     RequestFailedError,
     SamplingParams,
     StructuredOutput,
@@ -307,15 +308,17 @@ async def test_a_form_that_takes_too_long_is_refused_and_the_next_ones_go_on(
             assert (await engine.generate("Hi", regex(f"b{place}"))).text == f"b{place}"
             with pytest.raises(InvalidSamplingError, match="compiled within"):
                 await engine.generate("Hi", regex(f"z{place}"))
-        with pytest.raises(RequestFailedError, match="4 threads"):
+        with pytest.raises(QueueFullError, match="4 threads") as full:
             await engine.generate("Hi", regex("c"))
+        assert (full.value.value, full.value.limit, full.value.unit) == (4, 4, "forms")
+        assert full.value.retry_after_seconds == 0.2
         assert (await engine.generate("Hi", regex("a"))).text == "a"  # it was kept
         slow.set()
         while True:
             try:
                 assert (await engine.generate("Hi", regex("c"))).text == "c"
                 break
-            except RequestFailedError:
+            except QueueFullError:
                 await asyncio.sleep(0.01)
 
 
@@ -349,19 +352,20 @@ async def test_forms_that_wait_are_told_where_no_thread_is_to_be_had(
 
 
 @pytest.mark.asyncio
-async def test_a_form_that_took_too_long_ends_and_the_same_is_compiled_once_more_at_most(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("ends_well", [True, False])
+async def test_a_form_that_takes_too_long_keeps_one_thread_however_often_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, ends_well: bool
 ) -> None:
-    gates = [threading.Event() for _ in range(3)]
+    gate = threading.Event()
     called: list[str | None] = []
     compile_grammar = compiling.compile_grammar
 
     def slowly(vocabulary: Any, form: StructuredOutput) -> Any:
         called.append(form.regex)
-        place = len(called) - 1
-        assert gates[place].wait(20)
-        if place == 0:
-            raise InvalidSamplingError("too late")
+        if len(called) == 1:
+            assert gate.wait(20)
+            if not ends_well:
+                raise InvalidSamplingError("too late")
         return compile_grammar(vocabulary, form)
 
     monkeypatch.setattr(compiling, "compile_grammar", slowly)
@@ -373,15 +377,15 @@ async def test_a_form_that_took_too_long_ends_and_the_same_is_compiled_once_more
             patch.setattr(compiling, "COMPILE_SECONDS", 0.05)
             with pytest.raises(InvalidSamplingError, match="compiled within"):
                 await engine.generate("Hi", regex("a"))
-        second = asyncio.ensure_future(engine.generate("Hi", regex("a")))
-        await until(lambda: len(called) == 2)
-        gates[0].set()
+        for _ in range(compiling.MAX_THREADS + compiling.MAX_STUCK):
+            with pytest.raises(InvalidSamplingError, match="compiled within"):
+                await engine.generate("Hi", regex("a"))
+        assert (await engine.generate("Hi", regex("b"))).text == "b"
+        gate.set()
         await until(lambda: compiler._num_stuck == 0)
-        third = asyncio.ensure_future(engine.generate("Hi", regex("a")))
-        await asyncio.sleep(0.05)
-        assert len(called) == 2  # the third waits for the second's
-        gates[1].set()
-        assert (await second).text == (await third).text == "a"
+        assert (await engine.generate("Hi", regex("a"))).text == "a"
+        assert called == (["a", "b"] if ends_well else ["a", "b", "a"])
+        assert await all_given_back(engine)
 
 
 @pytest.mark.asyncio

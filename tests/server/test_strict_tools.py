@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
 
+from aioserve.engine import compiling
 from tests.server.serving import served
 from tests.server.talking import (
     ASK,
@@ -152,6 +155,59 @@ def _named(tool: dict[str, Any], name: str) -> dict[str, Any]:
     if "function" in tool:
         return tool | {"function": tool["function"] | {"name": name}}
     return tool | {"name": name}
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Forms whose compiles have begun; none ends."""
+    gate, begun = threading.Event(), list[Any]()
+
+    def never(_: Any, form: Any) -> Any:
+        begun.append(form)
+        assert gate.wait(50)
+        raise RuntimeError("nobody waits for it")
+
+    monkeypatch.setattr(compiling, "compile_grammar", never)
+    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.05)
+    yield begun
+    gate.set()
+
+
+def _other(body: dict[str, Any], number: int) -> Any:
+    """The same with tools of another form."""
+    return json.loads(json.dumps(body).replace("weather", f"weather{number}"))
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_where_all_forms_take_too_long_the_next_one_is_asked_to_come_back(
+    path: str, stuck: list[Any]
+) -> None:
+    async with scripted("Rain.", **ONE_BY_ONE) as (_, client):
+        for number in range(4):
+            slow = await client.post(path, json=_other(BODIES[path], number))
+            assert slow.status_code == 400, slow.text
+        full = await client.post(path, json=_other(BODIES[path], 4))
+        plain = await client.post(path, json=json.loads(_loose(BODIES[path])))
+        again = await client.post(path, json=_other(BODIES[path], 3))
+    assert (full.status_code, full.headers["retry-after"]) == (503, "1"), full.text
+    assert "4 threads compile forms" in full.json()["error"]["message"]
+    assert full.json()["error"]["type"] == "overloaded_error"
+    assert plain.status_code == 200, plain.text
+    assert again.status_code == 400, again.text
+    assert len(stuck) == 4
+
+
+async def test_tools_that_do_not_say_are_not_strict_where_their_form_takes_too_long(
+    stuck: list[Any],
+) -> None:
+    path = "/v1/responses"
+    body = json.loads(json.dumps(BODIES[path]).replace('"strict": true', '"strict": null'))
+    async with scripted("Rain.", **ONE_BY_ONE) as (_, client):
+        for number in (0, 0, 0, 1, 2, 3, 4, 5):
+            answer = await client.post(path, json=_other(body, number))
+            assert answer.status_code == 200, answer.text
+            assert [tool["strict"] for tool in answer.json()["tools"]] == [False, False]
+    assert len(stuck) == 4
 
 
 def _is_json(text: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from aioserve.errors import QueueFullError
 from aioserve.server.answers.answering import Answering, Asked
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.errors import ApiError, called, told
@@ -192,10 +193,18 @@ async def _begun(call: Call, body: ResponseRequest, asked: Asked) -> tuple[Answe
         return await Answering.begun(call.engine, asked), True
     except ApiError as error:
         stated = tuple([tool.name for tool in body.tools or () if tool.strict])
-        if error.status != 400 or error.param != "tools" or len(stated) >= len(asked.plan.strict):
+        if not _is_about_strictness(error) or len(stated) >= len(asked.plan.strict):
             raise
     plan = msgspec.structs.replace(asked.plan, strict=stated)
     return await Answering.begun(call.engine, msgspec.structs.replace(asked, plan=plan)), False
+
+
+def _is_about_strictness(error: ApiError) -> bool:
+    """The tools can't be strict, or can't now: no thread compiles their form."""
+    cause = error.__cause__
+    if isinstance(cause, QueueFullError):
+        return cause.unit == "forms"
+    return error.status == 400 and error.param == "tools"
 
 
 def _told(tool: FunctionTool, strict: bool) -> FunctionTool:
