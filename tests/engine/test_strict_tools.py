@@ -75,6 +75,7 @@ async def test_what_strict_tools_do_not_go_with_is_refused_by_name() -> None:
     wrong: list[tuple[str, str, SamplingParams | None, dict[str, Any]]] = [
         ("strict_tools", "must be names of functions in tools", None, {"strict_tools": ["x"]}),
         ("strict_tools", "strict_tools must be", None, {"strict_tools": 5}),
+        ("strict_tools", "must be a str, got 5", None, {"strict_tools": [5]}),
         ("strict_tools", "must be empty where structured_output", form, {}),
         ("strict_tools", "must be empty where no token id ends", endless, {}),
         ("strict_tools", "go with tools, and a tool_parser", None, {"tool_parser": "none"}),
