@@ -36,7 +36,7 @@ class SharedBeginnings:
         self._left = 0
         """Comparisons in this step."""
         self._first_pages: dict[RequestView, bytes] = {}
-        self._computing: dict[bytes, list[RequestView]] = {}
+        self._computing: dict[bytes, dict[RequestView, None]] = {}
         self._agreements: dict[RequestView, dict[RequestView, _Agreement]] = {}
         """Of each that is being computed with those that wait."""
 
@@ -51,12 +51,14 @@ class SharedBeginnings:
 
     def add(self, request: RequestView) -> None:
         """This prompt is being computed from now on."""
-        self._computing.setdefault(self._first_page(request), []).append(request)
+        self._computing.setdefault(self._first_page(request), {})[request] = None
         self._agreements[request] = {}
 
     def forget(self, request: RequestView) -> None:
         """It has ended."""
-        self._first_pages.pop(request, None)
+        first_page = self._first_pages.pop(request, None)
+        if first_page is not None:
+            self._computing.get(first_page, {}).pop(request, None)
         self._agreements.pop(request, None)
         for agreements in self._agreements.values():
             agreements.pop(request, None)

@@ -96,7 +96,7 @@ class RoundRobin(SchedulingPolicy):
     def _deal(self, view: SchedulerView) -> None:
         """Those that had their turn go to the end; those at the front share this step's tokens."""
         for request in self._shares:
-            if request.pages and request in self._rotation:
+            if request.is_running:
                 del self._rotation[request]
                 self._rotation[request] = None
         self._blocked |= self._started < self._expected
@@ -104,25 +104,27 @@ class RoundRobin(SchedulingPolicy):
         self._left = left = self._tokens_for_prompts(view)
         seats = view.max_num_seqs - view.num_running
         pages = view.pages_free + view.pages_cached
+        is_full = self._blocked
         for request in self._rotation:
             if left <= 0:
                 return
-            if not request.pages:
-                if request in self._put_off:
+            if not request.is_running:
+                if is_full or request in self._put_off:
                     continue
                 known = request.prompt_tokens + request.generated_tokens
                 pages -= -(-known // view.page_size)
                 seats -= request.num_samples
-                if self._blocked or pages < 0 or seats < 0:
+                is_full = pages < 0 or seats < 0
+                if is_full:
                     continue
                 self._expected += 1
-            elif _decodes(request):
+            elif request.uncached_tokens <= 1:
                 continue
             self._shares[request] = min(self.chunk_size, request.uncached_tokens, left)
             left -= self._shares[request]
 
     def _tokens_for_prompts(self, view: SchedulerView) -> int:
-        decoding = sum(_decodes(request) for request in self._rotation)
+        decoding = view.num_decoding
         left = view.max_num_batched_tokens - decoding
         if not self.adaptive:
             return left
@@ -137,15 +139,12 @@ class RoundRobin(SchedulingPolicy):
         for request in requests:
             self._rotation.pop(request, None)
             self._put_off.discard(request)
+            self._shares.pop(request, None)
             self._beginnings.forget(request)
 
 
 def _computes(request: RequestView) -> bool:
-    return request.pages > 0 and request.uncached_tokens > 1
-
-
-def _decodes(request: RequestView) -> bool:
-    return request.pages > 0 and request.uncached_tokens <= 1
+    return request.is_running and request.uncached_tokens > 1
 
 
 @hookimpl

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
+
 import pytest
 
-from aioserve import ConfigError
+from aioserve import ConfigError, RequestView
 from aioserve.execution.plan import StepPlan
 from aioserve.plugins import PluginRegistry
 from aioserve.testing import check_policy
@@ -99,6 +102,38 @@ def test_each_is_found_by_its_name(name):
 def test_an_option_out_of_range_is_refused_by_name(policy, options, message):
     with pytest.raises(ConfigError, match=message):
         policy(**options)
+
+
+def requests_in(thing: object) -> int:
+    """How many requests something of a policy's holds on to."""
+    if isinstance(thing, RequestView):
+        return 1
+    if isinstance(thing, Mapping):
+        return sum(requests_in(part) for pair in thing.items() for part in pair)
+    if isinstance(thing, list | tuple | set | deque):
+        return sum(map(requests_in, thing))
+    slots = [name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())]
+    own = [getattr(thing, name) for name in slots if isinstance(getattr(thing, name, None), list)]
+    return requests_in(getattr(thing, "__dict__", {})) + requests_in(own)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("leave", [False, True])
+def test_none_holds_on_to_a_request_that_has_ended(name, leave):
+    """Its prompt goes with it, and nobody may come for hours."""
+    policy = BY_NAME[name]()
+    bench = Bench(policy=policy, num_pages=20, max_num_seqs=3, prefix_caching=True)
+    held = 0
+    for number in range(24):
+        bench.submit([number % 5] * 20 + [number] * (number % 7), 6, tenant="ab"[number % 2])
+        bench.step()
+        held = max(held, requests_in(policy))
+    for sequence_id in [*bench.sequences][:: 1 if leave else 2]:
+        bench.scheduler.finish(sequence_id)
+    while bench.sequences:
+        bench.step()
+    assert requests_in(policy) == 0
+    assert held or name in ("fcfs", "priority")
 
 
 # -- round_robin
