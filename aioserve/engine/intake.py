@@ -309,19 +309,19 @@ class Intake:
         self._queue(checked, self._checked_ids(ids))
 
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
-        answer, form = checked.form, checked.params.structured_output
-        if answer is not None:
-            answer.prompt_is(ids, self._model.tokenizer)
-            form = answer.calls_output() or form
-        if form is None:
+        form, output = checked.form, checked.params.structured_output
+        if form is not None:
+            form.prompt_is(ids, self._model.tokenizer)
+            output = form.calls_output() or output
+        if output is None:
             self._queue_ready(checked, ids)
             return
-        if form is not checked.params.structured_output:
-            params = msgspec.structs.replace(checked.params, structured_output=form)
+        if output is not checked.params.structured_output:
+            params = msgspec.structs.replace(checked.params, structured_output=output)
             checked = msgspec.structs.replace(checked, params=params)
         with self._failing(checked.live, "the form of the answer can't be compiled"):
             then = partial(self._compiled, checked, ids)
-            checked.live.encoding = self.compiler.submit(form, then)
+            checked.live.encoding = self.compiler.submit(output, then)
 
     def _compiled(self, checked: _Checked, ids: npt.NDArray[np.int32], compiled: Compiled) -> None:
         checked.live.encoding = None
