@@ -40,8 +40,11 @@ class ServiceGap:
         """By row and column, the least lead of one client over the other while both waited, up to
         the last step that served the first."""
 
-    def step(self, served: Iterable[tuple[str, int]], waiting: Iterable[str]) -> None:
-        """One step computed so many tokens for each client; those `waiting` still wait after it.
+    def step(
+        self, served: Iterable[tuple[str, int]], waiting: Iterable[str], times: int = 1
+    ) -> None:
+        """So many steps computed as many tokens for each client; those `waiting` still wait after
+        them.
 
         Raises `ConfigError` for more than `MAX_PAIRS` pairs of clients at once.
         """
@@ -58,7 +61,14 @@ class ServiceGap:
                 gained[client] += tokens
         for client in gained.keys() - self._rows.keys():
             self._be_served(client)
-        if gained:
+        if not gained:
+            return
+        self._count(gained)
+        if times > 1:
+            # A lead that grows is largest after the last of them, one that falls after the first.
+            self._tokens[[self._columns[client] for client in gained]] += _array(
+                tokens * (times - 2) for tokens in gained.values()
+            )
             self._count(gained)
 
     def _begin_to_wait(self, client: str) -> None:

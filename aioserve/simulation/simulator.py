@@ -14,7 +14,7 @@ never a prefix of another prompt.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -447,13 +447,13 @@ class _Run:
         if len(self.waiting) < 2:
             gap.step((), ())
             return
-        tokens = Counter[str]()
+        tokens = defaultdict[str, int](int)
         for sequence_id, count in computed:
             tokens[self.clients[sequence_id]] += count
-        for _ in range(steps):
-            gap.step(tokens.items(), self.waiting)
+        gap.step(tokens.items(), self.waiting, steps)
 
 
 def _added(start: float, parts: npt.NDArray[np.float64]) -> float:
     """To `start` one part after the other, rounded after each."""
-    return float(np.add.accumulate(np.append(start, parts))[-1])
+    sums = np.concatenate(((start,), parts))
+    return float(np.add.accumulate(sums)[-1])

@@ -158,16 +158,18 @@ CLIENTS = range(4)
         st.tuples(
             st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(0, 9)), max_size=3),
             st.sets(st.sampled_from(CLIENTS), max_size=2).map(set(CLIENTS).difference),
+            st.integers(1, 4),
         ),
         max_size=10,
     )
 )
 def test_the_gap_is_that_of_the_worst_span(
-    steps: list[tuple[list[tuple[int, int]], set[int]]],
+    several: list[tuple[list[tuple[int, int]], set[int], int]],
 ) -> None:
     gap = ServiceGap()
-    for served, waiting in steps:
-        gap.step([(str(c), n) for c, n in served], {str(c) for c in waiting})
+    for served, waiting, times in several:
+        gap.step([(str(c), n) for c, n in served], {str(c) for c in waiting}, times)
+    steps = [(served, waiting) for served, waiting, times in several for _ in range(times)]
     worst = 0
     for first in range(len(steps)):
         got = [0 for _ in CLIENTS]
