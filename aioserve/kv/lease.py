@@ -88,7 +88,7 @@ class KVLease:
 
     @property
     def num_pages(self) -> int:
-        return len(self.page_table)
+        return len(self.page_table.page_ids)
 
     @property
     def page_ids(self) -> npt.NDArray[np.int32]:

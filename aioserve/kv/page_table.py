@@ -21,32 +21,27 @@ class PageTable:
     an entry has to change, or to go, there is a new table.
     """
 
-    __slots__ = ("_buffer", "_length", "_view")
+    __slots__ = ("_buffer", "page_ids")
 
     def __init__(self) -> None:
         self._buffer = np.empty(_FIRST_CAPACITY, np.int32)
-        self._length = 0
-        self._view = self._read_only_view()
+        self.page_ids: npt.NDArray[np.int32] = self._read_only_view(0)
+        """The pages so far, a read-only view: int32 `[len(self)]`. What it shows never changes."""
 
     def __len__(self) -> int:
         """Number of pages."""
-        return self._length
-
-    @property
-    def page_ids(self) -> npt.NDArray[np.int32]:
-        """The pages so far, a read-only view: int32 `[len(self)]`. What it shows never changes."""
-        return self._view
+        return len(self.page_ids)
 
     def append(self, page_ids: npt.NDArray[np.int32]) -> None:
         """Add `page_ids`, int32 `[n]`, behind the pages so far."""
-        end = self._length + len(page_ids)
+        length = len(self.page_ids)
+        end = length + len(page_ids)
         if end > len(self._buffer):
             grown = np.empty(max(end, 2 * len(self._buffer)), np.int32)
-            grown[: self._length] = self._view
+            grown[:length] = self.page_ids
             self._buffer = grown
-        self._buffer[self._length : end] = page_ids
-        self._length = end
-        self._view = self._read_only_view()
+        self._buffer[length:end] = page_ids
+        self.page_ids = self._read_only_view(end)
 
     @classmethod
     def of(cls, *parts: npt.NDArray[np.int32]) -> PageTable:
@@ -58,16 +53,16 @@ class PageTable:
 
     def first(self, num_pages: int) -> PageTable:
         """A new table of the first `num_pages` pages."""
-        return PageTable.of(self._view[:num_pages])
+        return PageTable.of(self.page_ids[:num_pages])
 
     def replaced(self, index: int, page_id: npt.NDArray[np.int32]) -> PageTable:
         """A new table with `page_id`, int32 `[1]`, in place of page number `index`."""
-        return PageTable.of(self._view[:index], page_id, self._view[index + 1 :])
+        return PageTable.of(self.page_ids[:index], page_id, self.page_ids[index + 1 :])
 
-    def _read_only_view(self) -> npt.NDArray[np.int32]:
-        view = self._buffer[: self._length]
+    def _read_only_view(self, length: int) -> npt.NDArray[np.int32]:
+        view = self._buffer[:length]
         view.flags.writeable = False
         return view
 
     def __repr__(self) -> str:
-        return f"PageTable({self._view.tolist()})"
+        return f"PageTable({self.page_ids.tolist()})"
