@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
 from aioserve.kv.pages import pages_for
 from aioserve.scheduling.displacement import by_precedence
@@ -53,7 +51,7 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     num_flying = len(books.in_flight)
     if not num_flying and memory.pool.num_fenced:
         return None
-    if any(_may_stop(sequence, num_flying, memory.page_size) for sequence in sequences):
+    if not _all_go_on(sequences, num_flying, memory.page_size):
         return None
     head = None
     if (
@@ -67,18 +65,22 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     return DecodePass(scheduler, list(sequences), num_flying, head)
 
 
-def _may_stop(sequence: SequenceState, num_flying: int, page_size: int) -> bool:
-    """Whether a sequence that runs may do something else next than go on by a token."""
-    return (
-        sequence.first_token_seconds is None
-        or sequence.pending != num_flying
-        or sequence.lease.computed != sequence.num_known + num_flying - 1
-        or sequence.paused
-        or sequence.guided
-        or bool(sequence.unborn)
-        or sequence.lease.shares_partial_page
-        or sequence.lease.num_pages > -(-sequence.lease.computed // page_size)
-    )
+def _all_go_on(sequences: list[SequenceState], num_flying: int, page_size: int) -> bool:
+    """Whether none of these, which run, may do something else next than go on by a token."""
+    for sequence in sequences:
+        lease = sequence.lease
+        if (
+            sequence.first_token_seconds is None
+            or sequence.pending != num_flying
+            or lease.computed != sequence.num_known + num_flying - 1
+            or sequence.paused
+            or sequence.guided
+            or sequence.unborn
+            or lease.shares_partial_page
+            or lease.num_pages > -(-lease.computed // page_size)
+        ):
+            return False
+    return True
 
 
 class DecodePass:
@@ -100,9 +102,6 @@ class DecodePass:
         self.first_step: int = scheduler.books.launched + 1
         """Number of the first step that it launches."""
         self._num_computed = sum([sequence.lease.computed for sequence in sequences])
-        size = scheduler.memory.page_size
-        self._room = [s.lease.num_pages * size - s.lease.computed for s in sequences]
-        """For tokens, in the pages of each."""
 
     @property
     def context_tokens(self) -> int:
@@ -113,8 +112,10 @@ class DecodePass:
         """How many pages each of `count` steps takes."""
         size = self.scheduler.memory.page_size
         # A lease without room for a token takes a page in the first step, and then every so many.
-        in_turn = np.bincount(self._room, minlength=size)
-        return np.resize(in_turn, count).tolist()
+        in_turn = [0] * size
+        for sequence in self.sequences:
+            in_turn[-sequence.lease.computed % size] += 1
+        return (in_turn * -(-count // size))[:count]
 
     def pages_given(self, count: int) -> list[int]:
         """How many pages come back before each of `count` steps: those of sequences that are in
@@ -160,9 +161,8 @@ class DecodePass:
             sequence.last_token_seconds = now_seconds
         if memory.tree is not None:
             self._publish(count)
-        size = memory.page_size
         for sequence in self.sequences:
-            pages = pages_for(sequence.num_known - 1, size)
+            pages = pages_for(sequence.num_known - 1, memory.page_size)
             sequence.proven_pages = sequence.lease.page_ids[:pages]
         num_tokens = count * len(self.sequences)
         books.counters.tokens_processed += num_tokens
@@ -192,8 +192,9 @@ class DecodePass:
             if first < count:
                 lease.last_step = last - 1
                 memory.publish(lease, sequence.ids(0, known - 1))
-            lease.last_step = last
-            memory.publish(lease, sequence.ids(0, known))
+                lease.last_step = last
+            if known // size > lease.published:
+                memory.publish(lease, sequence.ids(0, known))
 
     def _flying_summary(self, seconds: float) -> list[StepSummary]:
         """Of the step in flight, if there is one: others may be in it."""

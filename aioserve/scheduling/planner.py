@@ -199,7 +199,7 @@ class StepPlanner:
                 continue
             page_ids = lease.page_table.page_ids
             memory.advance(lease, 1, step)
-            if (start + 1) // page_size > lease.published:
+            if sequence.num_known // page_size > lease.published:
                 memory.publish(lease, sequence.known_ids)
             sequence.pending = pending + 1
             counters.tokens_processed += 1

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.pages import pages_for
 from aioserve.scheduling.sequence import SequenceState
 
 __all__ = ["OutputReserve"]
@@ -30,10 +29,12 @@ class OutputReserve:
 
         Further samples of its prompt will share the full pages, and need their own after those.
         """
-        known = sequence.num_known + sequence.pending
-        ahead = pages_for(min(known + self.horizon_tokens, sequence.max_length), self.page_size)
-        own = ahead - pages_for(known, self.page_size) + sequence.lease.shares_partial_page
-        return own + len(sequence.unborn) * (ahead - known // self.page_size)
+        size, known = self.page_size, sequence.num_known + sequence.pending
+        ahead = -(-min(known + self.horizon_tokens, sequence.max_length) // size)
+        own = ahead + -known // size + sequence.lease.shares_partial_page
+        if sequence.unborn:
+            own += len(sequence.unborn) * (ahead - known // size)
+        return own
 
     def pages_ahead_of(
         self, known: npt.NDArray[np.int64], max_length: npt.NDArray[np.int64]
@@ -44,4 +45,4 @@ class OutputReserve:
         return -(-ahead // self.page_size) + -known // self.page_size
 
     def total(self, sequences: Iterable[SequenceState]) -> int:
-        return sum(self.pages_ahead(sequence) for sequence in sequences)
+        return sum([self.pages_ahead(sequence) for sequence in sequences])

@@ -73,13 +73,11 @@ def pass_steps(
     """
     if not isinstance(cost, RooflineCost | TableSteps) or not cost.tells_several:
         return None
+    most = _num_before_next_end(scheduler, end_positions)
+    if most < LEAST_STEPS:
+        return None
     steps = decode_pass(scheduler)
     if steps is None:
-        return None
-    most = min(
-        [min(end_positions[s.sequence_id], s.max_length - 1) - s.num_known for s in steps.sequences]
-    )
-    if most < LEAST_STEPS:
         return None
     load = StepLoad(0, len(steps.sequences), steps.context_tokens, 0)
     ends, launched, count = _times(cost, clock, load, steps.first_step, most)
@@ -97,6 +95,15 @@ def pass_steps(
     return PassedSteps(ids, finished, launched[:count], held, plan, ends[count - 1])
 
 
+def _num_before_next_end(scheduler: Scheduler, end_positions: Mapping[int, int]) -> int:
+    """How many tokens each of those that run gets, before one of them gets its last."""
+    left = [
+        min(end_positions[s.sequence_id], s.max_length - 1) - s.num_known
+        for s in scheduler.books.running
+    ]
+    return min(left, default=0)
+
+
 def _times(
     cost: RooflineCost | TableSteps, clock: Clock, load: StepLoad, first: int, most: int
 ) -> tuple[list[float], list[float], int]:
@@ -108,11 +115,11 @@ def _times(
             several = np.array(cost.decode_seconds(load, first, asked), np.float64)
         # Sums of one by one, in order.
         with np.errstate(all="ignore"):
-            times = np.add.accumulate(np.append(max(clock.now, clock.last_end), several))
-            launched = np.diff(times)
-        is_good = (several > 0) & np.isfinite(several) & (launched > 0)
-        is_good &= times[1:] <= MAX_CLOCK_SECONDS
-        # A step that can't be is taken by itself, and says what is wrong.
+            times = np.add.accumulate(np.concatenate(((max(clock.now, clock.last_end),), several)))
+            launched = times[1:] - times[:-1]
+        # A step that can't be is taken by itself, and says what is wrong: with no time, or one that
+        # isn't finite, the clock doesn't go on either.
+        is_good = (launched > 0) & (times[1:] <= MAX_CLOCK_SECONDS)
         count = asked if is_good.all() else int(np.argmin(is_good))
         ends = times[1 : count + 1].tolist()
         if clock.next_arrival is not None:
