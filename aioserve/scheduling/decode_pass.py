@@ -1,13 +1,15 @@
 """Passes steps of a scheduler at once in which each running sequence goes on by one token, and
 nothing else happens: what is left behind is what `plan` and `commit` would leave, step by step.
+Answers may begin with what is in flight before them, and end with the last of them.
 
 For drivers that know what steps will bring, as a simulator does. In such steps the policy is asked
-nothing, so it can't tell the difference; where it might be asked, or told, there is no pass.
+nothing, so it can't tell the difference; where it might be asked, or told before the end of the
+last, there is no pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
 from aioserve.kv.pages import pages_for
@@ -45,7 +47,8 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     # Results of those that have ended or were preempted meanwhile are dropped.
     kept = [(s, item) for s, slot, _, item in flying if slot == s.slot]
     if flying and (
-        [sequence for sequence, _ in kept] != sequences or any(item.count != 1 for _, item in kept)
+        [sequence for sequence, _ in kept] != sequences
+        or any(_brings_more_than_a_token(item) for _, item in kept)
     ):
         return None
     num_flying = len(books.in_flight)
@@ -65,13 +68,17 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     return DecodePass(scheduler, list(sequences), num_flying, head)
 
 
+def _brings_more_than_a_token(item: WorkItem) -> bool:
+    return len(item.rows) != 1 or item.scored is not None or item.pooled is not None
+
+
 def _all_go_on(sequences: list[SequenceState], num_flying: int, page_size: int) -> bool:
     """Whether none of these, which run, may do something else next than go on by a token."""
     for sequence in sequences:
         lease = sequence.lease
         if (
-            sequence.first_token_seconds is None
-            or sequence.pending != num_flying
+            sequence.pending != num_flying
+            or (sequence.first_token_seconds is None and not _is_about_to_answer(sequence))
             or lease.computed != sequence.num_known + num_flying - 1
             or sequence.paused
             or sequence.guided
@@ -81,6 +88,11 @@ def _all_go_on(sequences: list[SequenceState], num_flying: int, page_size: int) 
         ):
             return False
     return True
+
+
+def _is_about_to_answer(sequence: SequenceState) -> bool:
+    """Whether what is in flight has the first token of its answer."""
+    return sequence.pending > 0 and sequence.request.answers
 
 
 class DecodePass:
@@ -128,9 +140,8 @@ class DecodePass:
     def may_evict_at_once(self) -> bool:
         """Whether the first step finds pages free that are evicted for it: those that the step in
         flight touches are fenced till it is done."""
-        return len(self.scheduler.books.in_flight.get(self.first_step - 1, ())) == len(
-            self.sequences
-        )
+        flying = self.scheduler.books.in_flight.get(self.first_step - 1, ())
+        return len(flying) == len(self.sequences) and all(e[3].count == 1 for e in flying)
 
     def num_before_next_start(self, pages_less: Sequence[int]) -> int:
         """How many steps, of as many as each leaves so many pages less than were left before, come
@@ -139,13 +150,19 @@ class DecodePass:
         return len(pages_less) if head is None else head.num_steps_without(pages_less)
 
     def take(
-        self, count: int, token_ids: Sequence[int], seconds: Sequence[float], now_seconds: float
+        self,
+        count: int,
+        token_ids: Sequence[int],
+        seconds: Sequence[float],
+        ends: Sequence[float],
+        last_ids: Mapping[int, int],
     ) -> StepPlan | None:
-        """Launch `count` steps and finish as many, the last of them now; what is in flight then.
+        """Launch `count` steps and finish as many; what is in flight then.
 
-        Each finished step gives each sequence its id of `token_ids`, which ends none of them.
-        `seconds` are those of the finished steps. There must be as many pages as each step takes,
-        free or to be evicted as far as it may.
+        Each finished step gives each sequence its id of `token_ids`, which ends none of them; but
+        the last one gives those that are named in `last_ids`, by sequence id, what they have there.
+        `seconds` are what the finished steps took, and `ends` when they were done. There must be as
+        many pages as each step takes, free or to be evicted as far as it may.
         """
         scheduler, books, memory = self.scheduler, self.scheduler.books, self.scheduler.memory
         scheduler.guard.begin_step()
@@ -156,9 +173,15 @@ class DecodePass:
         if self.num_flying:
             memory.complete(self.first_step - 1)  # whose pages the first step had no need of
         memory.grow([sequence.lease for sequence in self.sequences], count, self.first_step)
+        ended: list[SequenceState] = []
         for sequence, token_id in zip(self.sequences, token_ids, strict=True):
-            sequence.extend(token_id, count)
-            sequence.last_token_seconds = now_seconds
+            last_id = last_ids.get(sequence.sequence_id)
+            sequence.extend(token_id, count if last_id is None else count - 1)
+            if last_id is not None and sequence.append(last_id) is not None:
+                ended.append(sequence)
+            if sequence.first_token_seconds is None:
+                sequence.first_token_seconds = ends[0]
+            sequence.last_token_seconds = ends[-1]
         if memory.tree is not None:
             self._publish(count)
         for sequence in self.sequences:
@@ -169,7 +192,9 @@ class DecodePass:
         books.counters.tokens_generated += num_tokens
         books.pass_steps(count)
         self._remember(count, seconds, seen)
-        return self._in_flight(last)
+        in_flight = self._in_flight(last)
+        books.end(ended)
+        return in_flight
 
     def _publish(self, count: int) -> None:
         """What each of `count` steps would publish, of sequences that know now what the last of

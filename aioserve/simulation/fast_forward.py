@@ -1,9 +1,9 @@
 """Steps of a simulated run in which each running answer gets one more token, and nothing else
 happens: what they come to when they are passed at once, to the last digit of their times.
 
-Nobody comes, ends, starts or is preempted in them, and the policy is asked nothing: who waits may
-find too few pages again and again. The simulator knows when the next one comes and where answers
-end; policies don't.
+Nobody comes, starts or is preempted in them, answers end with the last of them at the earliest, and
+the policy is asked nothing: who waits may find too few pages again and again. The simulator knows
+when the next one comes and where answers end; policies don't.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.cost import CostModel, RooflineCost, StepLoad
 from aioserve.simulation.table_steps import TableSteps
 from aioserve.traces.checks import named
+from aioserve.traces.request import END_TOKEN
 
 __all__ = ["LEAST_STEPS", "MAX_CLOCK_SECONDS", "Clock", "PassedSteps", "pass_steps"]
 
@@ -50,6 +51,8 @@ class PassedSteps(msgspec.Struct, frozen=True):
     """Who got a token in each of those finished."""
     ends: list[float]
     """When each of those finished was done."""
+    ended: list[int]
+    """Whose answers the last of those finished has ended."""
     launched_seconds: list[float]
     """What each of those launched takes."""
     pages_held: list[int]
@@ -73,7 +76,7 @@ def pass_steps(
     """
     if not isinstance(cost, RooflineCost | TableSteps) or not cost.tells_several:
         return None
-    most = _num_before_next_end(scheduler, end_positions)
+    most = _num_till_next_end(scheduler, end_positions)
     if most < LEAST_STEPS:
         return None
     steps = decode_pass(scheduler)
@@ -89,16 +92,23 @@ def pass_steps(
     finished = [*([clock.last_end] if clock.in_flight else ()), *ends][:count]
     ids = [sequence.sequence_id for sequence in steps.sequences]
     taken = [*clock.in_flight, *launched[:count]]
-    plan = steps.take(count, [own_tokens[i] for i in ids], taken, finished[-1])
+    ended = [
+        sequence.sequence_id
+        for sequence in steps.sequences
+        if end_positions[sequence.sequence_id] == sequence.num_known + count - 1
+    ]
+    last_ids = dict.fromkeys(ended, END_TOKEN)
+    plan = steps.take(count, [own_tokens[i] for i in ids], taken, finished, last_ids)
     if isinstance(cost, TableSteps):
         cost.count_decodes(load, count)
-    return PassedSteps(ids, finished, launched[:count], held, plan, ends[count - 1])
+    return PassedSteps(ids, finished, ended, launched[:count], held, plan, ends[count - 1])
 
 
-def _num_before_next_end(scheduler: Scheduler, end_positions: Mapping[int, int]) -> int:
-    """How many tokens each of those that run gets, before one of them gets its last."""
+def _num_till_next_end(scheduler: Scheduler, end_positions: Mapping[int, int]) -> int:
+    """How many tokens each of those that run gets, till one of them gets its last or is one token
+    from the most that it may have: with that one in flight, it is in no further step."""
     left = [
-        min(end_positions[s.sequence_id], s.max_length - 1) - s.num_known
+        min(end_positions[s.sequence_id] + 1, s.max_length - 1) - s.num_known
         for s in scheduler.books.running
     ]
     return min(left, default=0)

@@ -341,6 +341,7 @@ class _Run:
         in_flight = self.pipeline.num_in_flight
         if self.timeline is not None or in_flight != self.pipeline.depth - 1:
             return False
+        processed = self.scheduler.counters.tokens_processed
         clock = Clock(self.now, self.last_end, tuple(self.step_seconds), self.arrivals.next_seconds)
         passed = pass_steps(self.scheduler, self.cost, clock, self.own_tokens, self.end_positions)
         if passed is None:
@@ -357,7 +358,13 @@ class _Run:
         self.pipeline.passed(passed.in_flight, passed.last_end)
         self.token_gaps.add(passed.sequence_ids, passed.ends)
         for sequence_id in passed.sequence_ids:
-            self.active[sequence_id].output_tokens += len(passed.ends)
+            record = self.active[sequence_id]
+            record.output_tokens += len(passed.ends)
+            if record.first_token_seconds is None:
+                record.first_token_seconds = passed.ends[0]
+                record.wait_tokens = processed - self.submitted_at_tokens.pop(sequence_id)
+        for sequence_id in passed.ended:
+            self._end(sequence_id, Ending.FINISHED)
         return True
 
     def _max_length(self, request: TraceRequest) -> int:

@@ -270,7 +270,7 @@ OPTIONS = st.fixed_dictionaries(
     host_pages=st.integers(0, 20),
     eviction=st.sampled_from(["lru", "lfu", "fifo", "slru", LongestInUse()]),
 )
-def test_whatever_the_run_no_digit_differs_from_steps_taken_one_by_one(
+def test_whatever_the_run_no_digit_differs_from_steps_taken_cost(
     trace: list[TraceRequest],
     options: dict[str, Any],
     seed: int | None,
@@ -426,6 +426,16 @@ def test_steps_are_passed_at_once_while_the_next_one_waits_for_pages() -> None:
         )
     assert result.steps > 500
     assert asked.call_count < 30
+
+
+@pytest.mark.parametrize("output", [1, 2, 60])
+def test_an_answer_begins_and_ends_in_steps_that_are_passed(output: int) -> None:
+    trace = [TraceRequest(0, 0.0, 20, output, (), 16)]
+    cost = RooflineCost(ROOFLINE.model, ROOFLINE.hardware)
+    with mock.patch.object(cost, "step_seconds", wraps=cost.step_seconds) as asked:
+        result = simulate(trace, SchedulingPolicy(), cost=cost, num_pages=None)
+    assert result.steps == output + 1
+    assert asked.call_count == 1
 
 
 def test_a_cost_model_of_ones_own_is_asked_about_each_step() -> None:
