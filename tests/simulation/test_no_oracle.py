@@ -28,10 +28,13 @@ VIEW_FIELDS = [name for name in dir(SchedulerView) if not name.startswith("_")]
 VIEW = "view"
 
 
-def shown(value: Any) -> Any:
-    """What a view tells, in a form that two runs have alike."""
-    if callable(value):  # an estimate of what a step takes
+def shown(view: SchedulerView, name: str) -> Any:
+    """What a view tells by that name, in a form that two runs have alike."""
+    value = getattr(view, name)
+    if name == "estimate":
         return [value(9, 2, 50), value(0, 3, 90)]
+    if name == "pages_reserved_for":
+        return [value(request) for request in (*view.running, *view.waiting)]
     if isinstance(value, Sequence) and all(isinstance(part, RequestView) for part in value):
         return [part.arrival_index for part in value]
     return value
@@ -68,7 +71,7 @@ class Probe(SchedulingPolicy):
 
     def look_at(self, view: SchedulerView, *what: object) -> None:
         self.now_seconds = view.now_seconds
-        self.look(VIEW, *(shown(getattr(view, name)) for name in VIEW_FIELDS), *what)
+        self.look(VIEW, *(shown(view, name) for name in VIEW_FIELDS), *what)
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         self.look_at(view, "order", [r.arrival_index for r in waiting])
