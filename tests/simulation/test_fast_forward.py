@@ -270,7 +270,7 @@ OPTIONS = st.fixed_dictionaries(
     host_pages=st.integers(0, 20),
     eviction=st.sampled_from(["lru", "lfu", "fifo", "slru", LongestInUse()]),
 )
-def test_whatever_the_run_no_digit_differs_from_steps_taken_cost(
+def test_whatever_the_run_no_digit_differs_from_steps_taken_one_by_one(
     trace: list[TraceRequest],
     options: dict[str, Any],
     seed: int | None,
