@@ -121,6 +121,17 @@ async def test_an_answer_may_come_back_as_it_was_sent() -> None:
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
+async def test_a_call_in_a_conversation_with_a_model_without_tools_is_the_callers_mistake() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    async with served(num_pages=256) as (_, client):
+        body = {"model": "pyhelp", "messages": [*ASK, called, result, *ASK], "max_tokens": 4}
+        answer = await client.post(PATH, json=body)
+    assert answer.status_code == 400
+    assert "tool_calls: this model has no tools" in answer.json()["error"]["message"]
+
+
 async def test_logprobs_have_bytes_and_as_many_tops_as_asked() -> None:
     async with served(num_pages=256) as (_, client):
         body = {"model": "pyhelp", "messages": ASK, "logprobs": True, "max_tokens": 4}

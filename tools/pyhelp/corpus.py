@@ -23,6 +23,8 @@ END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
+    "{%- if message['tool_calls'] -%}{{ raise_exception('tool_calls: this model has no tools') }}"
+    "{%- endif -%}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
