@@ -113,10 +113,9 @@ class Planner {
         give_slots();
         for (const Together& group : shared_.groups()) add_shared(group);
         for (size_t i = 0; i < units_.size(); ++i) add_rest(units_[i], first_slot_[i]);
-        // So that no thread is left alone with a long one at the end.
         std::stable_sort(plan_.tasks.begin(), plan_.tasks.end(),
                          [this](const AttentionTask& a, const AttentionTask& b) {
-                             return work_of(a.unit, shape_.group) > work_of(b.unit, shape_.group);
+                             return comes_before(a.unit, b.unit);
                          });
         double work = 0;
         for (const AttentionTask& task : plan_.tasks) work += work_of(task.unit, shape_.group);
@@ -126,6 +125,17 @@ class Planner {
     AttentionPlan plan() && { return std::move(plan_); }
 
   private:
+    // Blocks of prompts head by head, since each block reads all keys of its head before it, which so
+    // stay in the second cache; then the rest. Of either the long ones first, so that no thread is left
+    // alone with one at the end.
+    bool comes_before(const AttentionUnit& a, const AttentionUnit& b) const {
+        const bool of_prompt = a.tokens * shape_.group > kRowBlock / 2;
+        if (of_prompt != (b.tokens * shape_.group > kRowBlock / 2)) return of_prompt;
+        if (of_prompt && a.pages != b.pages) return a.pages < b.pages;
+        if (of_prompt && a.kv_head != b.kv_head) return a.kv_head < b.kv_head;
+        return work_of(a, shape_.group) > work_of(b, shape_.group);
+    }
+
     bool too_little(double work) const {
         return shape_.threads == 1 ||
                work * static_cast<double>(shape_.head_dim) < kParallelThreshold;
