@@ -8,6 +8,7 @@ answer that is being made.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -27,14 +28,19 @@ class TokenGaps:
         self._counts = array("q")
         """How often each of `_seconds` was a gap."""
         self._last: dict[int, float] = {}
-        """When the last token of each answer came; of those in `_together`, at the least."""
+        """When the last token came of each answer that isn't in `_since`."""
         self._longest: dict[int, float] = {}
-        self._together: list[int] = []
-        """The answers of the last step."""
+        """Gap of each answer; of those in `_since`, till they were."""
+        self._since: dict[int, int] = {}
+        """The answers of the last step, with the number of the first gap that each has shared."""
+        self._together: Sequence[int] = ()
+        """The same, as they were told."""
         self._end = 0.0
         """Of the last step."""
-        self._longest_together = 0.0
-        """Gap since the answers in `_together` have been so."""
+        self._num_shared = 0
+        """Gaps that all but the new ones of a step shared."""
+        self._peaks: list[tuple[int, float]] = []
+        """Number and length of each of them that no later one has reached."""
 
     def add(self, sequence_ids: Sequence[int], ends: Sequence[float]) -> None:
         """Each of these got one token at each of these times, which go up and follow those told
@@ -42,22 +48,25 @@ class TokenGaps:
         if not sequence_ids or not ends:
             return
         if sequence_ids != self._together:
-            self._begin(list(sequence_ids), ends[0])
+            self._change(list(sequence_ids), ends[0])
             ends = ends[1:]
         if len(ends) == 1:
-            self._count(ends[0] - self._end, len(self._together))
-            self._longest_together = max(self._longest_together, ends[0] - self._end)
+            gap = ends[0] - self._end
+            self._count(gap, len(self._together))
+            self._share(gap)
         elif ends:
             gaps = np.diff(np.array([self._end, *ends], np.float64))
             self._seconds.frombytes(gaps.tobytes())
             self._counts.extend([len(self._together)] * len(gaps))
-            self._longest_together = max(self._longest_together, float(gaps.max()))
+            self._share(float(gaps.max()))
         if ends:
             self._end = ends[-1]
 
     def ended(self, sequence_id: int) -> float | None:
         """The longest gap of an answer that gets no more tokens; None with fewer than two."""
-        self._part()
+        if sequence_id in self._since:
+            self._part(sequence_id)
+            self._together = ()
         self._last.pop(sequence_id, None)
         return self._longest.pop(sequence_id, None)
 
@@ -69,29 +78,40 @@ class TokenGaps:
         """Every gap of all answers in seconds, in no order, and how often each was one."""
         return np.array(self._seconds, np.float64), np.array(self._counts, np.int64)
 
-    def _begin(self, sequence_ids: list[int], end: float) -> None:
+    def _change(self, sequence_ids: list[int], end: float) -> None:
         """These come together, and some of them may have had tokens before."""
-        self._part()
-        last, longest = self._last, self._longest
-        before = Counter[float]()
-        for sequence_id in sequence_ids:
-            came = last.get(sequence_id)
-            if came is not None:
-                before[came] += 1
-                longest[sequence_id] = max(longest.get(sequence_id, 0.0), end - came)
+        since, last = self._since, self._last
+        for sequence_id in since.keys() - set(sequence_ids):
+            self._part(sequence_id)
+        before = Counter([self._end if one in since else last.get(one) for one in sequence_ids])
         for came, count in before.items():
-            self._count(end - came, count)
+            if came is not None:
+                self._count(end - came, count)
+        if since:
+            self._share(end - self._end)
+        for sequence_id in sequence_ids:
+            if sequence_id not in since:
+                since[sequence_id] = self._num_shared
+                came = last.pop(sequence_id, end)
+                if came < end:
+                    longest = self._longest.get(sequence_id, 0.0)
+                    self._longest[sequence_id] = max(longest, end - came)
         self._together, self._end = sequence_ids, end
 
-    def _part(self) -> None:
-        """Write down for each what they had together."""
-        for sequence_id in self._together:
-            self._last[sequence_id] = self._end
-        if self._longest_together:
-            for sequence_id in self._together:
-                longest = self._longest.get(sequence_id, 0.0)
-                self._longest[sequence_id] = max(longest, self._longest_together)
-        self._together, self._longest_together = [], 0.0
+    def _part(self, sequence_id: int) -> None:
+        """Write down for an answer of the last step what it had together with others."""
+        since = self._since.pop(sequence_id)
+        self._last[sequence_id] = self._end
+        if since < self._num_shared:
+            _, shared = self._peaks[bisect_left(self._peaks, (since, 0.0))]
+            self._longest[sequence_id] = max(self._longest.get(sequence_id, 0.0), shared)
+
+    def _share(self, seconds: float) -> None:
+        peaks = self._peaks
+        while peaks and peaks[-1][1] <= seconds:
+            peaks.pop()
+        peaks.append((self._num_shared, seconds))
+        self._num_shared += 1
 
     def _count(self, seconds: float, count: int) -> None:
         self._seconds.append(seconds)
