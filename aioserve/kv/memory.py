@@ -273,16 +273,22 @@ class KVMemory:
         Raises `InvariantError` where so many pages can't be had.
         """
         size, last = self.page_size, first_step + count - 1
-        wanted = [max(0, -(-(one.computed + count) // size) - one.num_pages) for one in leases]
-        pages = self._acquire(sum(wanted), first_step)
-        if pages is None:
-            raise InvariantError(f"fewer than {sum(wanted)} pages are left for steps up to {last}")
+        short = [
+            (lease, pages)
+            for lease in leases
+            if (pages := -(-(lease.computed + count) // size) - len(lease.page_table.page_ids)) > 0
+        ]
+        wanted = sum([pages for _, pages in short])
+        fresh = self._acquire(wanted, first_step)
+        if fresh is None:
+            raise InvariantError(f"fewer than {wanted} pages are left for steps up to {last}")
         begin = 0
-        for lease, num_pages in zip(leases, wanted, strict=True):
-            if num_pages:
-                lease.page_table.append(pages[begin : begin + num_pages])
-                begin += num_pages
-            self.advance(lease, count, last)
+        for lease, pages in short:
+            lease.page_table.append(fresh[begin : begin + pages])
+            begin += pages
+        for lease in leases:
+            lease.computed += count
+            lease.last_step = last
 
     def make_free(self, count: int, step: int) -> None:
         """Evict until `count` pages are free, or nothing is left to evict."""

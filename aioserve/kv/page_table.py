@@ -21,11 +21,11 @@ class PageTable:
     an entry has to change, or to go, there is a new table.
     """
 
-    __slots__ = ("_buffer", "page_ids")
+    __slots__ = ("_buffer", "_shown", "page_ids")
 
     def __init__(self) -> None:
-        self._buffer = np.empty(_FIRST_CAPACITY, np.int32)
-        self.page_ids: npt.NDArray[np.int32] = self._read_only_view(0)
+        self._take(np.empty(_FIRST_CAPACITY, np.int32))
+        self.page_ids: npt.NDArray[np.int32] = self._shown[:0]
         """The pages so far, a read-only view: int32 `[len(self)]`. What it shows never changes."""
 
     def __len__(self) -> int:
@@ -39,9 +39,9 @@ class PageTable:
         if end > len(self._buffer):
             grown = np.empty(max(end, 2 * len(self._buffer)), np.int32)
             grown[:length] = self.page_ids
-            self._buffer = grown
+            self._take(grown)
         self._buffer[length:end] = page_ids
-        self.page_ids = self._read_only_view(end)
+        self.page_ids = self._shown[:end]
 
     @classmethod
     def of(cls, *parts: npt.NDArray[np.int32]) -> PageTable:
@@ -59,10 +59,11 @@ class PageTable:
         """A new table with `page_id`, int32 `[1]`, in place of page number `index`."""
         return PageTable.of(self.page_ids[:index], page_id, self.page_ids[index + 1 :])
 
-    def _read_only_view(self, length: int) -> npt.NDArray[np.int32]:
-        view = self._buffer[:length]
-        view.flags.writeable = False
-        return view
+    def _take(self, buffer: npt.NDArray[np.int32]) -> None:
+        self._buffer = buffer
+        self._shown = buffer.view()
+        """The same, of which all views are read-only."""
+        self._shown.flags.writeable = False
 
     def __repr__(self) -> str:
         return f"PageTable({self.page_ids.tolist()})"

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
-from aioserve.kv.pages import pages_for
 from aioserve.scheduling.displacement import by_precedence
 from aioserve.scheduling.queue_head import QueueHead, head_of_queue
 from aioserve.scheduling.scheduler import Scheduler
@@ -20,6 +19,8 @@ from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.step_times import NUM_KEPT, StepSummary, summary_of
 
 __all__ = ["DecodePass", "decode_pass"]
+
+PENDING_IDS = (PENDING_TOKEN,)
 
 
 def decode_pass(scheduler: Scheduler) -> DecodePass | None:
@@ -43,16 +44,16 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     sequences = books.running
     if books.has_precedences:
         sequences = sorted(sequences, key=by_precedence)
-    flying = books.in_flight.get(books.launched, ())
-    # Results of those that have ended or were preempted meanwhile are dropped.
-    kept = [(s, item) for s, slot, _, item in flying if slot == s.slot]
-    if flying and (
-        [sequence for sequence, _ in kept] != sequences
-        or any(_brings_more_than_a_token(item) for _, item in kept)
-    ):
-        return None
     num_flying = len(books.in_flight)
-    if not num_flying and memory.pool.num_fenced:
+    if num_flying:
+        # Results of those that have ended or were preempted meanwhile are dropped.
+        kept = [entry for entry in books.in_flight[books.launched] if entry[1] == entry[0].slot]
+        if [entry[0] for entry in kept] != sequences or any(
+            entry[3].rows is not entry[0].decode_rows and _brings_more_than_a_token(entry[3])
+            for entry in kept
+        ):
+            return None
+    elif memory.pool.num_fenced:
         return None
     if not _all_go_on(sequences, num_flying, memory.page_size):
         return None
@@ -84,7 +85,7 @@ def _all_go_on(sequences: list[SequenceState], num_flying: int, page_size: int) 
             or sequence.guided
             or sequence.unborn
             or lease.shares_partial_page
-            or lease.num_pages > -(-lease.computed // page_size)
+            or len(lease.page_table.page_ids) > -(-lease.computed // page_size)
         ):
             return False
     return True
@@ -113,20 +114,20 @@ class DecodePass:
         """Who could start if there were pages; None where nobody could."""
         self.first_step: int = scheduler.books.launched + 1
         """Number of the first step that it launches."""
-        self._num_computed = sum([sequence.lease.computed for sequence in sequences])
+        self._computed = [sequence.lease.computed for sequence in sequences]
 
     @property
     def context_tokens(self) -> int:
         """That the first step attends to; each further one attends to one more of each sequence."""
-        return self._num_computed + len(self.sequences)
+        return sum(self._computed) + len(self._computed)
 
     def pages_taken(self, count: int) -> list[int]:
         """How many pages each of `count` steps takes."""
         size = self.scheduler.memory.page_size
         # A lease without room for a token takes a page in the first step, and then every so many.
         in_turn = [0] * size
-        for sequence in self.sequences:
-            in_turn[-sequence.lease.computed % size] += 1
+        for computed in self._computed:
+            in_turn[-computed % size] += 1
         return (in_turn * -(-count // size))[:count]
 
     def pages_given(self, count: int) -> list[int]:
@@ -175,18 +176,23 @@ class DecodePass:
         memory.grow([sequence.lease for sequence in self.sequences], count, self.first_step)
         ended: list[SequenceState] = []
         for sequence, token_id in zip(self.sequences, token_ids, strict=True):
-            last_id = last_ids.get(sequence.sequence_id)
-            sequence.extend(token_id, count if last_id is None else count - 1)
-            if last_id is not None and sequence.append(last_id) is not None:
-                ended.append(sequence)
+            if sequence.sequence_id not in last_ids:
+                sequence.extend(token_id, count)
+            else:
+                sequence.extend(token_id, count - 1)
+                if sequence.append(last_ids[sequence.sequence_id]) is not None:
+                    ended.append(sequence)
             if sequence.first_token_seconds is None:
                 sequence.first_token_seconds = ends[0]
             sequence.last_token_seconds = ends[-1]
         if memory.tree is not None:
             self._publish(count)
         for sequence in self.sequences:
-            pages = pages_for(sequence.num_known - 1, memory.page_size)
-            sequence.proven_pages = sequence.lease.page_ids[:pages]
+            pages, known = sequence.lease.page_table.page_ids, sequence.num_known - 1
+            # A page that begins behind them is that of the step in flight.
+            sequence.proven_pages = (
+                pages if known % memory.page_size else pages[: known // memory.page_size]
+            )
         num_tokens = count * len(self.sequences)
         books.counters.tokens_processed += num_tokens
         books.counters.tokens_generated += num_tokens
@@ -207,10 +213,9 @@ class DecodePass:
         begun: list[tuple[int, int]] = []
         for place, sequence in enumerate(self.sequences):
             # Published is what is full of tokens both known and computed.
-            known = sequence.num_known - 1
-            first = max(1, (sequence.lease.published + 1) * size - (known - count))
-            if first <= count:
-                begun.append((first, place))
+            missing = (sequence.lease.published + 1) * size - (sequence.num_known - 1)
+            if missing <= 0:
+                begun.append((max(1, count + missing), place))
         for first, place in sorted(begun):
             sequence = self.sequences[place]
             lease, known = sequence.lease, sequence.num_known - 1
@@ -250,14 +255,14 @@ class DecodePass:
             (
                 sequence,
                 sequence.slot,
-                sequence.lease,
+                lease := sequence.lease,
                 WorkItem(
                     sequence_id=sequence.sequence_id,
                     slot=sequence.slot,
-                    start=sequence.lease.computed - 1,
+                    start=lease.computed - 1,
                     count=1,
-                    token_ids=(PENDING_TOKEN,),
-                    page_ids=sequence.lease.page_ids,
+                    token_ids=PENDING_IDS,
+                    page_ids=lease.page_table.page_ids,
                     rows=sequence.decode_rows,
                 ),
             )

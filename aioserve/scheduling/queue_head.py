@@ -21,7 +21,8 @@ STEPS_AT_ONCE = 64
 
 
 def head_of_queue(books: Books, reserve: OutputReserve) -> QueueHead | None:
-    """The head of the queue, if nobody is asked who starts, and pages are all that it may lack."""
+    """The head of the queue, if nobody is asked who starts, and pages are all that it may lack:
+    fewer run than may, and none of them has unborn samples."""
     guard, memory = books.guard, books.memory
     head = books.waiting[0]
     if (
@@ -31,7 +32,6 @@ def head_of_queue(books: Books, reserve: OutputReserve) -> QueueHead | None:
         or head.is_held
         or head.unborn
         or head.num_cacheable is not None
-        or books.num_seats_free < 1
         # What is on the host would be copied back, into pages to be found for it.
         or memory.host_pool is not None
     ):
@@ -40,8 +40,9 @@ def head_of_queue(books: Books, reserve: OutputReserve) -> QueueHead | None:
     claim = memory.without_tail(head.lease, head.num_known, claim)
     num_pages, found = memory.num_available - claim.num_new_pages, claim.match.page_ids
     memory.drop(claim)
-    size = memory.page_size
-    if any(_may_write_for(head, found.tolist(), sequence, size) for sequence in books.running):
+    size, pages = memory.page_size, found.tolist()
+    near = [s for s in books.running if s.lease.published <= len(pages)]
+    if any(_may_write_for(head, pages, sequence, size) for sequence in near):
         return None
     return QueueHead(head, num_pages, books.running, reserve)
 
@@ -50,9 +51,9 @@ def _may_write_for(
     head: SequenceState, found: Sequence[int], sequence: SequenceState, page_size: int
 ) -> bool:
     """Whether the next page that a running sequence publishes may be one that the head of the queue
-    finds then behind the pages `found`."""
+    finds then behind the pages `found`: at most so many are published of it."""
     lease, published = sequence.lease, sequence.lease.published
-    if lease.namespace != head.lease.namespace or published > len(found):
+    if lease.namespace != head.lease.namespace:
         return False
     if published and lease.page_ids.item(published - 1) != found[published - 1]:
         return False
@@ -74,23 +75,23 @@ class QueueHead:
         self._num_pages = num_pages
         """That there would be if it had started now; fewer than none, if there aren't enough."""
         self._reserve = reserve
-        self._known = np.array([s.num_known + s.pending for s in running], np.int64)
-        self._longest = np.array([s.max_length for s in running], np.int64)
+        self._running = running
 
     def num_steps_without(self, pages_taken: Sequence[int]) -> int:
         """In how many steps, of as many as each takes such pages for those that run, it can't start
         behind them. What is evicted for these makes no difference: a page that the head would have
         found is one less to evict for it, and one more to acquire."""
         ahead = self._reserve.pages_ahead(self.sequence)
-        left = self._num_pages - np.array(list(accumulate(pages_taken)), np.int64)
+        left = [self._num_pages - pages for pages in accumulate(pages_taken)]
+        if max(left, default=0) < ahead:
+            return len(left)
+        known = np.array([s.num_known + s.pending for s in self._running], np.int64)
+        longest = np.array([s.max_length for s in self._running], np.int64)
         for first in range(0, len(left), STEPS_AT_ONCE):
             some = left[first : first + STEPS_AT_ONCE]
-            fits = some >= ahead + self._pages_reserved(first + 1, len(some))
+            steps = np.arange(first + 1, first + 1 + len(some))[:, None]
+            reserved = self._reserve.pages_ahead_of(known + steps, longest).sum(axis=1)
+            fits = np.array(some) >= ahead + reserved
             if fits.any():
                 return first + int(fits.argmax())
         return len(left)
-
-    def _pages_reserved(self, first: int, count: int) -> np.ndarray:
-        """For the answers of those that run, in each of `count` steps from number `first` on."""
-        known = self._known + np.arange(first, first + count)[:, None]
-        return self._reserve.pages_ahead_of(known, self._longest).sum(axis=1)

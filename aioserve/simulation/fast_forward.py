@@ -9,7 +9,7 @@ when the next one comes and where answers end; policies don't.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -18,6 +18,7 @@ import numpy as np
 from aioserve.execution.plan import StepPlan
 from aioserve.scheduling.decode_pass import DecodePass, decode_pass
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.sequence import SequenceState
 from aioserve.simulation.cost import CostModel, RooflineCost, StepLoad
 from aioserve.simulation.table_steps import TableSteps
 from aioserve.traces.checks import named
@@ -76,11 +77,11 @@ def pass_steps(
     """
     if not isinstance(cost, RooflineCost | TableSteps) or not cost.tells_several:
         return None
-    most = _num_till_next_end(scheduler, end_positions)
-    if most < LEAST_STEPS:
-        return None
     steps = decode_pass(scheduler)
     if steps is None:
+        return None
+    most = _num_till_next_end(steps.sequences, end_positions)
+    if most < LEAST_STEPS:
         return None
     load = StepLoad(0, len(steps.sequences), steps.context_tokens, 0)
     ends, launched, count = _times(cost, clock, load, steps.first_step, most)
@@ -104,14 +105,13 @@ def pass_steps(
     return PassedSteps(ids, finished, ended, launched[:count], held, plan, ends[count - 1])
 
 
-def _num_till_next_end(scheduler: Scheduler, end_positions: Mapping[int, int]) -> int:
-    """How many tokens each of those that run gets, till one of them gets its last or is one token
+def _num_till_next_end(sequences: Sequence[SequenceState], end_positions: Mapping[int, int]) -> int:
+    """How many tokens each of these gets, till one of them gets its last or is one token
     from the most that it may have: with that one in flight, it is in no further step."""
     left = [
-        min(end_positions[s.sequence_id] + 1, s.max_length - 1) - s.num_known
-        for s in scheduler.books.running
+        min(end_positions[s.sequence_id] + 1, s.max_length - 1) - s.num_known for s in sequences
     ]
-    return min(left, default=0)
+    return min(left)
 
 
 def _times(

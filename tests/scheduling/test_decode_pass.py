@@ -63,6 +63,18 @@ def test_steps_are_passed_behind_the_one_that_begins_an_answer() -> None:
     assert (sequence.first_token_seconds, sequence.last_token_seconds) == (1.0, 3.0)
 
 
+@pytest.mark.parametrize("count", range(1, 9))
+def test_proven_are_the_pages_of_the_steps_that_are_done(count: int) -> None:
+    bench = with_a_prompt_in_flight()
+    steps = decode_pass(bench.scheduler)
+    assert steps is not None
+    steps.take(count, [7], [0.1] * count, [1.0] * count, {})
+    (sequence,) = bench.running
+    pages = -(-(7 + count) // 4)
+    assert sequence.proven_pages.tolist() == sequence.lease.page_ids[:pages].tolist()
+    assert sequence.lease.num_pages == -(-(8 + count) // 4)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"n": 2}, {"score_from": 1}, {"pooled": range(8)}, {"answers": False}],
