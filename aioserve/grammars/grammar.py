@@ -81,7 +81,10 @@ def _source(form: StructuredOutput) -> Any:
     if form.regex is not None:
         return matcher.grammar_from_regex(form.regex)
     if form.choice is not None:
-        return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, form.choice)))
+        # A terminal, which the lexer reads as one: alternatives of a rule would each be an item of
+        # the parser's, which has fewer than there may be choices.
+        choices = " | ".join(map(json.dumps, form.choice))
+        return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
     return matcher.grammar_from_lark(sound_lark(form.grammar or ""))
 
 

@@ -11,7 +11,7 @@ import pytest
 from aioserve import InvalidSamplingError
 from aioserve.grammars.grammar import compile_grammar
 from aioserve.grammars.schema import check_ends, sound_lark
-from aioserve.structured_output import StructuredOutput
+from aioserve.structured_output import MAX_CHOICES, StructuredOutput
 from tests.grammars.walks import END, Walk, pyhelp
 
 WALKS = 20
@@ -63,6 +63,20 @@ def test_an_answer_is_one_of_the_choices_and_each_may_be_drawn() -> None:
         assert walk.matcher.has_ended
         drawn.add(tokenizer.decode(walk.ids[:-1]))
     assert drawn == set(choices)
+
+
+@pytest.mark.parametrize("begin", ["", "the same begin of each, "])
+def test_an_answer_is_one_of_as_many_choices_as_there_may_be(begin: str) -> None:
+    tokenizer, vocabulary = pyhelp()
+    choices = [f"{begin}{number}" for number in range(MAX_CHOICES)]
+    grammar = compile_grammar(vocabulary, StructuredOutput(choice=choices))
+    drawn = set()
+    for seed in range(WALKS):
+        walk = Walk(grammar, {END}, seed)
+        assert walk.matcher.has_ended
+        drawn.add(tokenizer.decode(walk.ids[:-1]))
+    assert len(drawn) > WALKS / 2
+    assert drawn <= set(choices)
 
 
 def test_an_answer_is_a_sentence_of_the_grammar() -> None:
