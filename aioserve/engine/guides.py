@@ -139,6 +139,8 @@ def _after(matcher: GrammarMatcher | None, token_id: int, jumps: bool) -> Guide:
     except BaseException as error:  # a panic in Rust code is none of the `Exception`s
         failed = RequestFailedError("the form of this answer can't be followed")
         return Guide((), None, failed.with_cause(error))
+    if matcher is not None and matcher.error is not None:
+        return Guide((), None, _not_further(matcher.error))
     return Guide(
         (),
         None,
@@ -147,6 +149,10 @@ def _after(matcher: GrammarMatcher | None, token_id: int, jumps: bool) -> Guide:
             "parameters leave no token that it does"
         ),
     )
+
+
+def _not_further(why: str) -> RequestFailedError:
+    return RequestFailedError(f"the form of this answer can't be followed further: {why}")
 
 
 def _next(matcher: GrammarMatcher, *, jumps: bool) -> Guide:
@@ -160,6 +166,5 @@ def _next(matcher: GrammarMatcher, *, jumps: bool) -> Guide:
     mask = matcher.allowed()
     if not mask.any():
         why = matcher.error or "nothing that the tokenizer can write goes on"
-        failed = RequestFailedError(f"the form of this answer can't be followed further: {why}")
-        return Guide(tuple(taken), None, failed)
+        return Guide(tuple(taken), None, _not_further(why))
     return Guide(tuple(taken), mask)

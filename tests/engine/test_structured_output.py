@@ -457,3 +457,12 @@ async def test_a_form_that_can_not_be_followed_ends_its_request_alone(
         with pytest.raises(RequestFailedError, match="can't be followed further"):
             await engine.generate([5, 6], SamplingParams(structured_output=COMPACT))
         assert (await other).token_ids
+
+
+@pytest.mark.asyncio
+async def test_a_form_that_comes_to_cost_too_much_says_so() -> None:
+    schema = {"properties": {f"p{i}": {"type": "null"} for i in range(1000)}, "type": "object"}
+    form = StructuredOutput(json_schema=schema | {"additionalProperties": False})
+    async with Engine("pyhelp") as engine:
+        with pytest.raises(RequestFailedError, match=r"can't be followed further: .* items"):
+            await engine.generate("Hi", SamplingParams(structured_output=form))
