@@ -6,6 +6,8 @@ What is between start and end is a `LiveEngine`, which is all that this knows of
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import warnings
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -77,7 +79,7 @@ class Life:
             )
         self._state, self._loop, self._starting = "loading", loop, asyncio.current_task()
         try:
-            registry = await asyncio.to_thread(PluginRegistry, self._given.plugins)
+            registry = await asyncio.to_thread(_plugins, self._given.plugins)
             self._check_loading()
             chosen = self._choose(registry)
             model = await self._load()
@@ -209,6 +211,14 @@ class Life:
             )
         live.check()
         return live
+
+
+def _plugins(given: tuple[object, ...]) -> PluginRegistry:
+    """To be called on a thread. What anyio's scopes are made of it imports with the first of them:
+    here, and not on the event loop when the engine is drained or closed."""
+    with contextlib.suppress(ModuleNotFoundError):  # an anyio that has them elsewhere
+        importlib.import_module("anyio._backends._asyncio")
+    return PluginRegistry(given)
 
 
 async def _finish(closing: Awaitable[None]) -> None:

@@ -103,3 +103,31 @@ def test_importing_torch_leaves_the_loop_free() -> None:
         if holds[-1] <= MAX_HELD_SECONDS * slowness():
             return
     raise AssertionError(f"the loop was held for {holds} seconds in {TRIES} tries")
+
+
+IMPORTS = """
+import asyncio, sys, threading
+from aioserve import Engine
+
+imported = []
+
+def note(event, args):
+    if event == "import" and threading.current_thread() is threading.main_thread():
+        imported.append(args[0])
+
+async def main():
+    async with Engine("pyhelp", num_pages=64) as engine:
+        sys.addaudithook(note)
+        await engine.generate("import os")
+        await engine.drain(1)
+    print(imported)
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_imported_on_the_loop_once_an_engine_is_open() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert done.stdout.strip() == "[]"
