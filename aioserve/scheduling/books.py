@@ -11,8 +11,9 @@ that has computed the prompt.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from aioserve.config import Preemption
@@ -69,6 +70,8 @@ class Books:
         self.has_precedences: bool = False
         """The policy has ever given one that isn't 0."""
         self._waiting: list[SequenceState] = []
+        self._most_waiting = -math.inf
+        """No precedence of one that waits is greater."""
         self._num_ended_waiting = 0
         """Of those in `_waiting`, how many have ended: they are taken out when it is looked at, all
         at once, since thousands may leave between two steps."""
@@ -92,6 +95,21 @@ class Books:
             yield sequence
             if place < len(waiting) and waiting[place] is sequence:
                 place += 1
+
+    def views_of_waiting(self, without: Container[SequenceState] = ()) -> tuple[RequestView, ...]:
+        """Of those that can go on, in order of arrival, for a policy that looks at all: in a deep
+        queue there is no time to ask each for more than this."""
+        able = [s for s in self.waiting if not (s.paused or (s.guided and s.is_held))]
+        if without:
+            able = [s for s in able if s not in without]
+        return tuple([s.view for s in able])
+
+    def waits_above(self, precedence: float) -> bool:
+        """Whether one waits with a greater precedence. While that is so for none, who waits is
+        looked at only when some have come."""
+        if self._most_waiting > precedence:
+            self._most_waiting = max([s.precedence for s in self.waiting], default=-math.inf)
+        return self._most_waiting > precedence
 
     @property
     def num_waiting(self) -> int:
@@ -168,6 +186,7 @@ class Books:
         _take_out(self.running, sequence)
         self._give_back(sequence)
         sequence.restart()
+        self._most_waiting = max(self._most_waiting, sequence.precedence)
         insort(self._waiting, sequence, key=_by_arrival)
 
     def end(self, sequences: Iterable[SequenceState], *, publish: bool = True) -> None:
@@ -289,6 +308,7 @@ class Books:
             for view in arrived:
                 precedence = self.guard.precedence(view)
                 self.sequence_of(view).precedence = precedence
+                self._most_waiting = max(self._most_waiting, precedence)
                 self.has_precedences |= precedence != 0
 
 

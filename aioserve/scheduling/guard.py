@@ -59,8 +59,12 @@ class PolicyGuard(Guard):
         super().__init__(f"scheduling policy {self.name}", after, logger, clock)
 
     @property
+    def orders(self) -> bool:
+        return self._has_own("order")
+
+    @property
     def chooses_who_starts(self) -> bool:
-        return self._has_own("order") or self._has_own("admit")
+        return self.orders or self._has_own("admit")
 
     @property
     def hears_of_steps(self) -> bool:
@@ -83,7 +87,7 @@ class PolicyGuard(Guard):
     def order(self, waiting: Iterable[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         """Waiting requests to start, one by one: each is in `waiting`, none comes twice. After a
         fault come those that are left, in order of arrival."""
-        if not self._has_own("order"):  # of thousands nobody looks at more than start
+        if not self.orders:  # of thousands nobody looks at more than start
             yield from waiting
             return
         # A tuple: what the policy does with it can't change what is checked.
@@ -300,7 +304,7 @@ def _some_of(running: Sequence[RequestView], answers: Iterable[object]) -> list[
 
 
 def _by_id(requests: Sequence[RequestView]) -> dict[int, RequestView]:
-    return {id(request): request for request in requests}
+    return dict(zip(map(id, requests), requests, strict=True))
 
 
 def _take(left: dict[int, RequestView], answer: object) -> RequestView:

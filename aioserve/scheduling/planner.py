@@ -306,15 +306,13 @@ class StepPlanner:
         books = self.books
         seats = books.num_seats_free
         lowest = lowest_precedence(books)
-        if seats <= 0 and (
-            forced
-            or not books.has_precedences
-            or all(s.precedence <= lowest for s in books.waiting)
-        ):
+        if seats <= 0 and (forced or not books.waits_above(lowest)):
             return any(not s.is_held for s in books.waiting)
         view = self.views.view()
         gave_way = () if forced else self._gave_way
         waiting = (s.view for s in books.waiting_in_turn() if not s.is_held and s not in gave_way)
+        if self.guard.orders and not forced:
+            waiting = books.views_of_waiting(gave_way)
         refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False

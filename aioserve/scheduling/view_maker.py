@@ -55,7 +55,7 @@ class ViewMaker:
         return tuple([s.view for s in self._books.running])
 
     def views_of_waiting(self) -> Sequence[RequestView]:
-        return tuple([s.view for s in self._books.waiting if not s.is_held])
+        return self._books.views_of_waiting()
 
     def recent_steps(self) -> tuple[StepSummary, ...]:
         return self._times.recent

@@ -79,4 +79,4 @@ def chosen_decodes(
     }
     named = books.guard.decode([s.view for s in ready], view)
     owed = [s for s in ready if s in books.owed]
-    return [*owed, *(s for s in map(books.sequence_of, named) if s not in owed)]
+    return [*owed, *(s for s in map(books.sequence_of, named) if s not in books.owed)]

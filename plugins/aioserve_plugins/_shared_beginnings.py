@@ -2,10 +2,15 @@
 
 Two prompts are compared by the keys of their prefixes, and each key costs a pass over that prefix.
 So how far two agree is found by bisection, once, and a step has a bounded number of comparisons.
+
+Nor is there time in each step for all pairs of those that wait and those that are computed. One
+that waits watches one that is computed ahead of it. When that has computed all that the two have in
+common it never will again, and the next one is watched: each pair gets its turn once.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from aioserve import RequestView
@@ -16,16 +21,38 @@ COMPARISONS = 32
 """In a step."""
 
 
-class _Agreement:
-    """How many whole pages two prompts have in common: at least `least`, at most `most`."""
+class _Computing:
+    """A prompt that is being computed, from its start to its end or preemption."""
 
-    __slots__ = ("confirmed", "least", "most")
+    __slots__ = ("first_page", "number", "preemptions", "request")
 
-    def __init__(self, most: int) -> None:
-        self.least = 1
-        self.most = most
+    def __init__(self, request: RequestView, first_page: bytes, number: int) -> None:
+        self.request: RequestView | None = request
+        """None when it is over."""
+        self.first_page = first_page
+        self.number = number
+        """Growing from one to the next."""
+        self.preemptions: int = request.preemptions
+
+
+class _Watch:
+    """Whom one that waits watches, and how many whole pages it has in common with that: at least
+    `least`, at most `most`."""
+
+    __slots__ = ("confirmed", "least", "most", "number", "other", "preemptions")
+
+    def __init__(self, preemptions: int) -> None:
+        self.preemptions = preemptions
+        self.number = 0
+        """Of the one that is watched, or was last: all before it had their turn."""
+        self.other: _Computing | None = None
+        self.least = self.most = 0
         self.confirmed = False
-        """One found pages of the other in the cache: there is one."""
+        """Pages of the other were found in the cache: there is one."""
+
+    def turn_to(self, other: _Computing, most: int) -> None:
+        self.other, self.number = other, other.number
+        self.least, self.most, self.confirmed = 1, most, False
 
 
 class SharedBeginnings:
@@ -35,70 +62,102 @@ class SharedBeginnings:
         self._page_size = 1
         self._left = 0
         """Comparisons in this step."""
+        self._last_number = 0
         self._first_pages: dict[RequestView, bytes] = {}
-        self._computing: dict[bytes, dict[RequestView, None]] = {}
-        self._agreements: dict[RequestView, dict[RequestView, _Agreement]] = {}
-        """Of each that is being computed with those that wait."""
+        self._computing: dict[RequestView, _Computing] = {}
+        self._alike: dict[bytes, list[_Computing]] = {}
+        """Those of one first page, by number."""
+        self._watches: dict[RequestView, _Watch] = {}
 
     def begin(self, computing: Iterable[RequestView], page_size: int) -> None:
         """Begin a step while the prompts of these are being computed."""
         self._page_size, self._left = page_size, COMPARISONS
-        self._computing.clear()
-        before, self._agreements = self._agreements, {}
+        computing = dict.fromkeys(computing)
+        for request, one in list(self._computing.items()):
+            if request not in computing or request.preemptions != one.preemptions:
+                self._end(request)
         for request in computing:
-            self.add(request)
-            self._agreements[request] = before.get(request, {})
+            if request not in self._computing:
+                self.add(request)
 
     def add(self, request: RequestView) -> None:
         """This prompt is being computed from now on."""
-        self._computing.setdefault(self._first_page(request), {})[request] = None
-        self._agreements[request] = {}
+        self._last_number += 1
+        one = _Computing(request, self._first_page(request), self._last_number)
+        self._computing[request] = one
+        self._alike.setdefault(one.first_page, []).append(one)
 
     def forget(self, request: RequestView) -> None:
         """It has ended."""
-        first_page = self._first_pages.pop(request, None)
-        if first_page is not None:
-            self._computing.get(first_page, {}).pop(request, None)
-        self._agreements.pop(request, None)
-        for agreements in self._agreements.values():
-            agreements.pop(request, None)
+        self._end(request)
+        self._first_pages.pop(request, None)
+        self._watches.pop(request, None)
+
+    def _end(self, request: RequestView) -> None:
+        one = self._computing.pop(request, None)
+        if one is None:
+            return
+        one.request = None
+        alike = self._alike[one.first_page]
+        alike.remove(one)
+        if not alike:
+            del self._alike[one.first_page]
 
     def has_next_of(self, request: RequestView) -> bool:
         """Whether a page that this one could find cached is about to be computed for another. So it
         is taken to be until there were comparisons enough to know."""
-        alike = self._computing.get(self._first_page(request), ())
-        return any(self._computes_next_of(request, other) for other in alike)
+        alike = self._alike.get(self._first_page(request))
+        if alike is None:
+            return False
+        watch = self._watches.get(request)
+        if watch is None or watch.preemptions != request.preemptions:
+            watch = self._watches[request] = _Watch(request.preemptions)
+        while not self._is_ahead(request, watch):
+            place = bisect_right(alike, watch.number, key=_number)
+            if place == len(alike):
+                watch.other = None
+                return False
+            self._turn(request, watch, alike[place])
+        return True
+
+    def _turn(self, request: RequestView, watch: _Watch, one: _Computing) -> None:
+        other = one.request
+        if other is None:
+            raise LookupError("one that is over is still among those that are computed")
+        findable = (request.prompt_tokens + request.generated_tokens - 1) // self._page_size
+        whole = (other.prompt_tokens + other.generated_tokens) // self._page_size
+        watch.turn_to(one, min(findable, whole))
 
     def _first_page(self, request: RequestView) -> bytes:
         if request not in self._first_pages:
             self._first_pages[request] = request.prefix_key(self._page_size)
         return self._first_pages[request]
 
-    def _computes_next_of(self, request: RequestView, other: RequestView) -> bool:
-        known, computed = (
-            self._agreements.setdefault(other, {}),
-            other.computed_tokens // self._page_size,
-        )
-        if request not in known:
-            findable = (request.prompt_tokens + request.generated_tokens - 1) // self._page_size
-            whole = (other.prompt_tokens + other.generated_tokens) // self._page_size
-            known[request] = _Agreement(min(findable, whole))
-        pair = known[request]
-        if computed and pair.most and not pair.confirmed:
-            pair.confirmed = request.cached_tokens > 0
-            pair.most = pair.most if pair.confirmed else 0
-        tried = pair.most  # most often the shorter one is the beginning of the other
-        while pair.least <= computed < pair.most:
+    def _is_ahead(self, request: RequestView, watch: _Watch) -> bool:
+        """Whether the one that is watched is about to compute a page that both have in common."""
+        other = None if watch.other is None else watch.other.request
+        if other is None:
+            return False
+        computed = other.computed_tokens // self._page_size
+        if computed and watch.most and not watch.confirmed:
+            watch.confirmed = request.cached_tokens > 0
+            watch.most = watch.most if watch.confirmed else 0
+        tried = watch.most  # most often the shorter one is the beginning of the other
+        while watch.least <= computed < watch.most:
             if not self._left:
                 return True
             self._left -= 1
             if self._agree(request, other, tried):
-                pair.least = tried
+                watch.least = tried
             else:
-                pair.most = tried - 1
-            tried = (max(pair.least, computed) + pair.most + 1) // 2
-        return computed < min(pair.least, pair.most)
+                watch.most = tried - 1
+            tried = (max(watch.least, computed) + watch.most + 1) // 2
+        return computed < min(watch.least, watch.most)
 
     def _agree(self, request: RequestView, other: RequestView, pages: int) -> bool:
         tokens = pages * self._page_size
         return request.prefix_key(tokens) == other.prefix_key(tokens)
+
+
+def _number(one: _Computing) -> int:
+    return one.number

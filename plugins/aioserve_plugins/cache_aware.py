@@ -57,7 +57,9 @@ class CacheAware(SchedulingPolicy):
                 computed.add(prompt.prefix)
                 yield prompt.request
             else:
-                ranked.append(_rank(prompt, waited / patience))
+                cached = prompt.cached  # `_rank` without a call, as thousands may wait
+                ratio = (cached + waited / patience) / (prompt.tokens - cached)
+                ranked.append((-ratio, -cached, prompt.index, prompt))
         heapq.heapify(ranked)
         deferred: list[RequestView] = []
         while ranked:

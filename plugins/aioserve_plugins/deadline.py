@@ -85,7 +85,7 @@ class Deadline(SchedulingPolicy):
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         self._begin(view)
         work = {request: request.uncached_tokens for request in waiting[: self.window]}
-        started = [r.uncached_tokens for r in self._live if r.pages]
+        started = [r.uncached_tokens for r in view.running]
         ahead = self._times.tokens_in_flight(view) + sum(n for n in started if n > 1)
         self._refuse(work, ahead, view)
         yield from self._refusals
@@ -126,7 +126,7 @@ class Deadline(SchedulingPolicy):
             return
         self._begun = (view.step, view.now_seconds)
         self._times.look(view)
-        decoding = [r for r in self._live if r.pages and r.uncached_tokens <= 1]
+        decoding = [r for r in view.running if r.uncached_tokens <= 1]
         most = view.max_num_batched_tokens - len(decoding)
         targets = [r.tpot_target_seconds for r in decoding if r.tpot_target_seconds is not None]
         if targets:

@@ -76,6 +76,7 @@ class FairShare(SchedulingPolicy):
         self._idle: dict[str | None, None] = {}
         """Tenants that are remembered although they have no request, the longest idle first."""
         self._live: defaultdict[str | None, dict[RequestView, None]] = defaultdict(dict)
+        """Requests that haven't ended, in order of arrival."""
         self._charged: dict[RequestView, int] = {}
         """Generated tokens charged to each request that has started."""
         self._longest: dict[str | None, float] = {}
@@ -87,17 +88,17 @@ class FairShare(SchedulingPolicy):
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         self._settle()
-        return _by_service(waiting, self._counters)
+        return self._by_service(waiting, self._counters)
 
     def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         if self.lead_tokens is None or not view.num_waiting:
             return ()
         self._settle()
         most = max(self._excess(tenant) for tenant in {request.tenant for request in running})
-        waiting = view.waiting
-        if most <= min((self._counter(request.tenant) for request in waiting), default=math.inf):
+        behind = [t for t in self._live if self._counter(t) < most]
+        if not any(self._is_backlogged(tenant) for tenant in behind):
             return ()
-        return self._give_way(running, waiting, view)
+        return self._give_way(running, view.waiting, view)
 
     def _excess(self, tenant: str | None) -> float:
         """Its counter less what it may be ahead: who is behind that takes its seats."""
@@ -116,7 +117,7 @@ class FairShare(SchedulingPolicy):
         tokens = view.max_num_batched_tokens
         counters = {**self._counters}
         giving: list[RequestView] = []
-        for request in _by_service(waiting, counters):
+        for request in self._by_service(waiting, counters):
             counter = counters.get(request.tenant, 0.0)
             seats -= request.num_samples
             pages -= request.pages_to_start + view.pages_reserved_for(request)
@@ -136,6 +137,29 @@ class FairShare(SchedulingPolicy):
             if request not in self._charged:
                 counters[request.tenant] = counter + self._cost(request.tenant, uncached)
         return giving
+
+    def _by_service(
+        self, waiting: Sequence[RequestView], counters: Mapping[str | None, float]
+    ) -> Iterator[RequestView]:
+        """Looks at the counters anew after each request: one that has started was charged. Of each
+        tenant no more requests are looked at than are asked for."""
+        able = set(waiting)
+        queues = {t: (r for r in live if r in able) for t, live in self._live.items()}
+        heap: list[tuple[float, int, str | None, RequestView]] = []
+
+        def push_next(tenant: str | None) -> None:
+            request = next(queues[tenant], None)
+            if request is not None:
+                counter = counters.get(tenant, 0.0)
+                heapq.heappush(heap, (counter, request.arrival_index, tenant, request))
+
+        for tenant in queues:
+            push_next(tenant)
+        while heap:
+            tenant, request = heap[0][2:]
+            yield request
+            heapq.heappop(heap)
+            push_next(tenant)
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if not request.pages and request not in self._charged:
@@ -157,6 +181,7 @@ class FairShare(SchedulingPolicy):
             self._live[tenant][request] = None
             if request.pages:  # a further sample: its prompt is computed
                 self._charged[request] = 0
+                self._live[tenant] = dict.fromkeys(sorted(self._live[tenant], key=_by_arrival))
             elif tenant not in backlogged:
                 self._counters[tenant] = max(self._counter(tenant), least)
 
@@ -170,7 +195,11 @@ class FairShare(SchedulingPolicy):
                 self._leave(request.tenant)
 
     def _backlogged(self) -> set[str | None]:
-        return {t for t, live in self._live.items() if any(map(_waits, live))}
+        return {tenant for tenant in self._live if self._is_backlogged(tenant)}
+
+    def _is_backlogged(self, tenant: str | None) -> bool:
+        """The oldest run, so there are few to pass before one that waits."""
+        return any(map(_waits, self._live[tenant]))
 
     def _rise(self) -> None:
         self._level = max(self._level, self._counter(self._last))
@@ -206,28 +235,12 @@ class FairShare(SchedulingPolicy):
         return self._counters.get(tenant, 0.0)
 
 
+def _by_arrival(request: RequestView) -> int:
+    return request.arrival_index
+
+
 def _waits(request: RequestView) -> bool:
     return not request.pages and not request.is_held
-
-
-def _by_service(
-    waiting: Sequence[RequestView], counters: Mapping[str | None, float]
-) -> Iterator[RequestView]:
-    """Looks at the counters anew after each request: one that has started was charged."""
-    queues: defaultdict[str | None, list[RequestView]] = defaultdict(list)
-    for request in reversed(waiting):
-        queues[request.tenant].append(request)
-    heap = [(counters.get(t, 0.0), queue[-1].arrival_index, t) for t, queue in queues.items()]
-    heapq.heapify(heap)
-    while heap:
-        tenant = heap[0][-1]
-        queue = queues[tenant]
-        yield queue.pop()
-        if queue:
-            entry = (counters.get(tenant, 0.0), queue[-1].arrival_index, tenant)
-            heapq.heapreplace(heap, entry)
-        else:
-            heapq.heappop(heap)
 
 
 @hookimpl

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from aioserve import (
@@ -62,38 +61,59 @@ class Priority(SchedulingPolicy):
         self.patience_tokens = patience_tokens
         self._came: dict[RequestView, int | None] = {}
         """Requests to leave room for, with the step in which that began."""
+        self._most_urgent_first: list[RequestView] = []
+        """Those, as they were in the step `_looked_step`."""
+        self._looked_step = -1
 
     def starvation_bound_tokens(self, request: RequestView) -> int | None:
         return self.patience_tokens
 
-    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        queues: defaultdict[int, list[RequestView]] = defaultdict(list)
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         overdue = 0  # in order of arrival, so those that have waited longest come first
         while overdue < len(waiting) and self._is_overdue(waiting[overdue], view):
+            yield waiting[overdue]
             overdue += 1
+        sign = 1 if self.first == "highest" else -1
+        queues: defaultdict[int, list[RequestView]] = defaultdict(list)
         for request in waiting[overdue:]:
-            queues[self._urgency(request)].append(request)
-        by_urgency = [queues[urgency] for urgency in sorted(queues, reverse=True)]
-        return chain(waiting[:overdue], *by_urgency)
+            queues[sign * request.priority].append(request)
+        for urgency in sorted(queues, reverse=True):
+            yield from queues[urgency]
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if not request.pages or self._is_overdue(request, view):
             return budget_tokens
+        if view.step != self._looked_step:
+            self._looked_step = view.step
+            self._look_at_newcomers(view)
+        urgency = self._urgency(request)
+        for one in self._most_urgent_first:
+            if budget_tokens <= 0 or self._urgency(one) <= urgency:
+                break
+            budget_tokens -= one.uncached_tokens
+        return max(0, budget_tokens)
+
+    def _look_at_newcomers(self, view: SchedulerView) -> None:
+        """Once a step: thousands may come at once, and many prompts be computed."""
         for one, step in list(self._came.items()):
             if one.pages or (step is not None and view.step >= step + YIELDED_STEPS):
                 del self._came[one]
             elif step is None:
                 self._came[one] = view.step
-        urgency = self._urgency(request)
-        more_urgent = [one for one in self._came if self._urgency(one) > urgency]
-        return max(0, budget_tokens - sum(one.uncached_tokens for one in more_urgent))
+        self._most_urgent_first = sorted(self._came, key=self._urgency, reverse=True)
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
         self._came.update(dict.fromkeys(requests))
+        self._forget_look()
 
     def finished(self, requests: Sequence[RequestView]) -> None:
         for request in requests:
             self._came.pop(request, None)
+        self._forget_look()
+
+    def _forget_look(self) -> None:
+        """A step without work has the number of the next one."""
+        self._looked_step, self._most_urgent_first = -1, []
 
     def precedence(self, request: RequestView) -> int:
         return self._urgency(request) if self._preempts else 0

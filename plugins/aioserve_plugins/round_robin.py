@@ -49,8 +49,10 @@ class RoundRobin(SchedulingPolicy):
         self._beginnings = SharedBeginnings()
         self._put_off: set[RequestView] = set()
         """Those that wait for a page that another one computes."""
-        self._rotation: dict[RequestView, None] = {}
-        """Every request that hasn't ended, the one whose turn is next first."""
+        self._rotation: dict[RequestView, int] = {}
+        """Every request that hasn't ended, the one whose turn is next first, each with its ticket:
+        a number that is greater than those before it."""
+        self._last_ticket = 0
         self._step = -1
         self._shares: dict[RequestView, int] = {}
         """Tokens of this step for each prompt whose turn it is."""
@@ -67,7 +69,7 @@ class RoundRobin(SchedulingPolicy):
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         beginnings = self._beginnings
-        beginnings.begin((r for r in self._rotation if _computes(r)), view.page_size)
+        beginnings.begin((r for r in view.running if _computes(r)), view.page_size)
         self._put_off.clear()
         for request in waiting:
             if self.adaptive and self._step == view.step and not self._left:
@@ -98,33 +100,50 @@ class RoundRobin(SchedulingPolicy):
         for request in self._shares:
             if request.is_running:
                 del self._rotation[request]
-                self._rotation[request] = None
+                self._take_ticket(request)
         self._blocked |= self._started < self._expected
         self._shares, self._expected, self._started = {}, 0, 0
-        self._left = left = self._tokens_for_prompts(view)
-        seats = view.max_num_seqs - view.num_running
-        pages = view.pages_free + view.pages_cached
-        is_full = self._blocked
-        for request in self._rotation:
+        computing = [request for request in view.running if _computes(request)]
+        self._left = left = self._tokens_for_prompts(view, view.num_running - len(computing))
+        for request in self._in_turn(computing, view):
             if left <= 0:
                 return
-            if not request.is_running:
-                if is_full or request in self._put_off:
-                    continue
-                known = request.prompt_tokens + request.generated_tokens
-                pages -= -(-known // view.page_size)
-                seats -= request.num_samples
-                is_full = pages < 0 or seats < 0
-                if is_full:
-                    continue
-                self._expected += 1
-            elif request.uncached_tokens <= 1:
-                continue
+            self._expected += not request.is_running
             self._shares[request] = min(self.chunk_size, request.uncached_tokens, left)
             left -= self._shares[request]
 
-    def _tokens_for_prompts(self, view: SchedulerView) -> int:
-        decoding = view.num_decoding
+    def _in_turn(
+        self, computing: Sequence[RequestView], view: SchedulerView
+    ) -> Iterator[RequestView]:
+        """Those that are being computed and those that may start, in the order of the rotation.
+        Where nobody may start, thousands may wait at whom nobody looks."""
+        seats = view.max_num_seqs - view.num_running
+        pages = view.pages_free + view.pages_cached
+        last = 0
+        for request, ticket in self._rotation.items():
+            if self._blocked or seats <= 0:
+                break
+            last = ticket
+            if request.is_running:
+                if _computes(request):
+                    yield request
+            elif request not in self._put_off:
+                known = request.prompt_tokens + request.generated_tokens
+                pages -= -(-known // view.page_size)
+                seats -= request.num_samples
+                if pages < 0 or seats < 0:
+                    break
+                yield request
+        tickets = {request: self._rotation.get(request, 0) for request in computing}
+        for request in sorted(computing, key=tickets.__getitem__):
+            if tickets[request] > last:
+                yield request
+
+    def _take_ticket(self, request: RequestView) -> None:
+        self._last_ticket += 1
+        self._rotation[request] = self._last_ticket
+
+    def _tokens_for_prompts(self, view: SchedulerView, decoding: int) -> int:
         left = view.max_num_batched_tokens - decoding
         if not self.adaptive:
             return left
@@ -132,7 +151,8 @@ class RoundRobin(SchedulingPolicy):
         return min(left, max(self.chunk_size, int(free * view.max_num_batched_tokens)))
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
-        self._rotation.update(dict.fromkeys(requests))
+        for request in requests:
+            self._take_ticket(request)
 
     def finished(self, requests: Sequence[RequestView]) -> None:
         self._blocked = False

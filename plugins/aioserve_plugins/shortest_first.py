@@ -44,7 +44,9 @@ class ShortestFirst(SchedulingPolicy):
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         now = view.processed_tokens
-        ranked = [self._rank(prompt, now) for prompt in self._prompts.begin(waiting, view)]
+        prompts, patience = self._prompts.begin(waiting, view), self.patience
+        owed = [patience * (p.tokens - p.cached) + p.arrived - now for p in prompts]
+        ranked = [(o if o > 0 else 0.0, p.index, p) for o, p in zip(owed, prompts, strict=True)]
         heapq.heapify(ranked)
         while ranked:
             prompt = ranked[0][-1]
@@ -58,7 +60,7 @@ class ShortestFirst(SchedulingPolicy):
 
     def _rank(self, prompt: WaitingPrompt, now: int) -> tuple[float, int, WaitingPrompt]:
         uncached = prompt.tokens - prompt.cached
-        owed = self.patience * uncached - (now - prompt.arrived)
+        owed = self.patience * uncached + prompt.arrived - now
         return max(0.0, owed), prompt.index, prompt
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
