@@ -16,6 +16,7 @@ from itertools import count, cycle, zip_longest
 
 import numpy as np
 
+from aioserve.arguments import plain_int
 from aioserve.errors import ConfigError
 from aioserve.execution.plan import StepPlan
 from aioserve.isolation import shown
@@ -280,8 +281,13 @@ class _Run:
             self.untried_bounds = [bound for bound in held_up if bound > MAX_RUSH_TOKENS]
 
     def _bound(self, sequence: SequenceState) -> int | None:
-        view = self.scheduler.books.view(sequence)
-        return self.policy.starvation_bound_tokens(view)
+        answer = self.policy.starvation_bound_tokens(self.scheduler.books.view(sequence))
+        bound = None if answer is None else plain_int(answer)
+        if answer is not None and (bound is None or bound < 0):
+            raise AssertionError(
+                f"starvation_bound_tokens answered {shown(answer)}, not an int from 0 on or None"
+            )
+        return bound
 
     def _launch(self, plan: StepPlan) -> StepPlan:
         return plan
@@ -307,14 +313,12 @@ class _Run:
     def _check_overtaking(self, waiting: list[SequenceState], processed: int) -> None:
         """Those that started came after none that has waited for its bound."""
         started = [s.sequence_id for s in waiting if s.phase is Phase.RUNNING]
-        if not started:
-            return
         for sequence in waiting:
             if sequence.phase is not Phase.WAITING or sequence.paused:
                 continue
-            if sequence.sequence_id > max(started):
-                continue
             bound = self._bound(sequence)
+            if not started or sequence.sequence_id > max(started):
+                continue
             waited = processed - sequence.arrival_processed_tokens
             if bound is not None and waited >= bound:
                 raise AssertionError(

@@ -205,6 +205,16 @@ def test_a_policy_that_keeps_the_contract_passes(policy):
     check_policy(policy, max_examples=40)
 
 
+@pytest.mark.parametrize("bound", [-5, 7.5, float("nan"), True, "7"])
+def test_a_bound_that_is_no_number_of_tokens_is_found_though_nobody_is_overtaken(bound):
+    class Promises(SchedulingPolicy):
+        def starvation_bound_tokens(self, request):
+            return bound
+
+    with pytest.raises(AssertionError, match=r"starvation_bound_tokens answered .*, not an int"):
+        check_policy(Promises, max_examples=10)
+
+
 def test_a_fault_is_found_where_nothing_is_logged():
     logging.disable(logging.CRITICAL)
     try:
