@@ -133,11 +133,13 @@ def begins_with(headers: tuple[tuple[str, ...], ...], line: str) -> bool:
 
 def columns_missing(headers: tuple[tuple[str, ...], ...], line: str) -> str:
     """What the first line of a CSV lacks to begin with the one of `headers` that it is most like,
-    or that it has their columns in another order; empty where it is like none."""
+    or that it has their columns in another order; what there is where it is like none, and nothing
+    of a line that has no columns."""
     columns = _stripped(_columns_of(line))
     likeness = [len(set(header) & set(columns)) for header in headers]
     if not any(likeness):
-        return ""
+        known = " or ".join(",".join(header) for header in headers)
+        return f"a CSV has the columns {known}" if len(columns) > 1 else ""
     header = headers[likeness.index(max(likeness))]
     missing = [name for name in header if name not in columns]
     if missing:

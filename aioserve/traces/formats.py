@@ -72,6 +72,10 @@ LENGTHS_HEADERS = (
     ("context_tokens", "generated_tokens"),
     ("input_tokens", "output_tokens"),
 )
+JSON_FIELDS = (
+    "it misses the fields timestamp, input_length, output_length and hash_ids, or, of a session, "
+    "requests"
+)
 CSV_HEADERS = (*AZURE_HEADERS, SERVEGEN_HEADER, *LENGTHS_HEADERS)
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -110,7 +114,7 @@ def read_trace(path: str | Path, *, timed: bool = True) -> list[TraceRequest]:
             )
         requests = _lengths(lines)
     else:
-        lacks = columns_missing(CSV_HEADERS, first)
+        lacks = JSON_FIELDS if first.startswith("{") else columns_missing(CSV_HEADERS, first)
         raise TraceError(
             f"{lines.place}: not the beginning of a known format ({FORMATS}): {first[:60]!r}"
             f"{lacks and '; '}{lacks}"

@@ -222,11 +222,17 @@ def test_the_first_line_tells_the_format(tmp_path: Path) -> None:
     assert read["servegen"].client == "tom"
 
 
-@pytest.mark.parametrize("text", ["hello\n", '{"prompt": "x"}\n', "\ufffd"])
+@pytest.mark.parametrize("text", ["hello\n", "\ufffd"])
 def test_other_files_are_no_traces(tmp_path: Path, text: str) -> None:
     with pytest.raises(TraceError, match="other:1: not the beginning of a known format") as caught:
         read_trace(written(tmp_path / "other", text))
     assert str(caught.value).endswith(repr(text.strip()))
+
+
+def test_lines_of_json_are_told_which_fields_they_miss(tmp_path: Path) -> None:
+    path = written(tmp_path / "other", '{"prompt": "x"}\n')
+    with pytest.raises(TraceError, match="misses the fields timestamp, input_length, "):
+        read_trace(path)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", SERVEGEN])
