@@ -11,6 +11,7 @@ prints the same table anywhere. The policies needn't be installed.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import RooflineCost
-from aioserve.simulation.metrics import Metrics, metrics_of
+from aioserve.simulation.metrics import ClientMetrics, Metrics, Targets, metrics_of
 from aioserve.simulation.simulator import simulate
 from aioserve.traces.predictors import with_predictions
 from aioserve.traces.synthetic import synthetic_trace
@@ -84,6 +85,9 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     holds: Callable[[Sequence[Sequence[float]]], bool]
     """Asked about the figures of each side, in order."""
     options: Mapping[str, Any] = {}
+    urgent: str | None = None
+    """The client whose requests have priority -1, where those of the others have 0."""
+    targets: Targets = Targets()
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -105,6 +109,7 @@ def spread(field: str, percentile: str) -> Callable[[Metrics], float]:
 
 
 FCFS = bundled("fcfs")
+URGENT = "tenant-1"
 STALL_FREE = Side("sarathi:tbt_seconds=0.03", lambda: sarathi.StallFree(tbt_seconds=0.03))
 STUDIES = (
     Study(
@@ -281,21 +286,64 @@ STUDIES = (
         },
         holds=lambda f: f[0][0] < 0.6 * f[1][0] and f[0][1] > 0.98 * f[1][1],
     ),
+    Study(
+        policy="priority",
+        hooks="order, chunk, precedence, displaces, victim",
+        claim="Who is urgent waits neither for those that wait nor for those that run",
+        workload="tenants",
+        rate=12,
+        num_requests=400,
+        options={"max_num_seqs": 16},
+        urgent=URGENT,
+        sides=(bundled("priority"), bundled("priority:preempt=false"), FCFS),
+        figures={
+            "p99 TTFT of the urgent, s": lambda m: _longest_waits(m.clients[URGENT]),
+            "preemptions": lambda m: m.preemptions,
+        },
+        holds=lambda f: 2 * f[0][0] < f[1][0] < 0.5 * f[2][0],
+    ),
+    Study(
+        policy="deadline",
+        hooks="order, admit, chunk",
+        claim="Of requests with deadlines, more are served in time than in any order that knows of "
+        "none",
+        workload="bursts",
+        rate=60,
+        num_requests=500,
+        targets=Targets(ttft_seconds=1.0, tpot_seconds=0.1),
+        sides=(bundled("deadline"), bundled("shortest_first"), FCFS),
+        figures={"share in time": lambda m: 0.0 if m.goodput is None else m.goodput.share},
+        holds=lambda f: f[0][0] > max(f[1][0], f[2][0]),
+    ),
 )
+
+
+def _longest_waits(client: ClientMetrics) -> float:
+    return math.inf if client.ttft_seconds is None else client.ttft_seconds.p99
 
 
 def found(study: Study, seed: int) -> Finding:
     """Each side's figures on the study's workload."""
     trace = synthetic_trace(study.workload, study.num_requests, rate=study.rate, seed=seed)
+    trace = [
+        msgspec.structs.replace(request, priority=-int(request.client == study.urgent))
+        for request in trace
+    ]
     cost = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))
     rows: list[tuple[float, ...]] = []
     for side in study.sides:
         requests = trace
         if side.predictor is not None:
             requests = with_predictions(trace, side.predictor, seed=seed)
-        options = {"num_pages": 30_000, "max_tokens": 4096, **study.options}
+        options = {
+            "num_pages": 30_000,
+            "max_tokens": 4096,
+            "ttft_target_seconds": study.targets.ttft_seconds,
+            "tpot_target_seconds": study.targets.tpot_seconds,
+            **study.options,
+        }
         result = simulate(requests, side.make(), cost=cost, **options)
-        metrics = metrics_of(result)
+        metrics = metrics_of(result, study.targets)
         if metrics.policy_faults:
             raise SystemExit(f"{side.name} had {metrics.policy_faults} faults")
         rows.append(tuple(figure(metrics) for figure in study.figures.values()))

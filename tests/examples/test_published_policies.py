@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aioserve import Engine, SamplingParams
+from aioserve import Engine, SamplingParams, SchedulingPolicy
 from aioserve.testing import FakeModel, check_policy, run_simulated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,12 +85,26 @@ def test_each_keeps_the_claim_of_its_paper_with_the_figures_of_the_page(study):
     assert set(published.table([finding]).splitlines()) <= set(PAGE.splitlines())
 
 
+BUNDLED = ("priority", "deadline")
+QUESTIONS = {
+    *("order", "admit", "chunk", "victim", "precedence", "displaces", "preempt"),
+    *("order_prefills", "decode", "reserve", "drop", "pin", "unpin"),
+}
+
+
 def test_every_policy_has_a_study_and_a_row_in_the_docs():
-    assert sorted(study.policy for study in published.STUDIES) == sorted(SPECS)
+    assert sorted(study.policy for study in published.STUDIES) == sorted([*SPECS, *BUNDLED])
     for name in SPECS:
         assert f"| `{name}` |" in PAGE
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     assert set(project["entry-points"]["aioserve"]) == set(MODULES)
+
+
+@pytest.mark.parametrize("study", published.STUDIES, ids=lambda study: study.policy)
+def test_the_page_says_which_questions_a_policy_answers(study):
+    policy = study.sides[0].make()
+    answered = {q for q in QUESTIONS if getattr(type(policy), q) is not vars(SchedulingPolicy)[q]}
+    assert answered == QUESTIONS & set(study.hooks.split(", "))
 
 
 @pytest.mark.parametrize(("name", "most"), [("fastserve", 60), ("andes", 60)])
