@@ -65,6 +65,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int | None = None
     """The first of each half; None is all."""
     targets: Targets | None = None
+    urgent: str | None = None
+    """The client whose requests have priority -1, where those of the others have 0."""
 
 
 def main() -> None:
@@ -127,7 +129,7 @@ def run(
         fits = capacity_of(MODEL, model, gpu_memory_bytes=memory, num_gpus=sweep.num_devices)
         num_pages = fits.num_pages
     result = simulate(
-        requests,
+        [msgspec.structs.replace(r, priority=-int(r.client == sweep.urgent)) for r in requests],
         LongestMatch() if policy == LONGEST_MATCH else PluginRegistry().policy(policy),
         cost=RooflineCost(ModelShape.of(model), hardware.times(sweep.num_devices)),
         num_pages=num_pages,
@@ -145,6 +147,18 @@ def p90_of_short_prompts(result: SimulationResult) -> float:
         if record.first_token_seconds is not None and record.request.prompt_tokens <= SHORT_TOKENS
     ]
     return float(np.percentile(waits, 90))
+
+
+def wait_of_the_urgent(percent: int) -> Callable[[SimulationResult, Metrics], str]:
+    def cell(result: SimulationResult, metrics: Metrics) -> str:
+        waits = [
+            record.first_token_seconds - record.request.arrival_seconds
+            for record in result.requests
+            if record.first_token_seconds is not None and record.request.priority < 0
+        ]
+        return f"{np.percentile(waits, percent):.2f} s" if waits else "-"
+
+    return cell
 
 
 def time_to_first_token(share: str) -> Callable[[SimulationResult, Metrics], str]:
@@ -173,6 +187,8 @@ COLUMNS: dict[str, Callable[[SimulationResult, Metrics], str]] = {
     "TTFT p90": time_to_first_token("p90"),
     "TTFT p99": time_to_first_token("p99"),
     "p90 to 2,048": lambda result, metrics: f"{p90_of_short_prompts(result):.2f} s",
+    "urgent p50": wait_of_the_urgent(50),
+    "urgent p99": wait_of_the_urgent(99),
     "longest wait": lambda result, metrics: f"{metrics.max_wait_tokens:,}",
     "found": found,
     "gap": gap,
@@ -264,6 +280,23 @@ SWEEPS = {
             "deadline:reject=false,patience=64",
             "deadline:reject=false,patience=1024",
             "deadline:reject=false,patience=4096",
+        ),
+    ),
+    "priority": Sweep(
+        trace="servegen_deepseek_r1.csv.gz",
+        rate=20.0,
+        num_devices=2,
+        num_requests=500,
+        urgent="30",
+        columns=("urgent p50", "urgent p99", "TTFT p50", "TTFT p99", "preempted", "output/s"),
+        policies=(
+            "fcfs",
+            "priority:patience_tokens=20000",
+            "priority:patience_tokens=50000",
+            "priority:patience_tokens=100000",
+            "priority:patience_tokens=200000",
+            "priority:patience_tokens=1000000",
+            "priority:patience_tokens=none",
         ),
     ),
 }
