@@ -13,11 +13,18 @@ from aioserve.simulation.report.people import clients_chart, slowest_table, targ
 from aioserve.simulation.report.runs import PolicyRun
 from aioserve.simulation.report.summary import figures_table, summary_rows
 from aioserve.simulation.report.tails import tails_chart
+from aioserve.simulation.report.unanswered import unanswered
 
 __all__ = ["report_page"]
 
 MOST_SPANS_OF_ALL = 5000
 """Of the lanes of all policies: each is an element of its own."""
+DRAWN_OF_STEPS = (
+    ("queue", "Queue"),
+    ("steps", "Steps and KV memory"),
+    ("lanes", "Step by step"),
+)
+"""Where any ran."""
 
 
 def report_page(
@@ -33,22 +40,21 @@ def report_page(
 
     command, facts: what was run, for the reader.
     window: seconds on the trace's clock whose steps are shown one by one; the busiest ones of the
-        first policy unless given.
+        first policy that ran a step unless given.
     """
-    window = window or busiest_window(runs[0])
+    ran = [run for run in runs if run.timeline.steps]
     found = {run.name: run.metrics for run in runs}
     most_spans = min(MOST_SPANS, MOST_SPANS_OF_ALL // len(runs))
     by_target, by_client = targets_chart(runs), clients_chart(runs)
     contents = [
         ("figures", "Figures"),
-        ("latency", "How long requests took"),
+        *([("latency", "How long requests took")] if ran else []),
         *([("targets", "Targets")] if by_target else []),
         *([("clients", "Clients")] if by_client else []),
-        ("queue", "Queue"),
-        ("steps", "Steps and KV memory"),
-        ("lanes", "Step by step"),
+        *(DRAWN_OF_STEPS if ran else ()),
         ("requests", "Requests"),
     ]
+    window = window or busiest_window(ran[0] if ran else runs[0])
     return rendered(
         "policies.html",
         title=title,
@@ -58,12 +64,14 @@ def report_page(
         legend=legend_of(list(found)),
         rows=summary_rows(found),
         figures=figures_table(found),
+        unanswered=unanswered(runs),
+        ran=bool(ran),
         latency=tails_chart(runs, targets),
         targets=by_target,
         clients=by_client,
         queue=queue_chart(runs),
-        steps=steps_and_memory_charts(runs),
-        gantts=[gantt_chart(run, window, f"g{n}", most_spans) for n, run in enumerate(runs)],
+        steps=steps_and_memory_charts(ran) if ran else [],
+        gantts=[gantt_chart(run, window, f"g{n}", most_spans) for n, run in enumerate(ran)],
         window=f"{window[0]:,.2f} to {window[1]:,.2f} s",
         slowest=slowest_table(runs),
         download=requests_file(runs, targets),

@@ -135,6 +135,10 @@ class Plot:
         x, y = percent(self.x.at(point[0])), percent(1 - self.y.at(point[1]))
         self._over.append(f'<text class="note" x="{x}" y="{y}" dy=".35em">{escape(text)}</text>')
 
+    def nothing(self, text: str) -> None:
+        """Why nothing is drawn."""
+        self._over.append(f'<text class="note tx" x="50%" y="50%">{escape(text)}</text>')
+
     def svg(
         self,
         key: str,

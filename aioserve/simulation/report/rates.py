@@ -123,9 +123,10 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
         unit = "s" if factor == 1 else "ms"
         measure = _spread(field, name, factor)
         values = [v for run in runs if (v := measure(run.metrics)) is not None and v < inf]
-        if target is not None:
-            values.append(target * factor)
-        plot = Plot(rates, fitting(values))
+        marked = values if target is None else [*values, target * factor]
+        plot = Plot(rates, fitting(marked))
+        if not values:
+            plot.nothing("nothing to measure at any rate")
         if target is not None:
             plot.guide(f"target {target * factor:,.6g} {unit}", y=target * factor)
         _draw(plot, runs, measure, lambda value, unit=unit: f"{value:,.2f} {unit}")

@@ -119,6 +119,8 @@ def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies]) 
     plot = Plot(tail, fitting(drawn if target is None else [*drawn, target]), height=200)
     if target is not None:
         plot.guide(f"target {target:,.6g} {unit}", y=target)
+    if not drawn:
+        plot.nothing("nothing to measure")
     for index, (line, one) in enumerate(zip(lines, found, strict=True)):
         plot.line(line, look_of(index))
         for share in SHARES_MARKED:

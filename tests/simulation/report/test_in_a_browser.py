@@ -150,6 +150,23 @@ async def test_nothing_is_wider_than_the_screen(port: int, file: Path, width: in
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("width", [320, 1200])
+async def test_what_is_said_of_nobody_answered_is_seen_and_fits(
+    port: int, tmp_path: Path, width: int
+) -> None:
+    runs = [run_of([asking(n) for n in range(3)], name=NAUGHTY, num_pages=1, targets=TARGETS)]
+    path = tmp_path / "page.html"
+    path.write_text(
+        report_page(runs, title="a title", command="x", facts=[], targets=TARGETS), encoding="utf-8"
+    )
+    async with shown(port, path, width) as page:
+        assert "none of 3 requests got its answer" in await page.text("#figures p")
+        assert await page.value("document.querySelector('#figures p').offsetHeight") > 10
+        assert await page.value("document.documentElement.scrollWidth") <= width
+        assert await page.value("document.querySelectorAll('nav a').length") == 3
+
+
+@pytest.mark.asyncio
 async def test_the_downloaded_file_is_unpacked(port: int, file: Path, tmp_path: Path) -> None:
     async with shown(port, file) as page:
         await page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))

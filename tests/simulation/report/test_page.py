@@ -249,3 +249,44 @@ def test_shares_of_memory_say_of_what() -> None:
         [run_of([asking(0)], num_pages=7)]
     )
     assert "Memory has no limit: shares are of the 5 pages" in page_of([run_of([asking(0)])])
+
+
+def too_long(name: str = "fcfs") -> PolicyRun:
+    """Three requests, none of which fits the memory."""
+    return run_of([asking(n) for n in range(3)], name=name, num_pages=1, targets=TARGETS)
+
+
+def sections(text: str) -> list[str]:
+    return [found["id"] or "" for tag, found in read(text).elements if tag == "section"]
+
+
+def test_a_run_without_an_answer_is_told_in_words_and_not_drawn() -> None:
+    text = page_of([too_long(), too_long(NAUGHTY)], targets=TARGETS, window=(0.0, 1.0))
+    told = " none of 3 requests got its answer: 3 too long for the model or the memory of 1 pages "
+    told += "of 4 tokens. No step ran, so nothing of it is drawn."
+    shown = read(text).shown
+    assert [f"Under {name}{told}" in shown for name in ("fcfs", NAUGHTY)] == [True, True]
+    assert sections(text) == ["figures", "targets", "requests"]
+    assert [found for found in attributes(text, "href") if found[:1] == "#"][:4] == [
+        "#figures",
+        "#figures",
+        "#targets",
+        "#requests",
+    ]
+
+
+def test_who_answered_is_drawn_beside_those_who_did_not() -> None:
+    runs = [too_long(), run_of([asking(n) for n in range(3)], name="other", targets=TARGETS)]
+    text = page_of(runs, targets=TARGETS)
+    assert "Under fcfs none of 3 requests got its answer" in text
+    assert "Under other none" not in text
+    assert {"latency", "queue", "steps", "lanes"} <= set(sections(text))
+    assert re.findall(r"<h3[^>]*>(.*?)</h3>", text) == ["other", "other"]
+    assert 'class="lane"' in text
+
+
+def test_a_picture_of_nothing_says_so() -> None:
+    text = page_of([run_of([asking(n, output=1) for n in range(3)])])
+    told = [shown_texts(drawing).count("nothing to measure") for drawing in drawings(text)]
+    assert told[:4] == [0, 1, 1, 0]
+    assert sum(told) == 2

@@ -144,6 +144,9 @@ def test_a_rate_at_which_nobody_was_answered_leaves_a_gap() -> None:
     runs = [*swept(), RateRun("fcfs", 16.0, nobody)]
     assert rate_table(runs).rows[-1][2:] == ("0.0%", "0.000", "inf", "inf", "inf", "inf", "0.0")
     assert "at 16 requests/s" not in latency_by_rate_chart(runs, TARGETS).panels[0].svg
+    assert "nothing to measure" not in page_of(runs, targets=TARGETS)
+    alone = latency_by_rate_chart(runs[-1:], TARGETS).panels
+    assert all(">nothing to measure at any rate</text>" in panel.svg for panel in alone)
 
 
 def test_one_run_alone_can_be_drawn() -> None:
