@@ -19,7 +19,7 @@ from aioserve.simulation.report.runs import Chart, Panel, RateRun, Table
 from aioserve.simulation.report.scales import Linear, fitting, plain
 from aioserve.simulation.sweeps import Estimate, estimate
 
-__all__ = ["goodput_chart", "latency_by_rate_chart", "rate_page", "rate_table"]
+__all__ = ["goodput_chart", "latency_by_rate_chart", "rate_file", "rate_page", "rate_table"]
 
 Measure = Callable[[Metrics], float | None]
 MISSING = "-"
@@ -63,6 +63,7 @@ def rate_page(
         contents=[("figures", "Figures"), *((c["key"], c["chart"].title) for c in charts)],
         charts=charts,
         table=rate_table(runs),
+        file=rate_file(runs),
     )
 
 
@@ -150,7 +151,33 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
 
 
 def rate_table(runs: Sequence[RateRun]) -> Table:
-    """The figures that are drawn, a row for each policy and rate."""
+    """The figures that are drawn, a row for each policy and rate: a mean over seeds with half of
+    the interval that the true one is in with 95 % confidence."""
+    return _table(runs, lambda label: (label,), lambda texts: (" ±".join(texts),))
+
+
+def rate_file(runs: Sequence[RateRun]) -> Table:
+    """The same to be computed with: half of the interval in a column of its own, where there are
+    several seeds."""
+    if _num_seeds(runs) < 2:
+        return rate_table(runs)
+
+    def cells(texts: Sequence[str]) -> tuple[str, ...]:
+        return (texts[0], texts[1] if len(texts) > 1 else MISSING)
+
+    return _table(runs, lambda label: (label, f"{label}, 95 % ±"), cells)
+
+
+# -- parts
+
+
+def _table(
+    runs: Sequence[RateRun],
+    heads: Callable[[str], tuple[str, ...]],
+    cells: Callable[[Sequence[str]], tuple[str, ...]],
+) -> Table:
+    """`heads` of a measure by its label; `cells` of the texts of a mean and of half its interval,
+    where it has one."""
     columns: tuple[tuple[str, Measure, str], ...] = (
         ("met their targets", _good_share, "{:.1%}"),
         ("good requests/s", _good_rate, "{:,.3f}"),
@@ -165,18 +192,20 @@ def rate_table(runs: Sequence[RateRun]) -> Table:
     rows = []
     for name in _names(runs):
         for rate, seeds in _by_rate(runs, name):
-            means = [(_mean(seeds, measure), form) for _, measure, form in columns]
-            cells = (MISSING if v is None else form.format(v.mean) for v, form in means)
-            rows.append((name, plain(rate), *cells))
-    over = f", as a mean over {most} seeds" if (most := _num_seeds(runs)) > 1 else ""
+            told = [_texts(_mean(seeds, measure), form) for _, measure, form in columns]
+            rows.append((name, plain(rate), *(cell for texts in told for cell in cells(texts))))
+    most = _num_seeds(runs)
+    over = f", as a mean over {most} seeds with 95 % confidence" if most > 1 else ""
     return Table(
         f"Each policy at each rate of requests{over}",
-        ("policy", "requests/s", *(label for label, _, _ in columns)),
+        ("policy", "requests/s", *(head for label, _, _ in columns for head in heads(label))),
         tuple(rows),
     )
 
 
-# -- parts
+def _texts(value: Estimate | None, form: str) -> list[str]:
+    known = (None, None) if value is None else (value.mean, value.half_width)
+    return [form.format(one) for one in known if one is not None] or [MISSING]
 
 
 def _names(runs: Sequence[RateRun]) -> list[str]:

@@ -99,11 +99,25 @@ def test_lines_join_the_means_over_seeds_and_each_seed_is_a_dot() -> None:
     assert "8.000 with a at 4 requests/s" in chart.caption
     assert "the means over 2 seeds" in chart.caption
     table = rate_table(runs)
-    assert table.caption == "Each policy at each rate of requests, as a mean over 2 seeds"
+    assert table.caption == (
+        "Each policy at each rate of requests, as a mean over 2 seeds with 95 % confidence"
+    )
     assert [row[:4] for row in table.rows[3:]] == [
-        ("a", "2", "50.0%", "2.000"),
-        ("a", "4", "50.0%", "8.000"),
+        ("a", "2", "50.0% ±0.0%", "2.000 ±12.706"),
+        ("a", "4", "50.0% ±0.0%", "8.000 ±12.706"),
     ]
+
+
+def test_the_file_has_the_interval_of_every_mean_over_seeds() -> None:
+    runs = [*(goodput_of(2.0, good) for good in (1.0, 2.0, 6.0)), goodput_of(4.0, 7.0)]
+    head, *rows = downloads(page_of(runs))["rates.csv"]
+    labels = rate_table(runs).head[2:]
+    assert head == ["policy", "requests/s", *(h for x in labels for h in (x, f"{x}, 95 % ±"))]
+    good = head.index("good requests/s")
+    by_hand = 4.303 * 7**0.5 / 3**0.5  # Student's t with two degrees of freedom
+    assert [row[good : good + 2] for row in rows] == [["3.000", f"{by_hand:.3f}"], ["7.000", "-"]]
+    one_seed = downloads(page_of([goodput_of(2.0, 1.0)]))["rates.csv"]
+    assert one_seed[0] == ["policy", "requests/s", *labels]
 
 
 def test_a_mean_over_seeds_of_which_one_never_answered_is_not_drawn() -> None:
