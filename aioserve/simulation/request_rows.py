@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TextIO
 
 from aioserve.errors import ConfigError
@@ -12,6 +14,7 @@ from aioserve.isolation import shown
 from aioserve.simulation.csv_text import to_csv
 from aioserve.simulation.metrics import e2e_seconds, queue_seconds, tpot_seconds, ttft_seconds
 from aioserve.simulation.records import RequestRecord
+from aioserve.simulation.whole_file import whole_file
 
 __all__ = ["COLUMNS", "RequestFile", "check_requests_file", "is_same_file", "lines_of", "row_of"]
 
@@ -99,22 +102,29 @@ def lines_of(
 
 
 class RequestFile:
-    """One that is being written, run by run. Use it as a context manager."""
+    """One that is being written, run by run. Use it as a context manager: it takes the place of
+    what was there when that ends without an exception."""
 
     def __init__(self, path: str | Path, labels: Iterable[str] = ()) -> None:
         self.path: Path = check_requests_file(path)
         self._labels = tuple(labels)
         self._file: TextIO | None = None
+        self._whole = ExitStack()
 
     def __enter__(self) -> RequestFile:
-        self._file = self.path.open("w", encoding="utf-8", errors="surrogateescape", newline="")
+        self._file = self._whole.enter_context(whole_file("requests", self.path))
         if self.path.suffix == ".csv":
             self._file.write(",".join((*self._labels, *COLUMNS)) + "\n")
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        if self._file is not None:
-            self._file.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file = None
+        self._whole.__exit__(kind, error, trace)
 
     def add(self, records: Iterable[RequestRecord], labels: Mapping[str, Any]) -> None:
         """The requests of one run, and the labels of that run."""

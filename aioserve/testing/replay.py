@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from aioserve.config import Preemption
@@ -85,9 +86,9 @@ def replay(
     if path is not None and isinstance(source, Path) and is_same_file(path, source):
         raise ConfigError(f"requests: {path} is the trace, which would be lost")
     trial = Trial(source, TrialOptions(**options))
-    result, metrics = trial.run(policy, timeline=timeline, on_progress=on_progress)
-    if path is not None:
-        with RequestFile(path) as file:
+    with nullcontext() if path is None else RequestFile(path) as file:
+        result, metrics = trial.run(policy, timeline=timeline, on_progress=on_progress)
+        if file is not None:
             file.add(result.requests, {})
     return metrics
 

@@ -22,6 +22,11 @@ class Loud(SchedulingPolicy):
     def order(self, waiting, view):
         print("asked")
         return list(waiting)
+
+
+class Interrupted(SchedulingPolicy):
+    def order(self, waiting, view):
+        raise KeyboardInterrupt
 """
 
 
@@ -86,6 +91,51 @@ def test_figures_of_a_sweep_are_printed_even_where_a_file_fails(
     assert done.returncode == 1
     assert "No space left" in done.stderr
     assert "TTFT p50, s" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "code"),
+    [
+        ("simulate", ["--policy", "{}:Interrupted"], 130),
+        ("sweep", ["--policy", "{}:Interrupted", "--jobs", 1], 130),
+        ("sweep", ["--rates", "1,1e-12", "--jobs", 1], 2),
+    ],
+)
+def test_a_run_that_ends_early_leaves_the_lines_of_an_earlier_one(
+    aioserve_here: Run,
+    trace: Path,
+    policy_file: Path,
+    verb: str,
+    options: list[object],
+    code: int,
+) -> None:
+    path = trace.with_name("a.jsonl")
+    assert aioserve_here("simulate", trace, "--requests", path).returncode == 0
+    before, names = path.read_bytes(), set(trace.parent.iterdir())
+    given = [str(option).format(policy_file) for option in options]
+    assert aioserve_here(verb, trace, *given, "--requests", path).returncode == code
+    assert path.read_bytes() == before
+    assert set(trace.parent.iterdir()) == names
+    assert aioserve_here(verb, trace, "--requests", path, "--num-requests", 1).returncode == 0
+    assert len(path.read_text().splitlines()) == 1
+    assert set(trace.parent.iterdir()) == names
+
+
+def test_lines_of_requests_go_where_a_link_leads_and_into_a_device(
+    aioserve_here: Run, trace: Path
+) -> None:
+    place, link = trace.with_name("place.csv"), trace.with_name("link.csv")
+    place.write_text("before")
+    place.chmod(0o640)
+    link.symlink_to(place)
+    assert aioserve_here("simulate", trace, "--requests", link).returncode == 0
+    assert link.is_symlink()
+    assert len(place.read_text().splitlines()) == 4
+    assert place.stat().st_mode & 0o777 == 0o640
+    nothing = trace.with_name("nothing.csv")
+    nothing.symlink_to("/dev/null")
+    assert aioserve_here("simulate", trace, "--requests", nothing).returncode == 0
+    assert nothing.is_char_device()
 
 
 @pytest.mark.parametrize("verb", ["simulate", "sweep"])

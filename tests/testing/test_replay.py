@@ -98,3 +98,32 @@ def test_policies_take_options_and_strategies_are_names_or_objects() -> None:
     assert native.token_hit_share != recent.token_hit_share
     with pytest.raises(ConfigError, match="eviction: no strategy 'mru'; there are: fifo, lfu, lru"):
         replay("conversations", "fcfs", eviction="mru", **options)
+
+
+class Interrupted(SchedulingPolicy):
+    def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_ends_early_leaves_the_lines_of_an_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "lines.csv"
+    replay("bursts", "fcfs", num_requests=3, requests=path)
+    before = path.read_bytes()
+    assert before.count(b"\n") == 4
+    with pytest.raises(KeyboardInterrupt):
+        replay("bursts", Interrupted(), num_requests=3, requests=path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_where_no_lines_can_be_written_is_named_before_anything_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    for path in (
+        tmp_path / "folder.csv",
+        tmp_path / "none" / "a.csv",
+        tmp_path / ("a" * 300 + ".csv"),
+    ):
+        with pytest.raises(ConfigError, match=r"requests: .* can't be written: \w+"):
+            replay("bursts", Interrupted(), num_requests=3, requests=path)
