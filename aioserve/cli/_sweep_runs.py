@@ -16,6 +16,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from aioserve.simulation.metrics import Metrics
     from aioserve.simulation.trial_options import TrialOptions
 
-__all__ = ["Cell", "Done", "run_cells"]
+__all__ = ["Cell", "Done", "Workers"]
 
 KINDS = {kind.__name__: kind for kind in (ConfigError, PluginError, TraceError)}
 
@@ -62,21 +63,47 @@ class _Failed(NamedTuple):
     message: str
 
 
-def run_cells(
-    cells: Sequence[Cell], jobs: int, on_progress: OnProgress | None = None
-) -> Generator[Done, None, None]:
-    """What came of each, in their order, in so many processes; with one job, in this one.
-    `on_progress(count, total)` is told how many have ended. Raises what a run raised, after the
-    others that run were ended."""
-    if jobs == 1 or len(cells) == 1:
-        for count, cell in enumerate(cells, 1):
-            done = run_cell(cell)
-            if on_progress is not None:
-                on_progress(count, len(cells))
-            yield done
-        return
-    with _processes(min(jobs, len(cells))) as pool:
+class Workers:
+    """So many processes at most, each started when it is first needed, for all that is run until
+    the end: use it as a context manager. With one job, runs are in this process."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+        self._others: set[BaseProcess] = set()
+        """Processes that were there before."""
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """They are gone afterwards, whatever they were about."""
+        if self._pool is None:
+            return
+        if kind is None:
+            self._pool.shutdown()
+            return
+        started = set(multiprocessing.active_children()) - self._others
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join()
+
+    def run(
+        self, cells: Sequence[Cell], on_progress: OnProgress | None = None
+    ) -> Generator[Done, None, None]:
+        """What came of each, in their order. `on_progress(count, total)` is told how many have
+        ended. Raises what a run raised."""
+        if self._jobs == 1 or len(cells) == 1:
+            for count, cell in enumerate(cells, 1):
+                done = run_cell(cell)
+                if on_progress is not None:
+                    on_progress(count, len(cells))
+                yield done
+            return
         with _interrupts_wait():  # a process keeps the mask that it was started with
+            pool = self._started_pool()
             futures = [pool.submit(_run_in_process, cell) for cell in cells]
         place = {future: index for index, future in enumerate(futures)}
         waiting: dict[int, Done] = {}
@@ -88,6 +115,15 @@ def run_cells(
             while following in waiting:
                 yield waiting.pop(following)
                 following += 1
+
+    def _started_pool(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._others = set(multiprocessing.active_children())
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(
+                self._jobs, mp_context=context, initializer=_begin_process
+            )
+        return self._pool
 
 
 def run_cell(cell: Cell) -> Done:
@@ -142,25 +178,6 @@ def _result_of(future: Future[Done | _Failed]) -> Done:
     if isinstance(done, _Failed):
         raise KINDS.get(done.kind, ConfigError)(done.message)
     return done
-
-
-@contextmanager
-def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool whose processes are gone afterwards, whatever they were about."""
-    before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_process)
-    try:
-        yield pool
-    except BaseException:
-        started = [p for p in multiprocessing.active_children() if p not in before]
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.join()
-        raise
-    pool.shutdown()
 
 
 @contextmanager

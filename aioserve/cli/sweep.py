@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulated_machine import say_what_is_unknown, warn_of_steps_outside
 from aioserve.cli._streams import json_text, table_console
 from aioserve.cli._sweep_cells import Grid, SweepOptions, grid_of
-from aioserve.cli._sweep_runs import Cell, Done, run_cells
+from aioserve.cli._sweep_runs import Cell, Done, Workers
 from aioserve.cli._trial_flags import (
     check_files,
     check_policies,
@@ -98,13 +98,13 @@ def _swept(
             labels = ("policy", "varied", "rate", "seed")
             file = stack.enter_context(RequestFile(grid.requests, labels))
         on_progress = stack.enter_context(bar_on_terminal("runs"))
+        workers = stack.enter_context(Workers(jobs))  # they end before bar and file
         further = grid.cells()
         for nth in range(refine + 1):
-            with closing(run_cells(further, jobs, on_progress)) as runs:  # before bar and file
-                for one in runs:
-                    if file is not None:
-                        file.write(one.lines)
-                    done.append(one._replace(lines=""))
+            for one in workers.run(further, on_progress):
+                if file is not None:
+                    file.write(one.lines)
+                done.append(one._replace(lines=""))
             cells += further
             if nth == refine or not (further := _between(grid, cells, done, promised)):
                 break

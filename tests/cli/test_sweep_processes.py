@@ -53,6 +53,74 @@ def long_sweep() -> Iterator[subprocess.Popen[bytes]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+NOTING = """
+import os, time
+from pathlib import Path
+from aioserve import SchedulingPolicy
+
+NOTES = Path({notes!r})
+
+
+class Noting(SchedulingPolicy):
+    def __init__(self) -> None:
+        with NOTES.open("a") as notes:
+            notes.write(f"{{os.getpid()}}\\n")
+        self.waits = {waits} and len(NOTES.read_text().split()) > {waits}
+
+    def order(self, waiting, view):
+        while self.waits:
+            time.sleep(0.1)
+        return waiting
+"""
+
+
+def refining(folder: Path, *, waits: int = 0) -> tuple[list[str], Path]:
+    """The command of a sweep whose first round has four runs and whose others have two, and a file
+    with the process of each policy that was made. From so many of them on, runs never end."""
+    notes, policy = folder / "notes", folder / "noting.py"
+    policy.write_text(NOTING.format(notes=str(notes), waits=waits))
+    command = [sys.executable, "-m", "aioserve", "sweep", "--synthetic", "bursts"]
+    command += ["--num-requests", "20", "--max-num-seqs", "4", "--policy", f"{policy}:Noting"]
+    command += ["--rates", "1,100", "--seeds", "2", "--slo", "ttft_p50=1", "--refine", "3"]
+    return [*command, "--jobs", "3"], notes
+
+
+def noted(notes: Path) -> list[int]:
+    return [int(line) for line in notes.read_text().split()] if notes.exists() else []
+
+
+def test_processes_are_kept_from_round_to_round(tmp_path: Path) -> None:
+    command, notes = refining(tmp_path)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        _, err = process.communicate(timeout=50)
+    assert (process.returncode, err) == (0, b"")
+    runs = [number for number in noted(notes) if number != process.pid]
+    assert len(runs) == 4 + 3 * 2
+    assert len(set(runs)) <= 3
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_none_outlives_the_first_one_in_a_later_round_the_idle_one_neither(
+    how: signal.Signals, tmp_path: Path
+) -> None:
+    command, notes = refining(tmp_path, waits=5)
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            deadline = time.monotonic() + 40
+            while len(noted(notes)) < 7:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert len(workers_in(process.pid)) == 3
+            process.send_signal(how)
+            assert process.wait(timeout=40) == -how
+            wait_for_workers(process.pid, 0)
+        finally:
+            if process.poll() is None or workers_in(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_ctrl_c_ends_all_processes_with_nothing_said() -> None:
     with long_sweep() as process:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
