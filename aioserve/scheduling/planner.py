@@ -343,8 +343,9 @@ class StepPlanner:
                 books.stopped_at = sequence
                 break
             count = self._within_budgets(sequence, claim.num_cached)
-            if count and not forced:
-                count = self.guard.chunk(request, count, view)
+            if count:  # asked even where it must start: policies keep their books of starts by it
+                chosen = self.guard.chunk(request, count, view)
+                count = chosen or (count if forced else 0)
             if count == 0:
                 self.memory.drop(claim)
                 continue

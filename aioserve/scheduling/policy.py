@@ -114,7 +114,9 @@ class SchedulingPolicy:
         """Prompt tokens to compute in this step, 0 to `budget_tokens`.
 
         `budget_tokens` is what is left of the step's token budget, and at most what the request
-        still needs. Sequences that decode are not asked: they take their one token first.
+        still needs. Sequences that decode are not asked: they take their one token first. Every
+        request is asked about before it starts, except in a step after a fault of the policy. One
+        that starts since nothing else can run is computed even where the answer is 0.
         """
         return budget_tokens
 

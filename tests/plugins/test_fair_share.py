@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import permutations
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -172,6 +173,62 @@ def test_all_end_and_none_is_kept_although_readers_stop_and_memory_is_short(todo
     assert bench.scheduler.guard.faults_total == 0
     assert [policy._live, policy._charged, policy._longest] == [{}, {}, {}]
     assert policy._counters.keys() <= policy._idle.keys()
+
+
+@settings(max_examples=60)
+@given(ticks, st.sampled_from([0, 16]), st.sampled_from([None, 2.0, 24.0]), st.booleans())
+def test_every_tenant_is_charged_for_what_was_computed_for_it_once(todo, reserve, lead, leaves_out):
+    """Whoever started the request: its policy, or the mechanism where nothing else could run."""
+
+    class Counting(FairShare):
+        charges: ClassVar[defaultdict[str | None, float]]
+
+        def order(self, waiting, view):
+            return () if leaves_out else super().order(waiting, view)
+
+        def _charge(self, request, tokens):
+            self.charges[request.tenant] += tokens
+            return super()._charge(request, tokens)
+
+    Counting.charges = defaultdict(float)
+    policy = Counting(lead_tokens=lead)
+    bench = Bench(
+        policy=policy,
+        num_pages=24,
+        prefix_caching=True,
+        partial_page_reuse=False,  # what it saves is known when a request has started
+        max_num_seqs=SEATS,
+        output_reserve_tokens=reserve,
+    )
+    served: defaultdict[str | None, float] = defaultdict(float)
+    begun: set[int] = set()
+
+    def step() -> None:
+        plan = bench.scheduler.plan(0.0)
+        if plan is None:
+            return
+        for item in plan.items:
+            sequence = bench.sequences[item.sequence_id]
+            if item.sequence_id not in begun:
+                begun.add(item.sequence_id)
+                served[sequence.request.tenant] += sequence.prompt_tokens - item.start
+        tenants = {number: s.request.tenant for number, s in bench.sequences.items()}
+        for update in bench.commit(plan):
+            served[tenants[update.sequence_id]] += 2
+
+    for verb, tenant, size, _ in todo:
+        live = list(bench.sequences)
+        if verb == "submit":
+            bench.submit([size % 3] * size, LONG_OUTPUT, tenant=tenant)
+        elif verb == "step":
+            step()
+        elif live:
+            getattr(bench.scheduler, verb)(live[size % len(live)])
+    for sequence_id in bench.sequences:
+        bench.scheduler.resume(sequence_id)
+    while bench.sequences:
+        step()
+    assert policy.charges == served
 
 
 def test_nobody_gives_way_to_one_whose_reader_is_behind():
