@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aioserve import Engine, SamplingParams, SchedulingPolicy
+from aioserve import Engine, EngineStats, SamplingParams, SchedulingPolicy
 from aioserve.testing import FakeModel, check_policy, run_simulated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,6 +155,48 @@ def test_every_request_has_the_tokens_that_it_has_under_fcfs():
     expected = answers("fcfs")
     for name in SPECS:
         assert answers(make(name)) == expected, name
+
+
+def served(policy: Any) -> tuple[list[tuple[int, ...]], EngineStats]:
+    """Answers of the embedded model, on this machine's clock, to callers who say how soon they want
+    what; as many at once as seats and pages are short for."""
+
+    async def one(engine: Engine, number: int) -> tuple[int, ...]:
+        await asyncio.sleep(0.002 * number)
+        answer = await engine.generate(
+            "Once upon a time, " * (1 + number % 3) + "abcdefghijkl"[number],
+            SamplingParams(
+                max_tokens=6 + 5 * (number % 4), min_tokens=6, temperature=number % 2, seed=number
+            ),
+            tenant=f"t{number % 3}",
+            predicted_output_tokens=6 + number,
+            ttft_target_seconds=0.001 if number % 3 else None,
+            tpot_target_seconds=0.5 if number % 4 else None,
+        )
+        return tuple(answer.token_ids)
+
+    async def serve() -> tuple[list[tuple[int, ...]], EngineStats]:
+        async with Engine(
+            policy=policy, num_pages=40, num_host_pages=16, page_size=4, max_num_seqs=2
+        ) as engine:
+            answers = await asyncio.gather(*(one(engine, number) for number in range(12)))
+            return answers, engine.stats()
+
+    return asyncio.run(serve())
+
+
+@pytest.fixture(scope="module")
+def under_fcfs() -> list[tuple[int, ...]]:
+    return served("fcfs")[0]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_each_serves_a_real_model_with_the_tokens_that_it_has_under_fcfs(name, under_fcfs):
+    answers, stats = served(make(name))
+    assert answers == under_fcfs
+    assert stats.policy_faults_total == 0
+    if name in ("andes", "fastserve"):
+        assert stats.preemptions_total > 0
 
 
 def test_the_package_is_installed_like_anyone_s(tmp_path):
