@@ -299,6 +299,26 @@ SWEEPS = {
             "priority:patience_tokens=none",
         ),
     ),
+    "chats_at_22": Sweep(
+        trace="azure2023_conv.csv.gz",
+        rate=22.0,
+        columns=("TTFT p50", "TTFT p90", "p90 to 2,048", "TTFT p99"),
+        policies=("fcfs", "round_robin", "shortest_first"),
+    ),
+    "conversations_as_recorded": Sweep(
+        trace="mooncake_conversation.jsonl.gz",
+        rate=None,
+        num_devices=2,
+        num_pages=203_756,
+        columns=("TTFT p50", "TTFT p90", "TTFT p99", "found"),
+        policies=("fcfs", "cache_aware"),
+    ),
+    "clients_at_200": Sweep(
+        trace="servegen_m_small.csv.gz",
+        rate=200.0,
+        columns=("TTFT p50", "TTFT p90", "TTFT p99", "gap"),
+        policies=("fcfs", "fair_share"),
+    ),
 }
 
 
