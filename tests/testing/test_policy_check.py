@@ -181,6 +181,41 @@ def test_a_bad_policy_is_found_and_told_apart(policy, message):
         check_policy(policy)
 
 
+NONSENSE = {
+    "order": lambda waiting, view: [None],
+    "admit": lambda request, view: None,
+    "chunk": lambda request, budget_tokens, view: -1,
+    "victim": lambda running, need_pages, view: None,
+    "precedence": lambda request: 0.5,
+    "displaces": lambda request, running, view: [request],
+    "preempt": lambda running, view: [None],
+    "order_prefills": lambda running, view: [None],
+    "decode": lambda running, view: [None],
+    "reserve": lambda request, view: -1,
+    "drop": lambda request, view: False,
+    "pin": lambda request: -1,
+    "unpin": lambda pins, view: [None],
+}
+SO_THAT_IT_IS_ASKED = {
+    "displaces": {"precedence": lambda request: request.priority},
+    "unpin": {"pin": lambda request: request.computed_tokens},
+}
+
+
+@pytest.mark.parametrize("question", NONSENSE)
+def test_every_question_is_asked_and_its_answer_looked_at(question):
+    methods = {question: NONSENSE[question], **SO_THAT_IT_IS_ASKED.get(question, {})}
+    members = {name: staticmethod(method) for name, method in methods.items()}
+    with pytest.raises(AssertionError, match=f"Odd: {question} (answered|named)"):
+        check_policy(type("Odd", (SchedulingPolicy,), members), max_examples=40)
+
+
+def test_no_question_is_left_out():
+    told = {"arrived", "step_finished", "finished", "starvation_bound_tokens"}
+    public = {name for name in vars(SchedulingPolicy) if not name.startswith("_")}
+    assert NONSENSE.keys() == public - told - {"victim_of_any_age"}
+
+
 class Legal(SchedulingPolicy):
     """Unfair and slow, as a policy may be: it declares nothing."""
 
