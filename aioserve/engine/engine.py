@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
 from aioserve.engine.answers import drawn_for, read_whole
@@ -145,7 +145,7 @@ class Engine(PromptLooks):
 
     # -- life
 
-    async def __aenter__(self) -> Engine:
+    async def __aenter__(self) -> Self:
         await self._life.start()
         return self
 
@@ -174,6 +174,13 @@ class Engine(PromptLooks):
         life: Life | None = getattr(self, "_life", None)
         if life is not None:
             life.abandon(self)
+
+    def __reduce__(self) -> NoReturn:
+        # The end of a copy would be that of the engine.
+        raise TypeError("an Engine can't be copied or pickled")
+
+    def __repr__(self) -> str:
+        return f"Engine({self._life.model!r}, {self.state})"
 
     # -- requests
 
@@ -204,7 +211,7 @@ class Engine(PromptLooks):
         generation_config.json, greedily if they say nothing, until it ends by itself. Requests
         share cached prefixes only with others of the same `cache_salt` (1 to 256 characters).
 
-        The scheduling policy sees on whose behalf a request comes, `tenant` (1 to 256 characters),
+        The scheduling policy sees on whose behalf a request comes, `tenant` (1 to 512 characters),
         its `priority` (an int of 32 bits; the policy `priority` serves the lowest first), and what
         its sender wants: the first token `ttft_target_seconds` after this call, and each further
         one within `tpot_target_seconds` on average (both above 0 and finite). What it makes of them

@@ -63,6 +63,12 @@ class Life:
         failed = self.live is not None and self.live.core.failure is not None
         return "failed" if failed and self._state == "open" else self._state
 
+    @property
+    def model(self) -> str:
+        """Its name, or of an object the class."""
+        model = self._given.model
+        return str(model) if isinstance(model, str | Path) else type(model).__name__
+
     # -- from start to end
 
     async def start(self) -> None:

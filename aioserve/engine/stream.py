@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from types import TracebackType
+from typing import NoReturn
 
 from aioserve.arguments import MAX_INT, check, integer
 from aioserve.engine.event_loop import check_on, running_loop
@@ -168,6 +169,10 @@ class TokenStream:
         mailbox = getattr(self, "_mailbox", None)
         if mailbox is not None and mailbox.finish_reason is None:
             self.close()
+
+    def __reduce__(self) -> NoReturn:
+        # The end of a copy would be that of the request.
+        raise TypeError("a TokenStream can't be copied or pickled")
 
     def __repr__(self) -> str:
         state = self.finish_reason or "open"
