@@ -35,15 +35,14 @@ def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
     options and for a class that makes no policy.
     """
     if SEPARATOR not in text:
+        if text.endswith(".py") and _is_file(Path(text)):
+            named = shown(f"{text}:CLASS")
+            raise ConfigError(f"policy {shown(text)}: name a class of the file, as {named}")
         return None
     file, _, rest = text.partition(SEPARATOR)
     name, options = split_name(rest)
     path = Path(f"{file}.py")
-    try:
-        is_file = path.is_file()
-    except (OSError, ValueError):
-        is_file = False
-    if not is_file:
+    if not _is_file(path):
         raise ConfigError(f"policy {shown(text)}: there is no file {shown(str(path))}")
     found = _loaded(path, text).get(name)
     if not isinstance(found, type) or not issubclass(found, SchedulingPolicy):
@@ -55,6 +54,13 @@ def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
             return check_policy_object(made(found, options, f"policy {name!r}"))
 
     return make
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _loaded(path: Path, text: str) -> dict[str, object]:

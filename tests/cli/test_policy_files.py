@@ -77,6 +77,7 @@ def policy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("policy", "code", "message"),
     [
+        ("mine.py", 2, "policy 'mine.py': name a class of the file, as 'mine.py:CLASS'"),
         ("no.py:Mine", 2, "policy 'no.py:Mine': there is no file 'no.py'"),
         ("mine.py:Yours", 2, "policy 'mine.py:Yours': 'Yours' isn't in the file"),
         ("mine.py:NUMBER", 2, "policy 'mine.py:NUMBER': 'NUMBER' is no SchedulingPolicy"),
