@@ -290,6 +290,11 @@ class KVMemory:
             lease.computed += count
             lease.last_step = last
 
+    def frees_at_once(self, count: int) -> bool:
+        """Whether `make_free` would leave `count` pages free: it may evict some that are fenced."""
+        short = count - self.pool.num_free
+        return short <= 0 or (self.tree is not None and self.tree.frees_at_once(short))
+
     def make_free(self, count: int, step: int) -> None:
         """Evict until `count` pages are free, or nothing is left to evict."""
         short = count - self.pool.num_free

@@ -253,6 +253,12 @@ class PrefixTree:
             np.frombuffer(host_page_ids, np.int32),
         )
 
+    def frees_at_once(self, count: int) -> bool:
+        """Whether `evict` would give up `count` pages, and all of them would be free: no step in
+        flight may touch them. `count` must be at least 0.
+        """
+        return self._native.frees_at_once(count)
+
     def evict_host(self, count: int) -> int:
         """Drop up to `count` host pages that no receipt covers, in the order of the strategy;
         return how many. `count` must be at least 0.

@@ -114,35 +114,23 @@ class DecodePass:
         """Who could start if there were pages; None where nobody could."""
         self.first_step: int = scheduler.books.launched + 1
         """Number of the first step that it launches."""
-        self._computed = [sequence.lease.computed for sequence in sequences]
-
-    @property
-    def context_tokens(self) -> int:
+        computed = [sequence.lease.computed for sequence in sequences]
+        self.context_tokens: int = sum(computed) + len(computed)
         """That the first step attends to; each further one attends to one more of each sequence."""
-        return sum(self._computed) + len(self._computed)
-
-    def pages_taken(self, count: int) -> list[int]:
-        """How many pages each of `count` steps takes."""
-        size = self.scheduler.memory.page_size
         # A lease without room for a token takes a page in the first step, and then every so many.
-        in_turn = [0] * size
-        for computed in self._computed:
-            in_turn[-computed % size] += 1
-        return (in_turn * -(-count // size))[:count]
+        size = scheduler.memory.page_size
+        self._pages_in_turn = [0] * size
+        for num_tokens in computed:
+            self._pages_in_turn[-num_tokens % size] += 1
 
-    def pages_given(self, count: int) -> list[int]:
-        """How many pages come back before each of `count` steps: those of sequences that are in
-        the step in flight and are gone."""
-        given = [0] * count
-        given[1:2] = [self.scheduler.memory.pool.num_fenced] * (count > 1)
-        return given
-
-    @property
-    def may_evict_at_once(self) -> bool:
-        """Whether the first step finds pages free that are evicted for it: those that the step in
-        flight touches are fenced till it is done."""
-        flying = self.scheduler.books.in_flight.get(self.first_step - 1, ())
-        return len(flying) == len(self.sequences) and all(e[3].count == 1 for e in flying)
+    def pages_less(self, count: int) -> list[int]:
+        """How many pages fewer each of `count` steps leaves: those that it takes, less those that
+        come back before it, of sequences that are in the step in flight and are gone."""
+        in_turn = self._pages_in_turn
+        less = (in_turn * -(-count // len(in_turn)))[:count]
+        if count > 1:
+            less[1] -= self.scheduler.memory.pool.num_fenced
+        return less
 
     def num_before_next_start(self, pages_less: Sequence[int]) -> int:
         """How many steps, of as many as each leaves so many pages less than were left before, come
@@ -170,9 +158,10 @@ class DecodePass:
         books.tell_arrivals()
         books.stopped_at = None if self._head is None else self._head.sequence
         last = self.first_step + count - 1
-        seen = self._flying_summary(seconds[0])
+        # The first step has no use for pages that come back when the one in flight is done.
+        memory.make_free(self._pages_in_turn[0], self.first_step)
         if self.num_flying:
-            memory.complete(self.first_step - 1)  # whose pages the first step had no need of
+            memory.complete(self.first_step - 1)
         memory.grow([sequence.lease for sequence in self.sequences], count, self.first_step)
         ended: list[SequenceState] = []
         for sequence, token_id in zip(self.sequences, token_ids, strict=True):
@@ -197,7 +186,7 @@ class DecodePass:
         books.counters.tokens_processed += num_tokens
         books.counters.tokens_generated += num_tokens
         books.pass_steps(count)
-        self._remember(count, seconds, seen)
+        self._remember(count, seconds)
         in_flight = self._in_flight(last)
         books.end(ended)
         return in_flight
@@ -226,15 +215,8 @@ class DecodePass:
             if known // size > lease.published:
                 memory.publish(lease, sequence.ids(0, known))
 
-    def _flying_summary(self, seconds: float) -> list[StepSummary]:
-        """Of the step in flight, if there is one: others may be in it."""
-        step = self.first_step - 1
-        flying = self.scheduler.books.in_flight.get(step, ())
-        items = {id(item): item for _, _, _, item in flying}.values()
-        return [summary_of(step, items, seconds)] if flying else []
-
-    def _remember(self, count: int, seconds: Sequence[float], seen: list[StepSummary]) -> None:
-        """The steps that are finished, of which the first may be what was `seen` in flight."""
+    def _remember(self, count: int, seconds: Sequence[float]) -> None:
+        """The steps that are finished, of which the first may have been in flight."""
         num_sequences = len(self.sequences)
         first = self.first_step - self.num_flying
         context = self.context_tokens - self.num_flying * num_sequences
@@ -243,8 +225,10 @@ class DecodePass:
             StepSummary(first + i, 0, num_sequences, context + i * num_sequences, seconds[i])
             for i in kept
         ]
-        if seen and not kept.start:
-            summaries[0] = seen[0]
+        if self.num_flying and not kept.start:  # others may be in it
+            flying = self.scheduler.books.in_flight[first]
+            items = {id(item): item for _, _, _, item in flying}.values()
+            summaries[0] = summary_of(first, items, seconds[0])
         self.scheduler.times.took_several(count, summaries)
 
     def _in_flight(self, last: int) -> StepPlan | None:

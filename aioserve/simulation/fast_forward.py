@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ __all__ = ["LEAST_STEPS", "MAX_CLOCK_SECONDS", "Clock", "PassedSteps", "pass_ste
 
 LEAST_STEPS = 1
 """In a pass: fewer are taken one by one."""
-FIRST_STEPS = 64
+FIRST_STEPS = 16
 """A pass is first looked at for so many steps, and then for four times as many: something may come
 soon."""
 MAX_CLOCK_SECONDS = 1e15
@@ -108,36 +108,35 @@ def pass_steps(
 def _num_till_next_end(sequences: Sequence[SequenceState], end_positions: Mapping[int, int]) -> int:
     """How many tokens each of these gets, till one of them gets its last or is one token
     from the most that it may have: with that one in flight, it is in no further step."""
-    left = [
-        min(end_positions[s.sequence_id] + 1, s.max_length - 1) - s.num_known for s in sequences
-    ]
-    return min(left)
+    till_end = min([end_positions[s.sequence_id] - s.num_known for s in sequences]) + 1
+    till_longest = min([s.max_length - s.num_known for s in sequences]) - 1
+    return min(till_end, till_longest)
 
 
 def _times(
     cost: RooflineCost | TableSteps, clock: Clock, load: StepLoad, first: int, most: int
 ) -> tuple[list[float], list[float], int]:
     """When steps end, how long they take, and how many of them begin before the next one comes."""
-    looked_at = FIRST_STEPS
+    begins, looked_at = max(clock.now, clock.last_end), FIRST_STEPS
     while True:
         asked = min(most, looked_at)
         with named("cost: step_seconds"), np.errstate(all="ignore"):
-            several = np.array(cost.decode_seconds(load, first, asked), np.float64)
-        # Sums of one by one, in order.
-        with np.errstate(all="ignore"):
-            times = np.add.accumulate(np.concatenate(((max(clock.now, clock.last_end),), several)))
-            launched = times[1:] - times[:-1]
+            several = cost.decode_seconds(load, first, asked)
+        times = list(accumulate(several, initial=begins))
+        ends, launched = times[1:], [end - start for start, end in pairwise(times)]
+        count = asked
         # A step that can't be is taken by itself, and says what is wrong: with no time, or one that
         # isn't finite, the clock doesn't go on either.
-        is_good = (launched > 0) & (times[1:] <= MAX_CLOCK_SECONDS)
-        count = asked if is_good.all() else int(np.argmin(is_good))
-        ends = times[1 : count + 1].tolist()
+        if not (min(launched) > 0 and ends[-1] <= MAX_CLOCK_SECONDS):
+            steps = zip(launched, ends, strict=True)
+            count = [took > 0 and end <= MAX_CLOCK_SECONDS for took, end in steps].index(False)
+            del ends[count:]
         if clock.next_arrival is not None:
             # One that comes when a step is done is there before the next one is planned.
             done = [clock.last_end, *ends] if clock.in_flight else ends
             count = min(count, 1 + bisect_left(done, clock.next_arrival))
         if count < asked or asked == most:
-            return ends, launched[: len(ends)].tolist(), count
+            return ends, launched, count
         looked_at *= 4
 
 
@@ -146,10 +145,10 @@ def _within_pages(scheduler: Scheduler, steps: DecodePass, count: int) -> tuple[
     memory = scheduler.memory
     # Pages that are evicted to the host are copied, which steps take time for.
     free = memory.num_available if memory.host_pool is None else memory.pool.num_free
-    taken, given = steps.pages_taken(count), steps.pages_given(count)
-    if taken[0] > memory.pool.num_free and not steps.may_evict_at_once:
+    less = steps.pages_less(count)
+    # Later steps begin when what is in flight is done, which fences no page any longer.
+    if not memory.frees_at_once(less[0]):
         return 0, []
-    less = [more - back for more, back in zip(taken, given, strict=True)]
     count = steps.num_before_next_start(less)
     held = memory.pool.num_pages - memory.num_available
     left = [free - pages for pages in accumulate(less[:count])]

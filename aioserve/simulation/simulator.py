@@ -14,11 +14,8 @@ never a prefix of another prompt.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-
-import numpy as np
-import numpy.typing as npt
 
 from aioserve.config import Preemption
 from aioserve.errors import ConfigError, InvariantError
@@ -306,7 +303,7 @@ class _Run:
                     record.cached_tokens = item.start
                     self._no_longer_waits(item.sequence_id)
         if self.gap is not None:
-            self._count_service(((i.sequence_id, i.count) for i in plan.items), self.gap)
+            self._count_service([(i.sequence_id, i.count) for i in plan.items], self.gap)
         return self.last_end
 
     def _finish_step(self, end: float) -> None:
@@ -346,9 +343,9 @@ class _Run:
         passed = pass_steps(self.scheduler, self.cost, clock, self.own_tokens, self.end_positions)
         if passed is None:
             return False
-        seconds, held = np.array(passed.launched_seconds), np.array(passed.pages_held)
-        self.busy_seconds = _added(self.busy_seconds, seconds)
-        self.page_seconds = _added(self.page_seconds, held * seconds)
+        for seconds, held in zip(passed.launched_seconds, passed.pages_held, strict=True):
+            self.busy_seconds += seconds
+            self.page_seconds += held * seconds
         self.pages_held_max = max(self.pages_held_max, *passed.pages_held)
         if self.gap is not None:
             served = [(sequence_id, 1) for sequence_id in passed.sequence_ids]
@@ -454,13 +451,5 @@ class _Run:
         if len(self.waiting) < 2:
             gap.step((), ())
             return
-        tokens = defaultdict[str, int](int)
-        for sequence_id, count in computed:
-            tokens[self.clients[sequence_id]] += count
-        gap.step(tokens.items(), self.waiting, steps)
-
-
-def _added(start: float, parts: npt.NDArray[np.float64]) -> float:
-    """To `start` one part after the other, rounded after each."""
-    sums = np.concatenate(((start,), parts))
-    return float(np.add.accumulate(sums)[-1])
+        clients = self.clients
+        gap.step([(clients[one], count) for one, count in computed], self.waiting, steps)

@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -50,16 +51,11 @@ class TokenGaps:
         if sequence_ids != self._together:
             self._change(list(sequence_ids), ends[0])
             ends = ends[1:]
-        if len(ends) == 1:
-            gap = ends[0] - self._end
-            self._count(gap, len(self._together))
-            self._share(gap)
-        elif ends:
-            gaps = np.diff(np.array([self._end, *ends], np.float64))
-            self._seconds.frombytes(gaps.tobytes())
-            self._counts.extend([len(self._together)] * len(gaps))
-            self._share(float(gaps.max()))
         if ends:
+            gaps = [end - before for before, end in pairwise((self._end, *ends))]
+            self._seconds.extend(gaps)
+            self._counts.extend([len(self._together)] * len(gaps))
+            self._share(max(gaps))
             self._end = ends[-1]
 
     def ended(self, sequence_id: int) -> float | None:

@@ -54,6 +54,8 @@ class PagePool {
     PageState state(int64_t page) const { return states_[checked(page, "state")]; }
     std::span<const int32_t> ref_counts() const { return counts_; }
     int64_t num_unshared(std::span<const Page> pages) const;  // those with exactly one reference
+    // Whether a step in flight may touch a page, as one of those said who let go of it.
+    bool is_touched(Page page) const { return last_steps_[static_cast<size_t>(page)] > done_; }
 
     // Recounts everything from the lists; throws with every term that is off.
     void sanity_check() const;

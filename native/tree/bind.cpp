@@ -128,6 +128,7 @@ void bind_tree(nb::module_& m) {
         .def("fork", &PrefixTree::fork)
         .def("release", &PrefixTree::release)
         .def("evict", &evict)
+        .def("frees_at_once", &PrefixTree::frees_at_once)
         .def("evict_host", &PrefixTree::evict_host)
         .def("clear", &PrefixTree::clear)
         .def("withdraw",

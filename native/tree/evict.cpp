@@ -117,6 +117,34 @@ PrefixTree::Evicted PrefixTree::evict(int64_t count, Step step) {
     return evicted;
 }
 
+// Whether `evict` would give up so many pages and no step in flight touches them: goes through what
+// it would do, and changes nothing.
+bool PrefixTree::frees_at_once(int64_t count) {
+    check_count(count, "count");
+    if (count > num_evictable()) return false;
+    const EvictionOrder& order = order_of(kDevice);
+    auto listed = order.begin();
+    EvictionOrder bared;                                // leaves once those below have gone
+    std::unordered_map<const Node*, int64_t> num_gone;  // of a node's children on the device
+    while (count > 0) {
+        const bool is_bared =
+            !bared.empty() && (listed == order.end() || *bared.begin() < *listed);
+        const Node* leaf = is_bared ? bared.begin()->second : (listed++)->second;
+        if (is_bared) bared.erase(bared.begin());
+        const auto num_pages = std::min(static_cast<size_t>(count), leaf->pages.size());
+        for (const Page page : std::span<const Page>(leaf->pages).last(num_pages)) {
+            if (tiers_[kDevice].pool->is_touched(page)) return false;
+        }
+        count -= static_cast<int64_t>(num_pages);
+        Node* parent = leaf->parent;
+        if (parent->is_root() || parent->num_locks > 0) continue;
+        if (++num_gone[parent] == parent->num_device_children) {
+            bared.emplace(strategy_->key(parent->use), parent);
+        }
+    }
+    return true;
+}
+
 int64_t PrefixTree::evict_host(int64_t count) {
     check_count(count, "count");
     int64_t dropped = 0;

@@ -109,6 +109,7 @@ class PrefixTree {
     void release(ReceiptId receipt);
 
     Evicted evict(int64_t count, Step step);
+    bool frees_at_once(int64_t count);
     int64_t evict_host(int64_t count);
     void clear();
     std::vector<Shortened> withdraw(Step step);

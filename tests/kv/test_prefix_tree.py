@@ -546,6 +546,15 @@ def test_a_page_that_a_step_may_still_touch_comes_back_fenced(cache: Cache) -> N
     assert cache.pool.state(table[0]) is PageState.FENCED
 
 
+def test_pages_are_freed_at_once_up_to_the_first_that_a_step_may_still_touch(cache: Cache) -> None:
+    cache.serve("abcdefgh")
+    receipt, table = cache.start("pqrs", step=5)
+    cache.finish(receipt, table, last_step=5)
+    assert [cache.tree.frees_at_once(count) for count in range(5)] == [True] * 3 + [False] * 2
+    cache.pool.complete(5)
+    assert [cache.tree.frees_at_once(count) for count in range(5)] == [True] * 4 + [False]
+
+
 def test_no_more_is_evicted_than_there_is(cache: Cache) -> None:
     cache.serve("abcdefgh")
     assert cache.tree.evict(0, 1).count == 0
@@ -900,6 +909,8 @@ def test_counts_below_zero_are_refused(cache: Cache) -> None:
     receipt, _ = cache.start("abcd")
     with pytest.raises(ValueError, match="count must be at least 0, got -1"):
         cache.tree.evict(-1, 0)
+    with pytest.raises(ValueError, match="count must be at least 0, got -1"):
+        cache.tree.frees_at_once(-1)
     with pytest.raises(ValueError, match="count must be at least 0, got -2"):
         cache.tree.evict_host(-2)
     with pytest.raises(ValueError, match="num_pages must be at least 0, got -1"):

@@ -480,8 +480,10 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         before = {c.page: p for p, c in self.model.pages.items() if not c.on_host}
         host_free = 0 if self.host is None else self.host.num_free
         expected, moved = self.model.evict(count, host_free, self.pool.done_step)
+        num_free, frees_at_once = self.pool.num_free, self.tree.frees_at_once(count)
         evicted = self.tree.evict(count, self.step)
         assert evicted.count == expected
+        assert frees_at_once == (self.pool.num_free - num_free == count)
         sources, targets = evicted.device_page_ids.tolist(), evicted.host_page_ids.tolist()
         assert sorted(sources) == sorted(moved)
         assert len(set(targets)) == len(targets) == len(sources)

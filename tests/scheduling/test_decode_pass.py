@@ -37,7 +37,7 @@ def test_steps_are_passed_while_the_next_one_can_only_find_what_it_would_now(
     bench = with_one_waiting(prompt, namespace)
     steps = decode_pass(bench.scheduler)
     assert steps is not None
-    count = steps.num_before_next_start(steps.pages_taken(6))
+    count = steps.num_before_next_start(steps.pages_less(6))
     assert count == 6
     steps.take(count, [7], [0.1] * count, [1.0] * count, {})
     bench.scheduler.sanity_check()

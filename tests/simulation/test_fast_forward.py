@@ -381,6 +381,58 @@ def test_pages_that_come_back_in_the_course_of_it_are_held_until_then() -> None:
     assert fast.pages_held_max == slow.pages_held_max == 27
 
 
+@pytest.mark.parametrize(
+    ("lengths", "num_pages", "page_size"),
+    [([(2, 3), (3, 2)], 5, 2), ([(5, 2), (2, 6)], 5, 2), ([(11, 3), (3, 2)], 5, 4)],
+)
+def test_a_step_has_no_page_that_is_evicted_while_the_one_in_flight_may_touch_it(
+    lengths: list[tuple[int, int]], num_pages: int, page_size: int
+) -> None:
+    trace = [
+        TraceRequest(number, 0.001 * number, prompt, output, (), 4)
+        for number, (prompt, output) in enumerate(lengths)
+    ]
+    fast, slow = both(
+        trace,
+        make=SchedulingPolicy,
+        cost=ROOFLINE,
+        num_pages=num_pages,
+        page_size=page_size,
+        output_reserve_tokens=0,
+    )
+    assert repr(fast) == repr(slow)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_pages", "page_size"),
+    [([(2, 7), (9, 11), (10, 5)], 13, 2), ([(6, 12), (6, 3), (13, 13)], 8, 4)],
+)
+def test_the_first_step_evicts_although_pages_come_back_behind_it(
+    lengths: list[tuple[int, int]], num_pages: int, page_size: int
+) -> None:
+    trace = [
+        TraceRequest(number, 0.001 * number, prompt, output, (), 4)
+        for number, (prompt, output) in enumerate(lengths)
+    ]
+    fast, slow = both(
+        trace,
+        make=Told,
+        cost=ROOFLINE,
+        num_pages=num_pages,
+        page_size=page_size,
+        output_reserve_tokens=0,
+    )
+    assert repr(fast) == repr(slow)
+
+
+def test_steps_are_passed_that_evict_what_no_step_in_flight_touches() -> None:
+    trace = [TraceRequest(number, 0.0, 32, 20 + 10 * number, (), 16) for number in range(8)]
+    cost = RooflineCost(ROOFLINE.model, ROOFLINE.hardware)
+    with mock.patch.object(cost, "step_seconds", wraps=cost.step_seconds) as asked:
+        simulate(trace, SchedulingPolicy(), cost=cost, num_pages=300, page_size=1, max_num_seqs=3)
+    assert asked.call_count < 10
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("toward", [0.0, math.nan, math.inf])
 def test_one_that_comes_when_a_step_ends_is_there_for_the_next(
