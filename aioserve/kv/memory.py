@@ -368,7 +368,9 @@ class KVMemory:
 
     def num_reclaimable(self, lease: KVLease) -> int:
         """Pages that come back, now or after the steps in flight, if the lease ends."""
-        return self.pool.num_unshared(lease.page_ids) + self._num_exclusive(lease)
+        # The tree has a reference to each page that is published.
+        own = lease.page_ids[lease.published :]
+        return self.pool.num_unshared(own) + self._num_exclusive(lease)
 
     def num_shared_tokens(self, lease: KVLease) -> int:
         """Leading tokens that stay computed for others if the lease ends."""

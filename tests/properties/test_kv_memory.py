@@ -178,7 +178,11 @@ class KVMemoryMachine(RuleBasedStateMachine):
     def leave(self, data):
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
-        self.memory.leave(holder.lease)
+        memory = self.memory
+        before = memory.num_available + memory.pool.num_fenced
+        reclaimable = memory.num_reclaimable(holder.lease)
+        memory.leave(holder.lease)
+        assert memory.num_available + memory.pool.num_fenced - before == reclaimable
 
     @precondition(lambda self: self.holders and self.memory.host_pool is not None)
     @rule(data=st.data())
