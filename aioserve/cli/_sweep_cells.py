@@ -4,7 +4,6 @@ seed."""
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
+from aioserve.arguments import shown
 from aioserve.cli._sweep_runs import Cell
 from aioserve.cli._trial_flags import TrialFlags, source_of, trial_options
 from aioserve.errors import ConfigError
@@ -146,7 +146,9 @@ def _rates(text: str | None) -> list[float | None]:
         try:
             rate = float(part)
         except ValueError:
-            rate = math.nan
+            raise ConfigError(
+                f"rates must be numbers with commas between them, got {shown(text)}"
+            ) from None
         check_number(f"rates: {part.strip()!r}", rate, MAX_RATE)
         if rate in rates:
             raise ConfigError(f"rates: {part.strip()} is given twice")

@@ -122,6 +122,8 @@ def source_of(trace: Path | None, flags: TrialFlags) -> Path | str:
         return trace
     if trace is None and flags.synthetic is not None:
         return flags.synthetic
+    if trace is None:
+        raise ConfigError("give a trace, or a made-up workload with --synthetic")
     raise ConfigError("give either a trace or --synthetic, and not both")
 
 

@@ -76,7 +76,7 @@ def check_requests_file(path: Any) -> Path:
     if isinstance(path, str):
         path = Path(str.__str__(path))
     if not isinstance(path, Path) or path.suffix not in SUFFIXES:
-        raise ConfigError(f"requests must be a file named *.csv or *.jsonl, got {shown(path)}")
+        raise ConfigError(f"requests must be a file named *.csv or *.jsonl, got {shown(str(path))}")
     return path
 
 

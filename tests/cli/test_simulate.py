@@ -236,7 +236,8 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either a trace or --synthetic"),
+        ([], "give a trace, or a made-up workload with --synthetic"),
+        (["a.csv", "--synthetic", "bursts"], "give either a trace or --synthetic, and not both"),
         (["--synthetic", "calm"], "no synthetic workload 'calm'"),
         (["missing.csv"], "missing.csv: No such file or directory"),
         (["--synthetic", "bursts", "--report", "no/where.html"], "report: no/where.html can't be"),
