@@ -44,10 +44,11 @@ def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
     path = Path(f"{file}.py")
     if not _is_file(path):
         raise ConfigError(f"policy {shown(text)}: there is no file {shown(str(path))}")
-    found = _loaded(path, text).get(name)
+    in_file = _loaded(path, text)
+    found = in_file.get(name)
     if not isinstance(found, type) or not issubclass(found, SchedulingPolicy):
         what = "is no SchedulingPolicy" if found is not None else "isn't in the file"
-        raise ConfigError(f"policy {shown(text)}: {shown(name)} {what}")
+        raise ConfigError(f"policy {shown(text)}: {shown(name)} {what}{_policies_of(in_file)}")
 
     def make() -> SchedulingPolicy:
         with blamed(f"policy {shown(text)} can't be made", ConfigError, PluginError):
@@ -61,6 +62,18 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def _policies_of(module: dict[str, object]) -> str:
+    """Those that a module defines itself, to choose from."""
+    names = [
+        name
+        for name, value in module.items()
+        if isinstance(value, type)
+        and issubclass(value, SchedulingPolicy)
+        and value.__module__ == module["__name__"]
+    ]
+    return f"; there are: {', '.join(names)}" if names else ""
 
 
 def _loaded(path: Path, text: str) -> dict[str, object]:

@@ -79,7 +79,7 @@ def policy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     [
         ("mine.py", 2, "policy 'mine.py': name a class of the file, as 'mine.py:CLASS'"),
         ("no.py:Mine", 2, "policy 'no.py:Mine': there is no file 'no.py'"),
-        ("mine.py:Yours", 2, "policy 'mine.py:Yours': 'Yours' isn't in the file"),
+        ("mine.py:Yours", 2, "policy 'mine.py:Yours': 'Yours' isn't in the file; there are: "),
         ("mine.py:NUMBER", 2, "policy 'mine.py:NUMBER': 'NUMBER' is no SchedulingPolicy"),
         ("mine.py:Mine:least=3", 2, "policy 'Mine' has no option 'least'"),
         ("mine.py:Mine:most=x", 2, "option 'most' of policy 'Mine' must be an int"),
