@@ -32,6 +32,11 @@ from aioserve.sampling.sampler import SlotTable
 
 __all__ = ["HostStep", "PlanReader"]
 
+OWN_DOING = (
+    "its own parameters leave no token to draw: allowed_token_ids, bad_words, min_tokens, "
+    "structured_output and logits_processors, those of them that it has"
+)
+
 NO_COPIES = np.empty((0, 5), np.int32)
 # Indices of the source's and the target's cache: 0 is the device's, 1 the host's.
 _CACHES = {CopyKind.DEVICE: (0, 0), CopyKind.TO_HOST: (0, 1), CopyKind.FROM_HOST: (1, 0)}
@@ -62,7 +67,7 @@ class HostStep:
         if edits is None:
             return dict(row_errors), {}
         own = {row for row, why in row_errors.items() if why == NOTHING_LEFT and row in edits.rows}
-        failures = {row: row_errors[row] for row in own} | edits.failures
+        failures = dict.fromkeys(own, OWN_DOING) | edits.failures
         return {row: why for row, why in row_errors.items() if row not in failures}, failures
 
     @property

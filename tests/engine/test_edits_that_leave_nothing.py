@@ -50,6 +50,7 @@ async def test_a_request_that_leaves_itself_nothing_ends_alone_and_the_cache_sta
         neighbour = engine.generate([*PROMPT, 5], GREEDY)
         failed, other = await asyncio.gather(failing, neighbour, return_exceptions=True)
         assert isinstance(failed, RequestFailedError)
+        assert "its own parameters leave no token to draw" in str(failed)
         assert not isinstance(other, BaseException)
         again = await engine.generate(PROMPT, GREEDY)
 
