@@ -32,8 +32,19 @@ class Prompt:
     def __init__(self, ids: list[int], computed: int = 0) -> None:
         self.ids, self.computed_tokens = ids, computed
         self.prompt_tokens, self.generated_tokens = len(ids), 0
+        self.preemptions = 0
         self.computing: list[Prompt] = []
         self.num_keys = 0
+        self.num_looks = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        self.num_looks += 1
+        return self._computed
+
+    @computed_tokens.setter
+    def computed_tokens(self, count: int) -> None:
+        self._computed = count
 
     @property
     def cached_tokens(self) -> int:
@@ -73,6 +84,65 @@ def test_a_prompt_waits_exactly_while_its_next_page_is_to_be_computed_for_anothe
             other.computed_tokens = min(len(other.ids), other.computed_tokens + 3)
 
 
+EVENTS = "starts", "begins again", "stops", "ends"
+
+
+@given(
+    st.lists(ids, min_size=1, max_size=5),
+    st.lists(ids, min_size=1, max_size=5),
+    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 4)), max_size=9),
+)
+def test_who_waits_is_known_while_others_start_are_preempted_and_end(
+    others: list[list[int]], waiting: list[list[int]], happens: list[tuple[str, int]]
+) -> None:
+    """Between two steps, and so that the beginnings are told of starts alone in the middle of
+    one."""
+    prompts, mine = [Prompt(prompt) for prompt in others], [Prompt(prompt) for prompt in waiting]
+    computing: list[Prompt] = []
+    beginnings = SharedBeginnings()
+    for one in mine:
+        one.computing = computing
+    for what, number in happens:
+        other = prompts[number % len(prompts)]
+        beginnings.begin(cast("Any", computing), PAGE)
+        if what == "starts" and other not in computing:
+            computing.append(other)
+            beginnings.add(cast("RequestView", other))
+        for one in mine:
+            expected = any(o.computed_tokens // PAGE < one.common_pages(o) for o in computing)
+            assert beginnings.has_next_of(cast("RequestView", one)) == expected
+        for one in computing:
+            one.computed_tokens = min(len(one.ids), one.computed_tokens + 3)
+        if what != "starts" and other in computing:
+            other.preemptions += 1
+            other.computed_tokens = 0
+            if what != "begins again":
+                computing.remove(other)
+        if what == "ends":
+            beginnings.forget(cast("RequestView", other))
+    for one in [*prompts, *mine]:
+        beginnings.forget(cast("RequestView", one))
+    assert not beginnings._alike
+
+
+def test_each_pair_gets_its_turn_once() -> None:
+    num_common, num_own = 5 * PAGE, 60
+    others = [Prompt([7] * num_common + [number] * num_own, num_common) for number in range(30)]
+    waiting = [Prompt([7] * num_common + [100 + number] * num_own) for number in range(40)]
+    beginnings = SharedBeginnings()
+    for one in waiting:
+        one.computing = others
+    looks: list[int] = []
+    for _ in range(300):
+        before = sum(other.num_looks for other in others)
+        beginnings.begin(cast("Any", others), PAGE)
+        waits = [beginnings.has_next_of(cast("RequestView", one)) for one in waiting]
+        looks.append(sum(other.num_looks for other in others) - before)
+    assert not any(waits)
+    assert looks[-1] == 0
+    assert sum(looks) < 2 * len(waiting) * (len(others) + len(looks))
+
+
 def test_a_step_has_its_number_of_comparisons_and_who_is_not_compared_yet_waits() -> None:
     other = Prompt([7] * 400, computed=2)
     waiting = [Prompt([7] * (20 + number) + [8] * 380) for number in range(40)]
@@ -100,7 +170,9 @@ def test_nothing_of_a_request_is_kept_when_it_has_ended() -> None:
     for one in (mine, other):
         beginnings.forget(cast("RequestView", one))
     assert not beginnings._first_pages
-    assert not beginnings._agreements
+    assert not beginnings._computing
+    assert not beginnings._alike
+    assert not beginnings._watches
 
 
 def share_found(requests: list[TraceRequest], policy: SchedulingPolicy, **options: Any) -> float:
