@@ -30,16 +30,16 @@ class PinnedPrefixes:
         self.guard = guard
         self.max_pages: int = int(PINNED_SHARE * memory.pool.num_pages)
         self._leases: dict[Pin, KVLease] = {}
+        self.num_pages: int = 0
+        """Pages that are pinned; one that two pins share counts twice."""
         self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
 
     @property
     def leases(self) -> list[KVLease]:
         return list(self._leases.values())
-
-    @property
-    def num_pages(self) -> int:
-        """Pages that are pinned; one that two pins share counts twice."""
-        return sum([pin.pages for pin in self._leases])
 
     def ask_to_pin(self, sequence: SequenceState) -> None:
         """A sequence is about to end, and what it computed is published."""
@@ -68,10 +68,11 @@ class PinnedPrefixes:
             pages,
         )
         self._leases[pin] = pinned
+        self.num_pages += pages
 
     def ask_to_unpin(self, view: SchedulerView) -> None:
         for pin in self.guard.unpin(tuple(self._leases), view) if self._leases else ():
-            self.memory.leave(self._leases.pop(pin))
+            self._end(pin)
 
     def make_room(self, num_pages: int) -> None:
         """End pins, the oldest first, until so many pages are free or can be evicted, or no pin is
@@ -87,8 +88,11 @@ class PinnedPrefixes:
         """What these receipts lock is no longer in the tree, or not all of it: their pins end."""
         for pin, lease in list(self._leases.items()):
             if lease.receipt in receipts:
-                self.memory.leave(self._leases.pop(pin))
+                self._end(pin)
 
     def _end_oldest(self) -> None:
-        pin = next(iter(self._leases))
+        self._end(next(iter(self._leases)))
+
+    def _end(self, pin: Pin) -> None:
         self.memory.leave(self._leases.pop(pin))
+        self.num_pages -= pin.pages

@@ -335,7 +335,7 @@ class StepPlanner:
             if has_seats:
                 left = self._pages_to_leave(request, ahead, view)
                 claim = self._claim(sequence, left)
-                if claim is None and forced and books.pins.leases:
+                if claim is None and forced and books.pins:
                     books.pins.end_all()
                     claim = self._claim(sequence, left)
             if claim is None:

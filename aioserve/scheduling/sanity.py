@@ -48,8 +48,12 @@ def check_books(books: Books) -> None:
         raise InvariantError(
             f"sequences and pins have receipts {receipts}, the prefix tree gave out {locks}"
         )
-    if books.pins.num_pages > books.pins.max_pages:
-        raise InvariantError(f"{books.pins.num_pages} pages are pinned of {books.pins.max_pages}")
+    pinned = sum(lease.published for lease in books.pins.leases)
+    if books.pins.num_pages != pinned or pinned > books.pins.max_pages:
+        raise InvariantError(
+            f"{pinned} pages are pinned of {books.pins.max_pages}, "
+            f"and {books.pins.num_pages} are counted"
+        )
     _check_queues(books)
     for sequence in sequences:
         _check_sequence(sequence, memory.page_size)

@@ -38,7 +38,7 @@ class Granting(Protocol):
 def grant_wishes(books: Books, planner: Granting) -> set[SequenceState]:
     """Drop, preempt and unpin before a step is planned; those preempted, who don't start in it."""
     guard = books.guard
-    if guard.pins and books.pins.leases:
+    if guard.pins and books.pins:
         books.pins.ask_to_unpin(planner.views.view())
     if guard.drops and books.running:
         _drop(books, planner)

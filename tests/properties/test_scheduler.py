@@ -480,6 +480,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.ended[entry.sequence_id] = entry.finish_reason
 
     @invariant()
+    def it_is_known_whether_one_waits_above_others(self):
+        books = self.scheduler.books if hasattr(self, "scheduler") else None
+        if books is not None and not books.has_news:
+            for precedence in range(-2, 3):
+                above = [s for s in books.waiting if s.precedence > precedence]
+                assert books.waits_above(precedence) == bool(above)
+
+    @invariant()
     def books_balance(self):
         if not hasattr(self, "scheduler"):
             return

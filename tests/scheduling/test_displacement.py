@@ -287,3 +287,16 @@ def test_those_who_give_way_are_enough_and_none_of_them_was_spare(
         bench.commit(plan)
     serve(bench)
     assert scheduler.guard.faults_total == 0
+
+
+def test_one_that_is_preempted_counts_among_those_that_wait_above_others():
+    bench = Bench(policy=ByPriority(), max_num_seqs=1)
+    urgent = bench.submit(4, 20, priority=2)
+    bench.step()
+    bench.submit(4, 20, priority=0)
+    bench.step()
+    books = bench.scheduler.books
+    assert not books.waits_above(0)
+    books.preempt(books.sequences[urgent], books.launched + 1)
+    assert books.waits_above(0)
+    assert not books.waits_above(2)
