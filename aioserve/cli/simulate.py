@@ -142,11 +142,12 @@ def _print_tables(
         steps += f" with its scatter (seed {machine.scatter_seed})"
     if options.cost_table is None:
         steps = f"{options.model} on {options.num_devices} x {options.hardware}"
-    pages = "unbounded KV memory" if options.unbounded_cache else f"{metrics.num_pages:,} pages"
+    pages = f"{metrics.num_pages:,} pages of {metrics.page_size} tokens"
+    if options.unbounded_cache:
+        pages = f"KV memory without a limit in pages of {metrics.page_size} tokens"
     console.print(
         f"{facts['name']}: {facts['requests']:,} requests in {facts['seconds']:,.0f} s, "
-        f"{facts['prompt_tokens']:,} tokens in, {facts['output_tokens']:,} out; {steps}, {pages} "
-        f"of {metrics.page_size} tokens\n",
+        f"{facts['prompt_tokens']:,} tokens in, {facts['output_tokens']:,} out; {steps}, {pages}\n",
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)

@@ -87,6 +87,19 @@ def test_the_table_has_a_column_for_every_policy(aioserve_here: Run, mooncake: P
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--num-pages=9000", ", 9,000 pages of 16 tokens\n"),
+        ("--unbounded-cache", ", KV memory without a limit in pages of 16 tokens\n"),
+    ],
+)
+def test_how_much_memory_there_is_stands_over_the_table(
+    aioserve_here: Run, mooncake: Path, option: str, said: str
+) -> None:
+    assert said in aioserve_here("simulate", mooncake, option).stdout
+
+
 def test_rate_and_scale_change_the_trace(aioserve_here: Run, mooncake: Path) -> None:
     found = simulated(aioserve_here, mooncake, "--rate", 12, "--scale-lengths", 0.0625)
     assert found["trace"]["seconds"] == pytest.approx(0.5)
