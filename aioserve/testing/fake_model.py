@@ -15,8 +15,10 @@ import msgspec
 import tokenizers
 
 from aioserve.config import EngineConfig
+from aioserve.errors import ConfigError
 from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import LoadedModel, ModelLimits
+from aioserve.isolation import shown
 from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
 from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
@@ -144,7 +146,7 @@ class FakeModel:
 
     `step_seconds(plan)` says how long a step takes, `faults` which launches go wrong.
     `disturb(index, plan, outcome)` may raise or change the outcome of the `index`-th step, to plant
-    faults of other kinds.
+    faults of other kinds. Raises `ConfigError` for `step_seconds` that is no function.
     """
 
     def __init__(
@@ -157,6 +159,10 @@ class FakeModel:
         faults: Faults = Faults(),  # noqa: B008
         disturb: Callable[[int, StepPlan, StepOutcome], StepOutcome] = _undisturbed,
     ) -> None:
+        if not callable(step_seconds):
+            raise ConfigError(
+                f"step_seconds: must be a function of a step's plan, got {shown(step_seconds)}"
+            )
         self.num_pages = num_pages
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids

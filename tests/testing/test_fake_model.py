@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aioserve import (
+    ConfigError,
     Engine,
     EngineError,
     RequestFailedError,
@@ -53,6 +54,12 @@ def test_without_faults_the_tokens_are_those_expected(overlap):
     result, seconds = answer(FakeModel(step_seconds=lambda plan: 0.5), overlap=overlap)
     assert list(result.token_ids) == expected_tokens([1, 2], 8, seed=1)
     assert seconds == 8 * 0.5
+
+
+def test_a_time_of_steps_that_is_no_function_is_refused_by_name():
+    seconds: Any = 0.01
+    with pytest.raises(ConfigError, match=r"step_seconds: must be a function .*, got 0\.01"):
+        FakeModel(step_seconds=seconds)
 
 
 @pytest.mark.parametrize(
