@@ -102,8 +102,8 @@ class Workers:
                     on_progress(count, len(cells))
                 yield done
             return
+        pool = self._started_pool()  # before: what it makes lets interrupts in again
         with _interrupts_wait():  # a process keeps the mask that it was started with
-            pool = self._started_pool()
             futures = [pool.submit(_run_in_process, cell) for cell in cells]
         place = {future: index for index, future in enumerate(futures)}
         waiting: dict[int, Done] = {}
