@@ -9,7 +9,7 @@ last, there is no pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
 from aioserve.scheduling.displacement import by_precedence
@@ -45,17 +45,21 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     if books.has_precedences:
         sequences = sorted(sequences, key=by_precedence)
     num_flying = len(books.in_flight)
+    late: Set[SequenceState] = frozenset()
     if num_flying:
         # Results of those that have ended or were preempted meanwhile are dropped.
         kept = [entry for entry in books.in_flight[books.launched] if entry[1] == entry[0].slot]
-        if [entry[0] for entry in kept] != sequences or any(
+        flying = [entry[0] for entry in kept]
+        if flying != sequences:
+            late = set(sequences).difference(flying)
+        if [sequence for sequence in sequences if sequence not in late] != flying or any(
             entry[3].rows is not entry[0].decode_rows and _brings_more_than_a_token(entry[3])
             for entry in kept
         ):
             return None
     elif memory.pool.num_fenced:
         return None
-    if not _all_go_on(sequences, num_flying, memory.page_size):
+    if not _all_go_on(sequences, memory.page_size):
         return None
     head = None
     if (
@@ -66,21 +70,20 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         head = head_of_queue(books, scheduler.reserve)
         if head is None:
             return None
-    return DecodePass(scheduler, list(sequences), num_flying, head)
+    return DecodePass(scheduler, list(sequences), late, num_flying, head)
 
 
 def _brings_more_than_a_token(item: WorkItem) -> bool:
     return len(item.rows) != 1 or item.scored is not None or item.pooled is not None
 
 
-def _all_go_on(sequences: list[SequenceState], num_flying: int, page_size: int) -> bool:
+def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
     """Whether none of these, which run, may do something else next than go on by a token."""
     for sequence in sequences:
         lease = sequence.lease
         if (
-            sequence.pending != num_flying
-            or (sequence.first_token_seconds is None and not _is_about_to_answer(sequence))
-            or lease.computed != sequence.num_known + num_flying - 1
+            (sequence.first_token_seconds is None and not _is_about_to_answer(sequence))
+            or lease.computed != sequence.num_known + sequence.pending - 1
             or sequence.paused
             or sequence.guided
             or sequence.unborn
@@ -103,12 +106,15 @@ class DecodePass:
         self,
         scheduler: Scheduler,
         sequences: list[SequenceState],
+        late: Set[SequenceState],
         num_flying: int,
         head: QueueHead | None,
     ) -> None:
         self.scheduler = scheduler
         self.sequences: list[SequenceState] = sequences
         """In the order of each step's items."""
+        self.late: Set[SequenceState] = late
+        """Those that had no page for the step in flight, and get no token from it."""
         self.num_flying = num_flying
         self._head = head
         """Who could start if there were pages; None where nobody could."""
@@ -165,15 +171,19 @@ class DecodePass:
         memory.grow([sequence.lease for sequence in self.sequences], count, self.first_step)
         ended: list[SequenceState] = []
         for sequence, token_id in zip(self.sequences, token_ids, strict=True):
+            gained = count
+            if sequence in self.late:
+                gained, sequence.pending = count - 1, self.num_flying
             if sequence.sequence_id not in last_ids:
-                sequence.extend(token_id, count)
+                sequence.extend(token_id, gained)
             else:
-                sequence.extend(token_id, count - 1)
+                sequence.extend(token_id, gained - 1)
                 if sequence.append(last_ids[sequence.sequence_id]) is not None:
                     ended.append(sequence)
             if sequence.first_token_seconds is None:
                 sequence.first_token_seconds = ends[0]
-            sequence.last_token_seconds = ends[-1]
+            if gained:
+                sequence.last_token_seconds = ends[-1]
         if memory.tree is not None:
             self._publish(count)
         for sequence in self.sequences:
@@ -184,7 +194,7 @@ class DecodePass:
             )
         num_tokens = count * len(self.sequences)
         books.counters.tokens_processed += num_tokens
-        books.counters.tokens_generated += num_tokens
+        books.counters.tokens_generated += num_tokens - len(self.late)
         books.pass_steps(count)
         self._remember(count, seconds)
         in_flight = self._in_flight(last)
@@ -199,18 +209,21 @@ class DecodePass:
         """
         memory = self.scheduler.memory
         size, last = memory.page_size, self.first_step + count - 1
-        begun: list[tuple[int, int]] = []
+        begun: list[tuple[int, int, int, bool]] = []
         for place, sequence in enumerate(self.sequences):
             # Published is what is full of tokens both known and computed.
-            missing = (sequence.lease.published + 1) * size - (sequence.num_known - 1)
-            if missing <= 0:
-                begun.append((max(1, count + missing), place))
-        for first, place in sorted(begun):
+            behind = sequence in self.late
+            before = sequence.num_known - count + behind
+            missing = (sequence.lease.published + 1) * size - before
+            first = 1 if missing <= 0 else 1 + missing + behind
+            if first <= count:
+                begun.append((first, place, before, behind))
+        for first, place, before, behind in sorted(begun):
             sequence = self.sequences[place]
-            lease, known = sequence.lease, sequence.num_known - 1
+            lease, known = sequence.lease, before + max(0, count - 1 - behind)
             if first < count:
                 lease.last_step = last - 1
-                memory.publish(lease, sequence.ids(0, known - 1))
+                memory.publish(lease, sequence.ids(0, before + max(0, count - 2 - behind)))
                 lease.last_step = last
             if known // size > lease.published:
                 memory.publish(lease, sequence.ids(0, known))

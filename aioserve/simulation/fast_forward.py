@@ -9,7 +9,7 @@ when the next one comes and where answers end; policies don't.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -18,7 +18,6 @@ import numpy as np
 from aioserve.execution.plan import StepPlan
 from aioserve.scheduling.decode_pass import DecodePass, decode_pass
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.scheduling.sequence import SequenceState
 from aioserve.simulation.cost import CostModel, RooflineCost, StepLoad
 from aioserve.simulation.table_steps import TableSteps
 from aioserve.traces.checks import named
@@ -49,7 +48,9 @@ class PassedSteps(msgspec.Struct, frozen=True):
     """As many steps were launched and finished; the last of those launched may be in flight."""
 
     sequence_ids: list[int]
-    """Who got a token in each of those finished."""
+    """Who got a token in each of those finished, but for those that are `late`."""
+    late: set[int]
+    """Who got none in the first."""
     ends: list[float]
     """When each of those finished was done."""
     ended: list[int]
@@ -80,7 +81,7 @@ def pass_steps(
     steps = decode_pass(scheduler)
     if steps is None:
         return None
-    most = _num_till_next_end(steps.sequences, end_positions)
+    most = _num_till_next_end(steps, end_positions)
     if most < LEAST_STEPS:
         return None
     load = StepLoad(0, len(steps.sequences), steps.context_tokens, 0)
@@ -96,20 +97,24 @@ def pass_steps(
     ended = [
         sequence.sequence_id
         for sequence in steps.sequences
-        if end_positions[sequence.sequence_id] == sequence.num_known + count - 1
+        if end_positions[sequence.sequence_id]
+        == sequence.num_known - (sequence in steps.late) + count - 1
     ]
     last_ids = dict.fromkeys(ended, END_TOKEN)
     plan = steps.take(count, [own_tokens[i] for i in ids], taken, finished, last_ids)
     if isinstance(cost, TableSteps):
         cost.count_decodes(load, count)
-    return PassedSteps(ids, finished, ended, launched[:count], held, plan, ends[count - 1])
+    late = {sequence.sequence_id for sequence in steps.late}
+    return PassedSteps(ids, late, finished, ended, launched[:count], held, plan, ends[count - 1])
 
 
-def _num_till_next_end(sequences: Sequence[SequenceState], end_positions: Mapping[int, int]) -> int:
-    """How many tokens each of these gets, till one of them gets its last or is one token
-    from the most that it may have: with that one in flight, it is in no further step."""
-    till_end = min([end_positions[s.sequence_id] - s.num_known for s in sequences]) + 1
-    till_longest = min([s.max_length - s.num_known for s in sequences]) - 1
+def _num_till_next_end(steps: DecodePass, end_positions: Mapping[int, int]) -> int:
+    """In how many steps none of the sequences gets more than its last token, nor more than all but
+    one that it may have: with that one in flight, it is in no further step."""
+    # Those that are late get one token less.
+    seen = [(s.num_known - (s in steps.late), s) for s in steps.sequences]
+    till_end = min([end_positions[s.sequence_id] - known for known, s in seen]) + 1
+    till_longest = min([s.max_length - known for known, s in seen]) - 1
     return min(till_end, till_longest)
 
 

@@ -353,10 +353,14 @@ class _Run:
         self.step_seconds = deque(passed.launched_seconds[-1:] if in_flight else ())
         self.now, self.last_end = passed.ends[-1], passed.last_end
         self.pipeline.passed(passed.in_flight, passed.last_end)
-        self.token_gaps.add(passed.sequence_ids, passed.ends)
+        late, ends = passed.late, passed.ends
+        if late:
+            self.token_gaps.add([one for one in passed.sequence_ids if one not in late], ends[:1])
+            ends = ends[1:]
+        self.token_gaps.add(passed.sequence_ids, ends)
         for sequence_id in passed.sequence_ids:
             record = self.active[sequence_id]
-            record.output_tokens += len(passed.ends)
+            record.output_tokens += len(passed.ends) - (sequence_id in late)
             if record.first_token_seconds is None:
                 record.first_token_seconds = passed.ends[0]
                 record.wait_tokens = processed - self.submitted_at_tokens.pop(sequence_id)

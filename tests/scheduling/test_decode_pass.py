@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.scheduling.decode_pass import decode_pass
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.simulation.fast_forward import _within_pages
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
 
@@ -99,3 +105,97 @@ def test_those_that_the_last_step_ends_are_gone() -> None:
     assert [item.sequence_id for item in plan.items] == [goes_on, ends]
     assert list(bench.sequences) == [goes_on]
     assert bench.sequences[goes_on].ids(5, 4).tolist() == [7] * 4
+
+
+def after(
+    lengths: list[tuple[int, int]], num_steps: int, page_size: int, num_pages: int
+) -> tuple[Bench, deque[StepPlan]]:
+    """Requests of such prompts and longest answers, so many steps later, with the last in flight.
+    Each sequence is made of its own token."""
+    bench = Bench(
+        num_pages=num_pages, page_size=page_size, prefix_caching=True, max_num_batched_tokens=64
+    )
+    for place, (prompt, answer) in enumerate(lengths):
+        bench.submit([100 + place] * prompt, answer)
+    in_flight = deque[StepPlan]()
+    go_on(bench.scheduler, in_flight, num_steps)
+    return bench, in_flight
+
+
+def go_on(scheduler: Scheduler, in_flight: deque[StepPlan], num_steps: int) -> None:
+    for _ in range(num_steps):
+        plan = scheduler.plan(0.0)
+        if plan is not None:
+            in_flight.append(plan)
+        if in_flight and (plan is None or len(in_flight) > 1):
+            done = in_flight.popleft()
+            tokens = tuple(99 + item.sequence_id for item in done.items for _ in item.rows)
+            scheduler.times.took(done, 0.1)
+            scheduler.commit(done, StepOutcome(step=done.step, token_ids=tokens), float(done.step))
+
+
+def shown(scheduler: Scheduler) -> list[Any]:
+    books, memory = scheduler.books, scheduler.memory
+    assert memory.tree is not None
+    done, nodes = memory.pool.done_step, memory.tree.walk()
+    # There are fewer ticks, in the same order; those of locked paths are to come.
+    created = sorted({node.created for node in nodes})
+    used = sorted({node.last_used for node in nodes if not node.num_locks})
+    return [
+        [
+            (
+                s.known_ids.tolist(),
+                (s.pending, s.first_token_seconds, s.last_token_seconds, len(s.proven_pages)),
+                (s.lease.computed, s.lease.published, s.lease.last_step, s.lease.num_pages),
+            )
+            for s in books.running
+        ],
+        [s.sequence_id for s in books.waiting],
+        (books.counters, books.launched, done, scheduler.times.recent),
+        (memory.pool.num_free, memory.pool.num_fenced, memory.num_cached),
+        [
+            (
+                node.token_ids,
+                [max(done, step) for step in node.written_steps],
+                created.index(node.created),
+                node.num_locks or used.index(node.last_used),
+            )
+            for node in nodes
+        ],
+    ]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(1, 14), st.integers(5, 30)), min_size=3, max_size=5),
+    st.sampled_from([1, 2, 4]),
+    st.integers(48, 60),
+    st.integers(1, 7),
+)
+def test_what_is_left_behind_is_what_steps_one_by_one_would_leave(
+    lengths: list[tuple[int, int]], page_size: int, num_tokens: int, most: int
+) -> None:
+    options = page_size, num_tokens // page_size
+    walk, flying = after(lengths, 3, *options)
+    for num_steps in range(3, 50):
+        seen = decode_pass(walk.scheduler)
+        go_on(walk.scheduler, flying, 1)
+        if seen is None or not seen.num_flying or not (seen.late or num_steps % 16 == 0):
+            continue
+        bench, _ = after(lengths, num_steps, *options)
+        scheduler, steps = bench.scheduler, decode_pass(bench.scheduler)
+        assert steps is not None
+        left = [s.max_length - 1 - s.num_known + (s in steps.late) for s in steps.sequences]
+        count = min(most, *left)
+        if count > 0:
+            count, _ = _within_pages(scheduler, steps, count)
+        if count < 1:
+            continue
+        first = steps.first_step - 1
+        own = [99 + s.sequence_id for s in steps.sequences]
+        ends = [float(step) for step in range(first, first + count)]
+        steps.take(count, own, [0.1] * count, ends, {})
+        scheduler.sanity_check()
+        slow, in_flight = after(lengths, num_steps, *options)
+        go_on(slow.scheduler, in_flight, count)
+        assert shown(scheduler) == shown(slow.scheduler)
