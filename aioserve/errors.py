@@ -238,8 +238,8 @@ class EngineFailedError(EngineClosedError):
 
 
 class WrongLoopError(EngineError):
-    """The engine was used from another event loop than the one it was entered on, or where no event
-    loop of asyncio runs."""
+    """The engine was used from another event loop or process than it was entered in, or where no
+    event loop of asyncio runs."""
 
 
 class StreamBusyError(EngineError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import os
 import warnings
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -52,6 +53,8 @@ class Life:
         self._state: EngineState = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
         """The one that it was started on."""
+        self._pid = os.getpid()
+        """Of the process that it was started in."""
         self._starting: asyncio.Task[object] | None = None
         self._started_or_not = asyncio.Event()
         """`start` is over, however it ended."""
@@ -84,6 +87,7 @@ class Life:
                 "it with asyncio in a thread of its own"
             )
         self._state, self._loop, self._starting = "loading", loop, asyncio.current_task()
+        self._pid = os.getpid()
         try:
             registry = await asyncio.to_thread(_plugins, self._given.plugins)
             self._check_loading()
@@ -156,7 +160,7 @@ class Life:
         if self._loop is None:
             self._state = "closed"
             return
-        check_on(self._loop, "the engine")
+        check_on(self._loop, self._pid, "the engine")
         if self._starting is not None and self._starting is asyncio.current_task():
             raise EngineError("an engine can't be closed by the task that enters it")
         self._state = "closed"
@@ -167,8 +171,9 @@ class Life:
             await _finish(self._closing)
 
     def abandon(self, engine: object) -> None:
-        """Nobody holds `engine`, whose life this is, any more: what is left is closed."""
-        if self.live is not None and self._state != "closed":
+        """Nobody holds `engine`, whose life this is, any more: what is left is closed. In a forked
+        process nothing is, and the engine goes on in the other one."""
+        if self.live is not None and self._state != "closed" and os.getpid() == self._pid:
             self.live.abandon()
             warning = f"{engine!r} was never closed"
             warnings.warn(warning, ResourceWarning, stacklevel=2, source=engine)
@@ -203,8 +208,8 @@ class Life:
         change meanwhile."""
         live = self.started()
         closed = self._closing is not None and self._closing.done()
-        if not closed and live.loop.is_running():
-            check_on(live.loop, "the engine")
+        if not closed:
+            live.check_at_rest()
         return live
 
     def usable(self) -> LiveEngine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 
 from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
-from aioserve.engine.event_loop import check_on
+from aioserve.engine.event_loop import check_on, check_process
 from aioserve.engine.intake import Intake
 from aioserve.errors import ConfigError, EngineClosedError
 from aioserve.execution.runner import LoadedModel
@@ -51,6 +52,7 @@ class LiveEngine:
         self.config = config
         self.model = model
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self._pid = os.getpid()
         memory = KVMemory.of(
             model.limits.num_pages,
             config.page_size,
@@ -99,9 +101,15 @@ class LiveEngine:
 
     def check(self) -> None:
         """Raise unless this is the engine's loop and the core loop works."""
-        check_on(self.loop, "the engine")
+        check_on(self.loop, self._pid, "the engine")
         if self.core.failure is not None:
             raise self.core.why_ended() from self.core.failure
+
+    def check_at_rest(self) -> None:
+        """Raise unless this is the engine's process, and its loop, if that runs anywhere."""
+        check_process(self._pid, "the engine")
+        if self.loop.is_running():
+            check_on(self.loop, self._pid, "the engine")
 
     async def wait_idle(self) -> None:
         """Until no request is left."""

@@ -11,6 +11,7 @@ its request ends. All methods run on the engine's event loop and never await.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -70,6 +71,7 @@ class Mailbox:
         "first_token_seconds",
         "loop",
         "paused",
+        "pid",
         "pooled",
         "prompt_ids",
         "prompt_logprobs",
@@ -88,6 +90,7 @@ class Mailbox:
     ) -> None:
         self.request_id: str = request_id
         self.loop: asyncio.AbstractEventLoop = loop
+        self.pid: int = os.getpid()
         self.capacity: int = capacity
         self.prompt_ids: Sequence[int] | npt.NDArray[np.int32] = ()
         """Once the prompt is encoded."""

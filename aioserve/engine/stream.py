@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from types import TracebackType
 from typing import NoReturn
 
@@ -136,8 +137,9 @@ class TokenStream:
             raise
 
     def _check_loop(self) -> None:
-        if running_loop() is not self._mailbox.loop:
-            check_on(self._mailbox.loop, f"request {self.request_id!r}")
+        mailbox = self._mailbox
+        if running_loop() is not mailbox.loop or os.getpid() != mailbox.pid:
+            check_on(mailbox.loop, mailbox.pid, f"request {self.request_id!r}")
 
     def close(self) -> None:
         """End the request if it hasn't ended. Awaits nothing; call it as often as you like, from
