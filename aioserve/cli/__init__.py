@@ -15,11 +15,12 @@ import sys
 from contextlib import suppress
 from importlib import metadata
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from aioserve.cli._interrupts import EXIT_INTERRUPTED, leave_at_once
 from aioserve.cli._numbers import check_numbers
 from aioserve.cli._streams import discard_unwritten, one_line, open_streams
+from aioserve.cli._surplus import surplus
 from aioserve.errors import (
     AioserveError,
     ConfigError,
@@ -100,6 +101,8 @@ def _run(arguments: list[str]) -> int:
         if isinstance(leaving.__context__, BrokenPipeError):  # rich found it
             return EXIT_BROKEN_PIPE
         raise
+    except UnusedCliTokensError as error:
+        return _report(surplus(error), EXIT_USAGE)
     except (
         CycloptsError,
         InvalidRequestError,
