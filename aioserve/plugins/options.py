@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, Literal, Union, get_args, get_origin
 
 from aioserve.arguments import shown
@@ -50,8 +51,7 @@ def made(factory: Callable[..., Any], options: Mapping[str, str], what: str) -> 
     values: dict[str, Any] = {}
     for option, text in options.items():
         if option not in parameters:
-            known = ", ".join(map(_shown, parameters.values())) or "it has none"
-            raise ConfigError(f"{what} has no option {shown(option)}; there are: {known}")
+            raise ConfigError(f"{what} has no option {shown(option)}; {_known(option, parameters)}")
         try:
             values[option] = _converted(text, _kind(parameters[option]))
         except (ValueError, TypeError) as error:
@@ -63,7 +63,8 @@ def made(factory: Callable[..., Any], options: Mapping[str, str], what: str) -> 
     except TypeError:
         missing = _missing(factory, values)
         if missing:
-            raise ConfigError(f"{what} needs the options {', '.join(missing)}") from None
+            word = "option" if len(missing) == 1 else "options"
+            raise ConfigError(f"{what} needs the {word} {', '.join(missing)}") from None
         raise
 
 
@@ -90,11 +91,54 @@ def _options_of(factory: Callable[..., Any], what: str) -> dict[str, inspect.Par
     }
 
 
-def _shown(parameter: inspect.Parameter) -> str:
-    kind = _name(_kind(parameter))
-    if parameter.default is EMPTY:
-        return f"{parameter.name} ({kind})"
-    return f"{parameter.name} ({kind}, {parameter.default!r} unless given)"
+def _known(option: str, parameters: Mapping[str, inspect.Parameter]) -> str:
+    """The nearest option, where one is near, and all that there are."""
+    if not parameters:
+        return "it has none"
+    near = get_close_matches(option.replace("-", "_").lower(), parameters, 1)
+    meant = f"did you mean {near[0]}? There" if near else "there"
+    return f"{meant} are: {', '.join(map(_told, parameters.values()))}"
+
+
+def _told(parameter: inspect.Parameter) -> str:
+    """An option with what it may be and what it is unless given, both as they are written."""
+    default = parameter.default
+    kind = _words(_kind(parameter))
+    if kind is None:
+        return f"{parameter.name} (can't be given by name)"
+    if default is EMPTY:
+        return f"{parameter.name} ({kind}; must be given)"
+    return f"{parameter.name} ({kind}; {_written(default)} unless given)"
+
+
+def _written(value: Any) -> str:
+    """A value as the text that is converted to it."""
+    if value is None or type(value) is bool:
+        return str(value).lower()
+    if type(value) is float:
+        return f"{value:.17g}" if value.is_integer() else str(value)
+    if isinstance(value, Mapping):
+        return ";".join(f"{key}:{_written(one)}" for key, one in value.items()) or "nothing"
+    return value if type(value) is str and value else shown(value)
+
+
+def _words(kind: Any) -> str | None:
+    """What a value of that kind is; None for one that can't be written in a name."""
+    origin, members = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        told = [_words(one) for one in members if one is not type(None)]
+        known = [one for one in told if one is not None]
+        return " or ".join([*known, *(["none"] if type(None) in members else [])]) or None
+    if origin is Literal:
+        return " or ".join(map(str, members))
+    if isinstance(origin, type) and issubclass(origin, Mapping) and len(members) == 2:
+        return "KEY:VALUE;KEY:VALUE"
+    return {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+    }.get(kind)
 
 
 def _kind(parameter: inspect.Parameter) -> Any:
@@ -104,12 +148,6 @@ def _kind(parameter: inspect.Parameter) -> Any:
         return parameter.annotation
     default = parameter.default
     return EMPTY if default is EMPTY or default is None else type(default)
-
-
-def _name(kind: Any) -> str:
-    if kind is EMPTY:
-        return "no annotation"
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
 def _converted(text: str, kind: Any) -> Any:
@@ -135,10 +173,9 @@ def _converted(text: str, kind: Any) -> Any:
         try:
             return kind(text)
         except ValueError:
-            raise ValueError(f"must be {'an int' if kind is int else 'a number'}") from None
-    if kind is EMPTY:
-        raise TypeError("has no annotation, so a name can't give it: make the object yourself")
-    raise TypeError(f"is a {_name(kind)}, which a name can't give: make the object yourself")
+            raise ValueError(f"must be {_words(kind)}") from None
+    why = ": it has no annotation, so" if kind is EMPTY else ":"
+    raise TypeError(f"can't be given by name{why} make the object yourself")
 
 
 def _one_of(text: str, kinds: tuple[Any, ...]) -> Any:

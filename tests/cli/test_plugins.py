@@ -130,7 +130,11 @@ def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install
         ("divider", 1, "divider (all_kinds-dist 3.4) fails: ZeroDivisionError"),
         ("all_kinds", 1, "admission all_kinds (all_kinds-dist 3.4) keeps its contract"),
         ("bad", 1, "bad (bad-dist 3.4) is broken: RuntimeError('planted')"),
-        ("backwards:broke=1", 2, "has no option 'broke'; there are: broken (bool, False"),
+        (
+            "backwards:broke=1",
+            2,
+            "has no option 'broke'; did you mean broken? There are: broken (true or",
+        ),
         ("bad:size=1", 1, "bad (bad-dist 3.4) is broken: RuntimeError('planted')"),
         ("pack", 1, "pack (pack-dist 3.4) is broken: PluginError("),
         ("only_in_pack", 1, "pack (pack-dist 3.4) is broken: PluginError("),

@@ -82,7 +82,7 @@ def policy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("mine.py:Yours", 2, "policy 'mine.py:Yours': 'Yours' isn't in the file; there are: "),
         ("mine.py:NUMBER", 2, "policy 'mine.py:NUMBER': 'NUMBER' is no SchedulingPolicy"),
         ("mine.py:Mine:least=3", 2, "policy 'Mine' has no option 'least'"),
-        ("mine.py:Mine:most=x", 2, "option 'most' of policy 'Mine' must be an int"),
+        ("mine.py:Mine:most=x", 2, "option 'most' of policy 'Mine' must be a whole number"),
         ("mine.py:Broken", 1, "policy 'mine.py:Broken' can't be made: KeyError('planted')"),
         ("broken.py:Mine", 1, "policy 'broken.py:Mine' can't be loaded: SystemExit(0)"),
     ],

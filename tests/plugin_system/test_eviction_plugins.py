@@ -125,7 +125,7 @@ def test_a_strategy_that_fails_costs_no_token(fail, seed, caplog):
         ("mru", [], ConfigError, "eviction: no strategy 'mru'; there are: fifo, lfu, lru, slru"),
         ("mrv", [EvictionPlugin()], ConfigError, "there are: fifo, lfu, lru, mru, slru"),
         ("lru:size=1", [], ConfigError, "eviction strategy 'lru' has no options"),
-        ("mru:after=x", [EvictionPlugin()], ConfigError, "must be an int or none, got 'x'"),
+        ("mru:after=x", [EvictionPlugin()], ConfigError, "must be a whole number or none, got 'x'"),
         ("mru:size=1", [EvictionPlugin()], ConfigError, r"has no option 'size'; there are: after"),
         ("mru", [EvictionPlugin(lambda: 1 // 0)], PluginError, "can't be made: ZeroDivision"),
         ("mru", [EvictionPlugin(dict)], PluginError, "its factory made {}, no EvictionStrategy"),

@@ -164,8 +164,8 @@ async def test_one_that_goes_wrong_ends_its_request_alone(model, how, caplog):
     [
         ("unknown", r"logits_processors\[0\]: no logits processor 'unknown'; there are: async"),
         ("nothing_twice:much=1", "has no option 'much'"),
-        ("nothing_twice:likely=x", "must be an int, got 'x'"),
-        ("broken", "needs the options how"),
+        ("nothing_twice:likely=x", "must be a whole number, got 'x'"),
+        ("broken", "needs the option how"),
         ("asynchronous", "must be a plain function"),
     ],
 )

@@ -355,7 +355,7 @@ class Waiting(Observer):
     [
         (lambda: 1 // 0, "observer bad (some-dist 1.2) can't be made: ZeroDivisionError"),
         (dict, "observer bad (some-dist 1.2): its factory made {}, no Observer"),
-        (lambda *, need: Recorder(), "observer 'bad' needs the options need"),
+        (lambda *, need: Recorder(), "observer 'bad' needs the option need"),
         (
             Waiting,
             "observer bad (some-dist 1.2): Waiting.finished must be a plain function",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -66,7 +68,7 @@ def tuned(text: str) -> dict[str, object]:
 )
 def test_values_become_what_the_annotations_say(text, name, value):
     if text == "size = -0x":
-        with pytest.raises(ConfigError, match="must be an int, got '-0x'"):
+        with pytest.raises(ConfigError, match="must be a whole number, got '-0x'"):
             tuned(f"tuned:{text}")
         return
     found = tuned(f"tuned:{text}")[name]
@@ -86,12 +88,20 @@ def test_several_options_are_separated_by_commas():
         ("tuned:size", "options are written NAME:OPTION=VALUE,OPTION=VALUE, got 'size'"),
         ("tuned:=3", "options are written"),
         ("tuned:size=1,size=2", "option 'size' is given twice"),
-        ("tuned:sise=3", r"policy 'tuned' has no option 'sise'; there are: size \(int, 256 unless"),
-        ("tuned:size=big", "option 'size' of policy 'tuned' must be an int, got 'big'"),
-        ("tuned:size=1.5", "option 'size' of policy 'tuned' must be an int, got '1.5'"),
+        (
+            "tuned:sise=3",
+            r"no option 'sise'; did you mean size\? There are: size \(a whole number; 256",
+        ),
+        ("tuned:Mo-de=3", r"did you mean mode\? .* mode \(fast or fair; fast unless given\)"),
+        ("tuned:zzz=3", r"has no option 'zzz'; there are: .*, share \(a number; 0.5 unless given"),
+        ("tuned:zzz=3", r"adaptive \(true or false; false unless given\), label \(a text; ''"),
+        ("tuned:zzz=3", r"limit \(a whole number or none; 7 unless given\)"),
+        ("tuned:zzz=3", r"weights \(KEY:VALUE;KEY:VALUE or none; none unless given\)"),
+        ("tuned:size=big", "option 'size' of policy 'tuned' must be a whole number, got 'big'"),
+        ("tuned:size=1.5", "option 'size' of policy 'tuned' must be a whole number, got '1.5'"),
         ("tuned:share=half", "option 'share' of policy 'tuned' must be a number, got 'half'"),
         ("tuned:adaptive=yes", "must be true or false, got 'yes'"),
-        ("tuned:limit=few", "must be an int or none, got 'few'"),
+        ("tuned:limit=few", "must be a whole number or none, got 'few'"),
         ("tuned:mode=slow", "must be one of fast, fair, got 'slow'"),
         ("tuned:weights=gold", "must be written KEY:VALUE;KEY:VALUE or none, got 'gold'"),
         ("tuned:weights=gold:x", "must be a number in 'gold:x' or none, got 'gold:x'"),
@@ -99,11 +109,11 @@ def test_several_options_are_separated_by_commas():
             "tuned:weights=g:4; g:1",
             r"must be of different keys \('g' is there twice\) or none, got 'g:4; g:1'",
         ),
-        ("tuned:unsaid=1", "'unsaid' of policy 'tuned' has no annotation, so a name can't give it"),
-        ("tuned:sise=3", r"unsaid \(no annotation, None unless given\)"),
-        ("tuned:kept=1", "is a object, which a name can't give: make the object yourself"),
+        ("tuned:unsaid=1", "policy 'tuned' can't be given by name: it has no annotation, so make"),
+        ("tuned:sise=3", r"unsaid \(can't be given by name\), kept \(can't be given by name\)"),
+        ("tuned:kept=1", "'kept' of policy 'tuned' can't be given by name: make the object"),
         ("tuned:size=0", "policy 'tuned': size must be at least 1, got 0"),
-        ("fcfs:size=1", "policy 'fcfs' has no option 'size'; there are: it has none"),
+        ("fcfs:size=1", "policy 'fcfs' has no option 'size'; it has none$"),
     ],
 )
 def test_a_bad_option_is_named_with_its_value_and_what_there_is(text, message):
@@ -115,18 +125,44 @@ def test_an_option_without_a_default_is_asked_for():
     def make(*, need: int) -> SchedulingPolicy:
         return Tuned(size=need)
 
-    with pytest.raises(ConfigError, match="policy 'x' needs the options need"):
+    with pytest.raises(ConfigError, match="policy 'x' needs the option need"):
         made(make, {}, "policy 'x'")
+    with pytest.raises(
+        ConfigError, match=r"did you mean need\? .* \(a whole number; must be given"
+    ):
+        made(make, {"needs": "3"}, "policy 'x'")
     assert made(make, {"need": "3"}, "policy 'x'").given["size"] == 3
+
+
+@pytest.mark.parametrize("name", sorted(PluginRegistry().policies))
+def test_every_default_that_is_told_is_written_as_it_can_be_given(name: str) -> None:
+    registry = PluginRegistry()
+    with pytest.raises(ConfigError) as refused:
+        registry.policy(f"{name}:no_such_option=1")
+    told = dict(re.findall(r"(\w+) \([^()]*; ([^;()]*) unless given\)", str(refused.value)))
+    signature = inspect.signature(registry.policies[name].spec.factory, eval_str=True)
+    defaults = {
+        option: parameter.default
+        for option, parameter in signature.parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+    def factory(**options: object) -> dict[str, object]:
+        return options
+
+    factory.__signature__ = signature
+    assert made(factory, told, "it") == defaults
 
 
 def test_an_option_that_says_nothing_of_its_kind_has_no_annotation():
     def make(*, need) -> SchedulingPolicy:
         return Tuned(size=need)
 
-    with pytest.raises(ConfigError, match="option 'need' of policy 'x' has no annotation"):
+    with pytest.raises(
+        ConfigError, match="option 'need' of policy 'x' can't be given by name: it has no"
+    ):
         made(make, {"need": "3"}, "policy 'x'")
-    with pytest.raises(ConfigError, match=r"there are: need \(no annotation\)"):
+    with pytest.raises(ConfigError, match=r"There are: need \(can't be given by name\)"):
         made(make, {"ned": "3"}, "policy 'x'")
 
 
