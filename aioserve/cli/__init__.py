@@ -5,7 +5,8 @@ usage errors import no torch.
 
 Exit codes: 0 done; 1 the engine failed, stdout is closed or full, or what was measured or checked
 came out badly; 2 the command line, the prompt, the model name or the trace is wrong; 130
-interrupted (Ctrl-C); 141 the reader of stdout went away. An error is one line on stderr.
+interrupted (Ctrl-C); 141 the reader of stdout went away; 143 and 129 ended by SIGTERM and SIGHUP,
+where something is cleaned up first. An error is one line on stderr.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from importlib import metadata
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
-from aioserve.cli._interrupts import EXIT_INTERRUPTED, leave_at_once
+from aioserve.cli._interrupts import EXIT_INTERRUPTED, Ended, leave_at_once
 from aioserve.cli._numbers import check_numbers
 from aioserve.cli._streams import discard_unwritten, one_line, open_streams
 from aioserve.cli._surplus import surplus
@@ -93,6 +94,8 @@ def _run(arguments: list[str]) -> int:
     try:
         app(_stdin_prompt_last(arguments), print_error=False, exit_on_error=False)
         sys.stdout.flush()
+    except Ended as ended:
+        return ended.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any  # noqa: F401  (types of inheri
 
 from cyclopts import Parameter
 
+from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulated_machine import say_what_is_unknown, warn_of_steps_outside
 from aioserve.cli._streams import json_text, table_console
@@ -65,7 +66,8 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     check_policies(options.policy)
     check_window(options.gantt_window, options.report)
     check_files(trace, report=options.report, requests=options.requests)
-    with redirect_stdout(sys.stderr):  # what policies print belongs to no table
+    # What policies print belongs to no table.
+    with cleaning_up_first(), redirect_stdout(sys.stderr):
         trial, found, drawn = _tried(trace, options)
     facts = facts_of(trace, options, trial.requests)
     try:

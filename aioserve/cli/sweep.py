@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioserve.cli._busy import usable_processors
+from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulated_machine import say_what_is_unknown, warn_of_steps_outside
 from aioserve.cli._streams import json_text, table_console
@@ -68,7 +69,8 @@ def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) 
     options = options or SweepOptions()
     promised = () if options.slo is None else objectives(options.slo)
     jobs = _checked(trace, options, promised)
-    with redirect_stdout(sys.stderr):  # what policies print belongs to no table
+    # What policies print belongs to no table.
+    with cleaning_up_first(), redirect_stdout(sys.stderr):
         grid, trial = grid_of(trace, options)
         say_what_is_unknown(trial.machine.cost, options)
         cells, done = _swept(grid, jobs, promised, options.refine)
