@@ -2,6 +2,7 @@
 // of each row.
 
 constexpr float kLog2e = 1.442695041f;
+constexpr float kLargest = 3.402823466e+38f;
 
 // A partial result: per row the maximum score (in units of log2), the sum of the weights relative to
 // it, and the weighted sum of the values.
@@ -27,10 +28,7 @@ template <class T>
 static inline Vec weight_of(Vec x) {
     const Vec n = Vec::round(x), r = x - n;
     Vec p;
-    if constexpr (kDot<T>) {  // to be rounded to 8 bits
-        p = Vec::fma(Vec::set(5.500893295e-02f), r, Vec::set(2.422109693e-01f));
-        p = Vec::fma(p, r, Vec::set(6.932829022e-01f));
-    } else if constexpr (kIsPaired<T>) {
+    if constexpr (kIsPaired<T>) {
         p = Vec::fma(Vec::set(9.582852945e-03f), r, Vec::set(5.590642616e-02f));
         p = Vec::fma(p, r, Vec::set(2.402409911e-01f));
         p = Vec::fma(p, r, Vec::set(6.931241751e-01f));
@@ -44,10 +42,11 @@ static inline Vec weight_of(Vec x) {
     return Vec::zero_below(Vec::scale(p, n), n, Vec::set(-125.0f));
 }
 
-// The largest of a row of scores, of the keys [begin, end) alone; the others become minus infinity.
-// With a soft cap the scores become what they are capped to, in units of log2.
-static inline float largest_score(const AttentionArgs& args, float* scores, int64_t column,
-                                  int64_t columns, int64_t begin, int64_t end) {
+// Of a row of scores the largest in each lane, of the keys [begin, end) alone; the others become minus
+// infinity. With a soft cap the scores become what they are capped to, in units of log2.
+[[gnu::always_inline]] static inline Vec largest_scores(const AttentionArgs& args, float* scores,
+                                                        int64_t column, int64_t columns,
+                                                        int64_t begin, int64_t end) {
     const Vec nothing = Vec::set(kMinusInfinity);
     const bool capped = args.soft_cap > 0;
     const bool masked = begin > column * Vec::kWidth || end < columns * Vec::kWidth;
@@ -63,23 +62,31 @@ static inline float largest_score(const AttentionArgs& args, float* scores, int6
         if (capped || masked) s.store(scores + i * Vec::kWidth);
         top = Vec::max(top, s);
     }
-    return top.largest();
+    return top;
 }
 
 // A row of scores to weights 2^(unit * score - reference), in place; adds them up in `sums`, by lane,
 // after `factor` times what was there.
 template <class T>
-static inline void weigh(float* scores, int64_t column, int64_t columns, float unit,
-                         float reference, float factor, float* sums) {
+[[gnu::always_inline]] static inline void weigh(float* scores, int64_t column, int64_t columns,
+                                                float unit, float reference, float factor,
+                                                float* sums) {
     const Vec units = Vec::set(unit), subtract = Vec::set(-reference);
+    const auto exponent = [&](int64_t i) __attribute__((always_inline)) {
+        return Vec::fma(Vec::load(scores + i * Vec::kWidth), units, subtract);
+    };
     Vec sum = Vec::zero();
-    for (int64_t i = column; i < columns; ++i) {
-        const Vec weight =
-            weight_of<T>(Vec::fma(Vec::load(scores + i * Vec::kWidth), units, subtract));
-        if constexpr (kDot<T>) {
-            // The sum takes the weights as they are multiplied, so that they still add up to one.
-            sum = sum + store_rounded(weight, reinterpret_cast<T*>(scores) + i * Vec::kWidth);
-        } else {
+    if constexpr (kDot<T>) {
+        // The sum takes the weights as they are multiplied, so that they still add up to one.
+        const Vec nothing = Vec::set(kMinusInfinity);
+        for (int64_t i = column / 2 * 2; i < columns; i += 2) {
+            const Vec first = i < column ? nothing : exponent(i);
+            const Vec second = i + 1 < columns ? exponent(i + 1) : nothing;
+            sum = store_powers(first, second, reinterpret_cast<T*>(scores) + i * Vec::kWidth, sum);
+        }
+    } else {
+        for (int64_t i = column; i < columns; ++i) {
+            const Vec weight = weight_of<T>(exponent(i));
             weight.store(scores + i * Vec::kWidth);
             sum = sum + weight;
         }
@@ -114,25 +121,43 @@ static void weigh_rows(const AttentionArgs& args, const AttentionUnit& unit, con
     constexpr int64_t kKeys = kInTiles<T> ? 32 : Vec::kWidth, kVectors = kKeys / Vec::kWidth;
     const int64_t column = (block.begin - block.base) / kKeys * kVectors;
     const int64_t columns = round_up(block.end - block.base, kKeys) / Vec::kWidth;
+    constexpr int64_t kWhole = kKeyBlock / Vec::kWidth;
+    const bool whole = column == 0 && columns == kWhole;  // as most blocks are
+    const auto position_in_block = [&](int64_t row) {
+        return position_of(unit, row / args.group) - block.base;
+    };
+    const bool all_seen = whole && !args.window && position_in_block(first_row) >= kKeyBlock - 1;
     // Scores are positive multiples of what they count as; capped ones are that already.
     const float one = args.soft_cap > 0 ? 1.0f : args.scale * kLog2e;
-    for (int64_t row = first_row; row < end_row; ++row) {
-        const int64_t position = position_of(unit, row / args.group) - block.base;
-        const int64_t oldest = args.window ? position - args.window + 1 : 0;
-        const float top =
-            one * largest_score(args, scores + (row - first_row) * kKeyBlock, column, columns,
-                                oldest > 0 ? oldest : 0, position + 1);
-        const float before = partial.maximum[row], maximum = top > before ? top : before;
-        partial.maximum[row] = maximum;
-        // A row that has seen no key yet: any finite reference will do.
-        at.references[row] = maximum == kMinusInfinity ? 0.0f : maximum;
-        at.factors[row] = before - at.references[row];
-    }
+    const auto scores_of = [&](int64_t row) { return scores + (row - first_row) * kKeyBlock; };
     for (int64_t row = first_row; row < end_row; row += Vec::kWidth) {
-        const int64_t left = end_row - row;
-        store_some(exp2(load_some(at.factors + row, left)), at.factors + row, left);
+        const int64_t left = end_row - row, count = left < Vec::kWidth ? left : Vec::kWidth;
+        Vec tops[Vec::kWidth];
+        for (int64_t i = 0; i < count; ++i) {
+            if (all_seen) {
+                tops[i] = largest_scores(args, scores_of(row + i), 0, kWhole, 0, kKeyBlock);
+                continue;
+            }
+            const int64_t position = position_in_block(row + i);
+            const int64_t oldest = args.window ? position - args.window + 1 : 0;
+            tops[i] = largest_scores(args, scores_of(row + i), column, columns,
+                                     oldest > 0 ? oldest : 0, position + 1);
+        }
+        const Vec before = load_some(partial.maximum + row, left);
+        const Vec maximum = Vec::max(largest_of_each(tops, count) * Vec::set(one), before);
+        // A row that has seen no key yet: any finite reference will do.
+        const Vec reference = Vec::zero_below(maximum, maximum, Vec::set(-kLargest));
+        store_some(maximum, partial.maximum + row, left);
+        store_some(reference, at.references + row, left);
+        store_some(exp2(before - reference), at.factors + row, left);
     }
-    for (int64_t row = first_row; row < end_row; ++row)
-        weigh<T>(scores + (row - first_row) * kKeyBlock, column, columns, one, at.references[row],
-                 at.factors[row], at.sums + row * Vec::kWidth);
+    for (int64_t row = first_row; row < end_row; ++row) {
+        float* const sums = at.sums + row * Vec::kWidth;
+        const float reference = at.references[row], factor = at.factors[row];
+        if (whole) {
+            weigh<T>(scores_of(row), 0, kWhole, one, reference, factor, sums);
+        } else {
+            weigh<T>(scores_of(row), column, columns, one, reference, factor, sums);
+        }
+    }
 }

@@ -1,11 +1,14 @@
 #include "simd/amx_emulated.h"
+#include "simd/common.inl"
 
 namespace aioserve {
 namespace {
 
-inline Vec store_rounded(Vec x, bf16* to) {
-    store_rounded(x, to, Vec::kWidth);
-    return Vec::load(to);
+// As `simd/avx512_pairs.inl` has it.
+inline Vec store_powers(Vec first, Vec second, bf16* to, Vec sum) {
+    store_rounded(exp2(first), to, Vec::kWidth);
+    store_rounded(exp2(second), to + Vec::kWidth, Vec::kWidth);
+    return sum + Vec::load(to) + Vec::load(to + Vec::kWidth);
 }
 
 }  // namespace

@@ -14,6 +14,9 @@ inline Vec dot_bf16(Vec a, Vec b, Vec c) {
 }
 
 inline __m256i round_to_bf16(Vec x) { return (__m256i)_mm512_cvtneps_pbh(x.v); }
+inline __m512i round_to_bf16(Vec first, Vec second) {
+    return (__m512i)_mm512_cvtne2ps_pbh(second.v, first.v);
+}
 
 }  // namespace
 }  // namespace aioserve

@@ -33,6 +33,10 @@ inline __m256i round_to_bf16(Vec x) {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
+inline __m512i round_to_bf16(Vec first, Vec second) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(round_to_bf16(first)), round_to_bf16(second), 1);
+}
+
 }  // namespace
 }  // namespace aioserve
 

@@ -31,11 +31,23 @@ inline void store_rounded(Vec x, bf16* to, int64_t count) {
     _mm256_mask_storeu_epi16(to, first, round_to_bf16(x));
 }
 
-// Stores x as bfloat16 and returns what was stored; weights too small for a normal number become 0.
-inline Vec store_rounded(Vec x, bf16* to) {
-    const __m256i halves = round_to_bf16(x);
-    _mm256_storeu_si256((__m256i*)to, halves);
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
+// 2^x to 13 bits, and exactly 1 at 0, for x of at most about 0; what is too small may be a denormal number.
+// The polynomial is a minimax fit on [0, 1].
+inline Vec rough_exp2(Vec x) {
+    const Vec r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+    Vec p = Vec::fma(Vec::set(7.706716940e-02f), r, Vec::set(2.276448523e-01f));
+    p = Vec::fma(p, r, Vec::set(6.951168168e-01f));
+    p = Vec::fma(p, r, Vec::set(1.0f));
+    return {_mm512_scalef_ps(p.v, x.v)};  // times 2^floor(x)
+}
+
+// Stores 2^first and then 2^second as bfloat16, zeros for those too small for a normal number, and returns
+// `sum` plus what was stored, two of them in each lane.
+inline Vec store_powers(Vec first, Vec second, bf16* to, Vec sum) {
+    const __m512i powers = round_to_bf16(rough_exp2(first), rough_exp2(second));
+    _mm512_storeu_si512(to, powers);
+    const __m512i ones = _mm512_set1_epi16(0x3f80);
+    return dot_bf16({_mm512_castsi512_ps(powers)}, {_mm512_castsi512_ps(ones)}, sum);
 }
 
 }  // namespace

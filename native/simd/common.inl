@@ -23,6 +23,20 @@ inline void store_some(Vec x, T* p, int64_t left) {
     }
 }
 
+// The largest lane of each of the first `count` vectors, in order; the vectors are lost.
+inline Vec largest_of_each(Vec (&x)[Vec::kWidth], int64_t count) {
+    Vec top = Vec::set(x[0].largest());
+    if (count <= Vec::kWidth / 4) {
+        for (int i = 1; i < count; ++i) top = Vec::keep(top, 0, i, Vec::set(x[i].largest()));
+        return top;
+    }
+    for (int64_t i = count; i < Vec::kWidth; ++i) x[i] = x[0];
+    Vec::transpose(x);
+    top = x[0];
+    for (int i = 1; i < Vec::kWidth; ++i) top = Vec::max(top, x[i]);
+    return top;
+}
+
 // 2^(n + r) for integral n and |r| <= 0.5, where n + r <= 126; 0 where n < -125.
 inline Vec exp2_split(Vec n, Vec r) {
     Vec p = Vec::fma(Vec::set(1.547589670e-04f), r, Vec::set(1.340028316e-03f));
