@@ -5,8 +5,8 @@
 
 A compile can't be interrupted. So nobody waits for one for more than `COMPILE_SECONDS`, and one
 that takes longer keeps its thread while another takes its place, a few times. Those that want the
-same form wait for one compile, and are refused at once while it takes too long. Grammars are kept,
-those used last, with bounds on their number and on the characters that they were made of.
+same form wait for one compile, and are refused at once while it takes too long. What came of it is
+kept, a grammar or why there is none: of the forms used last, with bounds on their number and bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MAX_THREADS = 2
 MAX_STUCK = 2
 """Threads beside these that have taken too long and aren't back."""
 MAX_KEPT = 256
-MAX_KEPT_CHARS = 2**22
+MAX_KEPT_BYTES = 2**20
+"""Of the forms in UTF-8. A grammar takes up to some 400 times as much memory as the texts in it."""
 EXIT_SECONDS = 0.5
 """How long an interpreter that exits waits for a form that is being compiled."""
 
@@ -81,8 +82,10 @@ class GrammarCompiler:
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._loop = asyncio.get_running_loop()
-        self._kept: OrderedDict[tuple[Any, ...], CompiledGrammar] = OrderedDict()
-        self._kept_chars = 0
+        self._kept: OrderedDict[tuple[Any, ...], CompiledGrammar | InvalidSamplingError] = (
+            OrderedDict()
+        )
+        self._kept_bytes = 0
         self._jobs: dict[tuple[Any, ...], _Job] = {}
         self._late: set[tuple[Any, ...]] = set()
         """Those that threads are stuck with."""
@@ -98,13 +101,13 @@ class GrammarCompiler:
 
     def submit(self, form: StructuredOutput, then: Callable[[Compiled], None]) -> Compiling | None:
         """Call `then` with the grammar of a form, or with what was raised: at once, and the result
-        is None, for one that is kept. Raises `RuntimeError` where the system has no thread to give,
-        `InvalidSamplingError` for a form that already takes too long, `QueueFullError` where all
-        threads are stuck, and has then changed nothing."""
+        is None, for one that is known. Raises `RuntimeError` where the system has no thread to
+        give, `InvalidSamplingError` for a form that already takes too long, `QueueFullError` where
+        all threads are stuck, and has then changed nothing."""
         key = _key(form)
-        if (grammar := self._kept.get(key)) is not None:
+        if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
-            then(grammar)
+            then(known.copy() if isinstance(known, InvalidSamplingError) else known)
             return None
         if key in self._late:
             raise _too_slow(form)
@@ -188,7 +191,9 @@ class GrammarCompiler:
             self._late.remove(_key(job.form))
         if job.timer is not None:
             job.timer.cancel()
-        if isinstance(compiled, CompiledGrammar):
+        if isinstance(compiled, InvalidSamplingError):
+            self._keep(job.form, compiled.copy())
+        elif isinstance(compiled, CompiledGrammar):
             self._keep(job.form, compiled)
         self._tell(job, compiled)
         self._go_on()
@@ -227,14 +232,16 @@ class GrammarCompiler:
                 waiter.cancel()
                 then(compiled)
 
-    def _keep(self, form: StructuredOutput, grammar: CompiledGrammar) -> None:
+    def _keep(
+        self, form: StructuredOutput, compiled: CompiledGrammar | InvalidSamplingError
+    ) -> None:
         key = _key(form)
         if self._kept.pop(key, None) is None:
-            self._kept_chars += _chars(key)
-        self._kept[key] = grammar
-        while len(self._kept) > MAX_KEPT or self._kept_chars > MAX_KEPT_CHARS:
+            self._kept_bytes += _num_bytes(key)
+        self._kept[key] = compiled
+        while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
             oldest, _ = self._kept.popitem(last=False)
-            self._kept_chars -= _chars(oldest)
+            self._kept_bytes -= _num_bytes(oldest)
 
 
 class _Lane:
@@ -309,7 +316,7 @@ def _key(form: StructuredOutput) -> tuple[Any, ...]:
     return (form.form, getattr(form, form.form), form.disable_any_whitespace, schemas)
 
 
-def _chars(key: tuple[Any, ...]) -> int:
+def _num_bytes(key: tuple[Any, ...]) -> int:
     value, schemas = key[1], key[3] or ()
-    chars = sum(map(len, value)) if isinstance(value, tuple) else len(str(value))
-    return chars + sum(map(len, schemas))
+    texts = value if isinstance(value, tuple) else (str(value),)
+    return sum(len(text.encode()) for text in (*texts, *schemas))

@@ -4,6 +4,7 @@ preemption, forks and neighbours."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import threading
@@ -26,7 +27,6 @@ from aioserve import (
     StructuredOutput,
 )
 from aioserve.engine import compiling
-from aioserve.grammars import grammar as grammar_module
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
@@ -277,13 +277,13 @@ async def test_a_slow_form_holds_up_no_other_and_the_same_is_compiled_once(
     slow: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = []
-    make = grammar_module.CompiledGrammar.__init__
+    compile_grammar = compiling.compile_grammar
 
-    def counted(self: Any, *args: Any) -> None:
-        compiled.append(args)
-        make(self, *args)
+    def counted(vocabulary: Any, form: StructuredOutput) -> Any:
+        compiled.append(form)
+        return compile_grammar(vocabulary, form)
 
-    monkeypatch.setattr(grammar_module.CompiledGrammar, "__init__", counted)
+    monkeypatch.setattr(compiling, "compile_grammar", counted)
     async with Engine("pyhelp") as engine:
         waiting = [asyncio.ensure_future(engine.generate("Hi", regex("z?"))) for _ in range(3)]
         assert (await engine.generate("Hi", regex("a"))).text == "a"
@@ -352,6 +352,37 @@ async def test_forms_that_wait_are_told_where_no_thread_is_to_be_had(
 
 
 @pytest.mark.asyncio
+async def test_a_form_that_is_refused_is_compiled_once_also_where_that_took_too_long(
+    slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    compile_slowly = compiling.compile_grammar
+
+    def counted(vocabulary: Any, form: StructuredOutput) -> Any:
+        asked.append(form.regex)
+        return compile_slowly(vocabulary, form)
+
+    monkeypatch.setattr(compiling, "compile_grammar", counted)
+    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.1)
+    async with Engine("pyhelp") as engine:
+        live = engine._life.live
+        assert live is not None
+        for wrong in ("(a", "(z"):
+            with pytest.raises(InvalidSamplingError, match=r"unclosed|compiled within"):
+                await engine.generate("Hi", regex(wrong))
+        slow.set()
+        await until(lambda: live.intake.compiler._num_stuck == 0)
+        raised = []
+        for wrong in ("(a", "(z", "(a", "(z"):
+            with pytest.raises(InvalidSamplingError, match="unclosed group") as refused:
+                await engine.generate("Hi", regex(wrong))
+            raised.append(refused.value)
+        assert asked == ["(a", "(z"]
+        assert len({id(error) for error in raised}) == 4
+        assert await all_given_back(engine)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("ends_well", [True, False])
 async def test_a_form_that_takes_too_long_keeps_one_thread_however_often_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, ends_well: bool
@@ -365,7 +396,7 @@ async def test_a_form_that_takes_too_long_keeps_one_thread_however_often_it_is_a
         if len(called) == 1:
             assert gate.wait(20)
             if not ends_well:
-                raise InvalidSamplingError("too late")
+                raise RuntimeError("too late")  # which says nothing of the form
         return compile_grammar(vocabulary, form)
 
     monkeypatch.setattr(compiling, "compile_grammar", slowly)
@@ -401,18 +432,18 @@ async def test_closing_does_not_wait_for_a_form_that_is_compiled(slow: threading
 @pytest.mark.asyncio
 async def test_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "MAX_KEPT", 3)
-    monkeypatch.setattr(compiling, "MAX_KEPT_CHARS", 10)
+    monkeypatch.setattr(compiling, "MAX_KEPT_BYTES", 10)
     async with Engine("pyhelp") as engine:
         live = engine._life.live
         assert live is not None
         compiler = live.intake.compiler
-        for text in ("a", "bb", "a", "cc", "dd", "e" * 9):
-            await engine.generate("Hi", regex(text))
+        for text in ("a", "bb", "(", "(", "a", "cc", "dd", "\u00e4" * 5):
+            with contextlib.suppress(InvalidSamplingError):
+                await engine.generate("Hi", regex(text))
             assert len(compiler._kept) <= 3
-            assert (
-                compiler._kept_chars == sum(compiling._chars(key) for key in compiler._kept) <= 10
-            )
-        assert [key[1] for key in compiler._kept] == ["e" * 9]
+            kept = sum(compiling._num_bytes(key) for key in compiler._kept)
+            assert compiler._kept_bytes == kept <= 10
+        assert [key[1] for key in compiler._kept] == ["\u00e4" * 5]
 
 
 # -- a grammar that is costly to follow
