@@ -6,7 +6,8 @@ What it can't keep it refuses itself, with a reason. What is refused here in its
 - `minProperties` where names may come twice: it counts those that JSON then drops,
 - strings of many patterns at once: to see whether any string has them all takes time and memory
   that double with each, without a limit,
-- references but those that lead by `#/...` to a schema that is checked here as well.
+- references but those that lead by `#/...` to a schema that is checked here as well,
+- grammars of very many rules: it goes from one into the next on the stack, which ends the process.
 
 And what is made narrower: it tells names that a schema doesn't know from those that it does by how
 they are written, so that `"\\u0061"` would be another name than `"a"`. So beside names or patterns,
@@ -34,6 +35,8 @@ __all__ = ["check_ends", "sound_lark", "sound_schema"]
 MAX_DEPTH = 64
 MAX_JOINED = 8
 """Patterns and formats of one string. Eight take milliseconds, and each further one twice that."""
+MAX_RULES = 1000
+"""Rules and brackets of a grammar. Each takes up to 4 KiB of a thread's stack, of 8 MiB mostly."""
 MAX_PLACES = 20_000
 """Places of strings in a schema, counted once for each way that leads there."""
 
@@ -88,11 +91,14 @@ def sound_lark(text: str) -> str:
     bare = _NOT_BARE.sub(lambda match: " " * len(match[0]), text)
     sound: list[str] = []
     done = 0
+    num_rules = _num_rules(bare)
     for start in re.finditer(r"%json\b\s*", text):
         try:
             _, end = json.JSONDecoder().raw_decode(text, start.end())
         except (ValueError, RecursionError):
             continue  # where it is one in a comment or a string; llguidance reads it as well
+        if bare.startswith("%json", start.start()):
+            num_rules -= _num_rules(bare[start.end() : end])
         schema = text[start.end() : end]
         if (kept := sound_schema(schema, "grammar")) == schema:
             continue
@@ -100,10 +106,17 @@ def sound_lark(text: str) -> str:
             raise _refused("grammar", "quotes a schema without additionalProperties: false")
         sound += [text[done : start.end()], kept]
         done = end
+    if num_rules > MAX_RULES:
+        raise _refused("grammar", f"has {num_rules} rules and brackets", MAX_RULES)
     bare = _NOT_BARE.sub("", text)
     if (joined := bare.count("&")) > MAX_JOINED - 1:
         raise _refused("grammar", f"joins {joined + 1} expressions by &", MAX_JOINED)
     return "".join([*sound, text[done:]])
+
+
+def _num_rules(bare: str) -> int:
+    """Those of a part of a grammar, and its brackets."""
+    return sum(map(bare.count, ":([{"))
 
 
 def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]) -> None:

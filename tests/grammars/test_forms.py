@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -10,8 +11,8 @@ import pytest
 
 from aioserve import InvalidSamplingError
 from aioserve.grammars.grammar import compile_grammar
-from aioserve.grammars.schema import check_ends, sound_lark
-from aioserve.structured_output import MAX_CHOICES, StructuredOutput
+from aioserve.grammars.schema import MAX_RULES, check_ends, sound_lark
+from aioserve.structured_output import MAX_CHARS, MAX_CHOICES, StructuredOutput
 from tests.grammars.walks import END, Walk, pyhelp
 
 WALKS = 20
@@ -133,6 +134,43 @@ def test_a_form_that_can_not_be_kept_is_refused_with_a_reason(
         compile_grammar(vocabulary, StructuredOutput(**form))  # pyright: ignore[reportArgumentType]
     assert refused.value.argument == next(iter(form))
     assert reason in str(refused.value)
+
+
+def chain(num_rules: int, body: str = "{}") -> str:
+    """Each leads into the next."""
+    names = [f"a{i}" for i in range(num_rules)]
+    rules = [f"{name}: {body.format(then)}" for name, then in itertools.pairwise(names)]
+    return "\n".join(["start: a0", *rules, f'{names[-1]}: "z"'])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "num"),
+    [
+        (chain(MAX_RULES), MAX_RULES + 1),
+        (chain(MAX_RULES // 2 + 1, "({})"), 1 + 2 * (MAX_RULES // 2) + 1),
+        (chain(20_000).replace(" ", "")[:MAX_CHARS], 10_950),
+    ],
+)
+def test_a_grammar_of_more_rules_than_a_stack_has_room_for_is_refused(
+    grammar: str, num: int
+) -> None:
+    with pytest.raises(InvalidSamplingError, match=f"{num} rules and .* {MAX_RULES} .* at most"):
+        sound_lark(grammar)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        chain(MAX_RULES - 1),
+        chain(MAX_RULES // 2, "({})"),
+        chain(MAX_RULES // 6, "((((({})))))"),
+        "start: " + " ".join(['"([{:"'] * MAX_RULES) + "// ([{:",
+        f"start: %json {json.dumps({'enum': [[i] for i in range(MAX_RULES)]})}",
+    ],
+)
+def test_a_grammar_with_as_many_rules_as_are_taken_is_compiled(grammar: str) -> None:
+    _, vocabulary = pyhelp()
+    compile_grammar(vocabulary, StructuredOutput(grammar=grammar))
 
 
 @pytest.mark.parametrize("begin", ['"', "/"])
