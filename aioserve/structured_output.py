@@ -22,6 +22,8 @@ __all__ = ["StructuredOutput", "structured_output"]
 MAX_CHARS = 2**17
 """Of a schema, an expression, a grammar, or all choices together."""
 MAX_CHOICES = 4096
+MAX_CHOICE_CHARS = 2**13
+"""Of one choice: fewer bytes than a grammar follows (`MAX_LEXER_STATES`)."""
 MAX_DEPTH = 64
 """Of values within values in a schema."""
 
@@ -46,7 +48,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer matches this regular expression, which has no look-around and no
     back-references."""
     choice: Sequence[str] | None = None
-    """The answer is one of these, up to 4096. Kept as a tuple."""
+    """The answer is one of these, up to 4096, of up to 8192 characters each. Kept as a tuple."""
     grammar: str | None = None
     """The answer matches this grammar, in llguidance's form of Lark; it begins with `start`."""
     disable_any_whitespace: bool = False
@@ -58,7 +60,7 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
             "json_schema": _schema,
             "json_object": boolean,
             "regex": optional(text(1, MAX_CHARS)),
-            "choice": optional(sequence(text(1, MAX_CHARS), MAX_CHOICES, least=1)),
+            "choice": optional(sequence(text(1, MAX_CHOICE_CHARS), MAX_CHOICES, least=1)),
             "grammar": optional(text(1, MAX_CHARS)),
             "disable_any_whitespace": boolean,
         }

@@ -158,7 +158,7 @@ def _not_further(why: str) -> RequestFailedError:
 def _next(matcher: GrammarMatcher, *, jumps: bool) -> Guide:
     """On a thread, the only one that knows the matcher now."""
     taken: list[int] = []
-    while jumps and (forced := matcher.forced()[: MAX_JUMP - len(taken)]):
+    while jumps and (forced := matcher.forced(MAX_JUMP - len(taken))):
         matcher.accept_all(forced)
         taken += forced
     if matcher.has_ended:

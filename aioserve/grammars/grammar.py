@@ -26,11 +26,18 @@ class CompiledGrammar:
     """For all answers of one form. Thread-safe."""
 
     def __init__(
-        self, vocabulary: Vocabulary, prototype: Any, starts_with_spaces: bool = False
+        self,
+        vocabulary: Vocabulary,
+        prototype: Any,
+        *,
+        forced: tuple[int, ...] = (),
+        starts_with_spaces: bool = False,
     ) -> None:
-        """`starts_with_spaces`: an answer has the form with spaces before it or without."""
+        """`forced`: tokens that every answer begins with, which may take long to find out.
+        `starts_with_spaces`: an answer has the form with spaces before it or without."""
         self._vocabulary = vocabulary
         self._prototype = prototype
+        self._forced = forced
         self._starts_with_spaces = starts_with_spaces
 
     def matcher(self, end_ids: Set[int]) -> GrammarMatcher:
@@ -39,7 +46,9 @@ class CompiledGrammar:
         not_first = vocabulary.not_first
         if self._starts_with_spaces:
             not_first = vocabulary.not_first_but_for_spaces
-        return GrammarMatcher(vocabulary, self._prototype.deep_copy(), end_ids, not_first)
+        known = self._forced and end_ids.isdisjoint(self._forced)
+        forced = self._forced if known else None
+        return GrammarMatcher(vocabulary, self._prototype.deep_copy(), end_ids, not_first, forced)
 
 
 def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledGrammar:
@@ -62,11 +71,10 @@ def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledG
     if warnings := prototype.get_grammar_warnings():
         raise _refused(argument, "; ".join(warnings))
     free = isinstance(form, CallsOutput)
-    compiled = CompiledGrammar(vocabulary, prototype, free)
-    first = compiled.matcher(frozenset())
+    first = CompiledGrammar(vocabulary, prototype, starts_with_spaces=free).matcher(frozenset())
     if not first.allowed().any() and not first.is_accepting:
         raise _refused(argument, "nothing that the tokenizer can write has the form")
-    return compiled
+    return CompiledGrammar(vocabulary, prototype, forced=first.forced(), starts_with_spaces=free)
 
 
 def _source(form: StructuredOutput) -> Any:

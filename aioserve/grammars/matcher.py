@@ -28,14 +28,18 @@ class GrammarMatcher:
         matcher: Any,
         end_ids: Set[int],
         not_first: npt.NDArray[np.int32] | None,
+        forced: tuple[int, ...] | None = None,
     ) -> None:
-        """`not_first`: a mask as that of the vocabulary."""
+        """`not_first`: a mask as that of the vocabulary. `forced`: what must come first, where that
+        is known."""
         self._vocabulary = vocabulary
         self._not_first = not_first
         self._matcher = matcher
         self._end_ids = end_ids
-        self._forced: tuple[int, ...] | None = None
-        """Ahead; None while it isn't known."""
+        self._forced = forced
+        """Ahead; None while it isn't known. It may be as long as the answer."""
+        self._num_followed = 0
+        """Of them."""
         self._num_accepted = 0
         self._has_ended = False
 
@@ -65,9 +69,9 @@ class GrammarMatcher:
         if token_id in self._end_ids:
             self._has_ended = self.is_accepting
             if self._has_ended:
-                self._forced = ()
+                self._forced, self._num_followed = (), 0
             return self._has_ended
-        forced = self.forced()
+        forced = self.forced(1)
         if forced and token_id != forced[0]:
             return False
         if not 0 <= token_id < self._vocabulary.end or self._differs_here(token_id):
@@ -76,7 +80,9 @@ class GrammarMatcher:
             return False
         if not self._matcher.consume_token(token_id):
             return False
-        self._forced = forced[1:] if len(forced) > 1 else None
+        self._num_followed += 1
+        if self._forced is not None and self._num_followed >= len(self._forced):
+            self._forced = None
         self._num_accepted += 1
         return True
 
@@ -84,11 +90,13 @@ class GrammarMatcher:
         """Go on by each; False at the first that isn't allowed."""
         return all(self.accept(token_id) for token_id in token_ids)
 
-    def forced(self) -> tuple[int, ...]:
-        """The tokens that must come next; empty where there is a choice, or the answer may end."""
+    def forced(self, at_most: int | None = None) -> tuple[int, ...]:
+        """The tokens that must come next, or the first of them; empty where there is a choice, or
+        the answer may end."""
         if self._forced is None:
-            self._forced = self._look_ahead()
-        return self._forced
+            self._forced, self._num_followed = self._look_ahead(), 0
+        first = self._num_followed
+        return self._forced[first : None if at_most is None else first + at_most]
 
     def allowed(self) -> npt.NDArray[np.int32]:
         """Mask int32 `[num_words]`: bit `i % 32` of word `i // 32` says whether id `i` may come
@@ -98,8 +106,8 @@ class GrammarMatcher:
         mask = np.zeros(vocabulary.num_words, np.int32)
         if self._has_ended or self._failed:
             return mask
-        if forced := self.forced():
-            _set(mask, forced[:1])
+        if forced := self.forced(1):
+            _set(mask, forced)
             return mask
         if not self._matcher.is_stopped():
             words = np.zeros(vocabulary.end // 32 + 1, np.int32)
@@ -118,7 +126,7 @@ class GrammarMatcher:
         other = GrammarMatcher(
             self._vocabulary, self._matcher.deep_copy(), self._end_ids, self._not_first
         )
-        other._forced = self._forced
+        other._forced, other._num_followed = self._forced, self._num_followed
         other._num_accepted = self._num_accepted
         other._has_ended = self._has_ended
         return other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.library import llguidance
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.grammars.vocabulary import SLICES, Vocabulary
-from aioserve.structured_output import StructuredOutput
+from aioserve.structured_output import MAX_CHOICE_CHARS, StructuredOutput
 from aioserve.text.tokenizer import Tokenizer
 from tests.grammars.walks import END, PADDING, Walk, ids_in, pyhelp, single_bytes
 
@@ -119,6 +120,34 @@ def test_the_only_end_of_a_whole_answer_is_forced_and_one_of_several_is_not() ->
         assert matcher.is_accepting
         assert matcher.forced() == forced
         assert ids_in(matcher.allowed()) == sorted(end_ids)
+
+
+def test_a_long_way_that_is_forced_is_looked_up_once_and_followed_at_no_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer, _ = pyhelp()
+    choice = "the answer that is given " * 300
+    long = grammar(choice=[choice])
+    monkeypatch.setattr(GrammarMatcher, "_look_ahead", lambda self: 1 / 0)
+    matcher = long.matcher({END})
+    canonical = tokenizer.encode(choice)[:1000]
+    assert list(matcher.forced(1000)) == canonical
+    tracemalloc.start()
+    try:
+        assert matcher.accept_all(canonical)
+        assert tracemalloc.get_traced_memory()[1] < 8192  # no copy of all that is ahead
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_the_longest_choices_are_followed_to_their_end(forks: bool) -> None:
+    tokenizer, _ = pyhelp()
+    choice = "\U0001f600" * MAX_CHOICE_CHARS
+    matcher = grammar(choice=[choice, "a"] if forks else [choice]).matcher({END})
+    ids = tokenizer.encode(choice)
+    assert matcher.accept_all(ids)
+    assert matcher.is_accepting, matcher.error
 
 
 def test_ids_beyond_the_vocabulary_are_never_allowed_unless_they_end_an_answer() -> None:
