@@ -433,6 +433,24 @@ async def test_an_answer_has_the_form_that_is_asked_for() -> None:
     assert without_ids(told["output"]) == without_ids(answer["output"])
 
 
+@pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key"])
+async def test_who_asks_is_named_in_as_many_characters_as_in_chat(field: str) -> None:
+    short, long = {field: "\u00e4" * 512}, {field: "\u00e4" * 513}
+    asked = PYHELP | {"max_output_tokens": 1}
+    chat = {"model": "pyhelp", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    async with served(num_pages=256) as (_, client):
+        answer = await client.post("/v1/responses", json=asked | short)
+        assert answer.json()[field] == short[field]
+        refused = await client.post("/v1/responses", json=asked | long)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == field
+        assert "at most 512 characters" in refused.json()["error"]["message"]
+        if field == "user":
+            for name, status in ((short, 200), (long, 400)):
+                answer = await client.post("/v1/chat/completions", json=chat | name)
+                assert answer.status_code == status
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
     async with served(num_pages=256) as (engine, client):

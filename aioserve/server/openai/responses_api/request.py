@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.errors import PromptTooLongError
+from aioserve.request import MAX_TENANT_CHARS
 from aioserve.server.answers.answering import Asked
 from aioserve.server.answers.forms import json_object, json_schema, named_tool, tool
 from aioserve.server.answers.limits import (
@@ -45,8 +46,9 @@ __all__ = [
     "context_of",
 ]
 
-MAX_NAME_CHARS = 256
-"""Of what a caller's own records know it by: `user`, `safety_identifier`, `prompt_cache_key`."""
+MAX_NAME_CHARS = MAX_TENANT_CHARS
+"""Of what a caller's own records know it by: `user`, `safety_identifier`, `prompt_cache_key`. They
+come back, so one that is no tenant has a bound too."""
 
 NAMES = {
     "max_tokens": "max_output_tokens",
