@@ -23,6 +23,7 @@ __all__ = [
     "MAX_INT",
     "Rule",
     "boolean",
+    "boolean_or",
     "check",
     "choice",
     "integer",
@@ -147,6 +148,19 @@ def choice(*choices: Any, form: tuple[str, str] | None = None) -> Rule[Any]:
         if chosen not in choices and not has_form:
             raise _Unfit(must, shown(value), value if chosen is None else chosen, None)
         return chosen
+
+    return rule
+
+
+def boolean_or(word: str) -> Rule[Any]:
+    """A bool, or one str."""
+
+    def rule(value: object) -> bool | str:
+        if plain_str(value) == word:
+            return word
+        if value is not True and value is not False:
+            raise _Unfit(f"be a bool or {word!r}", shown(value), value, None)
+        return value
 
     return rule
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from aioserve.arguments import Rule, boolean, check, choice, integer, number, optional
+from aioserve.arguments import Rule, boolean, boolean_or, check, integer, number, optional
 from aioserve.engine.beams import Beams, EarlyStopping, EndedBeam
 from aioserve.engine.intake import Prompt
 from aioserve.engine.stream import TokenStream
@@ -117,15 +117,11 @@ async def _round(
     return streams[0].prompt_token_ids, tops
 
 
-def _early_stopping(value: object) -> EarlyStopping:
-    return choice("never")(value) if issubclass(type(value), str) else boolean(value)
-
-
 _RULES: dict[str, Rule[Any]] = {
     "beam_width": integer(1, MAX_BEAM_WIDTH),
     "max_tokens": optional(integer(1)),
     "length_penalty": number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
-    "early_stopping": _early_stopping,
+    "early_stopping": boolean_or("never"),
     "ignore_eos": boolean,
 }
 

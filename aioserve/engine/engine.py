@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
 
+from aioserve.arguments import check, text
 from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
 from aioserve.engine.answers import drawn_for, read_whole
 from aioserve.engine.beam_search import BeamSearch
@@ -32,6 +33,7 @@ from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
     EngineState,
+    InvalidRequestError,
     ModelError,
 )
 from aioserve.execution.runner import ModelLimits, ModelSource
@@ -414,7 +416,9 @@ class Engine(PromptLooks):
 
     def template_reads(self, name: str) -> bool:
         """Whether the chat template has that word, the name of a role or of a variable, anywhere;
-        False where there is no template."""
+        False where there is no template. Raises `InvalidRequestError` for no str of 1 to 256
+        characters."""
+        name = check(InvalidRequestError, "name", name, text(1, 256))
         template = self._life.started().model.chat_template
         return template is not None and template.reads(name)
 

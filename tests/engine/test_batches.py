@@ -112,6 +112,10 @@ async def test_encode_gives_what_a_request_has() -> None:
                 await engine.encode(given, **options)
         assert engine.template_reads("role")
         assert not engine.template_reads("developer")
+        no_name: Any
+        for no_name in (3, None, "", b"role", "a" * 257):
+            with pytest.raises(InvalidRequestError, match=r"name must be a str of 1 to 256.* got"):
+                engine.template_reads(no_name)
 
 
 async def test_embeddings_come_with_their_counts() -> None:
