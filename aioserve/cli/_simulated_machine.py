@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aioserve.simulation.cost import CostModel
+    from aioserve.simulation.machine import Machine
     from aioserve.simulation.metrics import Metrics
 
-__all__ = ["say_what_is_unknown", "warn_of_steps_outside"]
+__all__ = ["say_what_is_unknown", "warn_of_long_contexts", "warn_of_steps_outside"]
 
 
-def say_what_is_unknown(cost: CostModel, options: Any) -> None:
+def say_what_is_unknown(machine: Machine, options: Any) -> None:
     """A line on stderr about what a cost table doesn't tell, and what is done about it."""
     from aioserve.simulation.cost import CostTable
 
-    if not isinstance(cost, CostTable):
+    table = machine.cost
+    if not isinstance(table, CostTable):
         return
-    table = cost
     unknown: list[tuple[str, str]] = []
     if table.scatter is None:
         unknown.append(("how steps scatter", "each takes its mean"))
-    if table.kv is None and options.num_pages is None and not options.unbounded_cache:
-        pages = f"{options.model} on {options.num_devices} x {options.hardware}"
-        unknown.append(("the KV memory", f"pages are those of {pages}"))
+    if machine.device is not None:
+        unknown.append(("the KV memory", f"pages are those of {machine.device}"))
     if table.kv is None and options.max_model_len is None:
         unknown.append(("the model's longest context", "none is too long for it"))
     if unknown:
@@ -33,6 +33,30 @@ def say_what_is_unknown(cost: CostModel, options: Any) -> None:
         print(
             f"aioserve: {_name_of(options)} doesn't tell {', '.join(missing)}: "
             f"{', '.join(instead)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def warn_of_long_contexts(cost: CostModel, options: Any) -> None:
+    """A line on stderr where requests may be longer than those that a cost table was measured
+    with."""
+    from aioserve.simulation.cost import CostTable
+
+    given = options.max_model_len
+    if given is None or not isinstance(cost, CostTable):
+        return
+    limits = {
+        "kv.max_model_len": None if cost.kv is None else cost.kv.max_model_len,
+        "max_context_tokens": cost.max_context_tokens,
+    }
+    known = [(limit, name) for name, limit in limits.items() if limit is not None]
+    if known and given > min(known)[0]:
+        limit, name = min(known)
+        print(
+            f"aioserve: warning: max_model_len: {given:,} tokens are more than {_name_of(options)} "
+            f"was measured with ({name} is {limit:,}), and what steps with such contexts take is a "
+            "guess",
             file=sys.stderr,
             flush=True,
         )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aioserve.simulation.metrics import Targets
     from aioserve.simulation.report import PolicyRun
+    from aioserve.testing.trial import Trial
 
 __all__ = ["check_window", "command_line", "window_of", "write_report"]
 
@@ -62,7 +62,7 @@ def write_report(
     facts: dict[str, Any],
     trace: Path | None,
     options: Any,
-    targets: Targets | None,
+    trial: Trial,
 ) -> None:
     """Draw and write the page."""
     from aioserve.simulation.report import report_page
@@ -71,21 +71,22 @@ def write_report(
         runs,
         title=f"{facts['name']}: {', '.join(run.name for run in runs)}",
         command=command_line(trace, options),
-        facts=_facts(runs, facts, options, targets),
-        targets=targets,
+        facts=_facts(runs, facts, options, trial),
+        targets=trial.targets,
         window=window_of(options.gantt_window),
     )
     path.write_text(page, encoding="utf-8")
 
 
 def _facts(
-    runs: Sequence[PolicyRun], facts: dict[str, Any], options: Any, targets: Targets | None
+    runs: Sequence[PolicyRun], facts: dict[str, Any], options: Any, trial: Trial
 ) -> list[tuple[str, str]]:
+    targets = trial.targets
     seconds = facts["seconds"]
     rate = f", {facts['requests'] / seconds:,.3g} a second" if seconds else ""
     steps = f"as in {options.cost_table}"
     if options.cost_table is None:
-        steps = f"roofline of {options.model} on {options.num_devices} x {options.hardware}"
+        steps = f"roofline of {trial.machine.device}"
     result = runs[0].result
     limit = ", without a limit" if options.unbounded_cache else ""
     cache = f"prefix cache, {options.eviction}" if options.prefix_caching else "no prefix cache"

@@ -17,6 +17,7 @@ from aioserve.cli._trial_flags import TrialFlags, source_of, trial_options
 from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
+    from aioserve.simulation.cost import CostTable
     from aioserve.simulation.trial_options import TrialOptions
     from aioserve.testing.trial import Trial
 
@@ -93,6 +94,20 @@ class Grid:
             )
             for seed in range(self.seeds)
         ]
+
+    def tables(self) -> list[tuple[CostTable, TrialOptions]]:
+        """Each cost table that is tried, with the longest context that it is tried with."""
+        from aioserve.simulation.latency_profile import read_cost
+
+        longest: dict[str, TrialOptions] = {}
+        for chosen in self.variants.values():
+            tried = replace(self.base, **chosen)
+            table, context = tried.cost_table, tried.max_model_len
+            if table is None or context is None:
+                continue
+            if table not in longest or context > (longest[table].max_model_len or 0):
+                longest[table] = tried
+        return [(read_cost(table), tried) for table, tried in longest.items()]
 
 
 def grid_of(trace: Path | None, options: SweepOptions) -> tuple[Grid, Trial]:

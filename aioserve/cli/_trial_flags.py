@@ -53,20 +53,21 @@ class TrialFlags:
     May be given several times."""
     scale_lengths: float = 1.0
     """This many times the tokens of prompts, answers and shared blocks, for example 0.0625."""
-    model: str = "llama-3-8b"
-    """A preset, a config.json, a model directory, an embedded model or a cached hub id. Its weights
-    aren't read."""
-    hardware: str = "h100"
-    """h200, h100, a100, l4, or cpu, which is a rough guess."""
-    num_devices: int = 1
-    """That share model and memory evenly; what they tell each other isn't counted."""
+    model: str | None = None
+    """A preset, llama-3-8b when not given, a config.json, a model directory, an embedded model or a
+    cached hub id. Its weights aren't read."""
+    hardware: str | None = None
+    """h200, h100 (when not given), a100, l4, or cpu, which is a rough guess."""
+    num_devices: int | None = None
+    """That share model and memory evenly, 1 when not given; what they tell each other isn't
+    counted."""
     cost_table: str | None = None
     """A file of measured steps, in place of the roofline of model and hardware, which then say no
     more than how many pages there are: that of `aioserve calibrate`, or a splitwise latency profile
     as FILE:MODEL,HARDWARE,TENSOR_PARALLEL."""
-    scatter: Annotated[bool, Parameter(negative="--no-scatter")] = True
+    scatter: Annotated[bool | None, Parameter(negative="--no-scatter")] = None
     """Steps of a cost table that was measured with it scatter as they did then, drawn from the
-    seed; otherwise each takes its mean."""
+    seed, unless told otherwise; without it each takes its mean."""
     num_pages: int | None = None
     """KV pages. Not given: as many as the memory of the devices holds, or of the machine that a
     cost table was measured on."""

@@ -16,7 +16,11 @@ from cyclopts import Parameter
 
 from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
-from aioserve.cli._simulated_machine import say_what_is_unknown, warn_of_steps_outside
+from aioserve.cli._simulated_machine import (
+    say_what_is_unknown,
+    warn_of_long_contexts,
+    warn_of_steps_outside,
+)
 from aioserve.cli._streams import json_text, table_console
 from aioserve.cli._trial_flags import (
     TrialFlags,
@@ -72,7 +76,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     facts = facts_of(trace, options, trial.requests)
     try:
         if options.report is not None:
-            write_report(options.report, drawn, facts, trace, options, trial.targets)
+            write_report(options.report, drawn, facts, trace, options, trial)
     finally:  # what was simulated for minutes isn't lost with the page
         _print(facts, options, trial.machine, found)
         warn_of_steps_outside(options, found.items())
@@ -95,7 +99,8 @@ def _tried(
     # All are made before the first is run, so that a name that is none costs nothing.
     chosen = {name: named_policy(registry, name) for name in options.policy}
     registry.eviction(options.eviction)
-    say_what_is_unknown(trial.machine.cost, options)
+    say_what_is_unknown(trial.machine, options)
+    warn_of_long_contexts(trial.machine.cost, options)
     found: dict[str, Metrics] = {}
     drawn: list[PolicyRun] = []
     with ExitStack() as files:
@@ -124,9 +129,10 @@ def _print(
     for name in ("report", "requests"):
         given[name] = None if given[name] is None else str(given[name])
     printed = {"trace": facts, "options": given, "policies": found}
-    printed["machine"] = {
-        name: value for name, value in machine._asdict().items() if name != "cost"
-    }
+    known = machine._asdict()
+    del known["cost"]
+    known["device"] = machine.device and machine.device._asdict()
+    printed["machine"] = known
     print(json_text(printed))
 
 
@@ -143,7 +149,7 @@ def _print_tables(
     if machine.scatter_seed is not None:
         steps += f" with its scatter (seed {machine.scatter_seed})"
     if options.cost_table is None:
-        steps = f"{options.model} on {options.num_devices} x {options.hardware}"
+        steps = str(machine.device)
     pages = f"{metrics.num_pages:,} pages of {metrics.page_size} tokens"
     if options.unbounded_cache:
         pages = f"KV memory without a limit in pages of {metrics.page_size} tokens"

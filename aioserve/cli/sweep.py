@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aioserve.cli._busy import usable_processors
 from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
-from aioserve.cli._simulated_machine import say_what_is_unknown, warn_of_steps_outside
+from aioserve.cli._simulated_machine import (
+    say_what_is_unknown,
+    warn_of_long_contexts,
+    warn_of_steps_outside,
+)
 from aioserve.cli._streams import json_text, table_console
 from aioserve.cli._sweep_cells import Grid, SweepOptions, grid_of
 from aioserve.cli._sweep_runs import Cell, Done, Workers
@@ -72,7 +76,9 @@ def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) 
     # What policies print belongs to no table.
     with cleaning_up_first(), redirect_stdout(sys.stderr):
         grid, trial = grid_of(trace, options)
-        say_what_is_unknown(trial.machine.cost, options)
+        say_what_is_unknown(trial.machine, options)
+        for cost, tried in grid.tables():
+            warn_of_long_contexts(cost, tried)
         cells, done = _swept(grid, jobs, promised, options.refine)
     rows = _rows(cells, done)
     facts = facts_of(trace, options, trial.requests)

@@ -249,6 +249,7 @@ class CostTable:
             ("context_tokens", 0, MAX_LOAD if max_context_tokens is None else max_context_tokens),
             ("attended_pairs", 0, MAX_LOAD if max_attended_pairs is None else max_attended_pairs),
         )
+        self.max_context_tokens: int | None = max_context_tokens
         self.scatter: Scatter | None = None if scatter is None else Scatter(scatter, grid.shape)
         self.kv: MeasuredKV | None = kv
 

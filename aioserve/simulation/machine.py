@@ -9,17 +9,34 @@ from aioserve.capacity.capacity import capacity_of
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.errors import ConfigError
+from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
 from aioserve.simulation.cost import CostModel, CostTable, RooflineCost
 from aioserve.simulation.latency_profile import read_cost
 from aioserve.simulation.trial_options import TrialOptions
 from aioserve.traces.checks import check_int
 
-__all__ = ["Machine", "machine_of"]
+__all__ = ["Device", "Machine", "machine_of"]
+
+
+class Device(NamedTuple):
+    """What a roofline is of, and how much memory there is."""
+
+    model: str
+    hardware: str
+    num_devices: int
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.num_devices} x {self.hardware}"
+
+
+UNLESS_GIVEN = Device("llama-3-8b", "h100", 1)
 
 
 class Machine(NamedTuple):
     cost: CostModel
+    device: Device | None
+    """None where nothing is asked of one."""
     num_pages: int | None
     max_model_len: int | None
     scatter_seed: int | None
@@ -31,69 +48,103 @@ def machine_of(options: TrialOptions) -> Machine:
     would be ignored, and as what it reads."""
     if options.cost is not None and options.cost_table is not None:
         raise ConfigError("give either a cost model or cost_table, and not both")
+    if options.unbounded_cache and options.num_pages is not None:
+        raise ConfigError("give either --num-pages or --unbounded-cache, and not both")
+    device = _device_of(options)
+    is_given = options.cost_table is not None or options.cost is not None
+    if is_given and (known := _pages_known(options, None)) is not None:
+        _check_unused(options, known)
     if options.cost_table is not None:
-        if options.unbounded_cache or options.num_pages is not None:
-            _check_unused(options, "is given too")
-        table: CostModel = read_cost(options.cost_table)
+        cost: CostModel = read_cost(options.cost_table)
     elif options.cost is not None:
-        table = options.cost
+        cost = options.cost
     else:
-        hardware = hardware_preset(options.hardware).times(options.num_devices)
-        table = RooflineCost(ModelShape.of(read_model(options.model)), hardware)
-    if not isinstance(table, CostTable):
-        if not options.scatter:
-            raise ConfigError(
-                "scatter: without a cost table steps take what the roofline says, so leave out "
-                "--no-scatter"
-            )
-        return Machine(table, _num_pages(options, None), options.max_model_len, None)
-    if table.scatter is None and not options.scatter:
+        hardware = hardware_preset(device.hardware).times(device.num_devices)
+        cost = RooflineCost(ModelShape.of(read_model(device.model)), hardware)
+    table = cost if isinstance(cost, CostTable) else None
+    _check_scatter(options, table)
+    known = _pages_known(options, table)
+    if is_given and known is not None:
+        _check_unused(options, known)
+    longest = options.max_model_len
+    if longest is None and table is not None and table.kv is not None:
+        longest = table.kv.max_model_len
+    return Machine(
+        cost,
+        None if is_given and known is not None else device,
+        _num_pages(options, table, device),
+        longest,
+        _scatter_seed(options, table),
+    )
+
+
+def _device_of(options: TrialOptions) -> Device:
+    given = {name: getattr(options, name) for name in Device._fields}
+    return UNLESS_GIVEN._replace(
+        **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def _check_scatter(options: TrialOptions, table: CostTable | None) -> None:
+    """Raise for an answer to what isn't asked."""
+    if options.scatter is None or (table is not None and table.scatter is not None):
+        return
+    flag = "--scatter" if options.scatter else "--no-scatter"
+    if table is None:
         raise ConfigError(
-            f"scatter: {options.cost_table} has none, so leave out --no-scatter: each step takes "
-            "what it says"
+            f"scatter: without a cost table steps take what the roofline says, so leave out {flag}"
         )
+    raise ConfigError(
+        f"scatter: {options.cost_table or 'the cost table'} has none, so leave out {flag}: each "
+        "step takes what it says"
+    )
+
+
+def _scatter_seed(options: TrialOptions, table: CostTable | None) -> int | None:
+    if table is None:
+        return None
     seed = options.seed or 0
     check_int("seed", seed, 0, MAX_SEED)
-    scatters = options.scatter and table.scatter is not None
-    longest = options.max_model_len
-    if longest is None and table.kv is not None:
-        longest = table.kv.max_model_len
-    return Machine(table, _num_pages(options, table), longest, seed if scatters else None)
+    return None if table.scatter is None or options.scatter is False else seed
 
 
-def _num_pages(options: TrialOptions, table: CostTable | None) -> int | None:
+def _pages_known(options: TrialOptions, table: CostTable | None) -> str | None:
+    """How the number of pages is known without a device; None where it isn't."""
+    if options.unbounded_cache or options.num_pages is not None:
+        return "is given too"
+    return None if table is None or table.kv is None else "is in it too"
+
+
+def _num_pages(options: TrialOptions, table: CostTable | None, device: Device) -> int | None:
     if options.unbounded_cache:
-        if options.num_pages is not None:
-            raise ConfigError("give either --num-pages or --unbounded-cache, and not both")
         return None
     if options.num_pages is not None:
         return options.num_pages
     if table is not None and (measured := table.kv) is not None:
-        _check_unused(options, "is in it too")
         # As many tokens as the measured machine held, in pages of this size.
         return max(1, measured.num_pages * measured.page_size // max(1, options.page_size))
     capacity = capacity_of(
-        options.model,
-        read_model(options.model),
-        gpu_memory_bytes=hardware_preset(options.hardware).memory_bytes,
-        num_gpus=options.num_devices,
+        device.model,
+        read_model(device.model),
+        gpu_memory_bytes=hardware_preset(device.hardware).memory_bytes,
+        num_gpus=device.num_devices,
         page_size=options.page_size,
     )
     if capacity.num_pages < 1:
         raise ConfigError(
-            f"{options.model} leaves no room for KV pages on num_devices={options.num_devices} "
-            f"of {options.hardware}: give more of them, or num_pages"
+            f"{device.model} leaves no room for KV pages on num_devices={device.num_devices} "
+            f"of {device.hardware}: give more of them, or num_pages"
         )
     return capacity.num_pages
 
 
 def _check_unused(options: TrialOptions, why: str) -> None:
-    """Raise for options about which nothing is asked: the table has the steps, and the number of
-    pages is known."""
-    defaults = TrialOptions()
-    for name in ("model", "hardware", "num_devices"):
-        if getattr(options, name) != getattr(defaults, name):
+    """Raise for options about which nothing is asked: the steps are known, and the number of pages
+    is."""
+    what = "cost model" if options.cost is not None else "cost table"
+    for name in Device._fields:
+        if (given := getattr(options, name)) is not None:
             raise ConfigError(
-                f"{name}: the cost table says how long steps take, and the number of pages {why}, "
-                f"got {getattr(options, name)!r}"
+                f"{name}: the {what} says how long steps take, and the number of pages {why}, "
+                f"so leave it out, got {shown(given)}"
             )

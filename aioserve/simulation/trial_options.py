@@ -25,11 +25,11 @@ class TrialOptions:
     priority: tuple[str, ...] = ()
     cost: CostModel | None = None
     """In place of a model and its hardware, or of a table's file."""
-    model: str = "llama-3-8b"
-    hardware: str = "h100"
-    num_devices: int = 1
+    model: str | None = None
+    hardware: str | None = None
+    num_devices: int | None = None
     cost_table: str | None = None
-    scatter: bool = True
+    scatter: bool | None = None
     num_pages: int | None = None
     num_host_pages: int = 0
     unbounded_cache: bool = False

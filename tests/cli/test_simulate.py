@@ -185,7 +185,12 @@ def test_a_table_that_knows_its_machine_says_how_much_fits_it(
     fcfs = found["policies"]["fcfs"]
     assert (fcfs["num_pages"], fcfs["page_size"]) == (32, 16)
     assert fcfs["too_long"] > 0
-    assert found["machine"] == {"num_pages": 32, "max_model_len": 400, "scatter_seed": 0}
+    assert found["machine"] == {
+        "device": None,
+        "num_pages": 32,
+        "max_model_len": 400,
+        "scatter_seed": 0,
+    }
     longer = simulated(aioserve_here, *arguments, "--max-model-len", 500, "--num-pages", 600)
     assert longer["policies"]["fcfs"]["too_long"] < fcfs["too_long"]
     done = aioserve_here("simulate", *map(str, arguments), "--hardware", "a100")
@@ -293,6 +298,7 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
             "seed: nothing of a trace is drawn, and no step scatters, got 1",
         ),
         (["--synthetic", "bursts", "--no-scatter"], "scatter: without a cost table steps take"),
+        (["--synthetic", "bursts", "--scatter"], "what the roofline says, so leave out --scatter"),
         (["--synthetic", "bursts", "--max-model-len", "1"], "max_model_len must be at least 2"),
         (
             ["--synthetic", "bursts", "--policy", "fcfs", "--policy", "fcfs"],

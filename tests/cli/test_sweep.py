@@ -218,7 +218,7 @@ def test_a_mistake_that_only_one_run_has_ends_all(aioserve_here: Run) -> None:
     [
         ("Lifo", 0, ""),
         ("Lifo:most=3", 0, ""),
-        ("Lifo:most=x", 2, "option 'most' of policy 'Lifo' must be an int"),
+        ("Lifo:most=x", 2, "'most' of policy 'Lifo' must be a whole number"),
         ("Lifo:least=3", 2, "policy 'Lifo' has no option 'least'"),
         ("Fifo", 2, "'Fifo' isn't in the file"),
         ("NUMBER", 2, "'NUMBER' is no SchedulingPolicy"),
