@@ -26,6 +26,7 @@ __all__ = [
     "boolean_or",
     "check",
     "choice",
+    "counted",
     "integer",
     "mapping",
     "name",
@@ -371,6 +372,11 @@ class _Shortened(reprlib.Repr):
 _shortened = _Shortened()
 _shortened.maxlevel = 2
 _shortened.maxother = MAX_SHOWN_CHARS
+
+
+def counted(count: int, one: str, several: str | None = None, *, form: str = "") -> str:
+    """`1 page`, `2 pages`; `several` where that isn't `one` and an s. `form` as in a format."""
+    return f"{count:{form}} {one if count == 1 else several or one + 's'}"
 
 
 def shown(value: object) -> str:

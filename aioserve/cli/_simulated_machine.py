@@ -1,4 +1,4 @@
-"""What is said of a cost table that doesn't tell all of a simulated machine."""
+"""What is said on stderr of a simulated machine, of which a cost table doesn't tell all."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from aioserve.arguments import counted
+
 if TYPE_CHECKING:
     from aioserve.simulation.cost import CostModel
     from aioserve.simulation.machine import Machine
     from aioserve.simulation.metrics import Metrics
 
-__all__ = ["say_what_is_unknown", "warn_of_long_contexts", "warn_of_steps_outside"]
+__all__ = ["say_what_is_unknown", "warn", "warn_of_long_contexts", "warn_of_steps_outside"]
 
 
 def say_what_is_unknown(machine: Machine, options: Any) -> None:
@@ -53,12 +55,9 @@ def warn_of_long_contexts(cost: CostModel, options: Any) -> None:
     known = [(limit, name) for name, limit in limits.items() if limit is not None]
     if known and given > min(known)[0]:
         limit, name = min(known)
-        print(
-            f"aioserve: warning: max_model_len: {given:,} tokens are more than {_name_of(options)} "
-            f"was measured with ({name} is {limit:,}), and what steps with such contexts take is a "
-            "guess",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"max_model_len: {given:,} tokens are more than {_name_of(options)} was measured with "
+            f"({name} is {limit:,}), and what steps with such contexts take is a guess"
         )
 
 
@@ -73,12 +72,15 @@ def warn_of_steps_outside(options: Any, found: Iterable[tuple[str, Metrics]]) ->
     if not outsides:
         return
     outside, steps, name = max(outsides, key=lambda one: one[0].share)
-    print(
-        f"aioserve: warning: {_name_of(options)} was not measured for {outside.share:.1%} of the "
-        f"{steps:,} steps of {name}, and what they take is a guess; the first: {outside.first}",
-        file=sys.stderr,
-        flush=True,
+    warn(
+        f"{_name_of(options)} was not measured for {outside.share:.1%} of the "
+        f"{counted(steps, 'step', form=',')} of {name}, and what they take is a guess; the first: "
+        f"{outside.first}"
     )
+
+
+def warn(text: str) -> None:
+    print(f"aioserve: warning: {text}", file=sys.stderr, flush=True)
 
 
 def _name_of(options: Any) -> str:

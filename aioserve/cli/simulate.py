@@ -18,6 +18,7 @@ from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulated_machine import (
     say_what_is_unknown,
+    warn,
     warn_of_long_contexts,
     warn_of_steps_outside,
 )
@@ -65,6 +66,7 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
             .gz.
     """
     from aioserve.cli._simulation_report import check_window, write_report
+    from aioserve.simulation.unanswered import unanswered
 
     options = options or SimulateOptions()
     check_policies(options.policy)
@@ -80,6 +82,8 @@ def simulate(trace: Path | None = None, /, *, options: SimulateOptions | None = 
     finally:  # what was simulated for minutes isn't lost with the page
         _print(facts, options, trial.machine, found)
         warn_of_steps_outside(options, found.items())
+        for told in unanswered({name: [metrics] for name, metrics in found.items()}):
+            warn(told)
 
 
 def _tried(

@@ -6,6 +6,7 @@ runs them.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -19,6 +20,7 @@ from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulated_machine import (
     say_what_is_unknown,
+    warn,
     warn_of_long_contexts,
     warn_of_steps_outside,
 )
@@ -69,6 +71,7 @@ def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) 
             .gz.
     """
     from aioserve.simulation.sweeps import objectives
+    from aioserve.simulation.unanswered import unanswered_at_rates
 
     options = options or SweepOptions()
     promised = () if options.slo is None else objectives(options.slo)
@@ -90,6 +93,8 @@ def sweep(trace: Path | None = None, /, *, options: SweepOptions | None = None) 
     finally:  # what was simulated for hours isn't lost with a file
         _print(facts, options, rows, promised)
         warn_of_steps_outside(options, ((row.place, run) for row in rows for run in row.runs))
+        for told in unanswered_at_rates((row.name, row.rate, row.runs) for row in rows):
+            warn(told)
 
 
 def _swept(
@@ -390,5 +395,7 @@ def _is_shown(name: str, estimates: Sequence[dict[str, Estimate | None]]) -> boo
 def _cell(value: Estimate | None, factor: float) -> str:
     if value is None:
         return "-"
-    text = f"{value.mean * factor:,.2f}"
+    from aioserve.simulation.figures import NEVER
+
+    text = NEVER if value.mean == math.inf else f"{value.mean * factor:,.2f}"
     return text if value.half_width is None else f"{text} ±{value.half_width * factor:,.2f}"

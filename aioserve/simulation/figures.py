@@ -5,6 +5,7 @@ Every one is a field of `Metrics`, so that whoever reads those misses nothing th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Literal
@@ -13,9 +14,11 @@ import msgspec
 
 from aioserve.simulation.metrics import ClientMetrics, Metrics
 
-__all__ = ["CLIENT_FIGURES", "FIGURES", "Figure", "client_rows", "rows", "shown_figures"]
+__all__ = ["CLIENT_FIGURES", "FIGURES", "NEVER", "Figure", "client_rows", "rows", "shown_figures"]
 
 MISSING = "-"
+NEVER = "never"
+"""What takes infinitely long: so many requests got no answer."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -44,7 +47,9 @@ class Figure(msgspec.Struct, frozen=True):
         return self.show(self.of(metrics))
 
     def show(self, value: float | None) -> str:
-        return MISSING if value is None else self.form.format(value * self.factor)
+        if value is None:
+            return MISSING
+        return NEVER if value == math.inf else self.form.format(value * self.factor)
 
 
 def _percentiles(

@@ -13,7 +13,7 @@ from aioserve.simulation.report.people import clients_chart, slowest_table, targ
 from aioserve.simulation.report.runs import PolicyRun
 from aioserve.simulation.report.summary import figures_table, summary_rows
 from aioserve.simulation.report.tails import tails_chart
-from aioserve.simulation.report.unanswered import unanswered
+from aioserve.simulation.unanswered import unanswered
 
 __all__ = ["report_page"]
 
@@ -64,7 +64,7 @@ def report_page(
         legend=legend_of(list(found)),
         rows=summary_rows(found),
         figures=figures_table(found),
-        unanswered=unanswered(runs),
+        unanswered=unanswered({run.name: [run.metrics] for run in runs}),
         ran=bool(ran),
         latency=tails_chart(runs, targets),
         targets=by_target,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from aioserve.simulation.figures import NEVER
 from aioserve.simulation.metrics import ClientMetrics
 from aioserve.simulation.report.looks import look_of
 from aioserve.simulation.report.plot import Plot
@@ -83,6 +84,8 @@ def clients_chart(runs: Sequence[PolicyRun]) -> Chart | None:
         ),
     )
     caption = "The clients with the most requests first."
+    if any(_p99_ttft(run.metrics.clients[name]) == math.inf for run in runs for name in largest):
+        caption += f" At {NEVER!r}: of their requests more than one in a hundred got no answer."
     if len(clients) > len(largest):
         caption += f" Left out: {len(clients) - len(largest)} clients with fewer."
     gaps = [run.metrics.service_gap_tokens for run in runs]
@@ -151,7 +154,7 @@ def _dots(
         told = [name]
         for index, run in enumerate(runs):
             value = values[index][row]
-            told.append(f"{run.name}: " + ("none" if value is None else form.format(value)))
+            told.append(f"{run.name}: {_told(value, form)}")
             if value is not None:
                 plot.mark((value, place), look_of(index))
         plot.row((place - 0.5, place + 0.5), "\n".join(told))
@@ -168,4 +171,10 @@ def _dots(
 
 def _p99_ttft(client: ClientMetrics) -> float | None:
     spread = client.ttft_seconds
-    return None if spread is None or spread.p99 == math.inf else spread.p99
+    return None if spread is None else spread.p99
+
+
+def _told(value: float | None, form: str) -> str:
+    if value is None:
+        return "none"
+    return NEVER if value == math.inf else form.format(value)

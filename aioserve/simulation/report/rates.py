@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from operator import itemgetter
 
+from aioserve.simulation.figures import NEVER
 from aioserve.simulation.metrics import Metrics, Targets
 from aioserve.simulation.report.layout import legend_of, rendered
 from aioserve.simulation.report.looks import look_of
@@ -18,6 +19,7 @@ from aioserve.simulation.report.plot import Plot
 from aioserve.simulation.report.runs import Chart, Panel, RateRun, Table
 from aioserve.simulation.report.scales import Linear, fitting, plain
 from aioserve.simulation.sweeps import Estimate, estimate
+from aioserve.simulation.unanswered import unanswered_at_rates
 
 __all__ = ["goodput_chart", "latency_by_rate_chart", "rate_file", "rate_page", "rate_table"]
 
@@ -62,6 +64,9 @@ def rate_page(
         legend=legend_of(_names(runs)),
         contents=[("figures", "Figures"), *((c["key"], c["chart"].title) for c in charts)],
         charts=charts,
+        unanswered=unanswered_at_rates(
+            (name, rate, seeds) for name in _names(runs) for rate, seeds in _by_rate(runs, name)
+        ),
         table=rate_table(runs),
         file=rate_file(runs),
     )
@@ -123,7 +128,7 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
     for number, (title, field, name, factor, target) in enumerate(measures):
         unit = "s" if factor == 1 else "ms"
         measure = _spread(field, name, factor)
-        values = [v for run in runs if (v := measure(run.metrics)) is not None and v < inf]
+        values = [v for run in runs if (v := measure(run.metrics)) is not None]
         marked = values if target is None else [*values, target * factor]
         plot = Plot(rates, fitting(marked))
         if not values:
@@ -144,7 +149,8 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
         )
     return Chart(
         tuple(panels),
-        "Requests that were refused count as infinitely late: no dot is that high. Where values "
+        f"Requests that were refused count as infinitely late. A dot for that is at {NEVER!r}, and "
+        "no line leads there. Where values "
         f"differ by more than a factor of 20 the scale is logarithmic.{_seeds_told(runs)}",
         title="Latency against rate",
     )
@@ -153,19 +159,19 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
 def rate_table(runs: Sequence[RateRun]) -> Table:
     """The figures that are drawn, a row for each policy and rate: a mean over seeds with half of
     the interval that the true one is in with 95 % confidence."""
-    return _table(runs, lambda label: (label,), lambda texts: (" ±".join(texts),))
+    return _table(runs, lambda label: (label,), lambda texts: (" ±".join(texts),), NEVER)
 
 
 def rate_file(runs: Sequence[RateRun]) -> Table:
     """The same to be computed with: half of the interval in a column of its own, where there are
     several seeds."""
     if _num_seeds(runs) < 2:
-        return rate_table(runs)
+        return _table(runs, lambda label: (label,), tuple, "inf")
 
     def cells(texts: Sequence[str]) -> tuple[str, ...]:
         return (texts[0], texts[1] if len(texts) > 1 else MISSING)
 
-    return _table(runs, lambda label: (label, f"{label}, 95 % ±"), cells)
+    return _table(runs, lambda label: (label, f"{label}, 95 % ±"), cells, "inf")
 
 
 # -- parts
@@ -175,9 +181,10 @@ def _table(
     runs: Sequence[RateRun],
     heads: Callable[[str], tuple[str, ...]],
     cells: Callable[[Sequence[str]], tuple[str, ...]],
+    never: str,
 ) -> Table:
     """`heads` of a measure by its label; `cells` of the texts of a mean and of half its interval,
-    where it has one."""
+    where it has one; `never` for a mean that is infinite."""
     columns: tuple[tuple[str, Measure, str], ...] = (
         ("met their targets", _good_share, "{:.1%}"),
         ("good requests/s", _good_rate, "{:,.3f}"),
@@ -192,7 +199,7 @@ def _table(
     rows = []
     for name in _names(runs):
         for rate, seeds in _by_rate(runs, name):
-            told = [_texts(_mean(seeds, measure), form) for _, measure, form in columns]
+            told = [_texts(_mean(seeds, measure), form, never) for _, measure, form in columns]
             rows.append((name, plain(rate), *(cell for texts in told for cell in cells(texts))))
     most = _num_seeds(runs)
     over = f", as a mean over {most} seeds with 95 % confidence" if most > 1 else ""
@@ -203,8 +210,10 @@ def _table(
     )
 
 
-def _texts(value: Estimate | None, form: str) -> list[str]:
+def _texts(value: Estimate | None, form: str, never: str) -> list[str]:
     known = (None, None) if value is None else (value.mean, value.half_width)
+    if known[0] == inf:
+        return [never]
     return [form.format(one) for one in known if one is not None] or [MISSING]
 
 
@@ -249,13 +258,15 @@ def _draw(
         line: list[tuple[float, float]] = []
         for rate, seeds in _by_rate(runs, name):
             if len(seeds) > 1 and len(runs) <= MOST_DOTS:
-                values = sorted(v for one in seeds if (v := measure(one)) is not None and v < inf)
+                values = sorted(v for one in seeds if (v := measure(one)) is not None)
                 plot.dots([(rate, value) for value in values], look)
             mean = _mean(seeds, measure)
-            if mean is None or mean.mean == inf:
+            if mean is None:
                 continue
-            line.append((rate, mean.mean))
-            tip = f"{name} at {plain(rate)} requests/s\n{told(mean.mean)}"
+            if mean.mean < inf:
+                line.append((rate, mean.mean))
+            tip = f"{name} at {plain(rate)} requests/s\n"
+            tip += NEVER if mean.mean == inf else told(mean.mean)
             if mean.half_width is not None:
                 tip += f"\nmean over {len(seeds)} seeds, ± {told(mean.half_width)}"
             plot.mark((rate, mean.mean), look, tip)

@@ -7,13 +7,18 @@ from typing import Protocol
 
 import msgspec
 
-__all__ = ["TAIL_END", "Linear", "Log", "Scale", "Tail", "fitting", "plain"]
+from aioserve.simulation.figures import NEVER
+
+__all__ = ["TAIL_END", "Linear", "Log", "Scale", "Tail", "WithNever", "fitting", "plain"]
 
 TAIL_END = 0.999
 """The last share that a `Tail` shows."""
 FEW_TICKS = 5
 LEAST = 1e-9
 """What is shorter than this, of whatever unit, is shown as nothing."""
+FINITE_END = 0.85
+NEVER_AT = 0.95
+"""Of an axis that has a place for what is infinite: where all else ends, and that place."""
 
 
 class Scale(Protocol):
@@ -92,13 +97,32 @@ class Tail(msgspec.Struct, frozen=True):
         return 1 - (1 - TAIL_END) ** place
 
 
+class WithNever(msgspec.Struct, frozen=True):
+    """Another axis, where anything is finite, and behind it a place for what took infinitely
+    long."""
+
+    finite: Linear | Log | None
+
+    @property
+    def high(self) -> float:
+        return math.inf if self.finite is None else self.finite.high
+
+    def at(self, value: float) -> float:
+        if value == math.inf or self.finite is None:
+            return NEVER_AT
+        return FINITE_END * self.finite.at(value)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        return [*(() if self.finite is None else self.finite.ticks()), (math.inf, NEVER)]
+
+
 def fitting(values: list[float]) -> Scale:
     """An axis that holds all of the values: logarithmic where they differ by more than a factor of
-    20, and otherwise from 0."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    if low > LEAST and high > 20 * low:
-        return Log(_rounded_down(low), _rounded_up(high))
-    return Linear(0.0, high * 1.04 if high > LEAST else 1.0)
+    20, and otherwise from 0; with a place for those that are infinite."""
+    finite = [value for value in values if value < math.inf]
+    if len(finite) == len(values):
+        return _fitting(finite)
+    return WithNever(_fitting(finite) if finite else None)
 
 
 def plain(value: float) -> str:
@@ -107,6 +131,13 @@ def plain(value: float) -> str:
 
 
 # -- parts
+
+
+def _fitting(values: list[float]) -> Linear | Log:
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low > LEAST and high > 20 * low:
+        return Log(_rounded_down(low), _rounded_up(high))
+    return Linear(0.0, high * 1.04 if high > LEAST else 1.0)
 
 
 def _round_step(least: float) -> float:

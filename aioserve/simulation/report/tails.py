@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.simulation.figures import NEVER
 from aioserve.simulation.metrics import (
     Targets,
     e2e_seconds,
@@ -32,7 +34,8 @@ MISSING = "-"
 CAPTION = (
     "Each further nine is as wide as the one before, so that the slowest of a thousand is as easy "
     "to see as the median. Of fewer than a thousand, 99.9% is next to the slowest. A request that "
-    "got no answer counts as slower than all others, and there the line ends. The time between "
+    "got no answer counts as slower than all others: there the line ends, and what is marked is at "
+    f"{NEVER!r}. The time between "
     "tokens is that of each token, the time per output token their mean in each answer of two or "
     "more. Where times differ by more than a factor of 20 the scale is logarithmic."
 )
@@ -50,6 +53,12 @@ class Latencies(msgspec.Struct, frozen=True):
 
     def at(self, share: float) -> float | None:
         return quantile(self.values, share, counts=self.counts, missing=self.missing)
+
+    def reached(self, share: float) -> float | None:
+        """The same, infinite where it is of requests without a value; None where there is none at
+        all."""
+        value = self.at(share)
+        return math.inf if value is None and self.missing else value
 
 
 class _Measure(msgspec.Struct, frozen=True):
@@ -114,17 +123,18 @@ def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies]) 
         [(s, v) for s in map(tail.share, places.tolist()) if (v := one.at(s)) is not None]
         for one in found
     ]
-    drawn = [value for line in lines for _, value in line]
+    marks = [[(share, one.reached(share)) for share in SHARES_MARKED] for one in found]
+    drawn = [value for line in (*lines, *marks) for _, value in line if value is not None]
     target = None if measure.target is None else measure.target * measure.factor
     plot = Plot(tail, fitting(drawn if target is None else [*drawn, target]), height=200)
     if target is not None:
         plot.guide(f"target {target:,.6g} {unit}", y=target)
     if not drawn:
         plot.nothing("nothing to measure")
-    for index, (line, one) in enumerate(zip(lines, found, strict=True)):
+    for index, (line, places) in enumerate(zip(lines, marks, strict=True)):
         plot.line(line, look_of(index))
-        for share in SHARES_MARKED:
-            if (value := one.at(share)) is not None:
+        for share, value in places:
+            if value is not None:
                 plot.mark((share, value), look_of(index))
     at = [tail.at(share) for share in SHARES_TOLD]
     borders = [0.0, *((a + b) / 2 for a, b in pairwise(at)), 1.0]
@@ -144,21 +154,24 @@ def _panel(measure: _Measure, names: Sequence[str], found: Sequence[Latencies]) 
 
 
 def _told(names: Sequence[str], found: Sequence[Latencies], share: float, unit: str) -> list[str]:
-    values = [one.at(share) for one in found]
-    return [
-        f"{name}: " + ("none" if value is None else f"{value:,.2f} {unit}")
-        for name, value in zip(names, values, strict=True)
-    ]
+    values = [_text(one.reached(share), "none", f" {unit}") for one in found]
+    return [f"{name}: {value}" for name, value in zip(names, values, strict=True)]
 
 
 def _cells(latencies: Latencies) -> list[str]:
-    shown = [latencies.at(share) for share in (*SHARES_MARKED, 1.0)]
+    shown = [latencies.reached(share) for share in (*SHARES_MARKED, 1.0)]
     measured = int(latencies.counts.sum())
     return [
-        *(MISSING if value is None else f"{value:,.2f}" for value in shown),
+        *(_text(value, MISSING) for value in shown),
         f"{measured:,}",
         f"{latencies.missing:,}",
     ]
+
+
+def _text(value: float | None, missing: str, unit: str = "") -> str:
+    if value is None:
+        return missing
+    return NEVER if value == math.inf else f"{value:,.2f}{unit}"
 
 
 def _asked_for(

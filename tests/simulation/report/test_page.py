@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from aioserve.simulation.records import Ending, RequestRecord
 from aioserve.simulation.report import PolicyRun, report_page
 from aioserve.simulation.report import downloads as downloads_module
 from aioserve.simulation.timeline import Span, StepSample, Timeline
+from aioserve.traces.request import TraceRequest
 from tests.simulation.report.pages import attributes, downloads, drawings, read, shown_texts
 from tests.simulation.report.runs import asking, run_of
 
@@ -262,8 +264,8 @@ def sections(text: str) -> list[str]:
 
 def test_a_run_without_an_answer_is_told_in_words_and_not_drawn() -> None:
     text = page_of([too_long(), too_long(NAUGHTY)], targets=TARGETS, window=(0.0, 1.0))
-    told = " none of 3 requests got its answer: 3 too long for the model or the memory of 1 pages "
-    told += "of 4 tokens. No step ran, so nothing of it is drawn."
+    told = " nobody got an answer: 3 requests were too long for the model or the memory of 1 page "
+    told += "of 4 tokens. No step ran."
     shown = read(text).shown
     assert [f"Under {name}{told}" in shown for name in ("fcfs", NAUGHTY)] == [True, True]
     assert sections(text) == ["figures", "targets", "requests"]
@@ -278,11 +280,38 @@ def test_a_run_without_an_answer_is_told_in_words_and_not_drawn() -> None:
 def test_who_answered_is_drawn_beside_those_who_did_not() -> None:
     runs = [too_long(), run_of([asking(n) for n in range(3)], name="other", targets=TARGETS)]
     text = page_of(runs, targets=TARGETS)
-    assert "Under fcfs none of 3 requests got its answer" in text
-    assert "Under other none" not in text
+    assert "Under fcfs nobody got an answer: 3 requests" in text
+    assert "Under other nobody" not in text
     assert {"latency", "queue", "steps", "lanes"} <= set(sections(text))
     assert re.findall(r"<h3[^>]*>(.*?)</h3>", text) == ["other", "other"]
     assert 'class="lane"' in text
+
+
+def test_a_client_that_was_never_answered_is_marked_beside_those_that_were() -> None:
+    trace = [asking(0, client="short"), TraceRequest(1, 0.0, 99, 4, (), 10, client="long")]
+    runs = [run_of(trace, name=name, num_pages=4) for name in ("fcfs", "other")]
+    text = page_of(runs)
+    drawing = next(one for one in drawings(text) if "Time to first token p99" in _title(one))
+    assert shown_texts(drawing).count("never") == 1
+    marks = [one for one in drawing.iter() if one.tag == "use"]
+    places = [float((one.get("x") or "").rstrip("%")) for one in marks]
+    assert len(places) == 4
+    assert sorted(set(places))[-1] == 95.0
+    assert sum(place == 95.0 for place in places) == 2
+    assert max(place for place in places if place != 95.0) <= 85.0
+    tips = [one.text for one in drawing.iter() if one.tag == "title"]
+    assert "long\nfcfs: never\nother: never" in tips
+    assert "At 'never': of their requests more than one in a hundred got no answer." in "".join(
+        read(text).shown
+    )
+    (row,) = [row for row in downloads(text)["clients.csv"] if row[0] == "long (1)"]
+    assert row.count("never") == 2
+    shown = page_of([run_of([asking(0, client="short")])])
+    assert "never" not in "".join(map("".join, map(shown_texts, drawings(shown))))
+
+
+def _title(drawing: ElementTree.Element) -> str:
+    return next(one.text or "" for one in drawing.iter() if one.tag == "title")
 
 
 def test_a_picture_of_nothing_says_so() -> None:

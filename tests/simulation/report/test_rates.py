@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from aioserve.simulation.metrics import Goodput, Targets
 from aioserve.simulation.report import RateRun, goodput_chart, rate_page
-from aioserve.simulation.report.rates import latency_by_rate_chart, rate_table
+from aioserve.simulation.report.rates import latency_by_rate_chart, rate_file, rate_table
 from tests.simulation.report.pages import downloads, read
 from tests.simulation.report.runs import asking, run_of
 
@@ -120,14 +120,16 @@ def test_the_file_has_the_interval_of_every_mean_over_seeds() -> None:
     assert one_seed[0] == ["policy", "requests/s", *labels]
 
 
-def test_a_mean_over_seeds_of_which_one_never_answered_is_not_drawn() -> None:
+def test_a_mean_over_seeds_of_which_one_never_answered_is_never() -> None:
     nobody = run_of([asking(0, output=99)], num_pages=1, targets=TARGETS).metrics
     runs = [*swept(), RateRun("fcfs", 8.0, nobody)]
     (row,) = [row for row in rate_table(runs).rows if row[1] == "8"]
-    assert row[4] == "inf"
+    assert row[4] == "never"
+    (kept,) = [row for row in rate_file(runs).rows if row[1] == "8"]
+    assert kept[6:8] == ("inf", "-")
     svg = latency_by_rate_chart(runs, TARGETS).panels[0].svg
-    assert "at 8 requests/s" not in svg
-    assert svg.count('class="seed ') == 1
+    assert "<title>fcfs at 8 requests/s\nnever</title>" in svg
+    assert svg.count('class="seed ') == 2
 
 
 def test_very_many_seeds_make_no_huge_page() -> None:
@@ -151,16 +153,25 @@ def test_targets_are_drawn_beside_the_latencies() -> None:
     assert ">target 100 ms</text>" in third.svg
 
 
-def test_a_rate_at_which_nobody_was_answered_leaves_a_gap() -> None:
+def test_a_rate_at_which_nobody_was_answered_has_a_mark_at_never_and_no_line_to_it() -> None:
     nobody = run_of([asking(0, output=99)], num_pages=1, targets=TARGETS).metrics
     assert nobody.ttft_seconds is not None
     assert nobody.ttft_seconds.p50 == math.inf
     runs = [*swept(), RateRun("fcfs", 16.0, nobody)]
-    assert rate_table(runs).rows[-1][2:] == ("0.0%", "0.000", "inf", "inf", "inf", "inf", "0.0")
-    assert "at 16 requests/s" not in latency_by_rate_chart(runs, TARGETS).panels[0].svg
-    assert "nothing to measure" not in page_of(runs, targets=TARGETS)
-    alone = latency_by_rate_chart(runs[-1:], TARGETS).panels
-    assert all(">nothing to measure at any rate</text>" in panel.svg for panel in alone)
+    assert rate_table(runs).rows[-1][2:] == ("0.0%", "0.000", *["never"] * 4, "0.0")
+    assert rate_file(runs).rows[-1][2:] == ("0.0%", "0.000", *["inf"] * 4, "0.0")
+    without, drawn = (latency_by_rate_chart(some).panels[0].svg for some in (runs[:-1], runs))
+    assert "<title>fcfs at 16 requests/s\nnever</title>" in drawn
+    assert drawn.count('y="5%" class="mark') == 1
+    assert (without.count(">never</text>"), drawn.count(">never</text>")) == (0, 1)
+    lines = [re.findall(r'class="line[^>]* d="([^"]*)"', svg)[0] for svg in (without, drawn)]
+    assert lines[0].count("L") == lines[1].count("L")
+    told = "Under fcfs at 16 requests/s nobody got an answer: 1 request was too long for the model"
+    assert any(text.startswith(told) for text in read(page_of(runs, targets=TARGETS)).shown)
+    alone = latency_by_rate_chart(runs[-1:]).panels
+    assert all(">nothing to measure" not in panel.svg for panel in alone)
+    assert all(re.findall(r'class="ty"[^>]*>([^<]*)<', panel.svg) == ["never"] for panel in alone)
+    assert "Under fcfs at any rate nobody" in page_of(runs[-1:], targets=TARGETS)
 
 
 def test_one_run_alone_can_be_drawn() -> None:

@@ -82,10 +82,10 @@ def test_what_never_came_is_worse_than_any_time() -> None:
     name = "time to first token p50, s"
     assert cells(name, with_ttft(1.0), with_ttft(inf)) == (
         Cell("1.00", best=True),
-        Cell("inf", "", "worse"),
+        Cell("never", "", "worse"),
     )
     assert cells(name, with_ttft(inf), with_ttft(1.0))[1] == Cell("1.00", "", "better", best=True)
-    assert cells(name, with_ttft(inf), with_ttft(inf)) == (Cell("inf"), Cell("inf", "same"))
+    assert cells(name, with_ttft(inf), with_ttft(inf)) == (Cell("never"), Cell("never", "same"))
 
 
 def test_one_policy_alone_is_the_best_of_nothing() -> None:

@@ -117,10 +117,14 @@ def test_who_got_no_answer_is_slower_than_all_others() -> None:
     assert found.missing == 1
     assert found.at(0.85) is not None
     assert found.at(0.95) is None
-    table = tails_chart([run], None).table
-    assert table is not None
-    row = table.rows[-1]
-    assert row[2:] == ("0.40", "-", "-", "-", "-", "9", "1")
+    chart = tails_chart([run], None)
+    assert chart.table is not None
+    row = chart.table.rows[-1]
+    assert row[2:] == ("0.40", *["never"] * 4, "9", "1")
+    answers = chart.panels[-1].svg
+    assert answers.count('y="5%" class="mark') == 3
+    assert "At 99%: fcfs: never." in answers
+    assert "never" not in chart.panels[1].svg  # times between tokens are of those that came
 
 
 def test_each_nine_is_as_wide_as_the_one_before() -> None:
