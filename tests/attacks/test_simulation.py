@@ -43,6 +43,8 @@ from tests.attacks.hostile import hostile_texts, hostile_values, is_named, named
 from tests.attacks.mutations import NUMBERS, little_memory, mutated
 
 MAX_SECONDS = 8.0
+"""Of the processor: those of the clock pass too where the machine does something else. What waits
+is ended by the limit that every test has."""
 TRACE = [TraceRequest(n, n / 10, 40, 3, (), 40) for n in range(6)]
 TABLE = {
     "prefill_tokens": [0, 100, 300],
@@ -118,13 +120,13 @@ def commanded(*words: str) -> tuple[int, str]:
     ],
 )
 def test_an_option_beyond_all_use_is_one_line_and_exit_code_2(option: str, value: object) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     words = [] if option == "--num-requests" else ["--num-requests", "5"]
     code, said = commanded("simulate", "--synthetic", "bursts", *words, option, str(value))
     assert (code, said.count("\n")) == (2, 1), said[-500:]
     assert said.startswith("aioserve: ")
     assert len(said) < 1500
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.process_time() - began < MAX_SECONDS
 
 
 @pytest.mark.parametrize("trace", ["/dev/zero", "fifo", "x" * 300])
@@ -158,12 +160,21 @@ def test_memory_without_a_limit_has_one_after_all() -> None:
         simulated(trace=trace, num_pages=None)
 
 
-def test_prompts_that_wait_are_refused_before_they_fill_the_memory() -> None:
+def test_prompts_that_wait_are_refused_before_they_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trace = [TraceRequest(n, 0.0, 1 << 24, 1, (), 1 << 24) for n in range(4000)]
-    began = time.monotonic()
-    with pytest.raises(ConfigError, match="tokens in their prompts"):
+    made: list[int] = []
+    prompt_ids = TraceRequest.prompt_ids
+
+    def counted(request: TraceRequest) -> object:
+        made.append(request.number)
+        return prompt_ids(request)
+
+    monkeypatch.setattr(TraceRequest, "prompt_ids", counted)
+    with pytest.raises(ConfigError, match="trace: 33 requests wait or run at 0 s, with 553648128 "):
         simulated(trace=trace, num_pages=1 << 21)
-    assert time.monotonic() - began < MAX_SECONDS
+    assert made == list(range(32))
 
 
 def test_clients_that_wait_at_once_are_refused_before_they_fill_the_memory() -> None:
@@ -303,13 +314,13 @@ def test_a_model_beyond_all_use_is_refused_or_counted_quickly(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     name = config_of(tmp_path, **changes)
-    began = time.monotonic()
+    began = time.process_time()
     for verb in ("plan", "simulate"):
         words = [name] if verb == "plan" else ["--synthetic", "bursts", "--model", name]
         code, said = commanded(verb, *words)
         assert code in (0, 1, 2)
         assert said.count("\n") == (code != 0), said
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.process_time() - began < MAX_SECONDS
 
 
 @pytest.mark.parametrize("check", [check_policy, check_eviction, check_observer, check_admission])
@@ -369,10 +380,10 @@ def some_options() -> st.SearchStrategy[dict[str, Any]]:
 
 @given(some_options())
 def test_fuzz_simulation_options(options: dict[str, Any]) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with named_errors():
         simulated(**options)
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.process_time() - began < MAX_SECONDS
 
 
 OF_REPLAY: dict[str, st.SearchStrategy[Any]] = {
@@ -398,7 +409,7 @@ OF_REPLAY: dict[str, st.SearchStrategy[Any]] = {
 
 @given(some_options() | st.fixed_dictionaries({}, optional=OF_REPLAY))
 def test_fuzz_replay(options: dict[str, Any]) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     arguments: dict[str, Any] = {
         "trace": TRACE,
         "policy": "fcfs",
@@ -407,7 +418,7 @@ def test_fuzz_replay(options: dict[str, Any]) -> None:
     }
     with named_errors():
         replay(**(arguments | options))
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.process_time() - began < MAX_SECONDS
 
 
 WORDS = st.one_of(
@@ -443,13 +454,13 @@ def test_fuzz_simulate_command(options: list[tuple[str, str]]) -> None:
     for name, value in (("--num-requests", "9"), ("--max-tokens", "4")):
         words += [] if any(name == given for given, _ in options) else [name, value]
     words += [word for pair in options for word in pair]
-    began = time.monotonic()
+    began = time.process_time()
     code, said = commanded("simulate", *words)
     assert code in (0, 1, 2), said
     if code == 1:  # what is no matter of the command line says so in one line too
         assert said.startswith("aioserve: ")
     assert "Traceback" not in said
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.process_time() - began < MAX_SECONDS
 
 
 def _profile() -> bytes:
@@ -478,13 +489,13 @@ def test_fuzz_latency_profiles(tmp_path: Path, name: str, data: st.DataObject) -
     if text[:2] == b"\x1f\x8b" and name != "table.json":
         path = tmp_path / f"{name}.gz"
     path.write_bytes(text)
-    began = time.monotonic()
+    began = time.process_time()
     with named_errors():
         if name == "table.json":
             simulated(cost=read_cost(str(path)))
         else:
             simulated(cost=read_latency_profile(path, "llama2-70b,a100-80gb,2"))
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.process_time() - began < MAX_SECONDS
 
 
 def _fields(kind: Any, good: dict[str, Any]) -> Callable[[st.DataObject], None]:

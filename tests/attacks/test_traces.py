@@ -37,6 +37,8 @@ MOONCAKE = {"timestamp": 5, "input_length": 513, "output_length": 7, "hash_ids":
 ENTRY = {"t": 0.0, "type": "n", "in": 70, "out": 3, "hash_ids": [1]}
 SESSION = {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [ENTRY]}
 MAX_SECONDS = 8.0
+"""Of the processor: those of the clock pass too where the machine does something else. What waits
+is ended by the limit that every test has."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +65,10 @@ def served(trace: list[TraceRequest]) -> None:
 def refused(path: Path, text: str | bytes) -> str:
     """The message of the error that a file gives."""
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TraceError) as caught:
         read_trace(path)
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.process_time() - began < MAX_SECONDS
     assert is_named(caught.value)
     assert str(path) in str(caught.value)
     return str(caught.value)
@@ -305,10 +307,10 @@ def test_fuzz_trace_files(tmp_path: Path, kind: str, data: st.DataObject) -> Non
     text = data.draw(mutated(TEXTS[kind]))
     path = tmp_path / ("a.gz" if text[:2] == b"\x1f\x8b" else "a")
     path.write_bytes(text)
-    began = time.monotonic()
+    began = time.process_time()
     with named_errors():
         served(read_trace(path))
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.process_time() - began < MAX_SECONDS
 
 
 @given(st.data())
