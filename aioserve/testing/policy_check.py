@@ -1,8 +1,9 @@
 """Whether a scheduling policy keeps the contract, tried on random workloads.
 
 The real scheduler and KV memory serve small workloads on a `FakeDevice`: prompts that share
-beginnings, several samples, more requests than there is memory for, steps planned ahead, steps that
-fail, requests that are cancelled, readers that fall behind. Where a policy declares how far it lets
+beginnings, several samples, metadata, more requests than there is memory for, with and without
+pages of the host to swap to, steps planned ahead, steps that fail, requests that are cancelled,
+readers that fall behind. Where a policy declares how far it lets
 a request be overtaken, others keep coming until that is reached.
 """
 
@@ -13,6 +14,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count, cycle, zip_longest
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,7 +23,6 @@ from aioserve.errors import ConfigError
 from aioserve.execution.plan import StepPlan
 from aioserve.isolation import shown
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.plugins import check_policy_object
 from aioserve.request import Request, SamplingParams
@@ -164,15 +165,21 @@ class _Run:
         longest = MAX_PROMPT_TOKENS + MAX_ANSWER_TOKENS
         num_pages = pages_for(longest, workload.page_size) + workload.spare_pages
         self.scheduler = Scheduler(
-            KVMemory(
-                PagePool(num_pages, workload.page_size), prefix_caching=workload.prefix_caching
+            KVMemory.of(
+                num_pages,
+                workload.page_size,
+                num_host_pages=workload.num_host_pages,
+                prefix_caching=workload.prefix_caching,
+                preemption=workload.preemption if workload.num_host_pages else "auto",
             ),
             policy,
             max_num_seqs=workload.max_num_seqs,
             max_num_batched_tokens=workload.max_num_batched_tokens,
             output_reserve_tokens=workload.output_reserve_tokens,
         )
-        self.device = FakeDevice(num_pages, workload.page_size, self.scheduler.num_slots)
+        self.device = FakeDevice(
+            num_pages, workload.page_size, self.scheduler.num_slots, workload.num_host_pages
+        )
         self.expected: dict[int, list[int]] = {}
         self.received: dict[int, list[int]] = {}
         self.ended: set[int] = set()
@@ -237,6 +244,7 @@ class _Run:
                 tpot_target_seconds=request.tpot_target_seconds,
                 session_id=request.session_id,
                 predicted_output_tokens=request.predicted_output_tokens,
+                metadata=MappingProxyType(request.metadata),
             )
         )
         for sample, sequence_id in enumerate(sequence_ids):

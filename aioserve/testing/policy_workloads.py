@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
+
+from aioserve.config import Preemption
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -22,6 +24,8 @@ MAX_PROMPT_TOKENS = 64
 MAX_ANSWER_TOKENS = 16
 TENANTS = ("a", "b", "c")
 SESSIONS = ("s", "t")
+METADATA_KEYS = ("tier", "kind")
+METADATA_VALUES = ("", "gold", "7", "not a number")
 
 
 class DrawnRequest(msgspec.Struct, frozen=True):
@@ -41,6 +45,7 @@ class DrawnRequest(msgspec.Struct, frozen=True):
     tpot_target_seconds: float | None = None
     session_id: str | None = None
     predicted_output_tokens: int | None = None
+    metadata: dict[str, str] = {}
     leaves_after_steps: int | None = None
     """When it is cancelled, counted from its arrival, unless it has ended."""
     pauses_after_steps: int | None = None
@@ -72,6 +77,8 @@ class Workload(msgspec.Struct, frozen=True):
     output_reserve_tokens: int
     prefix_caching: bool
     overlap: bool
+    num_host_pages: int = 0
+    preemption: Preemption = "auto"
     failing_steps: frozenset[int] = frozenset()
     """Launched steps, counted from 0, that fail as a whole."""
     rush: Rush | None = None
@@ -100,6 +107,9 @@ def workloads(*, rush: bool) -> SearchStrategy[Workload]:
             tpot_target_seconds=targets,
             session_id=st.sampled_from([None, *SESSIONS]),
             predicted_output_tokens=st.none() | st.integers(1, 2 * MAX_ANSWER_TOKENS),
+            metadata=st.dictionaries(
+                st.sampled_from(METADATA_KEYS), st.sampled_from(METADATA_VALUES)
+            ),
             leaves_after_steps=after_steps,
             pauses_after_steps=after_steps,
         )
@@ -116,6 +126,8 @@ def workloads(*, rush: bool) -> SearchStrategy[Workload]:
         output_reserve_tokens=st.sampled_from([0, 8]),
         prefix_caching=st.booleans(),
         overlap=st.booleans(),
+        num_host_pages=st.sampled_from([0, 0, 4, 64]),
+        preemption=st.sampled_from(get_args(Preemption)),
         failing_steps=st.just(frozenset[int]())
         if rush
         else st.frozensets(st.integers(0, 40), max_size=2),

@@ -7,11 +7,16 @@ import logging
 import random
 
 import pytest
+from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from aioserve import SchedulingPolicy, Verdict
+from aioserve.execution.plan import CopyKind, StepOutcome, StepPlan
+from aioserve.scheduling.guard import WAYS_TO_PREEMPT
 from aioserve.testing import check_policy, policy_check
+from aioserve.testing.fake_device import FakeDevice
+from aioserve.testing.policy_workloads import Workload, workloads
 
 
 class FirstCome(SchedulingPolicy):
@@ -114,6 +119,17 @@ class HasItThatTargetsAreRare(SchedulingPolicy):
             raise KeyError("planted")
 
 
+class HasItThatMetadataIsNumbers(SchedulingPolicy):
+    def order(self, waiting, view):
+        return sorted(waiting, key=lambda request: int(request.metadata.get("tier", 0)))
+
+
+class HasItThatMetadataIsThere(SchedulingPolicy):
+    def arrived(self, requests):
+        for request in requests:
+            request.metadata["kind"]
+
+
 class OverBudget(SchedulingPolicy):
     def chunk(self, request, budget_tokens, view):
         return max(budget_tokens, 2)
@@ -168,6 +184,8 @@ class CountsItsObjects(SchedulingPolicy):
         (HasItThatTimeStandsStill, "order raised KeyError"),
         (HasItThatNobodyLeaves, "finished raised KeyError"),
         (HasItThatTargetsAreRare, "arrived raised KeyError"),
+        (HasItThatMetadataIsNumbers, "order raised ValueError"),
+        (HasItThatMetadataIsThere, r"arrived raised KeyError\('kind'\)"),
         (OverBudget, "OverBudget: chunk answered 2"),
         (NamesAnOutsider, "NamesAnOutsider: victim answered None"),
         (Remembers, "Remembers: order named"),
@@ -233,6 +251,40 @@ class Legal(SchedulingPolicy):
 
     def victim(self, running, need_pages, view):
         return self.random.choice(running)
+
+
+def test_pages_go_to_the_host_and_back_in_some_workloads(monkeypatch: pytest.MonkeyPatch):
+    kinds: set[CopyKind] = set()
+    execute = FakeDevice.execute
+
+    def noted(device: FakeDevice, plan: StepPlan) -> StepOutcome:
+        kinds.update(copy.kind for copy in plan.copies)
+        return execute(device, plan)
+
+    monkeypatch.setattr(FakeDevice, "execute", noted)
+    check_policy(SchedulingPolicy, max_examples=40)
+    assert kinds == set(CopyKind)
+
+
+@pytest.mark.parametrize("rush", [False, True])
+def test_the_same_seed_draws_the_same_workloads_with_metadata_and_without(rush: bool):
+    def drawn(number: int) -> list[Workload]:
+        found: list[Workload] = []
+
+        @seed(number)
+        @settings(max_examples=100, database=None, phases=[Phase.generate])
+        @given(workloads(rush=rush))
+        def collect(workload: Workload) -> None:
+            found.append(workload)
+
+        collect()
+        return found
+
+    first = drawn(1)
+    assert first == drawn(1) != drawn(2)
+    assert {bool(request.metadata) for one in first for request in one.requests} == {False, True}
+    assert {bool(one.num_host_pages) for one in first} == {False, True}
+    assert {one.preemption for one in first if one.num_host_pages} == set(WAYS_TO_PREEMPT)
 
 
 @pytest.mark.parametrize("policy", [SchedulingPolicy, FirstCome, Legal])
