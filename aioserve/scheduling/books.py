@@ -12,8 +12,8 @@ that has computed the prompt.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Container, Iterable, Iterator, Mapping
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from aioserve.config import Preemption
@@ -31,6 +31,7 @@ from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
 from aioserve.scheduling.slots import SlotPool
 from aioserve.scheduling.updates import SchedulerCounters
 from aioserve.scheduling.view import RequestView
+from aioserve.scheduling.waiting_queue import WaitingQueue, place_of
 
 __all__ = ["SLOTS_PER_SEQUENCE", "Books", "Entry"]
 
@@ -69,12 +70,9 @@ class Books:
         had computed then: kept where the policy chooses who decodes."""
         self.has_precedences: bool = False
         """The policy has ever given one that isn't 0."""
-        self._waiting: list[SequenceState] = []
+        self._queue = WaitingQueue()
         self._most_waiting = -math.inf
         """No precedence of one that waits is greater."""
-        self._num_ended_waiting = 0
-        """Of those in `_waiting`, how many have ended: they are taken out when it is looked at, all
-        at once, since thousands may leave between two steps."""
         self._arrived: list[RequestView] = []
         self._preempted: list[int] = []
         self._last_id = 0
@@ -82,27 +80,15 @@ class Books:
     @property
     def waiting(self) -> list[SequenceState]:
         """In order of arrival."""
-        if self._num_ended_waiting:
-            self._waiting = [s for s in self._waiting if s.phase is Phase.WAITING]
-            self._num_ended_waiting = 0
-        return self._waiting
+        return self._queue.sequences
 
     def waiting_in_turn(self) -> Iterator[SequenceState]:
         """In order of arrival, where each may start before the next one is looked at."""
-        waiting, place = self.waiting, 0
-        while place < len(waiting):
-            sequence = waiting[place]
-            yield sequence
-            if place < len(waiting) and waiting[place] is sequence:
-                place += 1
+        return self._queue.in_turn()
 
-    def views_of_waiting(self, without: Container[SequenceState] = ()) -> tuple[RequestView, ...]:
-        """Of those that can go on, in order of arrival, for a policy that looks at all: in a deep
-        queue there is no time to ask each for more than this."""
-        able = [s for s in self.waiting if not (s.paused or (s.guided and s.is_held))]
-        if without:
-            able = [s for s in able if s not in without]
-        return tuple([s.view for s in able])
+    def views_of_waiting(self, without: Iterable[SequenceState] = ()) -> tuple[RequestView, ...]:
+        """Of those that can go on, but for some, in order of arrival."""
+        return self._queue.views(without)
 
     def waits_above(self, precedence: float) -> bool:
         """Whether one waits with a greater precedence. While that is so for none, who waits is
@@ -113,7 +99,7 @@ class Books:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) - self._num_ended_waiting
+        return len(self._queue)
 
     @property
     def num_seats_free(self) -> int:
@@ -147,7 +133,7 @@ class Books:
         for sequence in family:
             self.sequences[sequence.sequence_id] = sequence
             sequence.view = RequestView(sequence, self.memory)
-        self._waiting.append(first)
+        self._queue.add(first)
         self.announce([first])
         return tuple(s.sequence_id for s in family)
 
@@ -157,7 +143,7 @@ class Books:
             one.take_slot(self.slots.acquire(one.request, one.seed, one.known_ids))
         sequence.phase = Phase.RUNNING
         sequence.num_displaced = 0
-        _take_out(self._waiting, sequence)
+        self._queue.remove(sequence)
         insort(self.running, sequence, key=_by_arrival)
 
     def bear(self, parent: SequenceState, step: int, written_step: int) -> list[SequenceState]:
@@ -183,11 +169,17 @@ class Books:
         self._preempted.append(victim.sequence_id)
 
     def begin_again(self, sequence: SequenceState) -> None:
-        _take_out(self.running, sequence)
+        del self.running[place_of(self.running, sequence)]
         self._give_back(sequence)
         sequence.restart()
         self._most_waiting = max(self._most_waiting, sequence.precedence)
-        insort(self._waiting, sequence, key=_by_arrival)
+        self._queue.add(sequence)
+
+    def pause(self, sequence: SequenceState) -> None:
+        """Its reader is behind: it isn't planned until it is no longer paused."""
+        sequence.paused = True
+        if sequence.phase is Phase.WAITING:
+            self._queue.hold(sequence)
 
     def end(self, sequences: Iterable[SequenceState], *, publish: bool = True) -> None:
         """Forget sequences, and the unborn samples that depend on them. Where `publish` is set,
@@ -197,7 +189,7 @@ class Books:
         known = tuple(self.view(s) for s in sequences if s.phase is not Phase.UNBORN)
         for sequence in sequences:
             if sequence.phase is Phase.RUNNING:
-                _take_out(self.running, sequence)
+                del self.running[place_of(self.running, sequence)]
                 if publish:
                     self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
                     if self.guard.pins:
@@ -223,8 +215,7 @@ class Books:
         for sequence in sequences:
             self._strike_out(sequence)
         left = self.sequences.values()  # in order of arrival
-        self._waiting = [s for s in left if s.phase is Phase.WAITING]
-        self._num_ended_waiting = 0
+        self._queue.become(s for s in left if s.phase is Phase.WAITING)
         self.running = [s for s in left if s.phase is Phase.RUNNING]
         self.slots.recover([s.slot for s in left if s.slot != NO_SLOT], last_step)
         recover(self.memory, [*(s.lease for s in left), *self.pins.leases], last_step)
@@ -233,7 +224,7 @@ class Books:
 
     def _strike_out(self, sequence: SequenceState) -> None:
         if sequence.phase is Phase.WAITING:
-            self._num_ended_waiting += 1  # too many would do no harm, too few would
+            self._queue.end(sequence)
         for one in (sequence, *sequence.unborn):
             self.sequences.pop(one.sequence_id, None)
             one.phase = Phase.FINISHED
@@ -310,10 +301,3 @@ class Books:
                 self.sequence_of(view).precedence = precedence
                 self._most_waiting = max(self._most_waiting, precedence)
                 self.has_precedences |= precedence != 0
-
-
-def _take_out(queue: list[SequenceState], sequence: SequenceState) -> None:
-    index = bisect_left(queue, sequence.sequence_id, key=_by_arrival)
-    if index == len(queue) or queue[index] is not sequence:
-        raise InvariantError(f"{sequence} is not in its queue")
-    del queue[index]

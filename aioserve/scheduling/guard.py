@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import SupportsIndex, TypeVar
 
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 FALLBACK = SchedulingPolicy()
 END = object()
+MOST_SEARCHES = 64
+"""For requests that a policy names out of order: where it names more, all are put into a dict."""
 WAYS_TO_PREEMPT: tuple[Preemption, ...] = ("auto", "swap", "recompute")
 
 
@@ -91,30 +94,21 @@ class PolicyGuard(Guard):
             yield from waiting
             return
         # A tuple: what the policy does with it can't change what is checked.
-        waiting = tuple(waiting)
-        # Thousands may wait of which a few can start. While the policy names them in the order of
-        # `waiting`, a count says who is left; a policy that reorders gets a dict of them.
-        num_first = 0
-        left: dict[int, RequestView] | None = None
-        answer = self._ask("order", lambda: iter(self.policy.order(waiting, view)))
+        named = _Named(tuple(waiting))
+        answer = self._ask("order", lambda: iter(self.policy.order(named.waiting, view)))
         while answer is not None:
             try:
                 request = self.call("order", next, answer, END)
+                if request is END:
+                    return
+                checked = self.call("order", named.take, request)
             except PluginFault:
                 break
-            if request is END:
-                return
-            if left is None and num_first < len(waiting) and request is waiting[num_first]:
-                num_first += 1
-                yield waiting[num_first - 1]
-                continue
-            if left is None:
-                left = _by_id(waiting[num_first:])
-            if id(request) not in left:
+            if checked is None:
                 self.fault("order", f"named {shown(request)}, which doesn't wait or came before")
                 break
-            yield left.pop(id(request))
-        yield from waiting[num_first:] if left is None else left.values()
+            yield checked
+        yield from named.left()
 
     def admit(self, request: RequestView, view: SchedulerView) -> Verdict | Refusal:
         def ask() -> Verdict | Refusal:
@@ -270,6 +264,52 @@ class PolicyGuard(Guard):
         return super().fault(what, said, error)
 
 
+class _Named:
+    """Which of those that wait were named: `num_first` from the first on, and those at `later`.
+
+    Thousands may wait of which a few can start. So as long as few are named they are found by
+    bisection, and not in a dict of all."""
+
+    def __init__(self, waiting: tuple[RequestView, ...]) -> None:
+        self.waiting = waiting
+        self._num_first = 0
+        self._later: set[int] = set()
+        self._num_searches = 0
+        self._places: dict[int, int] = {}
+
+    def take(self, answer: object) -> RequestView | None:
+        """The request that this is, named for the first time; None for anything else."""
+        waiting, first = self.waiting, self._num_first
+        in_turn = first < len(waiting) and answer is waiting[first]
+        place = first if in_turn else self._place(answer)
+        if place < first or place in self._later:
+            return None
+        self._later.add(place)
+        while self._num_first in self._later:
+            self._later.remove(self._num_first)
+            self._num_first += 1
+        return waiting[place]
+
+    def _place(self, answer: object) -> int:
+        """Where it waits; -1 for one that doesn't."""
+        self._num_searches += 1
+        if self._num_searches > MOST_SEARCHES:
+            if not self._places:
+                self._places = {id(request): i for i, request in enumerate(self.waiting)}
+            return self._places.get(id(answer), -1)
+        if type(answer) is not RequestView:
+            return -1
+        place = bisect_left(self.waiting, answer.arrival_index, key=_by_arrival)
+        is_there = place < len(self.waiting) and self.waiting[place] is answer
+        return place if is_there else -1
+
+    def left(self) -> Iterator[RequestView]:
+        """Those that weren't named, in order of arrival."""
+        for place in range(self._num_first, len(self.waiting)):
+            if place not in self._later:
+                yield self.waiting[place]
+
+
 def _overrides(policy: SchedulingPolicy, method: str) -> bool:
     """Whether the class of a policy has an answer of its own: the others need not be asked. An
     attribute of the object doesn't count, which may be an option of that name."""
@@ -284,6 +324,10 @@ def _index(answer: SupportsIndex, least: int, most: int) -> int:
     if least <= number <= most:
         return number
     raise NotAnAnswer(answer, f"not an int in [{least}, {most}]")
+
+
+def _by_arrival(request: RequestView) -> int:
+    return request.arrival_index
 
 
 def _way(answer: object) -> Preemption | None:

@@ -107,6 +107,9 @@ def _check_queues(books: Books) -> None:
         raise InvariantError(
             f"queues hold sequences {sorted(placed)}, live are {sorted(books.sequences)}"
         )
+    able = [s.view for s in books.waiting if not s.is_held]
+    if list(books.views_of_waiting()) != able:
+        raise InvariantError(f"of those that wait {able} can go on, and others are shown")
 
 
 def _check_sequence(sequence: SequenceState, page_size: int) -> None:

@@ -132,7 +132,7 @@ class Scheduler:
     def pause(self, sequence_id: int) -> None:
         """Plan no more work for a sequence whose reader is behind."""
         if sequence_id in self.books.sequences:
-            self.books.sequences[sequence_id].paused = True
+            self.books.pause(self.books.sequences[sequence_id])
 
     def resume(self, sequence_id: int) -> None:
         if sequence_id in self.books.sequences:

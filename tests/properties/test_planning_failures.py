@@ -47,6 +47,7 @@ from aioserve.scheduling import (
     updates,
     view,
     view_maker,
+    waiting_queue,
 )
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
@@ -57,7 +58,7 @@ from tests.scheduling.request_model import RequestModel
 
 MODULES = (planner, scheduler, books, slots, sequence, reserve, memory, lease, page_table)
 MODULES += (guard, view, account, displacement, pooling, page_pool, pages, prefix_tree)
-MODULES += (pins, view_maker, claims, copies, swapping, usage)
+MODULES += (pins, view_maker, waiting_queue, claims, copies, swapping, usage)
 FILES = {module.__file__ for module in MODULES}
 
 

@@ -6,14 +6,18 @@ import asyncio
 import itertools
 import logging
 import sys
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioserve.scheduling import guard as guard_module
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.view import RequestView
 from tests.plugin_system.hostile import ERRORS, TOUCHES, HostileText, contained, hostile
 from tests.scheduling.test_scheduler import Bench, work
 
@@ -35,6 +39,7 @@ NONSENSE = [
     ("order", [1, 2], "named 1, which doesn't wait"),
     ("order", [None], "named None, which doesn't wait"),
     ("order", lambda waiting, view: [waiting[0], waiting[0]], "came before"),
+    ("order", lambda waiting, view: [object.__new__(RequestView)], "raised AttributeError"),
     ("admit", ValueError("planted"), "raised ValueError"),
     ("admit", SystemExit(3), "raised SystemExit"),
     ("admit", GeneratorExit(), "raised GeneratorExit"),
@@ -309,9 +314,19 @@ def test_an_order_that_never_ends_is_cut_at_its_first_repetition(caplog):
     assert work(bench.plan()) == [(a, 0, 3), (b, 0, 3)]
 
 
+def request_view(arrival_index: int) -> RequestView:
+    """Of which the guard sees no more than when it came."""
+    sequence: Any = SimpleNamespace(sequence_id=arrival_index)
+    memory: Any = None
+    return RequestView(sequence, memory)
+
+
+@pytest.mark.parametrize("most_searches", [0, 2, 64])
 @given(num_waiting=st.integers(0, 5), answer=st.lists(st.integers(0, 6), max_size=8))
-def test_an_order_holds_up_to_its_first_fault_and_the_rest_follows_by_arrival(num_waiting, answer):
-    requests: list[Any] = [object() for _ in range(7)]  # who they are is all that the guard sees
+def test_an_order_holds_up_to_its_first_fault_and_the_rest_follows_by_arrival(
+    most_searches, num_waiting, answer
+):
+    requests = [request_view(index) for index in range(7)]
     expected: list[int] = []
     faults = 0
     for index in answer:
@@ -322,9 +337,9 @@ def test_an_order_holds_up_to_its_first_fault_and_the_rest_follows_by_arrival(nu
         expected.append(index)
 
     guard = PolicyGuard(answering("order", [requests[index] for index in answer]))
-    order = guard.order(requests[:num_waiting], None)  # pyright: ignore[reportArgumentType]
-
-    assert [requests.index(request) for request in order] == expected
+    with mock.patch.object(guard_module, "MOST_SEARCHES", most_searches):
+        order = guard.order(requests[:num_waiting], None)  # pyright: ignore[reportArgumentType]
+        assert [requests.index(request) for request in order] == expected
     assert guard.faults_total == faults
 
 

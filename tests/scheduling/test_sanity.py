@@ -61,6 +61,10 @@ def drop_out(bench: Bench) -> None:
     bench.waiting.pop()
 
 
+def hold_unheard(bench: Bench) -> None:
+    bench.waiting[0].paused = True
+
+
 def run_without_a_slot(bench: Bench) -> None:
     bench.running[0].slot = NO_SLOT
 
@@ -88,6 +92,7 @@ def commit_twice(bench: Bench) -> None:
         (overtake, r"the waiting queue is"),
         (wait_twice, r"queues hold sequences \[1, 2, 3, 4, 4\], live are \[1, 2, 3, 4\]"),
         (drop_out, r"queues hold sequences \[1, 2, 3\], live are \[1, 2, 3, 4\]"),
+        (hold_unheard, "can go on, and others are shown"),
         (run_without_a_slot, r"running sequence 1 \(running\) has slots \[-1\]"),
         (compute_past_the_pages, r"sequence 1 \(running\) has computed"),
         (publish_past_what_is_computed, r"sequence 1 \(running\) has computed"),
