@@ -1,12 +1,13 @@
 """What it costs on the host to plan steps under each policy, against one that overrides nothing.
 
-    python benchmarks/planning.py [--running 256] [--waiting 2000] [--json planning.json]
+    python benchmarks/planning.py [--running 256] [--waiting 2000] [--deep 20000] [--json FILE]
 
 `Scheduler.plan` and `commit` run without a model, each plan while the step before it is in flight,
-in six situations:
+in seven situations:
 
     no seat   all that run decode, and there is no seat for those that wait
     no pages  the same, but there are seats, and no pages
+    deep      the same, where `--deep` requests wait
     prompt    all that run decode but one, whose prompt is computed in chunks
     turnover  answers end, and others start
     alike     the same, where all prompts begin alike
@@ -61,6 +62,8 @@ WARM_STEPS = 3 * ANSWER_TOKENS
 class Sizes(msgspec.Struct, frozen=True):
     running: int
     waiting: int
+    deep: int
+    """As many wait where the queue is deep."""
     rounds: int
     steps: int
     """Of each policy in each round."""
@@ -165,6 +168,10 @@ def no_pages(policy: SchedulingPolicy, sizes: Sizes) -> Load:
     return decodes(policy, sizes, seats=2 * sizes.running, reserves=True)
 
 
+def deep(policy: SchedulingPolicy, sizes: Sizes) -> Load:
+    return no_pages(policy, msgspec.structs.replace(sizes, waiting=sizes.deep))
+
+
 def prompt(policy: SchedulingPolicy, sizes: Sizes) -> Load:
     return decodes(policy, sizes, seats=sizes.running + 1, prompts=1)
 
@@ -231,6 +238,7 @@ def comings_and_goings(
 SITUATIONS: dict[str, Callable[[SchedulingPolicy, Sizes], Load]] = {
     "no seat": no_seat,
     "no pages": no_pages,
+    "deep": deep,
     "prompt": prompt,
     "turnover": turnover,
     "alike": alike,
@@ -318,7 +326,7 @@ def print_table(what: str, tables: dict[str, list[dict[str, Any]]]) -> None:
 
 def main() -> None:
     options = parsed()
-    sizes = Sizes(options.running, options.waiting, options.rounds, options.steps)
+    sizes = Sizes(options.running, options.waiting, options.deep, options.rounds, options.steps)
     policies = policies_to_try(options.policies)
     print(f"{_native.cpu_info()}, {sizes}")
     tables = {name: compared(measure(name, policies, sizes)) for name in options.situations}
@@ -334,6 +342,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=2000)
+    parser.add_argument("--deep", type=int, default=20_000, help="waiting in a deep queue")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="of each policy in each round")
     parser.add_argument(

@@ -9,12 +9,15 @@ looked up before others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from aioserve import RequestView, SchedulerView
+from aioserve_plugins._standing_order import Rank, StandingOrder
+from aioserve_plugins._waiting_changes import WaitingChanges
 
-__all__ = ["Prefix", "WaitingPrompt", "WaitingPrompts", "next_prefix"]
+__all__ = ["Prefix", "Rank", "WaitingPrompt", "WaitingPrompts", "next_prefix"]
 
 Prefix = tuple[int, bytes]
 """So many first tokens, and their key."""
@@ -23,7 +26,7 @@ Prefix = tuple[int, bytes]
 class WaitingPrompt:
     """What doesn't change of a request while it waits, and what was cached of it."""
 
-    __slots__ = ("arrived", "cached", "index", "prefix", "request", "tokens")
+    __slots__ = ("arrived", "cached", "index", "prefix", "ranked_cached", "request", "tokens")
 
     def __init__(self, request: RequestView) -> None:
         self.request: RequestView = request
@@ -33,38 +36,69 @@ class WaitingPrompt:
         """To compute or find before the next one can be sampled."""
         self.cached: int = 0
         """Of those, at the last lookup."""
+        self.ranked_cached: int = 0
+        """The same when the step began: what its rank goes by."""
         self.prefix: Prefix = (0, b"")
         """Up to the end of the first page that isn't cached."""
+
+
+class _Group:
+    """Prompts that agree so far, the one whose last lookup is the longest ago first."""
+
+    __slots__ = ("calm", "mates")
+
+    def __init__(self) -> None:
+        self.mates: dict[WaitingPrompt, None] = {}
+        self.calm: dict[WaitingPrompt, None] = {}
+        """Those of them that needn't be looked up before others."""
 
 
 class WaitingPrompts:
     """Looks up at most `lookups` prompts in a step: those that came and those whose group has
     gained first, then one of each group, the group whose last lookup is the longest ago first. A
-    quarter is kept for those that are about to be named."""
+    quarter is kept for those that are about to be named.
 
-    def __init__(self, lookups: int) -> None:
+    All that wait are ranked, by what was known of them when the step began. `rank` says where a
+    prompt stands of which so much is cached, the least first; of two prompts in this order
+    `holds_until` says until when they stay in it, with what was cached when they were ranked."""
+
+    def __init__(
+        self,
+        lookups: int,
+        rank: Callable[[WaitingPrompt, int, int], Rank],
+        holds_until: Callable[[WaitingPrompt, WaitingPrompt, int], float],
+    ) -> None:
         self.lookups = lookups
         self._left = 0
         self._page_size = 1
         self._prompts: dict[RequestView, WaitingPrompt] = {}
+        self._changes = WaitingChanges()
+        self._rank = rank
+        self._holds_until = holds_until
+        self._standing: StandingOrder[WaitingPrompt] = self._new_order()
+        self._to_rank: dict[WaitingPrompt, None] = {}
+        """Those that came or left, or of which more or less is cached than their rank goes by."""
         self._fresh: set[WaitingPrompt] = set()
         """Looked up in this step."""
         self._urgent: dict[WaitingPrompt, None] = {}
-        self._groups: dict[Prefix, dict[WaitingPrompt, None]] = {}
+        self._groups: dict[Prefix, _Group] = {}
         """The one whose last lookup is the longest ago first."""
 
-    def begin(self, waiting: Sequence[RequestView], view: SchedulerView) -> list[WaitingPrompt]:
-        """Begin a step in which these wait; all of them, in that order."""
+    def _new_order(self) -> StandingOrder[WaitingPrompt]:
+        return StandingOrder(
+            lambda prompt, now: self._rank(prompt, prompt.ranked_cached, now), self._holds_until
+        )
+
+    def begin(self, waiting: Sequence[RequestView], view: SchedulerView) -> None:
+        """Begin a step in which these wait; all of them, in order of arrival."""
         self._page_size = view.page_size
-        prompts = self._prompts
-        for request in waiting:
-            if request not in prompts:
-                prompt = prompts[request] = WaitingPrompt(request)
-                self._join(prompt)
-                self._urgent[prompt] = None
-        if len(prompts) > len(waiting):  # some started unasked, or their readers are behind
-            for request in prompts.keys() - set(waiting):
-                self.forget(request)
+        came, gone = self._changes.look(waiting)
+        for request in gone:  # started unasked, or their readers are behind
+            self._leave_queue(request)
+        for request in came:
+            prompt = self._prompts[request] = WaitingPrompt(request)
+            self._urgent[prompt] = None
+            self._join(prompt)
         self._fresh.clear()
         self._left = self.lookups
         most = self.lookups - self.lookups // 4
@@ -73,8 +107,33 @@ class WaitingPrompts:
         for prefix in list(islice(self._groups, max(0, most - len(self._fresh)))):
             if prefix in self._groups:
                 self._groups[prefix] = self._groups.pop(prefix)
-                self.look_up(next(iter(self._groups[prefix])))
-        return [prompts[request] for request in waiting]
+                self.look_up(next(iter(self._groups[prefix].mates)))
+        for prompt in self._to_rank:
+            if self._prompts.get(prompt.request) is prompt:
+                prompt.ranked_cached = prompt.cached
+                self._standing.put(prompt)
+            else:
+                self._standing.remove(prompt)
+        self._to_rank.clear()
+
+    def in_turn(self, now: int) -> Iterator[WaitingPrompt]:
+        """All by their ranks. Each is looked up when its turn comes, and if less is cached than
+        was known it comes to its turn again."""
+        later: list[tuple[Rank, WaitingPrompt]] = []
+        ranked = self._standing.ranked(now)
+        following = next(ranked, None)
+        while following is not None or later:
+            if following is None or (later and later[0] < following):
+                known, prompt = heapq.heappop(later)
+            else:
+                known, prompt = following
+                following = next(ranked, None)
+            self.look_up(prompt)
+            rank = self._rank(prompt, prompt.cached, now)
+            if rank > known:
+                heapq.heappush(later, (rank, prompt))
+            else:
+                yield prompt
 
     def look_up(self, prompt: WaitingPrompt) -> None:
         """Know what is cached of it now, unless this step has no lookups left."""
@@ -84,17 +143,19 @@ class WaitingPrompts:
         self._fresh.add(prompt)
         self._urgent.pop(prompt, None)
         cached, (end, _) = prompt.request.cached_tokens, prompt.prefix
-        mates = self._groups[prompt.prefix]
+        group = self._groups[prompt.prefix]
         if cached == prompt.cached:
-            mates[prompt] = mates.pop(prompt)
+            group.mates[prompt] = group.mates.pop(prompt)
+            group.calm.pop(prompt, None)
+            group.calm[prompt] = None
             return
         self._leave(prompt)
         prompt.cached = cached
         self._join(prompt)
         if cached >= end:
-            self._urgent.update(mates)
+            self._alarm(group)
             return
-        for mate in list(mates):
+        for mate in list(group.mates):
             self._leave(mate)
             mate.cached = min(cached, mate.tokens - 1)
             self._join(mate)
@@ -103,25 +164,45 @@ class WaitingPrompts:
         """It will compute what its group needs next: that is looked up before others."""
         prompt = self._prompts.get(request)
         if prompt is not None:
-            mates = self._groups[prompt.prefix]
-            self.forget(request)
-            self._urgent.update(mates)
+            group = self._groups[prompt.prefix]
+            self._leave_queue(request)
+            self._changes.forget([request])
+            self._alarm(group)
+
+    def _alarm(self, group: _Group) -> None:
+        """All of it are to be looked up before others."""
+        self._urgent.update(group.calm)
+        group.calm = {}
 
     def forget(self, request: RequestView) -> None:
-        """It doesn't wait any more."""
+        """It has ended."""
+        self._changes.forget([request])
+        self._leave_queue(request)
+        if not self._prompts:  # nobody may come for hours
+            self._standing = self._new_order()
+            self._to_rank.clear()
+            self._fresh.clear()
+
+    def _leave_queue(self, request: RequestView) -> None:
         prompt = self._prompts.pop(request, None)
         if prompt is not None:
             self._leave(prompt)
             self._urgent.pop(prompt, None)
 
     def _join(self, prompt: WaitingPrompt) -> None:
+        self._to_rank[prompt] = None
         prompt.prefix = next_prefix(prompt.request, prompt.cached, self._page_size)
-        self._groups.setdefault(prompt.prefix, {})[prompt] = None
+        group = self._groups.setdefault(prompt.prefix, _Group())
+        group.mates[prompt] = None
+        if prompt not in self._urgent:
+            group.calm[prompt] = None
 
     def _leave(self, prompt: WaitingPrompt) -> None:
+        self._to_rank[prompt] = None
         group = self._groups[prompt.prefix]
-        del group[prompt]
-        if not group:
+        del group.mates[prompt]
+        group.calm.pop(prompt, None)
+        if not group.mates:
             del self._groups[prompt.prefix]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterator, Sequence
 
@@ -14,9 +13,12 @@ from aioserve import (
     SchedulingPolicy,
     hookimpl,
 )
-from aioserve_plugins._waiting_prompts import Prefix, WaitingPrompt, WaitingPrompts
+from aioserve_plugins._waiting_prompts import Prefix, Rank, WaitingPrompt, WaitingPrompts
 
 __all__ = ["CacheAware"]
+
+SAFE = 1 - 1e-9
+"""A ratio by as much less is less, whatever is rounded."""
 
 
 class CacheAware(SchedulingPolicy):
@@ -40,42 +42,54 @@ class CacheAware(SchedulingPolicy):
             raise ConfigError(f"lookups must be an int of at least 1, got {lookups!r}")
         self.patience = patience
         self.lookups = lookups
-        self._prompts = WaitingPrompts(lookups)
+        self._prompts = WaitingPrompts(lookups, self._rank, self._holds_until)
 
     def starvation_bound_tokens(self, request: RequestView) -> int:
         return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
-        now, patience = view.processed_tokens, self.patience
+        now = view.processed_tokens
+        self._prompts.begin(waiting, view)
         computed: set[Prefix] = set()
         """Prefixes that those ahead will have computed."""
-        ranked: list[tuple[float, int, int, WaitingPrompt]] = []
-        for prompt in self._prompts.begin(waiting, view):
-            waited = now - prompt.arrived
-            if waited >= patience * prompt.tokens:
-                self._prompts.look_up(prompt)
-                computed.add(prompt.prefix)
-                yield prompt.request
-            else:
-                cached = prompt.cached  # `_rank` without a call, as thousands may wait
-                ratio = (cached + waited / patience) / (prompt.tokens - cached)
-                ranked.append((-ratio, -cached, prompt.index, prompt))
-        heapq.heapify(ranked)
         deferred: list[RequestView] = []
-        while ranked:
-            prompt = ranked[0][-1]
-            self._prompts.look_up(prompt)
-            entry = _rank(prompt, (now - prompt.arrived) / patience)
-            if entry > ranked[0]:  # less is cached than at the lookup before
-                heapq.heapreplace(ranked, entry)
-                continue
-            heapq.heappop(ranked)
-            if prompt.prefix in computed and prompt.prefix[0] < prompt.tokens:
+        for prompt in self._prompts.in_turn(now):
+            begins_alike = prompt.prefix in computed and prompt.prefix[0] < prompt.tokens
+            if begins_alike and now < self._due(prompt):
                 deferred.append(prompt.request)
             else:
                 computed.add(prompt.prefix)
                 yield prompt.request
         yield from deferred
+
+    def _due(self, prompt: WaitingPrompt) -> float:
+        """When it goes before all that arrived later, in tokens processed."""
+        return prompt.arrived + self.patience * prompt.tokens
+
+    def _rank(self, prompt: WaitingPrompt, cached: int, now: int) -> Rank:
+        if now >= self._due(prompt):
+            return -math.inf, 0, prompt.index
+        return -self._ratio(prompt, cached, now), -cached, prompt.index
+
+    def _ratio(self, prompt: WaitingPrompt, cached: int, now: int) -> float:
+        return (cached + (now - prompt.arrived) / self.patience) / (prompt.tokens - cached)
+
+    def _holds_until(self, first: WaitingPrompt, second: WaitingPrompt, now: int) -> float:
+        """Each ratio grows by as much with each token: until the second has the greater one, or
+        goes before all that arrived later."""
+        until = self._due(second)
+        if first.index < second.index and self._due(first) <= max(until, now):
+            until = math.inf
+        cached, other_cached = first.ranked_cached, second.ranked_cached
+        are_equal = (first.tokens, cached) == (second.tokens, other_cached)
+        if are_equal or now >= self._due(first):
+            return until
+        lead = SAFE * self._ratio(first, cached, now) - self._ratio(second, other_cached, now)
+        if lead <= 0:
+            return now
+        growth, other_growth = 1 / (first.tokens - cached), 1 / (second.tokens - other_cached)
+        closing = (other_growth - SAFE * growth) / self.patience
+        return min(until, now + lead // closing) if closing > 0 else until
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if not request.pages:
@@ -85,12 +99,6 @@ class CacheAware(SchedulingPolicy):
     def finished(self, requests: Sequence[RequestView]) -> None:
         for request in requests:
             self._prompts.forget(request)
-
-
-def _rank(prompt: WaitingPrompt, earned: float) -> tuple[float, int, int, WaitingPrompt]:
-    """The least goes first. `earned`: tokens that its wait counts for."""
-    ratio = (prompt.cached + earned) / (prompt.tokens - prompt.cached)
-    return -ratio, -prompt.cached, prompt.index, prompt
 
 
 @hookimpl

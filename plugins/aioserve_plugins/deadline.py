@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from aioserve import (
     ConfigError,
@@ -95,7 +96,7 @@ class Deadline(SchedulingPolicy):
         others = sorted(set(candidates).difference(first), key=self._by_deadline)
         on_time = self._on_time(others, work, ahead, view)
         put_off = sorted(set(others).difference(on_time), key=lambda r: (work[r], r.arrival_index))
-        for group in (first, on_time, put_off, waiting[self.window :]):
+        for group in (first, on_time, put_off, islice(waiting, self.window, None)):
             for request in group:
                 if self._prompt_tokens <= 0:
                     return

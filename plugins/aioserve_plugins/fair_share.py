@@ -15,6 +15,7 @@ from aioserve import (
     SchedulingPolicy,
     hookimpl,
 )
+from aioserve_plugins._waiting_changes import by_arrival, waits
 
 __all__ = ["FairShare"]
 
@@ -143,8 +144,10 @@ class FairShare(SchedulingPolicy):
     ) -> Iterator[RequestView]:
         """Looks at the counters anew after each request: one that has started was charged. Of each
         tenant no more requests are looked at than are asked for."""
-        able = set(waiting)
-        queues = {t: (r for r in live if r in able) for t, live in self._live.items()}
+        queues = {
+            tenant: (r for r in live if not r.is_running and waits(r, waiting))
+            for tenant, live in self._live.items()
+        }
         heap: list[tuple[float, int, str | None, RequestView]] = []
 
         def push_next(tenant: str | None) -> None:
@@ -181,7 +184,7 @@ class FairShare(SchedulingPolicy):
             self._live[tenant][request] = None
             if request.pages:  # a further sample: its prompt is computed
                 self._charged[request] = 0
-                self._live[tenant] = dict.fromkeys(sorted(self._live[tenant], key=_by_arrival))
+                self._live[tenant] = dict.fromkeys(sorted(self._live[tenant], key=by_arrival))
             elif tenant not in backlogged:
                 self._counters[tenant] = max(self._counter(tenant), least)
 
@@ -233,10 +236,6 @@ class FairShare(SchedulingPolicy):
 
     def _counter(self, tenant: str | None) -> float:
         return self._counters.get(tenant, 0.0)
-
-
-def _by_arrival(request: RequestView) -> int:
-    return request.arrival_index
 
 
 def _waits(request: RequestView) -> bool:

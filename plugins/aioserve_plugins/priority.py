@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Literal
 
 from aioserve import (
@@ -14,6 +16,7 @@ from aioserve import (
     SchedulingPolicy,
     hookimpl,
 )
+from aioserve_plugins._waiting_changes import WaitingChanges, by_arrival, waits
 
 __all__ = ["Priority"]
 
@@ -59,6 +62,9 @@ class Priority(SchedulingPolicy):
         self.first = first
         self._preempts = preempt
         self.patience_tokens = patience_tokens
+        self._changes = WaitingChanges()
+        self._queues: defaultdict[int, list[RequestView]] = defaultdict(list)
+        """Those that wait, by urgency, each in order of arrival."""
         self._came: dict[RequestView, int | None] = {}
         """Requests to leave room for, with the step in which that began."""
         self._most_urgent_first: list[RequestView] = []
@@ -69,16 +75,32 @@ class Priority(SchedulingPolicy):
         return self.patience_tokens
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
+        self._keep_queues(waiting)
         overdue = 0  # in order of arrival, so those that have waited longest come first
         while overdue < len(waiting) and self._is_overdue(waiting[overdue], view):
             yield waiting[overdue]
             overdue += 1
-        sign = 1 if self.first == "highest" else -1
-        queues: defaultdict[int, list[RequestView]] = defaultdict(list)
-        for request in waiting[overdue:]:
-            queues[sign * request.priority].append(request)
-        for urgency in sorted(queues, reverse=True):
-            yield from queues[urgency]
+        if overdue == len(waiting):
+            return
+        for urgency in sorted(self._queues, reverse=True):
+            queue = self._queues[urgency]
+            first = bisect_left(queue, waiting[overdue].arrival_index, key=by_arrival)
+            yield from islice(queue, first, None)
+
+    def _keep_queues(self, waiting: Sequence[RequestView]) -> None:
+        came, gone = self._changes.look(waiting)
+        for request in gone:
+            self._leave_queue(request)
+        for request in came:
+            insort(self._queues[self._urgency(request)], request, key=by_arrival)
+
+    def _leave_queue(self, request: RequestView) -> None:
+        urgency = self._urgency(request)
+        queue = self._queues.get(urgency, [])
+        if waits(request, queue):
+            del queue[bisect_left(queue, request.arrival_index, key=by_arrival)]
+            if not queue:
+                del self._queues[urgency]
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if not request.pages or self._is_overdue(request, view):
@@ -107,7 +129,9 @@ class Priority(SchedulingPolicy):
         self._forget_look()
 
     def finished(self, requests: Sequence[RequestView]) -> None:
+        self._changes.forget(requests)
         for request in requests:
+            self._leave_queue(request)
             self._came.pop(request, None)
         self._forget_look()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +13,7 @@ from aioserve import (
     SchedulingPolicy,
     hookimpl,
 )
-from aioserve_plugins._waiting_prompts import WaitingPrompt, WaitingPrompts
+from aioserve_plugins._waiting_prompts import Rank, WaitingPrompt, WaitingPrompts
 
 __all__ = ["ShortestFirst"]
 
@@ -37,31 +36,27 @@ class ShortestFirst(SchedulingPolicy):
             raise ConfigError(f"lookups must be an int of at least 1, got {lookups!r}")
         self.patience = patience
         self.lookups = lookups
-        self._prompts = WaitingPrompts(lookups)
+        self._prompts = WaitingPrompts(lookups, self._rank, self._holds_until)
 
     def starvation_bound_tokens(self, request: RequestView) -> int:
         return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
-        now = view.processed_tokens
-        prompts, patience = self._prompts.begin(waiting, view), self.patience
-        owed = [patience * (p.tokens - p.cached) + p.arrived - now for p in prompts]
-        ranked = [(o if o > 0 else 0.0, p.index, p) for o, p in zip(owed, prompts, strict=True)]
-        heapq.heapify(ranked)
-        while ranked:
-            prompt = ranked[0][-1]
-            self._prompts.look_up(prompt)
-            entry = self._rank(prompt, now)
-            if entry > ranked[0]:  # less is cached than at the lookup before
-                heapq.heapreplace(ranked, entry)
-            else:
-                heapq.heappop(ranked)
-                yield prompt.request
+        self._prompts.begin(waiting, view)
+        for prompt in self._prompts.in_turn(view.processed_tokens):
+            yield prompt.request
 
-    def _rank(self, prompt: WaitingPrompt, now: int) -> tuple[float, int, WaitingPrompt]:
-        uncached = prompt.tokens - prompt.cached
-        owed = self.patience * uncached + prompt.arrived - now
-        return max(0.0, owed), prompt.index, prompt
+    def _rank(self, prompt: WaitingPrompt, cached: int, now: int) -> Rank:
+        return max(0.0, self._forgiven(prompt, cached) - now), prompt.index
+
+    def _holds_until(self, first: WaitingPrompt, second: WaitingPrompt, now: int) -> float:
+        """Both are forgiven as much all the time: until they are forgiven everything."""
+        is_older = first.index < second.index
+        return math.inf if is_older else self._forgiven(second, second.ranked_cached)
+
+    def _forgiven(self, prompt: WaitingPrompt, cached: int) -> float:
+        """When it is forgiven everything, in tokens processed."""
+        return self.patience * (prompt.tokens - cached) + prompt.arrived
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
         if not request.pages:

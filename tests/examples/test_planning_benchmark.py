@@ -17,7 +17,7 @@ from aioserve import SchedulingPolicy
 from aioserve.plugins import PluginRegistry
 from tests.examples.test_benchmarks import BENCHMARKS
 
-RUNNING, WAITING = 8, 12
+RUNNING, WAITING, DEEP = 8, 12, 40
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,7 @@ def planning() -> Iterator[ModuleType]:
     [
         ("no seat", False, False, False, False),
         ("no pages", False, False, False, False),
+        ("deep", False, False, False, False),
         ("prompt", True, False, False, False),
         ("turnover", True, True, False, False),
         ("alike", True, True, True, False),
@@ -51,14 +52,14 @@ def test_each_situation_is_what_it_is_said_to_be(
     reuses: bool,
     preempts: bool,
 ) -> None:
-    sizes = planning.Sizes(RUNNING, WAITING, 2, planning.ANSWER_TOKENS)
+    sizes = planning.Sizes(RUNNING, WAITING, DEEP, 2, planning.ANSWER_TOKENS)
     load = planning.SITUATIONS[situation](SchedulingPolicy(), sizes)
     scheduler, books = load.scheduler, load.scheduler.books
     live, before = set(books.sequences), msgspec.structs.replace(scheduler.counters)
     for _ in range(sizes.rounds * sizes.steps):
         load.step()
-        assert scheduler.num_waiting >= WAITING
-        assert goes_on or (books.num_seats_free > 0) == (situation == "no pages")
+        assert scheduler.num_waiting >= (DEEP if situation == "deep" else WAITING)
+        assert goes_on or (books.num_seats_free > 0) == (situation in ("no pages", "deep"))
     counters = scheduler.counters
     assert (counters.tokens_prefilled > before.tokens_prefilled) == computes_prompts
     assert (set(books.sequences) != live) == goes_on
@@ -70,7 +71,14 @@ def test_it_tries_each_installed_policy_and_each_method_and_its_ratios_are_to_th
     planning: ModuleType, tmp_path
 ) -> None:
     result = tmp_path / "planning.json"
-    sizes = {"running": RUNNING, "waiting": WAITING, "rounds": 1, "steps": 2, "json": result}
+    sizes = {
+        "running": RUNNING,
+        "waiting": WAITING,
+        "deep": DEEP,
+        "rounds": 1,
+        "steps": 2,
+        "json": result,
+    }
     options = [f"--{name}={value}" for name, value in sizes.items()]
     subprocess.run([sys.executable, BENCHMARKS / "planning.py", *options], check=True, timeout=50)
     tables = json.loads(result.read_text())

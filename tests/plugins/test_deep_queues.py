@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -122,14 +123,15 @@ class Prompt:
 def test_one_lookup_tells_what_the_cache_has_lost_of_all_that_begin_alike() -> None:
     requests = [Prompt([*[7] * 32, *[number] * 8]) for number in range(20)]
     view: Any = SimpleNamespace(page_size=4)
-    prompts = WaitingPrompts(lookups=8)
+    prompts = WaitingPrompts(8, lambda prompt, *_: (prompt.index,), lambda *_: math.inf)
 
     def known(held: int) -> set[int]:
         for request in requests:
             request.held, request.num_lookups = [7] * held, 0
-        found: Any = prompts.begin(cast("Any", requests), view)
+        prompts.begin(cast("Any", requests), view)
+        in_turn = {prompt.cached for prompt in prompts.in_turn(0)}
         assert sum(request.num_lookups for request in requests) <= 8
-        return {prompt.cached for prompt in found}
+        return in_turn
 
     for _ in range(6):
         found = known(held=30)

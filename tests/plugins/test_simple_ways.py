@@ -111,7 +111,7 @@ class Seen:
     """As much of a request as the room that is left for it depends on."""
 
     def __init__(self, *, pages: int, priority: int) -> None:
-        self.pages, self.priority = pages, priority
+        self.pages, self.priority, self.arrival_index = pages, priority, priority
         self.uncached_tokens, self.arrival_processed_tokens = 10, 0
 
 

@@ -1,0 +1,133 @@
+"""An order of all that wait that is kept from step to step, where ranks change as time goes by.
+
+To rank thousands anew in each step takes longer than the step. So pairs are compared in a
+tournament, and each winner is kept for as long as it is known to win: a kinetic tournament (Basch,
+Guibas and Hershberger, "Data Structures for Mobile Data", 1999). A step compares those pairs anew
+whose time is over, and those on the paths of what came or went.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+__all__ = ["StandingOrder"]
+
+T = TypeVar("T")
+
+Rank = tuple[Any, ...]
+"""The least goes first; no two are equal."""
+
+
+class StandingOrder(Generic[T]):
+    """`rank(one, now)` says where one stands, and `holds_until(first, second, now)` until when the
+    first of two stays before the second, unless they are put in anew: at least until `now`."""
+
+    def __init__(
+        self,
+        rank: Callable[[T, int], Rank],
+        holds_until: Callable[[T, T, int], float],
+    ) -> None:
+        self._rank = rank
+        self._holds_until = holds_until
+        self._places: dict[T, int] = {}
+        """Leaves of the tournament."""
+        self._free: list[int] = [1]
+        self._size = 1
+        """Leaves that there are: nodes `_size` to `2 * _size - 1`, and node i has the children
+        2 * i and 2 * i + 1."""
+        self._winners: list[T | None] = [None, None]
+        """Of each node, None where nobody is below."""
+        self._until: list[float] = [math.inf, math.inf]
+        """When the first of the nodes there and below has to be decided anew."""
+        self._touched: set[int] = set()
+        """Leaves with others than when the nodes above were decided."""
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, one: T) -> None:
+        """It is new, or has another rank than before."""
+        place = self._places.get(one)
+        if place is None:
+            if not self._free:
+                self._grow()
+            place = self._places[one] = self._free.pop()
+            self._winners[place] = one
+        self._touched.add(place)
+
+    def remove(self, one: T) -> None:
+        """It may be that it was never put in."""
+        place = self._places.pop(one, None)
+        if place is None:
+            return
+        self._winners[place] = None
+        self._free.append(place)
+        self._touched.add(place)
+
+    def ranked(self, now: int) -> Iterator[tuple[Rank, T]]:
+        """All with their ranks, the first first, as long as nobody is put in or removed. `now`
+        never decreases."""
+        self._decide(now)
+        heap: list[tuple[Rank, int, T]] = []
+
+        def push(node: int) -> None:
+            one = self._winners[node]
+            if one is not None:
+                heapq.heappush(heap, (self._rank(one, now), node, one))
+
+        push(1)
+        while heap:
+            rank, node, one = heapq.heappop(heap)
+            yield rank, one
+            while node < self._size:
+                node *= 2
+                if self._winners[node] is one:
+                    push(node + 1)
+                else:
+                    push(node)
+                    node += 1
+
+    # -- decisions
+
+    def _decide(self, now: int) -> None:
+        nodes = {place // 2 for place in self._touched if place > 1}
+        self._touched.clear()
+        while nodes:  # all of one level, the lowest first
+            for node in nodes:
+                self._decide_node(node, now)
+            nodes = {node // 2 for node in nodes if node > 1}
+        if self._until[1] <= now:
+            self._decide_overdue(1, now)
+
+    def _decide_overdue(self, node: int, now: int) -> None:
+        """It or a node below is to be decided anew."""
+        for child in (2 * node, 2 * node + 1):
+            if child < self._size and self._until[child] <= now:
+                self._decide_overdue(child, now)
+        self._decide_node(node, now)
+
+    def _decide_node(self, node: int, now: int) -> None:
+        left, right = 2 * node, 2 * node + 1
+        first, second = self._winners[left], self._winners[right]
+        until = min(self._until[left], self._until[right])
+        if first is None or second is None:
+            first = second if first is None else first
+        else:
+            if self._rank(second, now) < self._rank(first, now):
+                first, second = second, first
+            until = min(until, self._holds_until(first, second, now))
+        self._winners[node], self._until[node] = first, until
+
+    def _grow(self) -> None:
+        """As many leaves again."""
+        leaves = self._winners[self._size :]
+        old, size = self._size, 2 * self._size
+        self._size = size
+        self._winners = [None] * size + leaves + [None] * old
+        self._until = [math.inf] * (2 * size)
+        self._places = {one: place + size - old for one, place in self._places.items()}
+        self._free = list(range(2 * size - 1, size + old - 1, -1))
+        self._touched = set(self._places.values())
