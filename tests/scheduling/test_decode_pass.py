@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aioserve import RequestView, SchedulerView, SchedulingPolicy
 from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.scheduling.decode_pass import decode_pass
 from aioserve.scheduling.scheduler import Scheduler
@@ -199,3 +200,38 @@ def test_what_is_left_behind_is_what_steps_one_by_one_would_leave(
         slow, in_flight = after(lengths, num_steps, *options)
         go_on(slow.scheduler, in_flight, count)
         assert shown(scheduler) == shown(slow.scheduler)
+
+
+class Slow(SchedulingPolicy):
+    """Computes a token of the first request's prompt in each step."""
+
+    def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
+        return 1 if request.arrival_index == 1 else budget_tokens
+
+
+def with_one_late_behind_its_prompt() -> tuple[Bench, deque[StepPlan]]:
+    """Two more find the pages of the second one's prompt, and begin runs of their own behind it:
+    the first, whose prompt is in flight, and the last, which had no page for the step in flight."""
+    bench = Bench(policy=Slow(), num_pages=10, prefix_caching=True, max_num_batched_tokens=64)
+    for token_id, answer in ((7, 30), (7, 30), (5, 7)):
+        bench.submit([token_id] * 8, answer)
+    in_flight = deque[StepPlan]()
+    go_on(bench.scheduler, in_flight, 6)
+    bench.submit([7] * 8, 30)
+    go_on(bench.scheduler, in_flight, 2)
+    return bench, in_flight
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_one_that_is_late_begins_its_run_as_late_as_it_would_step_by_step(count: int) -> None:
+    bench, _ = with_one_late_behind_its_prompt()
+    steps = decode_pass(bench.scheduler)
+    assert steps is not None
+    assert [s.sequence_id for s in steps.late] == [4]
+    count, _ = _within_pages(bench.scheduler, steps, count)
+    own = [99 + s.sequence_id for s in steps.sequences]
+    ends = [float(steps.first_step - 1 + place) for place in range(count)]
+    steps.take(count, own, [0.1] * count, ends, {})
+    slow, in_flight = with_one_late_behind_its_prompt()
+    go_on(slow.scheduler, in_flight, count)
+    assert shown(bench.scheduler) == shown(slow.scheduler)
