@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from aioserve.arguments import counted
+
 __all__ = ["Busy", "MachineWatch", "usable_processors"]
 
 PROBE = bytes(4 << 20)
@@ -43,7 +45,9 @@ class Busy(NamedTuple):
         """What is too much, by name and number; none on a machine that was left alone."""
         found: list[str] = []
         if self.load is not None and self.load > MOST_LOAD * self.num_processors:
-            found.append(f"load {self.load:.1f} on {self.num_processors} processors before")
+            found.append(
+                f"load {self.load:.1f} on {counted(self.num_processors, 'processor')} before"
+            )
         if self.others is not None and self.others > MOST_OTHERS:
             found.append(f"other programs took {self.others:.0%} of the processors")
         if self.stolen is not None and self.stolen > MOST_STOLEN:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from aioserve.arguments import counted
 from aioserve.cli._engine import chosen_policy, open_engine
 from aioserve.cli._interrupts import leave_at_once
 from aioserve.config import EngineConfig
@@ -79,7 +80,11 @@ class Serving:
                         stop=self._stop,
                         on_ready=lambda: self._say_ready(engine, paths, name),
                     )
-        late = f"; {ended} requests were ended by --drain-seconds" if ended else ""
+        late = (
+            f"; {counted(ended, 'request was', 'requests were')} ended by --drain-seconds"
+            if ended
+            else ""
+        )
         _say(f"drained{late}")
 
     def _tracing(self, engine: Engine) -> AbstractAsyncContextManager[None]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aioserve.arguments import counted
 from aioserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,15 +91,18 @@ def _facts(
     result = runs[0].result
     limit = ", without a limit" if options.unbounded_cache else ""
     cache = f"prefix cache, {options.eviction}" if options.prefix_caching else "no prefix cache"
+    arrive = counted(facts["requests"], "that arrives", "that arrive", form=",")
+    pages = counted(result.num_pages, "page", form=",")
+    tokens = counted(options.max_num_batched_tokens, "token", form=",")
     told = [
         ("Trace", facts["name"]),
-        ("Requests", f"{facts['requests']:,} that arrive in {seconds:,.1f} s{rate}"),
+        ("Requests", f"{arrive} in {seconds:,.1f} s{rate}"),
         ("Tokens", f"{facts['prompt_tokens']:,} in prompts, {facts['output_tokens']:,} in answers"),
         ("Step times", steps),
-        ("KV memory", f"{result.num_pages:,} pages of {result.page_size} tokens{limit}; {cache}"),
+        ("KV memory", f"{pages} of {counted(result.page_size, 'token')}{limit}; {cache}"),
         (
             "A step has at most",
-            f"{options.max_num_seqs:,} sequences, {options.max_num_batched_tokens:,} tokens",
+            f"{counted(options.max_num_seqs, 'sequence', form=',')}, {tokens}",
         ),
     ]
     asked = []

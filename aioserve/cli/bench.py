@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
+from aioserve.arguments import counted
 from aioserve.cli._bench_options import BenchOptions
 from aioserve.cli._engine import Start, chosen_policy
 
@@ -71,8 +72,9 @@ def _print_table(result: dict[str, Any]) -> None:
     console = Console(file=sys.stdout)
     options, machine, stats = result["options"], result["machine"], result["stats"]
     console.print(
-        f"{result['kind']}: {options['num_prompts']} requests, {result['concurrency']} at once, "
-        f"{options['input_len']} tokens in ({options['shared_prefix_len']} shared), "
+        f"{result['kind']}: {counted(options['num_prompts'], 'request')}, "
+        f"{result['concurrency']} at once, "
+        f"{counted(options['input_len'], 'token')} in ({options['shared_prefix_len']} shared), "
         f"{options['output_len']} out, {options['policy']}",
         highlight=False,
     )
@@ -99,8 +101,9 @@ def _print_table(result: dict[str, Any]) -> None:
     _print_host(console, result["host"])
     answers = result["answers"]
     console.print(
-        f"{answers['output_tokens']:,} tokens generated in {result['seconds']:.2f} s, "
-        f"{stats['steps']} steps, {stats['preemptions']} preemptions, "
+        f"{counted(answers['output_tokens'], 'token', form=',')} generated "
+        f"in {result['seconds']:.2f} s, "
+        f"{counted(stats['steps'], 'step')}, {counted(stats['preemptions'], 'preemption')}, "
         f"prompt tokens: {stats['tokens_prefilled']} computed, {stats['tokens_cached']} cached"
     )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from aioserve.arguments import counted
 from aioserve.cli._device_options import DeviceOptions
 from aioserve.cli._streams import check_output, json_text
 from aioserve.errors import AioserveError, ConfigError
@@ -213,7 +214,7 @@ def _bar(total: int) -> Iterator[Callable[[], None]]:
 
 def _place(measured: dict[str, Any]) -> str:
     if measured["device"] == "cpu":
-        return f"{measured['threads']} threads"
+        return counted(int(measured["threads"]), "thread")
     return str(measured["card"])
 
 
@@ -246,6 +247,6 @@ def _print(output: Path, table: CostTableFile, error: PredictionError) -> None:
         f"{seconds[-1][0] * 1e3:.2f} ms; each 1,000 tokens of context add "
         f"{table.seconds_per_context_token * 1e6:.3f} ms to decoding\n"
         f"{_range(table)}\n"
-        f"{error.steps:,} other steps of random mixes are told with an error of "
+        f"{counted(error.steps, 'other step', form=',')} of random mixes are told with an error of "
         f"{error.median:.1%} (median), {error.p90:.1%} (p90), and their sum with {error.total:+.1%}"
     )

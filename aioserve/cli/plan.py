@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from aioserve.arguments import counted
 from aioserve.cli._streams import json_text
 from aioserve.errors import ConfigError
 
@@ -87,7 +88,7 @@ def _print_tables(found: Capacity) -> None:
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
-    gpus = "1 GPU" if found.num_gpus == 1 else f"{found.num_gpus} GPUs"
+    gpus = counted(found.num_gpus, "GPU")
     console.print(
         f"{found.model}: {_parameters(found.num_parameters)} parameters in {found.dtype}, "
         f"KV in {found.kv_dtype}, {gpus} of {_size(found.gpu_memory_bytes)}\n",
@@ -113,12 +114,12 @@ def _memory(found: Capacity) -> Table:
         ("weights", found.weight_bytes_per_gpu, found.weight_bytes),
         ("KV per token", found.kv_bytes_per_token_per_gpu, found.kv_bytes_per_token),
         (
-            f"page of {found.page_size} tokens",
+            f"page of {counted(found.page_size, 'token')}",
             found.page_bytes_per_gpu,
             found.page_bytes_per_gpu * found.num_gpus,
         ),
         (
-            f"{found.num_pages:,} pages",
+            counted(found.num_pages, "page", form=","),
             found.page_bytes_per_gpu * found.num_pages,
             found.page_bytes_per_gpu * found.num_pages * found.num_gpus,
         ),
@@ -147,7 +148,7 @@ def _trouble(found: Capacity) -> str:
     """Why not every row has a request that fits, and what would help."""
     if found.contexts[-1].concurrent_requests:
         return ""
-    longest = f"a request of {found.contexts[-1].context_tokens:,} tokens"
+    longest = f"a request of {counted(found.contexts[-1].context_tokens, 'token', form=',')}"
     what = f"The weights leave no room for {longest}."
     if not found.weights_fit:
         what = f"The weights don't fit: {_size(found.weight_bytes_per_gpu)} per GPU."
@@ -165,4 +166,4 @@ def _size(count: int, *, like: int | None = None) -> str:
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if (count if like is None else like) >= unit:
             return f"{count / unit:,.2f} {name}"
-    return f"{count} bytes"
+    return counted(count, "byte")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from aioserve.arguments import counted
 from aioserve.errors import ConfigError, PluginError
 from aioserve.isolation import shown
 
@@ -58,7 +59,8 @@ def list_plugins(
         return
     _print_table(rows)
     if others and not all:
-        print(f"\n{len(others)} more can't be used; --all shows them")
+        can_not = "more can't be used; --all shows"
+        print("\n" + counted(len(others), f"{can_not} it", f"{can_not} them"))
 
 
 @app.command
@@ -101,10 +103,10 @@ def check(name: str, /, *, examples: int = 100) -> None:
             text = str(error) if isinstance(error, AssertionError) else shown(error)
             print(f"{what} fails: {text}")
         else:
-            print(f"{what} keeps its contract: {examples} random examples")
+            print(f"{what} keeps its contract: {counted(examples, 'random example')}")
     if failed:
         sys.stdout.flush()
-        raise PluginError(f"{failed} of {len(checks) + len(broken)} checks failed")
+        raise PluginError(f"{failed} of {counted(len(checks) + len(broken), 'check')} failed")
 
 
 @app.command

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any  # noqa: F401  (types of inheri
 
 from cyclopts import Parameter
 
+from aioserve.arguments import counted
 from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
 from aioserve.cli._simulated_machine import (
@@ -154,12 +155,14 @@ def _print_tables(
         steps += f" with its scatter (seed {machine.scatter_seed})"
     if options.cost_table is None:
         steps = str(machine.device)
-    pages = f"{metrics.num_pages:,} pages of {metrics.page_size} tokens"
+    tokens = counted(metrics.page_size, "token")
+    pages = f"{counted(metrics.num_pages, 'page', form=',')} of {tokens}"
     if options.unbounded_cache:
-        pages = f"KV memory without a limit in pages of {metrics.page_size} tokens"
+        pages = f"KV memory without a limit in pages of {tokens}"
     console.print(
-        f"{facts['name']}: {facts['requests']:,} requests in {facts['seconds']:,.0f} s, "
-        f"{facts['prompt_tokens']:,} tokens in, {facts['output_tokens']:,} out; {steps}, {pages}\n",
+        f"{facts['name']}: {counted(facts['requests'], 'request', form=',')} in "
+        f"{facts['seconds']:,.1f} s, {counted(facts['prompt_tokens'], 'token', form=',')} in, "
+        f"{facts['output_tokens']:,} out; {steps}, {pages}\n",
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)

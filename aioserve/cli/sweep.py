@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aioserve.arguments import counted
 from aioserve.cli._busy import usable_processors
 from aioserve.cli._interrupts import cleaning_up_first
 from aioserve.cli._progress import bar_on_terminal
@@ -356,7 +357,8 @@ def _print_tables(
     console = table_console()
     seeds = len(rows[0].runs)
     interval = f"mean over {seeds} seeds, with 95 % confidence" if seeds > 1 else "one seed"
-    console.print(f"{facts['name']}: {facts['requests']:,} requests; {interval}\n", soft_wrap=True)
+    requests = counted(facts["requests"], "request", form=",")
+    console.print(f"{facts['name']}: {requests}; {interval}\n", soft_wrap=True)
     estimates = [_estimates(row) for row in rows]
     shown = {name: told for name, told in SHOWN.items() if _is_shown(name, estimates)}
     heads = ["policy", *(["varied"] if options.vary else []), "rate"]

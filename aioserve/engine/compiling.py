@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from aioserve.arguments import counted
 from aioserve.errors import InvalidSamplingError, QueueFullError
 from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
@@ -136,7 +137,8 @@ class GrammarCompiler:
 
     def _all_stuck(self) -> QueueFullError:
         return QueueFullError(
-            f"{self._num_stuck} threads compile forms that take too long, and no other can",
+            f"{counted(self._num_stuck, 'thread compiles', 'threads compile')} forms that take too "
+            "long, and no other can",
             value=self._num_stuck,
             limit=MAX_THREADS + MAX_STUCK,
             unit="forms",

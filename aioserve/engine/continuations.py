@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import plain_str
+from aioserve.arguments import counted, plain_str
 from aioserve.engine.prompts import checked_ids, kind_of
 from aioserve.errors import InvalidPromptError, PromptTooLongError
 from aioserve.execution.runner import ModelLimits
@@ -104,8 +104,8 @@ def checked_continuation(
 
 def _too_long(prompt: int, continuation: int, most: int) -> PromptTooLongError:
     return PromptTooLongError(
-        f"prompt and continuation have {prompt} and {continuation} tokens; together they may have "
-        f"{most}, one less than max_model_len",
+        f"prompt and continuation have {prompt} and {counted(continuation, 'token')}; "
+        f"together they may have {most}, one less than max_model_len",
         value=prompt + continuation,
         limit=most,
     )

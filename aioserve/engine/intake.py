@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import plain_str, shown
+from aioserve.arguments import counted, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.chat import AnswerForm
 from aioserve.engine.compiling import Compiled, GrammarCompiler
@@ -193,7 +193,8 @@ class Intake:
         num_waiting, waiting = self._core.num_waiting, self._core.table.waiting
         if num_waiting >= self._config.max_waiting:
             raise QueueFullError(
-                f"{num_waiting} requests wait; max_waiting is {self._config.max_waiting}",
+                f"{counted(num_waiting, 'request waits', 'requests wait')}; max_waiting is "
+                f"{self._config.max_waiting}",
                 value=num_waiting,
                 limit=self._config.max_waiting,
                 retry_after_seconds=waiting.seconds_for(waiting.tokens),
@@ -207,7 +208,8 @@ class Intake:
             return
         if waiting.tokens + num_tokens > most:
             raise QueueFullError(
-                f"prompts of about {waiting.tokens} tokens wait for their answers to begin; with "
+                f"prompts of about {counted(waiting.tokens, 'token')} wait for their answers to "
+                "begin; with "
                 f"{num_tokens} more there would be more than max_waiting_tokens = {most}",
                 value=waiting.tokens,
                 limit=most,

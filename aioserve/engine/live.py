@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.event_loop import check_on, check_process
@@ -65,7 +66,8 @@ class LiveEngine:
         if model.limits.max_model_len > memory.capacity_tokens:
             raise ConfigError(
                 f"max_model_len of {model.name} is {model.limits.max_model_len}, but "
-                f"{model.limits.num_pages} pages of {config.page_size} tokens hold "
+                f"{counted(model.limits.num_pages, 'page')} of "
+                f"{counted(config.page_size, 'token')} hold "
                 f"{memory.capacity_tokens}"
             )
         self.scheduler: Scheduler = Scheduler(

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import plain_int, shown
+from aioserve.arguments import counted, plain_int, shown
 from aioserve.errors import AioserveError, InvalidPromptError, PromptTooLongError
 
 __all__ = ["checked_ids", "holds_prompts", "kind_of", "listed", "too_long"]
@@ -81,8 +81,8 @@ def holds_prompts(prompts: Any) -> bool:
 def too_long(num_tokens: int, max_model_len: int, argument: str = "prompt") -> PromptTooLongError:
     """The error of a prompt that leaves no room for an answer."""
     return PromptTooLongError(
-        f"{argument} has {num_tokens} tokens; max_model_len is {max_model_len}, and at least one "
-        "token must be left for the answer",
+        f"{argument} has {counted(num_tokens, 'token')}; max_model_len is {max_model_len}, and at "
+        "least one token must be left for the answer",
         argument=argument,
         value=num_tokens,
         limit=max_model_len - 1,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.cpu import CpuRunner
@@ -163,8 +164,8 @@ def sizes(decoder: Decoder, config: EngineConfig, room_bytes: Callable[[], int])
     holds = capacity_tokens(num_pages, page_size)
     if config.max_model_len is not None and holds < wanted_len:
         raise ConfigError(
-            f"max_model_len={wanted_len} doesn't fit the KV cache: {num_pages} pages of "
-            f"{page_size} tokens hold {holds}"
+            f"max_model_len={wanted_len} doesn't fit the KV cache: "
+            f"{counted(num_pages, 'page')} of {counted(page_size, 'token')} hold {holds}"
         )
     return min(wanted_len, holds), num_pages
 

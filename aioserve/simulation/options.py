@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, get_args
 
+from aioserve.arguments import counted
 from aioserve.config import MAX_BATCHED_TOKENS, MAX_COUNT, MAX_SEQS, Preemption
 from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
@@ -146,8 +147,9 @@ def pages_needed(trace: list[TraceRequest], page_size: int) -> int:
     needed = 1 + sum(pages_for(recorded_length(request), page_size) for request in trace)
     if needed > MAX_PAGES:
         raise ConfigError(
-            f"num_pages=None: without a limit the trace could need {needed} pages of {page_size} "
-            f"tokens, and at most {MAX_PAGES} can be simulated: give a limit, or larger pages"
+            f"num_pages=None: without a limit the trace could need {needed} pages of "
+            f"{counted(page_size, 'token')}, and at most {MAX_PAGES} can be simulated: give a "
+            "limit, or larger pages"
         )
     return needed
 

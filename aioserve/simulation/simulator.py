@@ -17,6 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
+from aioserve.arguments import counted
 from aioserve.config import Preemption
 from aioserve.errors import ConfigError, InvariantError
 from aioserve.execution.plan import StepOutcome, StepPlan
@@ -255,8 +256,10 @@ class _Run:
                 continue
             self.prompt_tokens += request.prompt_tokens
             if self.prompt_tokens > MAX_TOKENS_AT_ONCE:
+                num_there = len(self.active) + 1
+                at_once = counted(num_there, "request waits or runs", "requests wait or run")
                 raise ConfigError(
-                    f"trace: {len(self.active) + 1} requests wait or run at {self.now:g} s, with "
+                    f"trace: {at_once} at {self.now:g} s, with "
                     f"{self.prompt_tokens} tokens in their prompts; they may have at most "
                     f"{MAX_TOKENS_AT_ONCE}: give a lower rate, fewer requests or shorter ones"
                 )

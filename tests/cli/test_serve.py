@@ -140,7 +140,7 @@ def test_the_deadline_of_a_drain_ends_streams_with_an_error() -> None:
         [end] = stream.ends
         assert json.loads(end)["error"]["code"] == "draining"
         assert stream.events[-1] == end
-        assert "1 requests were ended by --drain-seconds" in server.errors
+        assert "1 request was ended by --drain-seconds" in server.errors
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:

@@ -270,12 +270,13 @@ async def test_a_bad_cache_salt_is_refused_at_once(salt):
 
 
 @pytest.mark.asyncio
-async def test_a_full_queue_refuses_the_next_request():
-    async with Engine(slow_model(), max_num_seqs=1, max_waiting=2) as engine:
+@pytest.mark.parametrize(("most", "told"), [(1, "1 request waits"), (2, "2 requests wait")])
+async def test_a_full_queue_refuses_the_next_request(most: int, told: str):
+    async with Engine(slow_model(), max_num_seqs=1, max_waiting=most) as engine:
         running = engine.stream(PROMPT, LONG)
         await anext(running)
-        waiting = [engine.stream(PROMPT, SHORT) for _ in range(2)]
-        with pytest.raises(QueueFullError, match="2 requests wait; max_waiting is 2"):
+        waiting = [engine.stream(PROMPT, SHORT) for _ in range(most)]
+        with pytest.raises(QueueFullError, match=f"^{told}; max_waiting is {most}"):
             engine.stream(PROMPT, SHORT)
         running.close()
         for stream in waiting:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from aioserve.arguments import counted
 from aioserve.simulation.csv_text import to_csv
 from aioserve.simulation.metrics import Targets, e2e_seconds, tpot_seconds, ttft_seconds
 from aioserve.simulation.records import RequestRecord
@@ -52,7 +53,7 @@ class Download(msgspec.Struct, frozen=True):
     @property
     def rows_text(self) -> str:
         """What is in it, and what isn't."""
-        text = f"{self.rows:,} rows, one for each request under each policy"
+        text = f"{counted(self.rows, 'row', form=',')}, one for each request under each policy"
         if not self.left_out:
             return f"{text}."
         return f"{text}, in order of arrival. Left out: the last {self.left_out:,}."

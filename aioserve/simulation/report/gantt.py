@@ -9,6 +9,7 @@ from html import escape
 import msgspec
 import numpy as np
 
+from aioserve.arguments import counted
 from aioserve.simulation.records import RequestRecord
 from aioserve.simulation.report.people import short
 from aioserve.simulation.report.plot import number, percent
@@ -171,7 +172,7 @@ def _lane(
     for span in spans:
         what, top, height = ("decode", 4, 7) if span.decodes else ("prefill", 1, 13)
         tip = (
-            f"{name}: {what} of {span.tokens:,} token{'s' if span.tokens > 1 else ''}\n"
+            f"{name}: {what} of {counted(span.tokens, 'token', form=',')}\n"
             f"from {span.began_seconds:,.3f} to {span.ended_seconds:,.3f} s"
         )
         began, ended = max(axis.low, span.began_seconds), min(axis.high, span.ended_seconds)
@@ -204,11 +205,11 @@ def _lane_text(spans: Sequence[Span], gone: Sequence[Preempted], since: float, f
         theirs = [span for span in spans if span.decodes is decodes]
         if theirs:
             told.append(
-                f"{what} of {sum(s.tokens for s in theirs):,} tokens from "
+                f"{what} of {counted(sum(s.tokens for s in theirs), 'token', form=',')} from "
                 f"{theirs[0].began_seconds:,.3f} to {theirs[-1].ended_seconds:,.3f} s"
             )
     if gone:
-        told.append(f"gives its pages back {len(gone)} times")
+        told.append(f"gives its pages back {counted(len(gone), 'time')}")
     return ", ".join(told) or "is there"
 
 
@@ -255,7 +256,7 @@ def _pages(run: PolicyRun, axis: Linear, key: str) -> str:
         if len(shown) <= MOST_STEP_LINES:
             tip = (
                 f"{step.began_seconds:,.3f} to {step.ended_seconds:,.3f} s\n"
-                f"held by requests: {step.pages_held:,} pages ({held:.1%})\n"
+                f"held by requests: {counted(step.pages_held, 'page', form=',')} ({held:.1%})\n"
                 f"cached, can be evicted: {step.pages_cached:,} ({cached:.1%})\n"
                 f"free: {run.result.num_pages - step.pages_held - step.pages_cached:,}"
             )
@@ -275,8 +276,8 @@ def _pages(run: PolicyRun, axis: Linear, key: str) -> str:
 
 def _caption(lanes: Lanes, asked: Window, most_spans: int) -> str:
     shown = len(lanes.records)
-    text = f"{lanes.num_steps:,} steps; {shown:,} of the {lanes.num_present:,} requests that are "
-    text += "there."
+    text = f"{counted(lanes.num_steps, 'step', form=',')}; {shown:,} of the "
+    text += counted(lanes.num_present, "request that is", "requests that are", form=",") + " there."
     if shown < lanes.num_present:
         text += (
             f" Left out: {lanes.num_present - shown:,}, of those that only wait or only decode "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.arguments import counted
 from aioserve.simulation.report.looks import look_of
 from aioserve.simulation.report.plot import Plot
 from aioserve.simulation.report.runs import Chart, Panel, PolicyRun, Table
@@ -203,7 +204,8 @@ def _mean_told(values: Sequence[float], unit: str = "") -> str:
 
 
 def _memory_text(run: PolicyRun) -> str:
-    pages = f"{run.result.num_pages:,} pages of {run.result.page_size} tokens"
+    pages = counted(run.result.num_pages, "page", form=",")
+    pages += f" of {counted(run.result.page_size, 'token')}"
     if run.result.unbounded:
         return f"Memory has no limit: shares are of the {pages} that all requests could ever need."
     return f"All of the memory is {pages}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from aioserve.arguments import counted
 from aioserve.simulation.figures import NEVER
 from aioserve.simulation.metrics import ClientMetrics
 from aioserve.simulation.report.looks import look_of
@@ -45,7 +46,9 @@ def targets_chart(runs: Sequence[PolicyRun]) -> Chart | None:
             if not count:
                 continue
             right = left + count / metrics.requests
-            tip = f"{run.name}\n{count:,} of {metrics.requests:,} requests: {name}"
+            tip = (
+                f"{run.name}\n{count:,} of {counted(metrics.requests, 'request', form=',')}: {name}"
+            )
             plot.bar((left, min(1.0, right)), (place - 0.45, place + 0.02), css, tip)
             left = right
         told = f"{goodput.share:.1%}, {goodput.requests_per_second:,.3f} good/s"
@@ -87,7 +90,7 @@ def clients_chart(runs: Sequence[PolicyRun]) -> Chart | None:
     if any(_p99_ttft(run.metrics.clients[name]) == math.inf for run in runs for name in largest):
         caption += f" At {NEVER!r}: of their requests more than one in a hundred got no answer."
     if len(clients) > len(largest):
-        caption += f" Left out: {len(clients) - len(largest)} clients with fewer."
+        caption += f" Left out: {counted(len(clients) - len(largest), 'client')} with fewer."
     gaps = [run.metrics.service_gap_tokens for run in runs]
     if None not in gaps:
         told = ", ".join(f"{gap:,} with {run.name}" for gap, run in zip(gaps, runs, strict=True))

@@ -78,7 +78,7 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
     if any(run.metrics.goodput is None for run in runs):
         return None
     served = [(run.rate, _good_rate(run.metrics) or 0.0) for run in runs]
-    rates = Linear(0.0, max((rate for rate, _ in served), default=1.0) * 1.04)
+    rates = _rate_axis(runs)
     most = max((good for _, good in served), default=0.0)
     absolute = Plot(rates, Linear(0.0, 1.25 * most if most > LEAST_GOOD else 1.0), height=230)
     share = Plot(rates, Linear(0.0, 1.0, percent=True), height=230)
@@ -123,7 +123,7 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
         ("Time per output token, p50", "tpot_seconds", "p50", 1000, marks[1]),
         ("Time per output token, p99", "tpot_seconds", "p99", 1000, marks[1]),
     )
-    rates = Linear(0.0, max((run.rate for run in runs), default=1.0) * 1.04)
+    rates = _rate_axis(runs)
     panels = []
     for number, (title, field, name, factor, target) in enumerate(measures):
         unit = "s" if factor == 1 else "ms"
@@ -271,6 +271,11 @@ def _draw(
                 tip += f"\nmean over {len(seeds)} seeds, ± {told(mean.half_width)}"
             plot.mark((rate, mean.mean), look, tip)
         plot.line(line, look)
+
+
+def _rate_axis(runs: Sequence[RateRun]) -> Linear:
+    """All rates from 0 on; requests that all come at once have none."""
+    return Linear(0.0, 1.04 * (max((run.rate for run in runs), default=0.0) or 1.0))
 
 
 def _good_rate(metrics: Metrics) -> float | None:

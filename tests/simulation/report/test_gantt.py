@@ -63,7 +63,7 @@ def test_a_window_with_too_many_boxes_is_cut_and_says_so() -> None:
 def test_steps_are_counted_where_they_are_not_drawn() -> None:
     run = run_of([asking(0, output=300)])
     caption = gantt_chart(run, (0.0, 100.0), "a").caption
-    assert caption.startswith("300 steps; 1 of the 1 requests")
+    assert caption.startswith("300 steps; 1 of the 1 request that is there.")
     assert "their borders are not drawn" in caption
 
 

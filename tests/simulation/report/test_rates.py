@@ -190,3 +190,11 @@ def test_names_are_text_on_the_page_and_in_the_file() -> None:
 def test_the_same_runs_give_the_same_page_in_any_order(targets: Targets | None) -> None:
     runs = swept(targets=targets)
     assert page_of(runs) == page_of(runs[::-1])
+
+
+def test_requests_that_all_come_at_once_are_drawn_at_rate_0() -> None:
+    run = RateRun("only", 0.0, METRICS)
+    assert "<title>only at 0 requests/s\n" in page_of([run])
+    chart = goodput_chart([goodput_of(0.0, 1.0)])
+    assert chart is not None
+    assert "<title>a at 0 requests/s\n" in chart.panels[0].svg
