@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from aioserve.arguments import shown
 from aioserve.cli._streams import check_output
 from aioserve.errors import ConfigError
 
@@ -125,7 +126,10 @@ def source_of(trace: Path | None, flags: TrialFlags) -> Path | str:
         return flags.synthetic
     if trace is None:
         raise ConfigError("give a trace, or a made-up workload with --synthetic")
-    raise ConfigError("give either a trace or --synthetic, and not both")
+    raise ConfigError(
+        f"give either a trace or --synthetic, and not both: {shown(str(trace))} is taken for a "
+        "trace; give --policy anew for each policy, and rates with commas between them"
+    )
 
 
 def check_policies(policies: tuple[str, ...]) -> None:

@@ -256,6 +256,10 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
     [
         ([], "give a trace, or a made-up workload with --synthetic"),
         (["a.csv", "--synthetic", "bursts"], "give either a trace or --synthetic, and not both"),
+        (
+            ["--synthetic", "bursts", "--policy", "fcfs", "priority"],
+            "not both: 'priority' is taken for a trace; give --policy anew for each",
+        ),
         (["--synthetic", "calm"], "no synthetic workload 'calm'"),
         (["missing.csv"], "missing.csv: No such file or directory"),
         (["--synthetic", "bursts", "--report", "no/where.html"], "report: no/where.html can't be"),
