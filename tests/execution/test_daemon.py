@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
+
+import pytest
 
 from aioserve.execution.daemon import start_daemon
 
@@ -35,8 +39,7 @@ def run(**values: float) -> tuple[str, float]:
         timeout=50,
         check=True,
     )
-    assert not done.stderr
-    return done.stdout, time.monotonic() - began
+    return done.stdout + done.stderr, time.monotonic() - began
 
 
 def test_what_a_thread_has_begun_is_done_before_the_interpreter_ends() -> None:
@@ -45,8 +48,27 @@ def test_what_a_thread_has_begun_is_done_before_the_interpreter_ends() -> None:
 
 def test_a_thread_that_does_not_end_holds_nobody_up_for_long() -> None:
     said, seconds = run(seconds=45, exit_seconds=0.1)
-    assert not said
+    assert said.startswith(
+        "the process exits, and its thread computing is still at work after 0.1 s"
+    )
+    assert len(said.splitlines()) == 1
     assert seconds < 40
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_while_a_thread_is_waited_for_ends_the_process_without_a_traceback() -> None:
+    program = PROGRAM.format(seconds=45, exit_seconds=40)
+    program += "import atexit\natexit.register(print, 'exits', flush=True)\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "exits\n"
+        time.sleep(0.5)  # until it waits
+        process.send_signal(signal.SIGINT)
+        said, complaints = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGINT
+    assert said + complaints == ""
 
 
 def test_a_thread_that_has_ended_is_forgotten() -> None:
