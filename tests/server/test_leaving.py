@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aioserve import Engine
-from aioserve.server import create_app
+from aioserve.server import connections, create_app
 from aioserve.testing import FakeModel
 from tests.server.serving import client_of, served, until
 from tests.server.talking import ASK, events_of
@@ -136,6 +136,39 @@ async def test_with_half_of_the_connection_closed() -> None:
         with contextlib.suppress(ConnectionError):
             await reader.read()
         writer.close()
+
+
+BEGUN = b"GET /health HTTP/1.1\r\nhost: local"
+
+
+@pytest.mark.parametrize(
+    ("is_second", "begun"),
+    [(False, b""), (False, b"G"), (False, BEGUN), (True, b"\r\n"), (True, BEGUN)],
+)
+async def test_a_connection_whose_headers_never_come_is_closed(
+    is_second: bool, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEADERS_SECONDS", 0.1)
+    async with served(num_pages=256) as (engine, client):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        if is_second:
+            writer.write(BEGUN + b"host\r\n\r\n")
+            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(begun)
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+        # One that is answered takes as long as it takes, and so does one whose body comes late.
+        head, body = raw_request()
+        port = client.base_url.port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
+        writer.write(head)
+        await asyncio.sleep(0.3)
+        writer.write(body)
+        await reader.readuntil(b"data: [DONE]")
+        writer.close()
+        await until(lambda: is_free(engine))
 
 
 async def test_with_another_request_sent_before_the_answer() -> None:
