@@ -112,7 +112,7 @@ def test_everything_that_plugins_offer_is_listed(aioserve: Run, install: Install
     table = aioserve("plugins", PYTHONPATH=path).stdout
     assert "backwards" in table
     assert "planted" not in table
-    assert "1 more can't be used; --all shows them" in table
+    assert "1 more can't be used; --all shows it" in table
     table = aioserve("plugins", "--all", PYTHONPATH=path, AIOSERVE_PLUGINS="off").stdout
     assert "off: AIOSERVE_PLUGINS" in table
     assert "backwards" not in table
