@@ -112,13 +112,14 @@ class SharedBeginnings:
         watch = self._watches.get(request)
         if watch is None or watch.preemptions != request.preemptions:
             watch = self._watches[request] = _Watch(request.preemptions)
-        while not self._is_ahead(request, watch):
-            place = bisect_right(alike, watch.number, key=_number)
-            if place == len(alike):
-                watch.other = None
-                return False
+        if self._is_ahead(request, watch):
+            return True
+        for place in range(bisect_right(alike, watch.number, key=_number), len(alike)):
             self._turn(request, watch, alike[place])
-        return True
+            if self._is_ahead(request, watch):
+                return True
+        watch.other = None
+        return False
 
     def _turn(self, request: RequestView, watch: _Watch, one: _Computing) -> None:
         other = one.request
@@ -139,7 +140,9 @@ class SharedBeginnings:
         if other is None:
             return False
         computed = other.computed_tokens // self._page_size
-        if computed and watch.most and not watch.confirmed:
+        if computed >= watch.most:
+            return False
+        if computed and not watch.confirmed:
             watch.confirmed = request.cached_tokens > 0
             watch.most = watch.most if watch.confirmed else 0
         tried = watch.most  # most often the shorter one is the beginning of the other
