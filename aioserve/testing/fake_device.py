@@ -246,9 +246,13 @@ class FakeDevice:
         if (row.mask is not None) != (start.params.structured_output is not None):
             raise ValueError(f"a row of slot {row.slot} has a mask {row.mask}")
         if row.mask is not None and not row.mask[token_id // 32] >> token_id % 32 & 1:
-            raise ValueError(f"slot {row.slot} draws {token_id}, which its mask doesn't allow")
+            self.stray(row, token_id)
         self._last_tokens[row.slot] = token_id
         return token_id
+
+    def stray(self, row: SampleRow, token_id: int) -> None:
+        """What is drawn is nothing that the row's mask allows. Raises `ValueError`."""
+        raise ValueError(f"slot {row.slot} draws {token_id}, which its mask doesn't allow")
 
     def _drawn(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
         return token_of(self._total(item, row.offset), start.seed)

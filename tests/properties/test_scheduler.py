@@ -121,6 +121,20 @@ class Wishful(Whimsical):
         return self.some_of(pins)
 
 
+class StrayingDevice(FakeDevice):
+    """Over pages that a failed step should have written anything may be drawn: by rows, here those
+    of the last step, that no sequence may hear of."""
+
+    stray_slots: frozenset[int] = frozenset()
+
+    def execute(self, plan):
+        self.stray_slots = frozenset()
+        return super().execute(plan)
+
+    def stray(self, row, token_id):
+        self.stray_slots |= {row.slot}
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 2, 16, 64]),
@@ -170,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             output_reserve_tokens=reserve,
             max_scored_tokens=scored,
         )
-        self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots, host_pages)
+        self.device = StrayingDevice(num_pages, page_size, self.scheduler.num_slots, host_pages)
         self.pipeline = StepPipeline(self.scheduler, self.launched, depth=2)
         self.runs: dict[int, set[tuple[int, int, int]]] = {}
         self.expected: dict[int, list[int]] = {}
@@ -420,13 +434,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             model.charge(seconds * item.count / plan.num_tokens)
 
     def find_bad_rows(self, plan, outcome):
-        """A row that is computed over junk is not made of numbers."""
-        if not self.found_bad_rows:
-            return
-        rows = [item for item in plan.items for _ in item.rows]
-        for index, item in enumerate(rows):
+        """A row that is computed over junk is not made of numbers. None strays from its mask of
+        which a sequence will hear."""
+        rows = [(item, row.slot) for item in plan.items for row in item.rows]
+        for index, (item, _) in enumerate(rows if self.found_bad_rows else ()):
             if self.device.holds_junk(list(self.token_places(item, 0, item.start + item.count))):
                 outcome.row_errors[index] = "NaN"
+        bad = {rows[index][1] for index in outcome.row_errors}
+        entries = self.scheduler.books.in_flight[plan.step]
+        heard = {slot for sequence, slot, *_ in entries if sequence.slot == slot}
+        assert not self.device.stray_slots & heard - bad
 
     @precondition(lambda self: self.live())
     @rule(data=st.data())
