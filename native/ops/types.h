@@ -14,7 +14,7 @@ enum class DType : int { float32 = 0, bfloat16 = 1 };
 // and sums run in order of position. Partial results are merged at multiples of `kSplitKeys`, on
 // every path. What a row computes so depends on its own sequence and position alone: not on its
 // neighbours in the batch, the threads, the page size, or where a prefill was cut into chunks.
-constexpr int kKeyBlock = 64;
+constexpr int kKeyBlock = 128;
 constexpr int kSplitKeys = 512;
 // Query rows (tokens x grouped heads) that share one pass over the keys, unless one token has more.
 constexpr int kRowBlock = 64;
