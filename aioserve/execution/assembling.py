@@ -30,6 +30,9 @@ __all__ = [
     "wanted_model_len",
 ]
 
+PREFAULT_STEPS = 4
+"""Steps of the most tokens whose KV memory is there before they come."""
+
 
 def decoder_of(weights: ReadWeights, config: EngineConfig) -> Decoder:
     """The decoder on the backend that is asked for. Uses up the weights."""
@@ -61,6 +64,7 @@ async def loaded_model(
         host_cache=host_cache,
         num_slots=num_slots,
         name=name.rsplit("/", 1)[-1],
+        prefault_pages=pages_for(PREFAULT_STEPS * config.max_num_batched_tokens, config.page_size),
     )
     kept = Kept(num_pages, cache, host_cache)
     return described(

@@ -12,6 +12,7 @@ import torch
 
 from aioserve.execution.batch import HostStep, PlanReader
 from aioserve.execution.plan import StepOutcome, StepPlan
+from aioserve.execution.prefault import Prefault
 from aioserve.execution.step_thread import StepThread
 from aioserve.models.decoder import Decoder
 from aioserve.ops import KVCache
@@ -33,7 +34,10 @@ class CpuRunner:
         num_slots: int,
         name: str,
         host_cache: KVCache | None = None,
+        prefault_pages: int = 0,
     ) -> None:
+        """`prefault_pages`: of `cache`, as many past those in use have their memory before they
+        are needed, from times when no step runs."""
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
@@ -41,7 +45,10 @@ class CpuRunner:
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them. One writer and one reader, both on the step thread.
         self._last_tokens = model.backend.allocate_slots(num_slots)
-        self._thread: StepThread[StepOutcome] = StepThread(f"aioserve-{name}", torch.inference_mode)
+        self._prefault = Prefault(cache, prefault_pages)
+        self._thread: StepThread[StepOutcome] = StepThread(
+            f"aioserve-{name}", torch.inference_mode, idle=self._prefault.advance
+        )
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:
@@ -65,6 +72,7 @@ class CpuRunner:
             backend.copy_pages(self._caches, step.copies)
         if step.batch is None:
             return StepOutcome(step=step.step, token_ids=())
+        self._prefault.note_writes(step.batch.token_locations)
         batch = backend.prepare(step.batch, self._cache, self._last_tokens)
         self._thread.tell_loop()
         extras, pooled = step.extras, None

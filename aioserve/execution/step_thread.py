@@ -34,9 +34,14 @@ class StepThread(Generic[Result]):
     """
 
     def __init__(
-        self, name: str, within: Callable[[], AbstractContextManager[object]] = nullcontext
+        self,
+        name: str,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+        *,
+        idle: Callable[[], bool] | None = None,
     ) -> None:
-        """All calls are made inside one `within()`, which is entered on the thread."""
+        """All calls are made inside one `within()`, which is entered on the thread; `idle` is as in
+        `WorkerThread`."""
         self._answers = Answers()
         calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
@@ -46,6 +51,7 @@ class StepThread(Generic[Result]):
                 within=within,
                 at_end=self._answers.close_soon,
                 items=calls,
+                idle=idle,
             )
         except RuntimeError:
             self._answers.close()

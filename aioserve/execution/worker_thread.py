@@ -15,6 +15,8 @@ __all__ = ["WorkerThread"]
 
 Item = TypeVar("Item")
 
+IDLE_SECONDS = 0.02
+"""Without an item before the thread does what it has for such times."""
 EXIT_SECONDS = 30.0
 """How long an interpreter that exits without closing the engine waits for what was put."""
 
@@ -35,11 +37,13 @@ class WorkerThread(Generic[Item]):
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
         at_end: Callable[[], None] = lambda: None,
         items: queue.SimpleQueue[Any] | None = None,
+        idle: Callable[[], bool] | None = None,
     ) -> None:
         """`items`: the queue, for a `handle` that looks whether more are waiting. None is its
-        end."""
+        end. `idle()` is called while nothing comes, until it returns False: a short piece of work
+        at a time, for which the next item waits. It raises nothing, as `handle`."""
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue() if items is None else items
-        run = functools.partial(_run, self._items, handle, within, at_end)
+        run = functools.partial(_run, self._items, handle, within, at_end, idle)
         # Not `self.end`: whoever ends threads at exit would hold this object until then.
         end = functools.partial(self._items.put, None)
         self._thread = start_daemon(name, run, end, exit_seconds=EXIT_SECONDS)
@@ -72,11 +76,22 @@ def _run(
     handle: Callable[[Any], None],
     within: Callable[[], AbstractContextManager[object]],
     at_end: Callable[[], None],
+    idle: Callable[[], bool] | None,
 ) -> None:
     try:
         with within():
-            while (item := items.get()) is not None:
+            while (item := _next(items, idle)) is not None:
                 handle(item)
                 del item
     finally:
         at_end()
+
+
+def _next(items: queue.SimpleQueue[Any], idle: Callable[[], bool] | None) -> Any:
+    if idle is not None:
+        try:
+            return items.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            while items.empty() and idle():
+                pass
+    return items.get()

@@ -93,6 +93,12 @@ class KVCache(ABC):
         self.head_dim: int = head_dim
         self.bytes_per_page: int = storage.nbytes // self.num_pages
 
+    def prefault(self, plane: int, first: int, end: int) -> bool:
+        """Has the system provide the memory of pages [first, end) in one plane, as a first write
+        would. A plane is the keys or the values of a layer: there are 2 * num_layers. False where
+        that is not to be had."""
+        return False
+
     @abstractmethod
     def plain(self) -> torch.Tensor:
         """`[num_layers, 2, num_pages, num_kv_heads, page_size, head_dim]`, in memory of its own."""

@@ -38,6 +38,9 @@ class NativeKVCache(KVCache):
             self.storage.data_ptr(), layers, num_pages, heads, page_size, head_dim, bfloat16
         )
 
+    def prefault(self, plane: int, first: int, end: int) -> bool:
+        return self.pages.prefault(plane, first, end)
+
     def plain(self) -> Tensor:
         keys, values = self._keys(), self._values()
         keys = keys.transpose(-2, -3).flatten(-2)[..., : self.head_dim]

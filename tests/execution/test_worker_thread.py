@@ -62,6 +62,45 @@ def test_end_waits_for_nobody():
     assert worker.join(5)
 
 
+def test_what_can_wait_is_done_a_piece_at_a_time_while_nothing_comes():
+    happened: list[str] = []
+    in_piece, goes_on, idle_again = threading.Event(), threading.Event(), threading.Event()
+
+    def idle() -> bool:
+        happened.append("piece")
+        in_piece.set()
+        goes_on.wait(5)
+        if happened.count("piece") == 4:
+            idle_again.set()
+        return happened.count("piece") != 4
+
+    worker: WorkerThread[str] = WorkerThread("test", happened.append, idle=idle)
+    worker.put("at once")
+    assert in_piece.wait(5)
+    worker.put("first")
+    worker.put("second")
+    goes_on.set()
+    assert idle_again.wait(5)
+    worker.put("last")
+    worker.end()
+    assert worker.join(5)
+    pieces = ["piece"] * 3
+    assert happened == ["at once", "piece", "first", "second", *pieces, "last"]
+
+
+def test_what_can_wait_keeps_no_thread_from_its_end():
+    idle_for_ever = threading.Event()
+
+    def idle() -> bool:
+        idle_for_ever.set()
+        return True
+
+    worker: WorkerThread[str] = WorkerThread("test", lambda item: None, idle=idle)
+    assert idle_for_ever.wait(5)
+    worker.end()
+    assert worker.join(5)
+
+
 @pytest.mark.asyncio
 async def test_what_was_put_is_told_together_after_a_wake():
     answers, told = Answers(), []

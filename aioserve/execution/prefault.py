@@ -1,0 +1,55 @@
+"""The memory of KV pages is provided by the system before a step writes there, while no step runs.
+
+Memory that is written for the first time has to be found and cleared on the spot, and in a virtual
+machine the host may have to find it as well: a prompt waits for it. To ask for all of a pool at the
+start would take seconds, and memory that is perhaps never used.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.ops import KVCache
+
+__all__ = ["Prefault"]
+
+PIECE_BYTES = 2**21
+"""Of a call: a huge page, or two where it lies across them; milliseconds if the host is slow."""
+
+
+class Prefault:
+    """Keeps the memory of `ahead` pages provided past the last that was written, since a pool hands
+    out the pages that nobody had before in order. For one thread."""
+
+    def __init__(self, cache: KVCache, ahead: int) -> None:
+        self._cache = cache
+        self._ahead = ahead
+        self._planes = 2 * cache.num_layers
+        self._pages_per_piece = max(1, PIECE_BYTES * self._planes // cache.bytes_per_page)
+        self._written = 0  # every page that was is below this one
+        self._provided = 0  # and those below this one are there in all planes
+        # Next are the pages [first, end) in this plane, which are there in the planes before it.
+        self._first = self._end = self._plane = 0
+
+    def note_writes(self, token_locations: npt.NDArray[np.int64]) -> None:
+        """Of a step: int64 `[T]`, as in `HostBatch`."""
+        if self._provided < self._cache.num_pages and len(token_locations):
+            page = int(token_locations.max()) // self._cache.page_size
+            self._written = max(self._written, page + 1)
+
+    def advance(self) -> bool:
+        """Provide one piece of a plane. False if none was wanted, or none is to be had."""
+        cache = self._cache
+        if self._plane == 0:
+            self._first = max(self._provided, self._written)
+            if self._first >= min(self._written + self._ahead, cache.num_pages):
+                return False
+            self._end = min(self._first + self._pages_per_piece, cache.num_pages)
+        if not cache.prefault(self._plane, self._first, self._end):
+            self._plane, self._provided = 0, cache.num_pages
+            return False
+        self._plane += 1
+        if self._plane == self._planes:
+            self._plane, self._provided = 0, self._end
+        return True
