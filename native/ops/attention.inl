@@ -3,7 +3,7 @@
 // "PagedAttention", 2023.
 //
 // A unit is the rows (tokens x grouped heads) that share the keys of one KV head, from a single
-// decode to a whole block of a prefill. Per block of 64 keys: a register holds one step of several
+// decode to a whole block of a prefill. Per block of keys: a register holds one step of several
 // keys, so each score is one chain of multiply-adds over the dimensions; scale, mask, exponentiate;
 // then add P V, one chain over the keys. Every score and sum takes the same steps in the same order
 // however many rows share the tile, which is what makes a decode and a prefill agree to the last bit.
