@@ -31,7 +31,9 @@ __all__ = [
 ]
 
 PREFAULT_STEPS = 4
-"""Steps of the most tokens whose KV memory is there before they come."""
+"""Steps of the most tokens whose KV memory is there before they come, ..."""
+PREFAULT_BYTES = 2**30
+"""... as far as it takes no more than this."""
 
 
 def decoder_of(weights: ReadWeights, config: EngineConfig) -> Decoder:
@@ -64,7 +66,7 @@ async def loaded_model(
         host_cache=host_cache,
         num_slots=num_slots,
         name=name.rsplit("/", 1)[-1],
-        prefault_pages=pages_for(PREFAULT_STEPS * config.max_num_batched_tokens, config.page_size),
+        prefault_pages=_prefault_pages(cache, config),
     )
     kept = Kept(num_pages, cache, host_cache)
     return described(
@@ -131,6 +133,11 @@ def _reserve(decoder: Decoder, option: str, num_pages: int, page_size: int) -> K
         raise ConfigError(
             f"{option}={num_pages} pages of KV cache can't be reserved: {error}"
         ) from error
+
+
+def _prefault_pages(cache: KVCache, config: EngineConfig) -> int:
+    steps = pages_for(PREFAULT_STEPS * config.max_num_batched_tokens, config.page_size)
+    return min(steps, PREFAULT_BYTES // cache.bytes_per_page)
 
 
 def wanted_model_len(decoder: Decoder, config: EngineConfig) -> int:

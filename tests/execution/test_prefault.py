@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import itertools
 import time
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.config import EngineConfig
-from aioserve.execution import loading, prefault
+from aioserve.execution import assembling, loading, prefault
 from aioserve.execution.prefault import Prefault
 from aioserve.ops import KVCache
 from aioserve.ops.native_kv_cache import NativeKVCache
@@ -151,9 +150,10 @@ def test_what_lies_outside_is_refused(plane, first, end, message):
         native_cache(8).prefault(plane, first, end)
 
 
+@pytest.mark.parametrize(("most_bytes", "pages"), [(2**40, 8192), (3000 * 8192, None)])
 @pytest.mark.asyncio
-async def test_a_loaded_model_has_memory_for_four_steps_as_soon_as_it_has_nothing_to_do(
-    monkeypatch,
+async def test_a_loaded_model_has_memory_for_four_steps_once_it_has_nothing_to_do(
+    monkeypatch, most_bytes, pages
 ):
     asked: list[tuple[int, ...]] = []
 
@@ -162,16 +162,21 @@ async def test_a_loaded_model_has_memory_for_four_steps_as_soon_as_it_has_nothin
         return True
 
     monkeypatch.setattr(NativeKVCache, "prefault", note)
+    monkeypatch.setattr(assembling, "PREFAULT_BYTES", most_bytes)
+    monkeypatch.setattr(prefault, "PIECE_BYTES", 1)  # a page at a time
     config = EngineConfig(num_pages=100_000, page_size=16, max_num_batched_tokens=32768)
     loaded = await loading.load("pyhelp", config, num_slots=4)
-    give_up = time.monotonic() + 10
-    while time.monotonic() < give_up:
-        await asyncio.sleep(0.01)
-        planes = {plane for plane, _, end in asked if end >= 4 * 32768 // 16}
-        if planes and len(planes) == 1 + max(planes):
-            break
+    page_bytes = loaded.description["kv_cache_bytes"] // 100_000
+    pages = pages or most_bytes // page_bytes
+    planes = max(plane for plane, _, _ in await _until(asked, pages)) + 1
     await loaded.runner.aclose()
-    pieces_of_first = [(first, end) for plane, first, end in asked if plane == 0]
-    assert pieces_of_first[0][0] == 0
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces_of_first))
-    assert pieces_of_first[-1][0] < 8192 <= pieces_of_first[-1][1]
+    assert asked == [(plane, page, page + 1) for page in range(pages) for plane in range(planes)]
+
+
+async def _until(asked: list[tuple[int, ...]], pages: int) -> list[tuple[int, ...]]:
+    """When nothing more is asked for behind that many pages, or time is up."""
+    give_up, before = time.monotonic() + 20, -1
+    while time.monotonic() < give_up and (len(asked) < pages or len(asked) != before):
+        before = len(asked)
+        await asyncio.sleep(0.1)
+    return asked
