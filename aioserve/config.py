@@ -98,8 +98,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `max_num_seqs` sequences of `max_model_len` can use."""
     memory_utilization: float = 0.9
     """Share of the memory that is left after loading the weights that the KV cache may take, host
-    pages included. Pages are touched only when used, and the least recently freed last, so what
-    isn't needed isn't resident; a prefix cache in use comes to need all of it."""
+    pages included. On a CPU pages are resident when they are used, or ready to be used next, and
+    the least recently freed come last; a prefix cache in use comes to need all of it."""
     prefix_caching: bool = True
     """Keep the KV of what was computed, and start requests from the longest prefix of them that
     is there."""

@@ -33,7 +33,7 @@ __all__ = [
 PREFAULT_STEPS = 4
 """Steps of the most tokens whose KV memory is there before they come, ..."""
 PREFAULT_BYTES = 2**30
-"""... as far as it takes no more than this."""
+"""... as far as it takes no more than this; the last piece of each plane is a whole one."""
 
 
 def decoder_of(weights: ReadWeights, config: EngineConfig) -> Decoder:

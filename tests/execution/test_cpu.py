@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from aioserve.errors import InvariantError
+from aioserve.execution import prefault
 from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.plan import (
     PENDING_TOKEN,
@@ -162,6 +164,36 @@ async def test_a_plan_that_cannot_be_read_fails_its_step_alone():
     with pytest.raises(InvariantError, match=r"slots \[5\] sample"):
         await handles[1]
     assert (await handles[2]).token_ids == (22, 31)
+    await runner.aclose()
+
+
+@pytest.mark.asyncio
+async def test_memory_is_provided_past_the_pages_that_steps_have_written(monkeypatch):
+    asked: set[tuple[int, ...]] = set()
+    device = cache(8)
+    monkeypatch.setattr(type(device), "prefault", lambda self, *piece: not asked.add(piece))
+    monkeypatch.setattr(prefault, "PIECE_BYTES", 1)  # a page at a time
+    runner = CpuRunner(
+        cast(Any, LogitsByToken()), device, num_slots=16, name="test", prefault_pages=2
+    )
+
+    async def is_asked_for(*pages: int) -> None:
+        expected = {(plane, page, page + 1) for plane in range(4) for page in pages}
+        for _ in range(500):
+            if asked == expected:
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # for no more
+        assert asked == expected
+        asked.clear()
+
+    await is_asked_for(0, 1)
+    pages = np.array([3], np.int32)
+    writes = WorkItem(sequence_id=0, slot=0, start=0, count=2, token_ids=[6, 7], page_ids=pages)
+    await runner.launch(StepPlan(step=1, started_slots=starts(0), items=(writes,)))
+    await is_asked_for(4, 5)
+    await runner.launch(StepPlan(step=2, items=(item(0, 3, [20], 0),)))
+    await is_asked_for()
     await runner.aclose()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import queue
 import threading
 import time
 from contextlib import contextmanager
@@ -67,15 +68,18 @@ def test_what_can_wait_is_done_a_piece_at_a_time_while_nothing_comes():
     in_piece, goes_on, idle_again = threading.Event(), threading.Event(), threading.Event()
 
     def idle() -> bool:
+        if idle_again.is_set():
+            return False
         happened.append("piece")
         in_piece.set()
         goes_on.wait(5)
         if happened.count("piece") == 4:
             idle_again.set()
-        return happened.count("piece") != 4
+        return not idle_again.is_set()
 
-    worker: WorkerThread[str] = WorkerThread("test", happened.append, idle=idle)
-    worker.put("at once")
+    items: queue.SimpleQueue[str] = queue.SimpleQueue()
+    items.put("at once")
+    worker: WorkerThread[str] = WorkerThread("test", happened.append, items=items, idle=idle)
     assert in_piece.wait(5)
     worker.put("first")
     worker.put("second")
