@@ -124,7 +124,7 @@ static inline void fetch_lines(const B& ahead, int64_t rows, int64_t floats) {
         for (int64_t i = 0; i < floats; i += kLine) fetch_ahead(ahead, row, i / B::kFloats);
 }
 
-// Two tiles of rows at a time, whose scores and outputs stay in the first cache beside the block.
+// Two tiles of rows at a time, whose scores and outputs stay in the first cache.
 template <class T, class Registers>
 static void attend_in_tiles(const AttentionArgs& args, const AttentionUnit& unit,
                             const Shape<T>& shape, const Block<T>& block,

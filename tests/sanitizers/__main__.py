@@ -85,7 +85,7 @@ SANITIZERS = {
         tests=(
             "tests/kv",
             "tests/models/test_reading.py",
-            "tests/ops",
+            *("tests/ops", "--ignore=tests/ops/gpu"),  # compilers, which don't stand it
             "tests/properties/test_page_pool.py",
             "tests/properties/test_prefix_tree.py",
         ),
