@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import mmap
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from aioserve.ops.native_kv_cache import NativeKVCache
 from tests.ops.scenarios import NATIVE, allocate
 
 PAGE_SIZE = 4
-SYSTEM_PAGE = 4096
+CACHE_PAGE_BYTES = 2**15
 
 
 class AskedFor:
@@ -101,15 +102,15 @@ def test_pages_ahead_of_those_written_are_provided_once_and_no_others(scene):
 def resident(tensor: torch.Tensor) -> list[bool]:
     """Which of a tensor's pages of the system's are there."""
     address, size = tensor.data_ptr(), tensor.nbytes
-    assert address % SYSTEM_PAGE == 0
-    found = (ctypes.c_ubyte * -(-size // SYSTEM_PAGE))()
+    assert address % mmap.PAGESIZE == 0
+    found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found) == 0
     return [bool(page & 1) for page in found]
 
 
 def native_cache(num_pages: int) -> NativeKVCache:
-    """Of 32 KiB a page in each of its four planes."""
+    """Of `CACHE_PAGE_BYTES` a page in each of its four planes."""
     cache = allocate(NATIVE, 2, num_pages, 16, 4, 128, torch.float32)
     assert isinstance(cache, NativeKVCache)
     return cache
@@ -122,9 +123,10 @@ def test_memory_is_there_when_it_was_asked_for_and_not_before():
     if not cache.prefault(2, 64, 128):
         pytest.skip("the system provides no memory on demand")
     there = resident(keys_of_second_layer)
-    assert all(there[64 * 8 : 128 * 8])
+    first, end = (page * CACHE_PAGE_BYTES // mmap.PAGESIZE for page in (64, 128))
+    assert all(there[first:end])
     assert not all(there)
-    assert not any(resident(cache.storage[0, 0])[: -(2**21) // SYSTEM_PAGE])
+    assert not any(resident(cache.storage[0, 0])[: -(2**21) // mmap.PAGESIZE])
 
 
 def test_nothing_that_was_written_changes():
