@@ -3,35 +3,64 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = ["available_memory_bytes", "total_memory_bytes"]
 
-CGROUP_V2 = Path("/sys/fs/cgroup")
-CGROUP_V1 = Path("/sys/fs/cgroup/memory")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+class _Files(NamedTuple):
+    """Where a cgroup says what its memory is."""
+
+    limit: str
+    used: str
+    unused_cache: str
+    """In `memory.stat`: of files that nobody read lately, which the system takes back by itself."""
+
+
+V2 = _Files("memory.max", "memory.current", "inactive_file")
+V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def available_memory_bytes() -> int:
-    """The smaller of what the system has available and what the cgroup's limit leaves."""
-    system = _meminfo_available()
-    limits = [
-        limit - used
-        for limit, used in (
-            (_read(CGROUP_V2 / "memory.max"), _read(CGROUP_V2 / "memory.current")),
-            (
-                _read(CGROUP_V1 / "memory.limit_in_bytes"),
-                _read(CGROUP_V1 / "memory.usage_in_bytes"),
-            ),
-        )
-        if limit is not None and used is not None
+    """The smaller of what the system has available and what the cgroups' limits leave."""
+    left = [
+        limit - used + _stat(group, files.unused_cache)
+        for group, files, limit in _limits()
+        if (used := _read(group / files.used)) is not None
     ]
-    return max(0, min([system, *limits]))
+    return max(0, min([_meminfo_available(), *left]))
 
 
 def total_memory_bytes() -> int:
-    """The smaller of what the machine has and the cgroup's limit, whoever uses it now."""
-    limits = (_read(CGROUP_V2 / "memory.max"), _read(CGROUP_V1 / "memory.limit_in_bytes"))
-    return min([_machine(), *(limit for limit in limits if limit is not None)])
+    """The smaller of what the machine has and the cgroups' limits, whoever uses it now."""
+    return min([_machine(), *(limit for _, _, limit in _limits())])
+
+
+def _limits() -> Iterator[tuple[Path, _Files, int]]:
+    """Of the process's cgroups and all that these are in. A container may see its own as the root,
+    whatever it is called outside."""
+    for root, files, own in ((CGROUPS, V2, _own("")), (CGROUPS / "memory", V1, _own("memory"))):
+        for group in dict.fromkeys([own, *own.parents]):
+            if (limit := _read(root / group / files.limit)) is not None:
+                yield root / group, files, limit
+
+
+def _own(controller: str) -> Path:
+    """The process's cgroup of a controller, or with an empty name of v2, below the root."""
+    try:
+        lines = OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return Path()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return Path(path.lstrip("/"))
+    return Path()
 
 
 def _machine() -> int:
@@ -46,6 +75,15 @@ def _meminfo_available() -> int:
     except OSError:
         pass
     return _machine()
+
+
+def _stat(group: Path, name: str) -> int:
+    """A figure of a cgroup's `memory.stat`; 0 where there is none."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
 
 
 def _read(path: Path) -> int | None:
