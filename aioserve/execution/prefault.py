@@ -7,24 +7,37 @@ start would take seconds, and memory that is perhaps never used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.ops import KVCache
 
 __all__ = ["Prefault"]
 
 PIECE_BYTES = 2**21
 """Of a call: a huge page, or two where it lies across them; milliseconds if the host is slow."""
+LEAVE_BYTES = 2**29
+"""That others find, and the steps themselves: with less, pages get their memory when they are used,
+and not before."""
 
 
 class Prefault:
     """Keeps the memory of `ahead` pages provided past the last that was written, since a pool hands
     out the pages that nobody had before in order. For one thread."""
 
-    def __init__(self, cache: KVCache, ahead: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        ahead: int,
+        *,
+        available_bytes: Callable[[], int] = available_memory_bytes,
+    ) -> None:
         self._cache = cache
         self._ahead = ahead
+        self._available_bytes = available_bytes
         self._planes = 2 * cache.num_layers
         self._pages_per_piece = max(1, PIECE_BYTES * self._planes // cache.bytes_per_page)
         self._written = 0  # every page that was is below this one
@@ -39,16 +52,17 @@ class Prefault:
             self._written = max(self._written, page + 1)
 
     def advance(self) -> bool:
-        """Provide one piece of a plane. False if none was wanted, or none is to be had."""
+        """Provide one piece of a plane. False if none was wanted, or memory is short."""
         cache = self._cache
         if self._plane == 0:
             self._first = max(self._provided, self._written)
             if self._first >= min(self._written + self._ahead, cache.num_pages):
                 return False
             self._end = min(self._first + self._pages_per_piece, cache.num_pages)
-        if not cache.prefault(self._plane, self._first, self._end):
-            self._plane, self._provided = 0, cache.num_pages
-            return False
+            takes_bytes = (self._end - self._first) * cache.bytes_per_page
+            if self._available_bytes() < takes_bytes + LEAVE_BYTES:
+                return False
+        cache.prefault(self._plane, self._first, self._end)
         self._plane += 1
         if self._plane == self._planes:
             self._plane, self._provided = 0, self._end

@@ -93,11 +93,10 @@ class KVCache(ABC):
         self.head_dim: int = head_dim
         self.bytes_per_page: int = storage.nbytes // self.num_pages
 
-    def prefault(self, plane: int, first: int, end: int) -> bool:
+    @abstractmethod
+    def prefault(self, plane: int, first: int, end: int) -> None:
         """Has the system provide the memory of pages [first, end) in one plane, as a first write
-        would. A plane is the keys or the values of a layer: there are 2 * num_layers. False where
-        that is not to be had."""
-        return False
+        would. A plane is the keys or the values of a layer: there are 2 * num_layers."""
 
     @abstractmethod
     def plain(self) -> torch.Tensor:
@@ -127,6 +126,9 @@ class PlainKVCache(KVCache):
     def layer(self, index: int) -> Layer:
         """`(k_pages, v_pages)`, each `[num_pages, num_kv_heads, page_size, head_dim]`."""
         return self.layers[index]
+
+    def prefault(self, plane: int, first: int, end: int) -> None:
+        """Leaves it to the first write."""
 
     def plain(self) -> torch.Tensor:
         return self.storage.clone()

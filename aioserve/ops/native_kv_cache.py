@@ -38,8 +38,8 @@ class NativeKVCache(KVCache):
             self.storage.data_ptr(), layers, num_pages, heads, page_size, head_dim, bfloat16
         )
 
-    def prefault(self, plane: int, first: int, end: int) -> bool:
-        return self.pages.prefault(plane, first, end)
+    def prefault(self, plane: int, first: int, end: int) -> None:
+        self.pages.prefault(plane, first, end)
 
     def plain(self) -> Tensor:
         keys, values = self._keys(), self._values()

@@ -207,7 +207,7 @@ void bind_ops(nb::module_& m) {
         .def("__init__", &make_pages, "storage"_a, "layers"_a, "num_pages"_a, "heads"_a,
              "page_size"_a, "head_dim"_a, "bfloat16"_a)
         .def("prefault", &prefault, "plane"_a, "first"_a, "end"_a, ReleaseGil(),
-             "Have the memory of pages [first, end) of a plane provided; false where that can't be.");
+             "Have the memory of pages [first, end) of a plane provided.");
     nb::class_<HeldBatch>(m, "Batch", "Where the tokens of one step sit, checked for all layers.")
         .def(nb::init<Array<int32_t, 1>, Array<int32_t, 1>, Array<int32_t, 2>, Array<int64_t, 1>,
                       Array<int32_t, 1>, Array<int64_t, 1>, const KVPages&>(),

@@ -3,14 +3,21 @@
 #include <stdexcept>
 #include <string>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 namespace aioserve::ops {
+namespace {
 
-bool prefault(const KVPages& pages, int64_t plane, int64_t first, int64_t end) {
+constexpr int64_t kLeastSystemPage = 4096;
+
+// A write. Volatile, or the compiler may see that it changes nothing, and read in its place.
+const volatile char kNothing = 0;
+
+void touch(char* at) { __atomic_fetch_or(at, kNothing, __ATOMIC_RELAXED); }
+
+}  // namespace
+
+// Asking the system for all of it at once (MADV_POPULATE_WRITE of Linux) would hold the lock that
+// every other thread needs to map memory, for as long as it takes.
+void prefault(const KVPages& pages, int64_t plane, int64_t first, int64_t end) {
     if (plane < 0 || plane >= pages.planes())
         throw std::invalid_argument("plane must be in [0, " + std::to_string(pages.planes()) +
                                     "), got " + std::to_string(plane));
@@ -18,16 +25,11 @@ bool prefault(const KVPages& pages, int64_t plane, int64_t first, int64_t end) {
         throw std::invalid_argument("pages [first, end) must lie in [0, " +
                                     std::to_string(pages.num_pages) + "), got [" +
                                     std::to_string(first) + ", " + std::to_string(end) + ")");
-#if defined(__linux__)
-    constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers don't have
-    const auto unit = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const auto at = reinterpret_cast<uintptr_t>(pages.plane(plane));
-    const uintptr_t from = (at + first * pages.page_bytes()) / unit * unit;
-    const uintptr_t to = (at + end * pages.page_bytes() + unit - 1) / unit * unit;
-    return madvise(reinterpret_cast<void*>(from), to - from, kPopulateWrite) == 0;
-#else
-    return false;
-#endif
+    if (first == end) return;
+    char* const from = pages.plane(plane) + first * pages.page_bytes();
+    char* const last = pages.plane(plane) + end * pages.page_bytes() - 1;
+    for (int64_t offset = 0; offset < last - from; offset += kLeastSystemPage) touch(from + offset);
+    touch(last);
 }
 
 }  // namespace aioserve::ops

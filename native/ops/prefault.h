@@ -7,8 +7,8 @@
 namespace aioserve::ops {
 
 // Has the system provide the memory of pages [first, end) of a plane, as writing to it would, but
-// changes nothing that is there. False where it can't be asked to (Linux can, from 5.14 on) or has
-// none. Throws std::invalid_argument for what lies outside `pages`.
-bool prefault(const KVPages& pages, int64_t plane, int64_t first, int64_t end);
+// changes nothing that is there, whoever writes to it meanwhile. Throws std::invalid_argument for
+// what lies outside `pages`.
+void prefault(const KVPages& pages, int64_t plane, int64_t first, int64_t end);
 
 }  // namespace aioserve::ops

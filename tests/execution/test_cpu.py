@@ -171,7 +171,7 @@ async def test_a_plan_that_cannot_be_read_fails_its_step_alone():
 async def test_memory_is_provided_past_the_pages_that_steps_have_written(monkeypatch):
     asked: set[tuple[int, ...]] = set()
     device = cache(8)
-    monkeypatch.setattr(type(device), "prefault", lambda self, *piece: not asked.add(piece))
+    monkeypatch.setattr(type(device), "prefault", lambda self, *piece: asked.add(piece))
     monkeypatch.setattr(prefault, "PIECE_BYTES", 1)  # a page at a time
     runner = CpuRunner(
         cast(Any, LogitsByToken()), device, num_slots=16, name="test", prefault_pages=2

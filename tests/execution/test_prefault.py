@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import mmap
+import resource
+import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -25,62 +27,76 @@ PAGE_SIZE = 4
 CACHE_PAGE_BYTES = 2**15
 
 
+class Spare(NamedTuple):
+    """The system has so much memory now for whoever asks, without what was provided already."""
+
+    bytes: int
+
+
 class AskedFor:
     """A cache that notes what of it was asked for."""
 
-    def __init__(self, num_layers: int, num_pages: int, page_bytes: int, room: int) -> None:
+    def __init__(self, num_layers: int, num_pages: int, page_bytes: int) -> None:
         self.num_layers = num_layers
         self.num_pages = num_pages
         self.page_size = PAGE_SIZE
         self.page_bytes = page_bytes
         self.bytes_per_page = 2 * num_layers * page_bytes
         self.provided = np.zeros((2 * num_layers, num_pages), bool)
-        self.room = room
+        self.spare_bytes = 2**40
         self.written = 0
         self.calls = 0
 
-    def prefault(self, plane: int, first: int, end: int) -> bool:
+    def available_bytes(self) -> int:
+        return self.spare_bytes - int(self.provided.sum()) * self.page_bytes
+
+    def prefault(self, plane: int, first: int, end: int) -> None:
         assert 0 <= first < end <= self.num_pages
         assert end - first <= max(
             1, prefault.PIECE_BYTES * 2 * self.num_layers // self.bytes_per_page
         )
         assert not self.provided[plane, first:end].any()
-        assert plane > 0 or first >= self.written
+        if plane == 0:
+            assert first >= self.written
+            left_bytes = self.available_bytes() - (end - first) * self.bytes_per_page
+            assert left_bytes >= prefault.LEAVE_BYTES
         self.calls += 1
-        if self.calls > self.room:
-            return False
         self.provided[plane, first:end] = True
-        return True
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[AskedFor, int, list[int | None]]:
-    """A cache, how far ahead it is to be there, and what happens: a page written, or None, an idle
-    thread."""
+def scenes(draw: st.DrawFn) -> tuple[AskedFor, int, list[int | Spare | None]]:
+    """A cache, how far ahead it is to be there, and what happens: a page written, memory that comes
+    or goes, or None, an idle thread."""
     num_pages = draw(st.integers(1, 40))
     page_bytes = prefault.PIECE_BYTES * 2 // draw(st.integers(1, 20))
-    room = draw(st.sampled_from([10**6, 10**6, 3]))
-    cache = AskedFor(draw(st.integers(1, 3)), num_pages, page_bytes, room)
-    happens = st.one_of(st.integers(0, num_pages - 1), st.none(), st.none(), st.none())
+    cache = AskedFor(draw(st.integers(1, 3)), num_pages, page_bytes)
+    pages = st.integers(0, num_pages - 1)
+    spare = st.integers(0, 12).map(
+        lambda pages: Spare(prefault.LEAVE_BYTES + pages * cache.bytes_per_page)
+    )
+    happens = st.one_of(pages, spare, st.none(), st.none(), st.none())
     return cache, draw(st.integers(0, 50)), draw(st.lists(happens, max_size=60))
 
 
 @given(scenes())
 def test_pages_ahead_of_those_written_are_provided_once_and_no_others(scene):
     cache, ahead, events = scene
-    keeps = Prefault(cast(KVCache, cache), ahead)
+    keeps = Prefault(cast(KVCache, cache), ahead, available_bytes=cache.available_bytes)
     wanted, more = ahead, True
+    whole = -(-prefault.PIECE_BYTES // cache.page_bytes)
 
     def check(idle: bool) -> None:
-        whole = -(-prefault.PIECE_BYTES // cache.page_bytes)
         assert not cache.provided[:, wanted + whole :].any()
-        if idle and cache.calls <= cache.room:
+        if idle and cache.available_bytes() >= prefault.LEAVE_BYTES + whole * cache.bytes_per_page:
             assert cache.provided[:, cache.written : wanted].all()
 
     for event in events:
         if event is None:
             more = keeps.advance()
             check(idle=not more)
+        elif isinstance(event, Spare):
+            cache.spare_bytes = event.bytes
         else:
             locations = np.array([event * PAGE_SIZE + 1, 0], np.int64)
             keeps.note_writes(locations)
@@ -93,7 +109,7 @@ def test_pages_ahead_of_those_written_are_provided_once_and_no_others(scene):
     calls = cache.calls
     keeps.note_writes(np.array([], np.int64))
     assert not keeps.advance()
-    assert cache.calls == calls <= cache.room + 1
+    assert cache.calls == calls
 
 
 # -- the real thing
@@ -109,6 +125,14 @@ def resident(tensor: torch.Tensor) -> list[bool]:
     return [bool(page & 1) for page in found]
 
 
+def in_small_pages(tensor: torch.Tensor) -> None:
+    """Not in huge ones, so that it shows which of its memory was touched."""
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        libc = ctypes.CDLL(None, use_errno=True)
+        address, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
+        libc.madvise(address, size, mmap.MADV_NOHUGEPAGE)  # refused where there are no huge pages
+
+
 def native_cache(num_pages: int) -> NativeKVCache:
     """Of `CACHE_PAGE_BYTES` a page in each of its four planes."""
     cache = allocate(NATIVE, 2, num_pages, 16, 4, 128, torch.float32)
@@ -120,8 +144,7 @@ def test_memory_is_there_when_it_was_asked_for_and_not_before():
     cache = native_cache(400)  # 12 MiB a plane
     keys_of_second_layer = cache.storage[1, 0]
     assert not any(resident(keys_of_second_layer))
-    if not cache.prefault(2, 64, 128):
-        pytest.skip("the system provides no memory on demand")
+    cache.prefault(2, 64, 128)
     there = resident(keys_of_second_layer)
     first, end = (page * CACHE_PAGE_BYTES // mmap.PAGESIZE for page in (64, 128))
     assert all(there[first:end])
@@ -129,12 +152,82 @@ def test_memory_is_there_when_it_was_asked_for_and_not_before():
     assert not any(resident(cache.storage[0, 0])[: -(2**21) // mmap.PAGESIZE])
 
 
+@st.composite
+def ranges(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int, int]:
+    """Sizes of a cache, a plane of it and pages [first, end), for whose bytes the system's pages
+    mean nothing."""
+    layers, pages, size = (
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 30)),
+        2 ** draw(st.integers(0, 4)),
+    )
+    heads, dim = draw(st.integers(1, 3)), draw(st.integers(1, 256))
+    first, end = sorted((draw(st.integers(0, pages)), draw(st.integers(0, pages))))
+    return (layers, pages, size, heads, dim), draw(st.integers(0, 2 * layers - 1)), first, end
+
+
+@given(ranges())
+def test_each_page_of_the_system_that_has_a_byte_of_the_range_is_there_and_no_other(scene):
+    (layers, pages, size, heads, dim), plane, first, end = scene
+    cache = allocate(NATIVE, layers, pages, size, heads, dim, torch.float32)
+    in_small_pages(cache.storage)
+    plane_bytes = cache.storage.nbytes // (2 * cache.num_layers)
+    page_bytes = plane_bytes // cache.num_pages
+    begins, ends = (plane * plane_bytes + page * page_bytes for page in (first, end))
+    cache.prefault(plane, first, end)
+    there = [i for i, present in enumerate(resident(cache.storage)) if present]
+    if first < end:
+        assert there == list(range(begins // mmap.PAGESIZE, -(-ends // mmap.PAGESIZE)))
+    else:
+        assert not there
+
+
+def test_writes_find_their_memory_there():
+    """Not a page of zeros in its place, which memory that was only read has."""
+    cache = native_cache(400)
+    in_small_pages(cache.storage)
+    values = cache.storage[0, 1]
+    cache.prefault(1, 0, 400)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    values.fill_(1.0)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < values.nbytes // mmap.PAGESIZE / 4
+
+
 def test_nothing_that_was_written_changes():
     cache = native_cache(70)
-    plain = torch.rand(cache.plain().shape)
-    cache.set_plain(plain)
-    assert len({cache.prefault(plane, 0, 70) for plane in range(4)}) == 1
-    assert torch.equal(cache.plain(), plain)
+    held = cache.storage.view(torch.uint8)
+    held.copy_(torch.randint(1, 256, held.shape, dtype=torch.uint8))
+    before = held.clone()
+    for plane in range(4):
+        cache.prefault(plane, 0, 70)
+    assert torch.equal(held, before)
+
+
+def test_nothing_is_lost_that_another_thread_writes_meanwhile():
+    """Bytes that are touched count their writes: one that were put back would fall behind."""
+    cache = native_cache(64)
+    counts = cache.storage[0, 0].view(torch.uint8).view(-1)[::4096]
+    counts.zero_()
+    ended = threading.Event()
+
+    def touch() -> None:
+        while not ended.is_set():
+            cache.prefault(0, 0, 64)
+
+    touching = threading.Thread(target=touch)
+    touching.start()
+    for _ in range(5000):
+        counts.add_(1)
+    ended.set()
+    touching.join()
+    assert set(counts.tolist()) == {5000 % 256}
+
+
+@pytest.mark.parametrize(("leave_bytes", "provides"), [(0, True), (2**60, False)])
+def test_it_goes_by_the_memory_of_this_machine(leave_bytes, provides, monkeypatch):
+    monkeypatch.setattr(prefault, "LEAVE_BYTES", leave_bytes)
+    assert Prefault(native_cache(8), 8).advance() == provides
 
 
 @pytest.mark.parametrize(
@@ -159,9 +252,8 @@ async def test_a_loaded_model_has_memory_for_four_steps_once_it_has_nothing_to_d
 ):
     asked: list[tuple[int, ...]] = []
 
-    def note(self: Any, *piece: int) -> bool:
+    def note(self: Any, *piece: int) -> None:
         asked.append(piece)
-        return True
 
     monkeypatch.setattr(NativeKVCache, "prefault", note)
     monkeypatch.setattr(assembling, "PREFAULT_BYTES", most_bytes)
