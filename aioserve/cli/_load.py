@@ -17,6 +17,7 @@ import numpy as np
 
 from aioserve.cli._bench_options import BenchOptions
 from aioserve.cli._engine import Start, open_engine
+from aioserve.cli._heap import frozen_heap
 from aioserve.cli._machine import compute_facts
 from aioserve.errors import ConfigError
 from aioserve.request import SamplingParams, Timings, Usage
@@ -108,14 +109,15 @@ async def measure(
         # It shares nothing with the others, which find an empty prefix cache.
         (first,) = random_prompts(1, length, 0, vocab_size, options.seed + 1)
         await _answer(engine, first, min(2, options.output_len))
-        prompts = random_prompts(
-            options.num_prompts, length, options.shared_prefix_len, vocab_size, options.seed
-        )
         before = engine.stats()
-        async with LoopLag() as lag:
-            started = time.perf_counter()
-            answers = await run_requests(engine, prompts, options.output_len, concurrency)
-            seconds = time.perf_counter() - started
+        with frozen_heap():  # as in a server
+            prompts = random_prompts(
+                options.num_prompts, length, options.shared_prefix_len, vocab_size, options.seed
+            )
+            async with LoopLag() as lag:
+                started = time.perf_counter()
+                answers = await run_requests(engine, prompts, options.output_len, concurrency)
+                seconds = time.perf_counter() - started
         after = engine.stats()
         facts = engine.dump()["model"]
         machine = compute_facts() | {name: facts[name] for name in ("device", "dtype")}

@@ -22,6 +22,7 @@ import msgspec
 
 from aioserve.arguments import counted
 from aioserve.cli._engine import chosen_policy, open_engine
+from aioserve.cli._heap import frozen_heap
 from aioserve.cli._interrupts import leave_at_once
 from aioserve.config import EngineConfig
 from aioserve.server import ServerSettings, create_app, tracing
@@ -71,7 +72,7 @@ class Serving:
             app = create_app(engine, self._settings)
             name = app.state.served.model_names[0]
             paths = {getattr(route, "path", None) for route in app.routes}
-            with _logging(), self._stopping_by_signals(engine):
+            with _logging(), self._stopping_by_signals(engine), frozen_heap():
                 async with self._tracing(engine):
                     ended = await serve_app(
                         app,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-import asyncio, json, logging, multiprocessing, os, signal, sys, threading
+import asyncio, gc, json, logging, multiprocessing, os, signal, sys, threading
 
 audited = []
 
@@ -19,11 +19,22 @@ def note(event, args):
 NOTED = {
     "subprocess", "pty", "socket", "signal.pthread_kill", "os.chdir", "os.system", "os.fork",
     "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg",
-    "sys.settrace", "sys.setprofile", "sys.unraisablehook", "sys.excepthook",
+    "sys.settrace", "sys.setprofile", "sys.unraisablehook", "sys.excepthook", "gc",
 }
+
+def watched(name, call):
+    def calls(*args):
+        note("gc." + name, args)
+        return call(*args)
+    setattr(gc, name, calls)
+
+for name in ("collect", "freeze", "unfreeze", "set_threshold", "set_debug"):
+    watched(name, getattr(gc, name))
 
 def state(loop):
     return {
+        "collector": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), gc.get_debug(),
+                      len(gc.callbacks)],
         "signals": [id(signal.getsignal(number)) for number in signal.valid_signals()],
         "start method": multiprocessing.get_start_method(allow_none=True),
         "directory": os.getcwd(),
@@ -46,6 +57,7 @@ async def main():
     if PLANTED:
         await (await asyncio.create_subprocess_exec("true")).wait()
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        gc.freeze()
     async with Engine("pyhelp", num_pages=64) as engine:
         await engine.generate("import os\\n" * 100, SamplingParams(max_tokens=4))
         during = own_threads()
@@ -85,7 +97,9 @@ def test_an_engine_starts_no_process_opens_no_socket_and_leaves_the_process_as_i
 def test_what_is_started_and_changed_is_seen() -> None:
     found = found_by(planted=True)
     assert "subprocess.Popen" in str(found["audited"])
+    assert "gc.freeze" in str(found["audited"])
     assert "signals" in str(found["changed"])
+    assert "collector" in str(found["changed"])
 
 
 THREADS = """
