@@ -10,7 +10,6 @@ decodes. A decoder outside this set is refused at load. Must not know about requ
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -73,8 +72,11 @@ class PieceTable(dict[int, Piece]):
         if piece is None or isinstance(piece, str):
             self.texts[token_id] = piece or ""
         elif self.byte_level:
-            with contextlib.suppress(UnicodeDecodeError):
-                self.texts[token_id] = piece.decode()
+            try:
+                text = piece.decode()
+            except UnicodeDecodeError:
+                return piece
+            self.texts[token_id] = text
         return piece
 
     def first(self, token_id: int) -> Piece:
