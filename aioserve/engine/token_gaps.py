@@ -1,4 +1,4 @@
-"""The gaps between the tokens of one request, counted and not kept.
+"""The gaps between the tokens of one request, counted and not kept, but for the last few.
 
 Quantiles come from a histogram with buckets that grow with the gap, so that whatever is said is off
 by a fraction of itself: DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable quantile
@@ -9,6 +9,8 @@ is off by at most `a` of each. Bucket 0 has those up to 1 µs too, which are tol
 
 from __future__ import annotations
 
+from array import array
+from itertools import pairwise
 from math import ceil, log2
 
 from aioserve.request import InterTokenLatency
@@ -20,15 +22,19 @@ GROWTH = (1 + ERROR) / (1 - ERROR)
 BUCKETS_PER_OCTAVE = 1 / log2(GROWTH)
 MAX_BUCKET = 1400
 """From 1.45e6 s on: longer gaps are counted with these."""
+MAX_TIMES = 32
+"""Of a sample, before they are counted."""
 
 
 class TokenGaps:
-    """Of all samples of one request together; at most `MAX_BUCKET + 1` numbers, whatever comes."""
+    """Of all samples of one request together; at most `MAX_BUCKET + 1` numbers, whatever comes, and
+    `MAX_TIMES` for each sample."""
 
-    __slots__ = ("_buckets", "_count", "_last_seconds", "_max_seconds", "_sum_seconds")
+    __slots__ = ("_buckets", "_count", "_max_seconds", "_sum_seconds", "_times")
 
     def __init__(self, num_samples: int) -> None:
-        self._last_seconds: list[float | None] = [None] * num_samples
+        self._times = [array("d") for _ in range(num_samples)]
+        """When the last tokens of each sample came, of whose gaps none is counted yet."""
         self._buckets: dict[int, int] = {}
         self._count = 0
         self._sum_seconds = 0.0
@@ -36,27 +42,31 @@ class TokenGaps:
 
     def token_came(self, sample: int, now_seconds: float) -> None:
         """A token of a sample; `now_seconds` never goes back."""
-        last = self._last_seconds[sample]
-        self._last_seconds[sample] = now_seconds
-        if last is None:
-            return
-        gap = now_seconds - last
-        self._count += 1
-        self._sum_seconds += gap
-        if gap > self._max_seconds:
-            self._max_seconds = gap
-        bucket = 0
-        if gap > 1e-6:
-            bucket = ceil(log2(gap * 1e6) * BUCKETS_PER_OCTAVE)
-            if bucket > MAX_BUCKET:
-                bucket = MAX_BUCKET
-        if bucket in self._buckets:
-            self._buckets[bucket] += 1
-        else:
-            self._buckets[bucket] = 1
+        # Counted later, many at once: between two steps all that is read comes from cold caches.
+        times = self._times[sample]
+        times.append(now_seconds)
+        if len(times) == MAX_TIMES:
+            self._count_gaps(times)
+
+    def _count_gaps(self, times: array[float]) -> None:
+        """Count those between `times`, and keep the last of these."""
+        buckets = self._buckets
+        for earlier, later in pairwise(times):
+            gap = later - earlier
+            self._count += 1
+            self._sum_seconds += gap
+            if gap > self._max_seconds:
+                self._max_seconds = gap
+            bucket = 0
+            if gap > 1e-6:
+                bucket = min(ceil(log2(gap * 1e6) * BUCKETS_PER_OCTAVE), MAX_BUCKET)
+            buckets[bucket] = buckets.get(bucket, 0) + 1
+        del times[:-1]
 
     def summary(self) -> InterTokenLatency | None:
         """None where no sample has two tokens."""
+        for times in self._times:
+            self._count_gaps(times)
         if not self._count:
             return None
         return InterTokenLatency(
