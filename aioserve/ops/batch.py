@@ -105,6 +105,16 @@ class SampleRows:
     def __len__(self) -> int:
         return len(self.slots)
 
+    def at(self, positions: npt.NDArray[np.uint64]) -> SampleRows:
+        """These rows for the tokens at other positions, uint64 `[S]`. Raises as the class does."""
+        # Without another look at all the rest: this is done in each step.
+        _check("positions", positions, np.uint64, (len(self),))
+        rows = object.__new__(SampleRows)
+        for name in SampleRows.__slots__:
+            object.__setattr__(rows, name, getattr(self, name))
+        object.__setattr__(rows, "positions", positions)
+        return rows
+
     def check_count(self, rows: int) -> None:
         """Raises ValueError unless there are so many."""
         if rows != len(self):

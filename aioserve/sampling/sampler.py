@@ -24,7 +24,6 @@ cumulative distribution, of the tokens by falling logit where anything may be le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +98,7 @@ class SlotTable:
         """
         positions_array = np.array(positions, np.uint64)
         if self._last is not None and self._last[0] == slots:
-            return replace(self._last[1], positions=positions_array)
+            return self._last[1].at(positions_array)
         at = np.array(slots, np.int64)
         if not self._started[at].all():
             unknown = at[~self._started[at]].tolist()

@@ -69,7 +69,8 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         if draw(st.booleans()):
             ids[-1] = PENDING_TOKEN
         rows = []
-        for offset in sorted(draw(st.lists(st.integers(0, count - 1), max_size=4))):
+        offsets = [0] if only_decodes else draw(st.lists(st.integers(0, count - 1), max_size=4))
+        for offset in sorted(offsets):
             rows.append(SampleRow(offset=offset, slot=next(slots)))
             params = SamplingParams(temperature=offset / 100, top_k=offset)
             starts.append(start(rows[-1].slot, params, seed=2**64 - 1 - offset))
@@ -146,7 +147,7 @@ def runs(draw: st.DrawFn) -> tuple[list[StepPlan], int]:
             if len(held) < needed or draw(st.booleans()):  # or in their places: others, or copies
                 first = draw(st.integers(0, 500))
                 most = needed + draw(st.integers(0, 40))
-                pages[slot] = np.arange(first, first + most, dtype=np.int32)
+                pages[slot] = np.arange(first, first + most, dtype=np.int32)[::-1]
             ids = [draw(st.sampled_from([PENDING_TOKEN, 7, 8])) for _ in range(count)]
             offsets = draw(st.sampled_from([(0,), (0,), (0,), (), (0, 0)]))
             items.append(
@@ -214,6 +215,26 @@ def test_tokens_without_a_page_are_refused(count: int) -> None:
             InvariantError, match=f"sequence 3 has 8 pages.*position {at + count - 1}"
         ):
             reader.read(plan)
+
+
+def test_a_step_that_is_refused_leaves_no_trace_in_those_behind_it() -> None:
+    first, other = np.arange(4, dtype=np.int32), np.arange(10, 14, dtype=np.int32)
+
+    def decodes(step: int, page_ids: np.ndarray, at: Sequence[int]) -> StepPlan:
+        found = [
+            msgspec.structs.replace(item(slot, at[slot], [7], [(0, slot)]), page_ids=page_ids)
+            for slot in (0, 1)
+        ]
+        return StepPlan(step=step, items=tuple(found))
+
+    reader = PlanReader(2, NUM_SLOTS)
+    reader.read(StepPlan(step=0, started_slots=(start(0), start(1)), items=()))
+    reader.read(decodes(1, first, (2, 4)))
+    with pytest.raises(InvariantError, match="sequence 1 has 4 pages"):
+        reader.read(decodes(2, other, (3, 8)))
+    batch = reader.read(decodes(3, other, (3, 5))).batch
+    assert batch is not None
+    assert batch.token_locations.tolist() == [23, 25]
 
 
 def test_copies_keep_their_order_and_name_their_caches() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.ops import backend_named, bytes_per_page
+from aioserve.ops import SampleRows, backend_named, bytes_per_page
 from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.scenarios import BACKENDS, NATIVE, Heads, allocate, lay_out
 
@@ -79,6 +79,29 @@ def test_a_batch_refuses_arrays_that_do_not_fit() -> None:
         dataclasses.replace(batch, query_start=batch.query_start[:2])
     with pytest.raises(ValueError, match="page_table must be contiguous"):
         dataclasses.replace(batch, page_table=batch.page_table[:, ::2])
+
+
+def test_rows_at_other_positions_are_the_same_otherwise() -> None:
+    rows = SampleRows(
+        slots=np.array([4, 2]),
+        temperatures=np.array([0.5, 0.0]),
+        top_ks=np.array([3, 0]),
+        top_ps=np.array([0.9, 1.0]),
+        min_ps=np.array([0.1, 0.0]),
+        typical_ps=np.array([0.8, 1.0]),
+        seeds=np.array([7, 8], np.uint64),
+        positions=np.array([10, 20], np.uint64),
+    )
+    later = np.array([11, 21], np.uint64)
+    expected = dataclasses.replace(rows, positions=later)
+    found = rows.at(later)
+    for name in SampleRows.__slots__:
+        assert getattr(found, name) is getattr(expected, name)
+    assert rows.positions.tolist() == [10, 20]
+    with pytest.raises(TypeError, match=r"positions must be uint64, got int64"):
+        rows.at(np.array([11, 21]))
+    with pytest.raises(ValueError, match=r"positions must have shape \(2,\), got \(3,\)"):
+        rows.at(np.zeros(3, np.uint64))
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
