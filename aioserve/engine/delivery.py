@@ -106,11 +106,11 @@ class Delivery:
             failed = RequestFailedError(f"token {token_id} can't be turned into text: {error}")
             self.fail(sample.request, failed.with_cause(error))
             return
-        mailbox = sample.request.mailbox
-        mailbox.put(Token(token_id, text, sample.num_delivered, sample.index, update.logprobs))
-        if sample.num_delivered == 0:
+        index = sample.num_delivered
+        sample.mailbox.put(Token(token_id, text, index, sample.index, update.logprobs))
+        if index == 0:
             self._table.begin(sample.request)
-        sample.num_delivered += 1
+        sample.num_delivered = index + 1
         if stopped:
             self._scheduler.finish(sample.sequence_id)
         if assembler.matched_stop is not None:

@@ -50,12 +50,22 @@ class RequestState(Enum):
 class LiveSample:
     """One of a request's answers: a sequence of the scheduler's, and its text."""
 
-    __slots__ = ("assembler", "index", "matcher", "num_delivered", "request", "sequence_id")
+    __slots__ = (
+        "assembler",
+        "index",
+        "mailbox",
+        "matcher",
+        "num_delivered",
+        "request",
+        "sequence_id",
+    )
 
     def __init__(
         self, request: LiveRequest, index: int, sequence_id: int, assembler: TextAssembler
     ) -> None:
         self.request: LiveRequest = request
+        self.mailbox: Mailbox = request.mailbox
+        """Here too: each token goes there, and seldom needs anything else of the request."""
         self.index: int = index
         self.sequence_id: int = sequence_id
         self.assembler: TextAssembler = assembler

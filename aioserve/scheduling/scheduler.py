@@ -290,7 +290,7 @@ class Scheduler:
                 updates.append(_failed(sequence, failures[index]))
                 ended.append(sequence)
                 continue
-            if not sequence.request.answers:
+            if not sequence.answers:
                 sequence.pending -= 1
                 updates.append(_looked_at(sequence))
                 ended.append(sequence)

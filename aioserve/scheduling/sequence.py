@@ -41,6 +41,7 @@ class SequenceState:
     __slots__ = (
         "_known_ids",
         "account",
+        "answers",
         "arrival_processed_tokens",
         "decode_rows",
         "end_ids",
@@ -87,6 +88,7 @@ class SequenceState:
         self.sequence_id: int = sequence_id
         """Unique, and growing in order of arrival."""
         self.seed: int = request.seed_of(sample)
+        self.answers: bool = request.answers
         self.end_ids: frozenset[int] = request.end_ids
         self.max_length: int = request.max_length
         self.arrival_processed_tokens: int = arrival_processed_tokens
