@@ -27,12 +27,16 @@ for a token that adds nothing (special, or not in the vocabulary)."""
 
 MAX_NAMED_STEPS = 10
 _MAX_TOKEN_ID = 2**32 - 1
+NUM_READY = 4096
+"""Ids, from 0 on, whose pieces are there from the start: a vocabulary of merges begins with the
+commonest, and a step that brings new tokens would wait for each."""
 # The second form is what Rust's number parser, which the tokenizers library uses, also accepts.
 _BYTE_TOKEN = re.compile(r"<0x(?:[0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
 class PieceTable(dict[int, Piece]):
-    """Token id -> piece, filled on first use; look ids up with `table[token_id]`.
+    """Token id -> piece, filled on first use but for the first ids; look them up with
+    `table[token_id]`.
 
     The text of a sequence is its pieces (None skipped) in order, where
 
@@ -65,6 +69,8 @@ class PieceTable(dict[int, Piece]):
         self._later: list[Callable[[str], str]] = []
         self._first: list[Callable[[str], str]] = []
         self._compile(_decoder_steps(backend), source)
+        for token_id in range(min(backend.get_vocab_size(), NUM_READY)):
+            self.__missing__(token_id)
 
     def __missing__(self, token_id: int) -> Piece:
         piece = self._piece(token_id, self._later)

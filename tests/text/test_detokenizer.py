@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from aioserve.errors import InvariantError, UnsupportedModelError
+from aioserve.text import pieces
 from aioserve.text.detokenizer import IncrementalDetokenizer
 from aioserve.text.tokenizer import Tokenizer
 from tests.text.kinds import CORPUS, KINDS, byte_level_backend, tokenizer_of
@@ -96,6 +97,18 @@ def test_a_truncated_character_is_flushed_as_a_replacement() -> None:
     tokenizer = Tokenizer(byte_level_backend())
     ids = [i for byte in "🙂".encode()[:3] for i in byte_ids(tokenizer, byte)]
     assert stream(tokenizer, ids) == ["", "", "", "\ufffd"]
+
+
+@pytest.mark.parametrize("num_ready", [0, 20, 10**6])
+def test_the_first_pieces_are_there_from_the_start_and_the_others_when_asked_for(
+    num_ready: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = dict(Tokenizer(byte_level_backend()).pieces)
+    monkeypatch.setattr(pieces, "NUM_READY", num_ready)
+    tokenizer = Tokenizer(byte_level_backend())
+    size = tokenizer.vocab_size
+    assert list(tokenizer.pieces) == list(range(min(num_ready, size)))
+    assert [tokenizer.pieces[i] for i in range(size)] == [expected[i] for i in range(size)]
 
 
 def byte_ids(tokenizer: Tokenizer, byte: int) -> list[int]:
