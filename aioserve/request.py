@@ -48,6 +48,7 @@ __all__ = [
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_CHARS_TOGETHER = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_BIASED_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 2**18
@@ -154,6 +155,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 argument="min_tokens",
                 value=self.min_tokens,
                 limit=self.max_tokens,
+            )
+        if (chars := sum(map(len, self.stop))) > MAX_STOP_CHARS_TOGETHER:
+            raise InvalidSamplingError(
+                f"stop must have at most {MAX_STOP_CHARS_TOGETHER} characters in all its strings "
+                f"together, got {chars}",
+                argument="stop",
+                value=self.stop,
+                limit=MAX_STOP_CHARS_TOGETHER,
             )
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidSamplingError(

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from aioserve.arguments import shown
@@ -12,9 +13,14 @@ from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.schema import check_ends
 from aioserve.request import SamplingParams
 from aioserve.text.bad_words import spellings
+from aioserve.text.stop import StopAutomaton
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["ParamsIntake"]
+
+NUM_PREPARED = 32
+"""Lists of stop strings, and of bad words, that are kept prepared for the next request with the
+same ones: the prompts of one call have one list, and so do the calls of one application."""
 
 
 class ParamsIntake:
@@ -31,6 +37,8 @@ class ParamsIntake:
         self._model = model
         self._max_num_seqs = max_num_seqs
         self._logits_processor = logits_processor
+        self._automaton = lru_cache(NUM_PREPARED)(StopAutomaton)
+        self._spelled = lru_cache(NUM_PREPARED)(self._spellings)
 
     def checked(self, params: SamplingParams | None) -> SamplingParams:
         """Those of the model where none are given. Raises `InvalidSamplingError`."""
@@ -143,12 +151,17 @@ class ParamsIntake:
         every = own if params.ignore_eos else own | limits.eos_token_ids
         return frozenset([token_id for token_id in every if token_id < limits.vocab_size])
 
+    def stops(self, params: SamplingParams) -> StopAutomaton | None:
+        """The automaton of the stop strings, which all samples share; None where there are none."""
+        return self._automaton(tuple(params.stop)) if params.stop else None
+
     def bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Each spelling of each of the words."""
-        if not params.bad_words:
-            return ()
-        tokenizer = self._tokenizer_for("bad_words", params.bad_words)
+        return self._spelled(tuple(params.bad_words)) if params.bad_words else ()
+
+    def _spellings(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        tokenizer = self._tokenizer_for("bad_words", words)
         vocab_size = self._model.limits.vocab_size
-        every = [ids for word in params.bad_words for ids in spellings(tokenizer, word)]
+        every = [ids for word in words for ids in spellings(tokenizer, word)]
         # A tokenizer may know tokens that the model has no logits of: those are never drawn.
         return tuple([ids for ids in every if max(ids) < vocab_size])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
 from aioserve.text.detokenizer import IncrementalDetokenizer
-from aioserve.text.stop import StopStrings
+from aioserve.text.stop import StopAutomaton, StopStrings
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["TextAssembler"]
@@ -28,7 +28,8 @@ class TextAssembler:
     character final; it may begin before. Of `params` it uses these two and `stop`.
 
     `shown` are special tokens that have a text all the same, also where they end the answer: who
-    reads the marks of an answer reads the last one too. Not thread-safe.
+    reads the marks of an answer reads the last one too. `stops` is the automaton of `params.stop`,
+    which assemblers share; without one the assembler makes its own. Not thread-safe.
     """
 
     __slots__ = ("_detokenizer", "_finished", "_include", "_num_blind", "_shown", "_stops")
@@ -38,12 +39,16 @@ class TextAssembler:
         tokenizer: Tokenizer | None,
         params: SamplingParams,
         shown: Mapping[int, str] | None = None,
+        stops: StopAutomaton | None = None,
     ) -> None:
         if tokenizer is None and params.stop:
             raise InvariantError(f"stop strings without a tokenizer: {params.stop!r}")
         self._include = params.include_stop_str_in_output
         self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer)
-        self._stops = StopStrings(params.stop, include=self._include) if params.stop else None
+        self._stops = None
+        if params.stop:
+            stops = stops or StopAutomaton(params.stop)
+            self._stops = StopStrings(stops, include=self._include)
         self._num_blind = params.min_tokens
         """Tokens to come in whose text no stop string ends."""
         self._finished = False

@@ -167,6 +167,10 @@ async def test_a_text_too_long_for_the_model_fails_at_the_first_read(length):
         ({"seed": 2**64}, "seed must be an int in"),
         ({"stop": ("",)}, r"stop\[0\] must be a str of 1 to 256 characters, got ''"),
         ({"stop": ("x",) * 17}, "stop must have at most 16 entries, got 17"),
+        (
+            {"stop": ("x" * 256,) * 4 + ("y",)},
+            "stop must have at most 1024 characters .*, got 1025",
+        ),
         ({"stop": 5}, "stop must be a str of 1 to 256 characters, got 5"),
         ({"stop": (1,)}, r"stop\[0\] must be a str of 1 to 256 characters, got 1"),
         ({"stop_token_ids": (-1,)}, r"stop_token_ids\[0\] must be an int in \[0, .*, got -1"),

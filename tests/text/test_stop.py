@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import InvariantError
-from aioserve.text.stop import StopStrings
+from aioserve.text.stop import StopAutomaton, StopStrings
 
 # Two letters make texts that overlap their own stops in every way.
 letters = st.text("ab", max_size=30)
@@ -36,7 +36,7 @@ def held_back(text: str, stops: tuple[str, ...]) -> str:
 def test_any_chunking_gives_the_text_before_the_first_stop(
     chunks: list[str], stops: tuple[str, ...]
 ) -> None:
-    matcher = StopStrings(stops)
+    matcher = StopStrings(StopAutomaton(stops))
     given_out = ""
     taken = ""
     for chunk in chunks:
@@ -56,7 +56,7 @@ def test_any_chunking_gives_the_text_before_the_first_stop(
 def test_stops_end_only_where_they_may_and_are_part_of_the_text_if_that_is_wanted(
     chunks: list[tuple[str, bool]], stops: tuple[str, ...], include: bool
 ) -> None:
-    matcher = StopStrings(stops, include=include)
+    matcher = StopStrings(StopAutomaton(stops), include=include)
     given_out = ""
     taken = ""
     for chunk, may_end in chunks:
@@ -76,31 +76,31 @@ def test_stops_end_only_where_they_may_and_are_part_of_the_text_if_that_is_wante
 
 @given(text=st.text(max_size=200), stops=st.lists(st.text(min_size=1, max_size=8), min_size=1))
 def test_any_text_and_stops_agree_with_a_plain_search(text: str, stops: list[str]) -> None:
-    matcher = StopStrings(stops)
+    matcher = StopStrings(StopAutomaton(stops))
     given_out = "".join(matcher.push(char) for char in text if matcher.matched is None)
     assert (given_out + matcher.flush(), matcher.matched) == cut(text, tuple(stops))
 
 
 def test_the_stop_that_completes_first_wins_over_one_that_began_earlier() -> None:
-    matcher = StopStrings(["abcdef", "cd"])
+    matcher = StopStrings(StopAutomaton(["abcdef", "cd"]))
     assert matcher.push("xabcdef") == "xab"
     assert matcher.matched == "cd"
 
 
 def test_of_stops_that_end_together_the_longest_wins() -> None:
-    matcher = StopStrings(["d", "bcd", "cd"])
+    matcher = StopStrings(StopAutomaton(["d", "bcd", "cd"]))
     assert matcher.push("abcd") == "a"
     assert matcher.matched == "bcd"
 
 
 def test_what_is_held_comes_out_at_the_end() -> None:
-    matcher = StopStrings(["###"])
+    matcher = StopStrings(StopAutomaton(["###"]))
     assert [matcher.push("a##"), matcher.push("#"[:0]), matcher.flush()] == ["a", "", "##"]
     assert matcher.flush() == ""
 
 
 def test_nothing_may_follow_a_match() -> None:
-    matcher = StopStrings(["."])
+    matcher = StopStrings(StopAutomaton(["."]))
     assert matcher.push("end. more") == "end"
     with pytest.raises(InvariantError, match="more"):
         matcher.push("more")
@@ -110,4 +110,4 @@ def test_nothing_may_follow_a_match() -> None:
 @pytest.mark.parametrize("stops", [[], [""], ["a", ""]])
 def test_empty_stops_are_refused(stops: list[str]) -> None:
     with pytest.raises(InvariantError, match="non-empty"):
-        StopStrings(stops)
+        StopStrings(StopAutomaton(stops))
