@@ -29,7 +29,12 @@ import numpy.typing as npt
 
 from aioserve.engine.continuations import ContinuedPrompt
 from aioserve.engine.prompts import too_long
-from aioserve.errors import InvalidPromptError, PromptTooLongError, QueueFullError
+from aioserve.errors import (
+    EngineClosedError,
+    InvalidPromptError,
+    PromptTooLongError,
+    QueueFullError,
+)
 from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
 from aioserve.text.tokenizer import Tokenizer
@@ -105,7 +110,8 @@ class Encoder:
             _Lane(f"aioserve-encode-{model.name}", (self._long, self._short)),
             _Lane(f"aioserve-encode-{model.name}", (self._short,)),
         )
-        self._num_wanted = 0
+        self._wanted: dict[Encoding, None] = {}
+        """Those whose ids are waited for, in order of arrival."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -199,7 +205,7 @@ class Encoder:
             self._long.append(encoding)
         else:
             self._short.append(encoding)
-        self._num_wanted += 1
+        self._wanted[encoding] = None
         self._idle.clear()
         try:
             self._start()
@@ -213,8 +219,8 @@ class Encoder:
         """Nobody waits for an encoding. One that has a thread keeps it; others free their text."""
         if encoding.is_waiting:
             self._forget(encoding)
-        self._num_wanted -= 1
-        if self._num_wanted == 0:
+        self._wanted.pop(encoding, None)
+        if not self._wanted:
             self._idle.set()
 
     def _forget(self, encoding: Encoding) -> None:
@@ -244,9 +250,20 @@ class Encoder:
         """Until nobody waits for an encoding."""
         await self._idle.wait()
 
+    def abort_all(self, error: EngineClosedError) -> None:
+        """Give `error` to all that wait for ids; not in the callers' contexts, one of which may be
+        entered on a thread."""
+        for encoding in list(self._wanted):
+            if (then := encoding.then) is not None:
+                encoding.cancel()
+                then(error)
+
     async def aclose(self) -> None:
-        """End the threads; all encodings are cancelled. One that is in the library's hands is left
-        to it: it touches nothing of the engine's, and ends when the library returns."""
+        """End the threads, and with `EngineClosedError` all encodings. One that is in the library's
+        hands is left to it: it touches nothing of the engine's, and ends when the library returns.
+        """
+        closed = "the engine was closed before this prompt was encoded"
+        self.abort_all(EngineClosedError(closed, state="closed"))
         for lane in self._lanes:
             lane.shutdown(wait=False)
             if lane.future is not None:

@@ -153,7 +153,9 @@ class Life:
             return 0
         drained = "the engine was drained before this request ended"
         error = EngineClosedError(drained, state=self._state)
-        return await live.core.delivery.abort_all(error)
+        ended = await live.core.delivery.abort_all(error)
+        live.intake.encoder.abort_all(error)
+        return ended
 
     async def close(self) -> None:
         """As leaving an `Engine`: at any time, and any number of times."""
