@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from aioserve.engine.notices import Notices
+from aioserve.engine.params_intake import no_token_left
 from aioserve.engine.requests import (
     MAX_HANDLED_AT_ONCE,
     LiveRequest,
@@ -24,6 +25,7 @@ from aioserve.errors import (
     StepError,
     StreamStalledError,
 )
+from aioserve.execution.plan import NO_TOKEN_LEFT
 from aioserve.request import FinishReason, Token
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
@@ -93,6 +95,8 @@ class Delivery:
         if update.cause is not None:
             error = RequestFailedError(f"the step of this request can't be planned: {update.error}")
             return error.with_cause(update.cause)
+        if update.error == NO_TOKEN_LEFT and request.request is not None:
+            return no_token_left(request.request.params)
         return RequestFailedError(str(update.error))
 
     def _deliver_token(self, sample: LiveSample, token_id: int, update: SequenceUpdate) -> None:

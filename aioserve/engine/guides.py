@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.engine.requests import LiveSample
-from aioserve.errors import RequestFailedError
+from aioserve.errors import AioserveError, InvalidSamplingError, RequestFailedError
 from aioserve.execution.step_thread import StepThread
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.matcher import GrammarMatcher
@@ -39,7 +39,7 @@ class Guide(msgspec.Struct, frozen=True, gc=False):
     """Tokens that must come first."""
     mask: npt.NDArray[np.int32] | None
     """Of the token behind them; None where they end the answer."""
-    error: RequestFailedError | None = None
+    error: AioserveError | None = None
     """Why nothing can be said of it."""
 
 
@@ -144,15 +144,19 @@ def _after(matcher: GrammarMatcher | None, token_id: int, jumps: bool) -> Guide:
     return Guide(
         (),
         None,
-        RequestFailedError(
-            f"token {token_id} was drawn, which the form of the answer doesn't allow: other "
-            "parameters leave no token that it does"
+        InvalidSamplingError(
+            f"structured_output doesn't allow token {token_id}, which was drawn: other parameters "
+            "leave no token that it does",
+            argument="structured_output",
         ),
     )
 
 
-def _not_further(why: str) -> RequestFailedError:
-    return RequestFailedError(f"the form of this answer can't be followed further: {why}")
+def _not_further(why: str) -> InvalidSamplingError:
+    """The grammar itself has come to its end, or to its limits: another one helps."""
+    return InvalidSamplingError(
+        f"structured_output can't be followed further: {why}", argument="structured_output"
+    )
 
 
 def _next(matcher: GrammarMatcher, *, jumps: bool) -> Guide:

@@ -16,11 +16,34 @@ from aioserve.text.bad_words import spellings
 from aioserve.text.stop import StopAutomaton
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["ParamsIntake"]
+__all__ = ["ParamsIntake", "no_token_left"]
 
 NUM_PREPARED = 32
 """Lists of stop strings, and of bad words, that are kept prepared for the next request with the
 same ones: the prompts of one call have one list, and so do the calls of one application."""
+
+FORBIDDING = (
+    "structured_output",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "logits_processors",
+)
+"""Parameters that can forbid a token; each may be at fault where all are forbidden."""
+
+
+def no_token_left(params: SamplingParams) -> InvalidSamplingError:
+    """What a request hears whose `params` forbid every token at some place of its completion. It
+    names those of them that forbid any."""
+    given = {name: getattr(params, name) for name in FORBIDDING}
+    named = [name for name, value in given.items() if value not in (None, 0, ())]
+    together = " and ".join(named) or "the parameters"
+    return InvalidSamplingError(
+        f"{together} must leave a token to draw at each place of a completion, and "
+        f"{'together they leave' if len(named) > 1 else 'it leaves'} none at one",
+        argument=named[0] if named else "params",
+        value=given[named[0]] if named else None,
+    )
 
 
 class ParamsIntake:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from aioserve.execution.decode_reader import DecodeReader, check_pages
 from aioserve.execution.plan import (
+    NO_TOKEN_LEFT,
     PENDING_TOKEN,
     CopyKind,
     PageCopy,
@@ -31,11 +32,6 @@ from aioserve.sampling.logprobs import MostLikely
 from aioserve.sampling.sampler import SlotTable
 
 __all__ = ["HostStep", "PlanReader"]
-
-OWN_DOING = (
-    "its own parameters leave no token to draw: allowed_token_ids, bad_words, min_tokens, "
-    "structured_output and logits_processors, those of them that it has"
-)
 
 NO_COPIES = np.empty((0, 5), np.int32)
 # Indices of the source's and the target's cache: 0 is the device's, 1 the host's.
@@ -67,7 +63,7 @@ class HostStep:
         if edits is None:
             return dict(row_errors), {}
         own = {row for row, why in row_errors.items() if why == NOTHING_LEFT and row in edits.rows}
-        failures = dict.fromkeys(own, OWN_DOING) | edits.failures
+        failures = dict.fromkeys(own, NO_TOKEN_LEFT) | edits.failures
         return {row: why for row, why in row_errors.items() if row not in failures}, failures
 
     @property

@@ -27,6 +27,7 @@ from aioserve.request import Logprobs, SamplingParams
 
 __all__ = [
     "MAX_SCORED_TOKENS",
+    "NO_TOKEN_LEFT",
     "PENDING_TOKEN",
     "CopyKind",
     "PageCopy",
@@ -46,6 +47,9 @@ the runner replaces it on the device before the forward pass."""
 
 MAX_SCORED_TOKENS = 256
 """In a step: each takes a row of logits, which is 0.6 MB with a vocabulary of 151,936."""
+
+NO_TOKEN_LEFT = "the parameters of this request leave no token to draw"
+"""What a row's failure says where nothing is wrong with its logits."""
 
 
 class CopyKind(Enum):

@@ -18,9 +18,10 @@ from aioserve.errors import (
     PromptTooLongError,
     QueueFullError,
     RequestRefusedError,
+    StreamStalledError,
 )
 
-__all__ = ["ApiError", "called", "refuse", "told"]
+__all__ = ["STATUSES", "ApiError", "called", "refuse", "told"]
 
 DRAINING_RETRY_SECONDS = 5.0
 """Where a server that goes away is asked: by then its successor may answer."""
@@ -68,37 +69,47 @@ def refuse(field: str, why: str) -> ApiError:
     return ApiError(400, f"{field} {why}", param=field)
 
 
+STATUSES: tuple[tuple[type[AioserveError], int, str | None], ...] = (
+    (PromptTooLongError, 400, "context_length_exceeded"),
+    (DuplicateRequestError, 409, "duplicate_request"),
+    (InvalidRequestError, 400, None),
+    (QueueFullError, 503, "server_overloaded"),
+    (RequestRefusedError, 429, "request_rejected"),
+    (EngineFailedError, 500, "engine_failed"),
+    (EngineClosedError, 503, "draining"),
+    (DeadlineExceededError, 504, "deadline_exceeded"),
+    (StreamStalledError, 408, "stream_stalled"),
+    (AioserveError, 500, "request_failed"),
+)
+"""Status and code of each error of the engine's; the first class that an error is of decides. What
+the caller has caused is a 4xx."""
+
+
 def told(error: Exception) -> ApiError:
     """What a caller hears of `error`. Of a bug it hears that there was one, and nothing else."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, InvalidRequestError):
-        status, code = 400, None
-        if isinstance(error, PromptTooLongError):
-            code = "context_length_exceeded"
-        elif isinstance(error, DuplicateRequestError):
-            status, code = 409, "duplicate_request"
-        return ApiError(status, str(error), param=error.argument, code=code)
-    if isinstance(error, RequestRefusedError):
-        full = isinstance(error, QueueFullError)
-        retry_after = 1.0 if error.retry_after_seconds is None else error.retry_after_seconds
-        if full:  # an estimate; of a plugin's refusal it is the plugin's word
-            retry_after = min(retry_after, MAX_QUEUE_RETRY_SECONDS)
-        code = "server_overloaded" if full else "request_rejected"
-        return ApiError(
-            503 if full else 429, str(error), code=code, retry_after_seconds=retry_after
-        )
-    if isinstance(error, EngineFailedError):
-        return ApiError(500, str(error), code="engine_failed")
-    if isinstance(error, EngineClosedError):
-        return ApiError(
-            503, str(error), code="draining", retry_after_seconds=DRAINING_RETRY_SECONDS
-        )
-    if isinstance(error, DeadlineExceededError):
-        return ApiError(504, str(error), code="deadline_exceeded")
-    if isinstance(error, AioserveError):
-        return ApiError(500, str(error), code="request_failed")
+    for kind, status, code in STATUSES:
+        if isinstance(error, kind):
+            return ApiError(
+                status,
+                str(error),
+                param=error.argument if isinstance(error, InvalidRequestError) else None,
+                code=code,
+                retry_after_seconds=_retry_after_seconds(error),
+            )
     return ApiError(500, "the server failed; see its log", code="internal_error")
+
+
+def _retry_after_seconds(error: Exception) -> float | None:
+    if isinstance(error, EngineClosedError) and not isinstance(error, EngineFailedError):
+        return DRAINING_RETRY_SECONDS
+    if not isinstance(error, RequestRefusedError):
+        return None
+    seconds = 1.0 if error.retry_after_seconds is None else error.retry_after_seconds
+    if isinstance(error, QueueFullError):  # an estimate; of a plugin's refusal it is its word
+        return min(seconds, MAX_QUEUE_RETRY_SECONDS)
+    return seconds
 
 
 def called(error: Exception) -> str:

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from aioserve import Engine, RequestFailedError, SamplingParams, StructuredOutput
+from aioserve import (
+    Engine,
+    InvalidSamplingError,
+    RequestFailedError,
+    SamplingParams,
+    StructuredOutput,
+)
 from aioserve.engine import guides
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
@@ -28,29 +34,39 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "named"),
     [
-        SamplingParams(min_tokens=4, allowed_token_ids=[270]),
-        SamplingParams(
-            structured_output=StructuredOutput(choice=["no"]), min_tokens=40, max_tokens=50
+        (
+            SamplingParams(min_tokens=4, allowed_token_ids=[270]),
+            "allowed_token_ids and min_tokens",
         ),
-        SamplingParams(
-            structured_output=StructuredOutput(choice=["no"]), allowed_token_ids=[1, 2, 3]
+        (
+            SamplingParams(
+                structured_output=StructuredOutput(choice=["no"]), min_tokens=40, max_tokens=50
+            ),
+            "structured_output and min_tokens",
+        ),
+        (
+            SamplingParams(
+                structured_output=StructuredOutput(choice=["no"]), allowed_token_ids=[1, 2, 3]
+            ),
+            "structured_output and allowed_token_ids",
         ),
     ],
     ids=["allowed and min_tokens", "form and min_tokens", "form and allowed"],
 )
 @pytest.mark.asyncio
 async def test_a_request_that_leaves_itself_nothing_ends_alone_and_the_cache_stays(
-    tiny: str, params: SamplingParams
+    tiny: str, params: SamplingParams, named: str
 ) -> None:
     async with Engine(tiny, num_pages=256) as engine:
         expected = await engine.generate(PROMPT, GREEDY)
         failing = engine.generate(PROMPT, params)
         neighbour = engine.generate([*PROMPT, 5], GREEDY)
         failed, other = await asyncio.gather(failing, neighbour, return_exceptions=True)
-        assert isinstance(failed, RequestFailedError)
-        assert "its own parameters leave no token to draw" in str(failed)
+        assert isinstance(failed, InvalidSamplingError)
+        assert str(failed).startswith(f"{named} must leave a token to draw")
+        assert failed.argument == named.split(" and ")[0]
         assert not isinstance(other, BaseException)
         again = await engine.generate(PROMPT, GREEDY)
 
@@ -97,7 +113,7 @@ async def test_what_is_forced_is_what_the_other_parameters_allow(tiny: str) -> N
             )
             found.append([getattr(answer, "token_ids", type(answer)) for answer in answers])
     assert found[0] == found[1]
-    assert found[0][1] is RequestFailedError
+    assert found[0][1] is InvalidSamplingError
 
 
 @pytest.mark.asyncio

@@ -203,7 +203,7 @@ async def test_parameters_that_leave_no_token_end_their_request_alone(tiny: str)
         params = SamplingParams(
             allowed_token_ids=[1, 2], structured_output=StructuredOutput(choice=["abc"])
         )
-        with pytest.raises(RequestFailedError):
+        with pytest.raises(InvalidSamplingError):
             await engine.generate([5, 6], params)
         assert (await other).token_ids
         assert await all_given_back(engine)
@@ -485,7 +485,7 @@ async def test_a_form_that_can_not_be_followed_ends_its_request_alone(
     monkeypatch.setattr(GrammarMatcher, "allowed", none_later)
     async with Engine(tiny) as engine:
         other = asyncio.ensure_future(engine.generate([5], SamplingParams(max_tokens=20)))
-        with pytest.raises(RequestFailedError, match="can't be followed further"):
+        with pytest.raises(InvalidSamplingError, match="can't be followed further"):
             await engine.generate([5, 6], SamplingParams(structured_output=COMPACT))
         assert (await other).token_ids
 
@@ -495,5 +495,5 @@ async def test_a_form_that_comes_to_cost_too_much_says_so() -> None:
     schema = {"properties": {f"p{i}": {"type": "null"} for i in range(1000)}, "type": "object"}
     form = StructuredOutput(json_schema=schema | {"additionalProperties": False})
     async with Engine("pyhelp") as engine:
-        with pytest.raises(RequestFailedError, match=r"can't be followed further: .* items"):
+        with pytest.raises(InvalidSamplingError, match=r"can't be followed further: .* items"):
             await engine.generate("Hi", SamplingParams(structured_output=form))
