@@ -279,7 +279,9 @@ class Engine(PromptLooks):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> Completion:
-        """The whole answer at once; otherwise as `stream`. Cancelling it ends the request."""
+        """The whole completion at once; otherwise as `stream`. Cancelling it ends the request. Of
+        very many that are called at once, some wait for turns of the event loop first."""
+        await self._life.usable().turns.take()
         stream = self.stream(
             prompt,
             drawn_for(params),

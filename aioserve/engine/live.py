@@ -16,6 +16,7 @@ from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.event_loop import check_on, check_process
 from aioserve.engine.intake import Intake
+from aioserve.engine.submission_turns import SubmissionTurns
 from aioserve.errors import ConfigError, EngineClosedError
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
@@ -91,6 +92,7 @@ class LiveEngine:
         self.intake: Intake = Intake(
             config, model, self.core, chosen.admission, chosen.logits_processor
         )
+        self.turns: SubmissionTurns = SubmissionTurns()
         self._task = self._new_task(self.core.run())
 
     def _new_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

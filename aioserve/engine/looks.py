@@ -6,7 +6,6 @@ are numbers shows that what was computed before it is right.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypedDict
@@ -14,12 +13,10 @@ from typing import Any, Protocol, TypedDict
 from aioserve.arguments import check, name
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.stream import TokenStream
+from aioserve.engine.submission_turns import SubmissionTurns
 from aioserve.errors import AioserveError, InvalidRequestError
 
 __all__ = ["Look", "LookOptions", "check_options", "ids_of", "looked_at", "placed"]
-
-SUBMITTED_AT_ONCE = 32
-"""Then the event loop gets its turn. A short text takes some 100 µs to encode."""
 
 
 class Look(Protocol):
@@ -59,17 +56,21 @@ def ids_of(request_id: Any, count: int | None) -> list[Any]:
 
 @asynccontextmanager
 async def looked_at(
-    submits: Sequence[Callable[[], Mailbox]], several: str | None = None, *, first: int = 0
+    submits: Sequence[Callable[[], Mailbox]],
+    turns: SubmissionTurns,
+    several: str | None = None,
+    *,
+    first: int = 0,
 ) -> AsyncIterator[list[Mailbox]]:
-    """Submit requests, wait for the ends of all, and give their mailboxes. Raises what ended the
-    first that an error ended, with a note of its place, from `first` on, where `several` is the
-    argument that they come from; and then, or when it is cancelled, ends the others."""
+    """Submit requests in their `turns`, wait for the ends of all, and give their mailboxes. Raises
+    what ended the first that an error ended, with a note of its place, from `first` on, where
+    `several` is the argument that they come from; and then, or when it is cancelled, ends the
+    others."""
     mailboxes: list[Mailbox] = []
     streams: list[TokenStream] = []
     try:
         for index, submit in enumerate(submits, first):
-            if index and index % SUBMITTED_AT_ONCE == 0:
-                await asyncio.sleep(0)
+            await turns.take()
             with placed(several, index):
                 mailboxes.append(submit())
             streams.append(TokenStream(mailboxes[-1]))

@@ -91,7 +91,7 @@ async def embeddings_of(
 
     request_ids = ids_of(request_id, None if several is None else len(every))
     submits = [partial(submit, *one) for one in zip(every, request_ids, strict=True)]
-    async with looked_at(submits, several) as mailboxes:
+    async with looked_at(submits, live.turns, several) as mailboxes:
         vectors = [pooled.read(mailbox, normalize=normalize) for mailbox in mailboxes]
         counts = [mailbox.usage for mailbox in mailboxes]
     usage = Usage(

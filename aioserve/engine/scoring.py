@@ -82,11 +82,11 @@ async def scores_of(
         return intake.submit(continued, params, request_id, look=continued, **wishes)
 
     every = [partial(submit, *one) for one in zip([first, *others], request_ids, strict=True)]
-    async with looked_at(every[:1], several) as mailboxes:
+    async with looked_at(every[:1], live.turns, several) as mailboxes:
         scores = [_score(first, mailbox) for mailbox in mailboxes]
     for one in others:
         one.prompt = first.prompt_ids
-    async with looked_at(every[1:], several, first=1) as mailboxes:
+    async with looked_at(every[1:], live.turns, several, first=1) as mailboxes:
         return scores + [_score(*one) for one in zip(others, mailboxes, strict=True)]
 
 

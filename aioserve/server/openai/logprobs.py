@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
 
 from aioserve.request import Logprobs, Token
 from aioserve.server.openai.token_texts import TokenTexts
 
-__all__ = ["ChatLogprobs", "CompletionLogprobs", "TextOffsets", "chat_logprobs"]
+__all__ = [
+    "ChatLogprobs",
+    "CompletionLogprobs",
+    "EncodedLogprobs",
+    "TextOffsets",
+    "all_chat_logprobs",
+    "chat_logprobs",
+]
+
+T = TypeVar("T")
+
+ENTRIES_AT_ONCE = 4096
+"""Log-probabilities that are written before the event loop has its turn: some 5 ms."""
 
 LEAST = -9999.0
 """In place of minus infinity, which JSON hasn't; as OpenAI writes it."""
@@ -31,9 +46,10 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 class TextOffsets:
     """Tokens of one choice, in order, as `CompletionLogprobs`."""
 
-    def __init__(self, texts: TokenTexts) -> None:
+    def __init__(self, texts: TokenTexts, *, chars: int = 0) -> None:
+        """`chars` are those of the tokens before."""
         self._texts = texts
-        self._chars = 0
+        self.chars: int = chars
         """That have begun."""
 
     def logprobs_of(
@@ -51,9 +67,9 @@ class TextOffsets:
             raw, is_text = texts.of(token_id)
             # A byte that goes on with a character belongs to where that began.
             is_within = is_text and bool(raw) and raw[0] & 0xC0 == 0x80
-            offsets.append(max(self._chars - is_within, 0))
+            offsets.append(max(self.chars - is_within, 0))
             if is_text:
-                self._chars += sum([byte & 0xC0 != 0x80 for byte in raw])
+                self.chars += sum([byte & 0xC0 != 0x80 for byte in raw])
             if logprobs is None:
                 own.append(None)
                 tops.append(None)
@@ -69,6 +85,75 @@ class TextOffsets:
         return CompletionLogprobs(
             tokens=names, token_logprobs=own, top_logprobs=tops, text_offset=offsets
         )
+
+
+class EncodedLogprobs:
+    """Log-probabilities of a run of tokens, in JSON already: as long as a prompt or a whole
+    completion, they can't be made or encoded at once without holding the event loop."""
+
+    def __init__(self, chars: int) -> None:
+        self.chars: int = chars
+        """Characters that have begun, those before the run included."""
+        self._parts: dict[str, list[bytes]] = {
+            name: [] for name in CompletionLogprobs.__struct_fields__
+        }
+
+    @classmethod
+    async def of(
+        cls, texts: TokenTexts, tokens: Sequence[tuple[int, Logprobs | None]], *, chars: int = 0
+    ) -> EncodedLogprobs:
+        """Those of `tokens`, behind `chars` characters of text."""
+        offsets = TextOffsets(texts, chars=chars)
+        encoded = cls(chars)
+        async for some in _in_turns(tokens, _num_entries(tokens)):
+            encoded.add(offsets.logprobs_of(some))
+        encoded.chars = offsets.chars
+        return encoded
+
+    def add(self, logprobs: CompletionLogprobs | None) -> None:
+        """Add those of the tokens that follow."""
+        if logprobs is not None:
+            for name, parts in self._parts.items():
+                parts.append(_inner(getattr(logprobs, name)))
+
+    def with_more(self, *later: EncodedLogprobs | CompletionLogprobs | None) -> Any:
+        """A `CompletionLogprobs` of these and of `later`, whose lists are `msgspec.Raw`; None where
+        there is no token."""
+        whole = EncodedLogprobs(self.chars)
+        for one in (self, *later):
+            if isinstance(one, EncodedLogprobs):
+                for name, parts in one._parts.items():
+                    whole._parts[name] += parts
+            else:
+                whole.add(one)
+        if not whole._parts["tokens"]:
+            return None
+        raw: dict[str, Any] = {name: _raw(parts) for name, parts in whole._parts.items()}
+        return CompletionLogprobs(**raw)
+
+
+async def _in_turns(values: Sequence[T], entries_each: int) -> AsyncIterator[list[T]]:
+    """All of `values`, so many at a time that the event loop has its turns between them."""
+    rest, at_once = iter(values), max(1, ENTRIES_AT_ONCE // entries_each)
+    while some := list(islice(rest, at_once)):
+        yield some
+        if len(some) == at_once:
+            await asyncio.sleep(0)
+
+
+def _num_entries(tokens: Sequence[tuple[int, Logprobs | None]]) -> int:
+    """Log-probabilities of each token."""
+    last = tokens[-1][1] if tokens else None
+    return 1 if last is None else 1 + len(last.top)
+
+
+def _inner(values: list[Any]) -> bytes:
+    """A list in JSON, without its brackets."""
+    return msgspec.json.encode(values)[1:-1]
+
+
+def _raw(parts: Sequence[bytes]) -> msgspec.Raw:
+    return msgspec.Raw(b"[%b]" % b",".join(parts))
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -105,3 +190,15 @@ def chat_logprobs(texts: TokenTexts, tokens: Iterable[Token], top: int) -> ChatL
         text, raw = written(token.id)
         content.append(TokenLogprob(text, max(found.logprob, LEAST), raw, tops))
     return ChatLogprobs(content=content) if content else None
+
+
+async def all_chat_logprobs(
+    texts: TokenTexts, tokens: Sequence[Token], top: int
+) -> ChatLogprobs | None:
+    """As `chat_logprobs`, with the list in JSON already, of any number of tokens."""
+    parts: list[bytes] = []
+    async for some in _in_turns(tokens, 1 + top):
+        if (logprobs := chat_logprobs(texts, some, top)) is not None:
+            parts.append(_inner(logprobs.content))
+    content: Any = _raw(parts)
+    return ChatLogprobs(content=content) if parts else None

@@ -13,10 +13,10 @@ import msgspec
 
 from aioserve.engine.chat import ChatAnswer, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
-from aioserve.request import FinishReason, Token
+from aioserve.request import FinishReason
 from aioserve.server.answers.plan import AnswerPlan
 from aioserve.server.openai.chat_api.request import ChatRequest
-from aioserve.server.openai.logprobs import ChatLogprobs, chat_logprobs
+from aioserve.server.openai.logprobs import ChatLogprobs, all_chat_logprobs, chat_logprobs
 from aioserve.server.openai.token_texts import TokenTexts
 
 __all__ = ["ChatChoice", "ChatChoices", "ChatPiece"]
@@ -96,22 +96,25 @@ class ChatChoices:
         self._body = body
         self._plan = plan
         self._texts = TokenTexts(engine) if body.logprobs else None
+        self._num_top = body.top_logprobs or 0
         self._arguments: list[list[str] | None] = [None] * n
         """What was told of those of each choice's last call; None where there is no call."""
         self._has_ended = [False] * n
 
     # -- whole
 
-    def whole(self, answers: Sequence[ChatAnswer], stream: ChatStream) -> list[ChatChoice]:
+    async def whole(self, answers: Sequence[ChatAnswer], stream: ChatStream) -> list[ChatChoice]:
         """`stream` is the one that the answers came from, which has ended."""
         return [
-            self._whole(number, answer, stop_reason)
+            await self._whole(number, answer, stop_reason)
             for number, (answer, stop_reason) in enumerate(
                 zip(answers, stream.stop_reasons, strict=True)
             )
         ]
 
-    def _whole(self, number: int, answer: ChatAnswer, stop_reason: int | str | None) -> ChatChoice:
+    async def _whole(
+        self, number: int, answer: ChatAnswer, stop_reason: int | str | None
+    ) -> ChatChoice:
         content, plan = answer.content, self._plan
         calls = [
             CallOfTool(id=call.id, function=CalledFunction(call.name, call.arguments))
@@ -128,7 +131,9 @@ class ChatChoices:
                 reasoning_content=answer.reasoning or msgspec.UNSET,
                 tool_calls=calls or msgspec.UNSET,
             ),
-            logprobs=self._logprobs(answer.tokens),
+            logprobs=None
+            if self._texts is None
+            else await all_chat_logprobs(self._texts, answer.tokens, self._num_top),
             finish_reason=_ended(answer.finish_reason, stop_reason, arguments),
             stop_reason=stop_reason,
             token_ids=[token.id for token in answer.tokens]
@@ -189,7 +194,9 @@ class ChatChoices:
             ]
         for call in calls or ():
             self._take(delta.sample, call)
-        logprobs = None if self._texts is None else self._logprobs(delta.tokens)
+        logprobs = None
+        if self._texts is not None:
+            logprobs = chat_logprobs(self._texts, delta.tokens, self._num_top)
         ids = None
         if self._body.return_token_ids:
             ids = [token.id for token in delta.tokens]
@@ -213,11 +220,6 @@ class ChatChoices:
             arguments = self._arguments[number] = []
         if call.function.arguments:
             arguments.append(call.function.arguments)
-
-    def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
-        if self._texts is None:
-            return None
-        return chat_logprobs(self._texts, tokens, self._body.top_logprobs or 0)
 
 
 def _ended(

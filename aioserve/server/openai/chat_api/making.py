@@ -90,7 +90,7 @@ async def _whole(
         id=_id(call),
         created=call.created_seconds,
         model=body.model,
-        choices=ChatChoices(call.engine, body, plan).whole(done.answers, stream),
+        choices=await ChatChoices(call.engine, body, plan).whole(done.answers, stream),
         usage=usage_of(done.usage),
     )
 

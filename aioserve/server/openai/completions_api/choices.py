@@ -12,10 +12,10 @@ import msgspec
 
 from aioserve.engine.engine import Engine
 from aioserve.engine.stream import TokenStream
-from aioserve.request import FinishReason, Logprobs, Sample, Token, Usage
+from aioserve.request import FinishReason, Sample, Token, Usage
 from aioserve.server.openai.completions_api.request import CompletionRequest
 from aioserve.server.openai.completions_api.together import Batch
-from aioserve.server.openai.logprobs import CompletionLogprobs, TextOffsets
+from aioserve.server.openai.logprobs import CompletionLogprobs, EncodedLogprobs, TextOffsets
 from aioserve.server.openai.token_texts import TokenTexts
 
 __all__ = ["CompletionChoice", "CompletionPiece", "PromptChoices"]
@@ -56,8 +56,8 @@ class _Choice:
 
     __slots__ = ("has_begun", "has_ended", "offsets")
 
-    def __init__(self, texts: TokenTexts) -> None:
-        self.offsets = TextOffsets(texts)
+    def __init__(self, texts: TokenTexts, chars: int) -> None:
+        self.offsets = TextOffsets(texts, chars=chars)
         self.has_begun = False
         self.has_ended = False
 
@@ -73,22 +73,36 @@ class PromptChoices:
         self._prompt = prompt
         self._first = first_index
         self._texts = TokenTexts(engine)
-        self._choices = [_Choice(self._texts) for _ in range(body.n or engine.default_params.n)]
+        self._num_choices = body.n or engine.default_params.n
+        self._echoed: EncodedLogprobs | None = None
+        """Log-probabilities of the prompt, where they are wanted: all choices begin with them."""
+        self._choices: list[_Choice] = []
+
+    async def begin(self, stream: TokenStream) -> None:
+        """Once the first tokens of `stream` are there, and before anything is asked for."""
+        if self._body.echo and self._body.logprobs is not None:
+            scored = list(zip(stream.prompt_token_ids, stream.prompt_logprobs, strict=True))
+            self._echoed = await EncodedLogprobs.of(self._texts, scored)
+        chars = 0 if self._echoed is None else self._echoed.chars
+        self._choices = [_Choice(self._texts, chars) for _ in range(self._num_choices)]
 
     # -- whole
 
-    def whole(self, samples: Sequence[Sample], stream: TokenStream) -> list[CompletionChoice]:
+    async def whole(self, samples: Sequence[Sample], stream: TokenStream) -> list[CompletionChoice]:
         """`stream` is the one that the samples came from, which has ended."""
-        return [self._whole(*one, stream) for one in enumerate(samples)]
+        await self.begin(stream)
+        return [await self._whole(*one, stream) for one in enumerate(samples)]
 
-    def _whole(self, number: int, sample: Sample, stream: TokenStream) -> CompletionChoice:
+    async def _whole(self, number: int, sample: Sample, stream: TokenStream) -> CompletionChoice:
         body = self._body
         ids = () if body.is_of_prompt else sample.token_ids
-        own = zip(ids, sample.logprobs or (), strict=False)
+        own = list(zip(ids, sample.logprobs or (), strict=False))
         logprobs = None
         if body.logprobs is not None:
-            before = self._prompt_logprobs(stream)
-            logprobs = TextOffsets(self._texts).logprobs_of([*before, *own])
+            echoed = self._echoed or EncodedLogprobs(0)
+            logprobs = echoed.with_more(
+                await EncodedLogprobs.of(self._texts, own, chars=echoed.chars)
+            )
         text = "" if body.is_of_prompt else sample.text
         shows_ids = body.return_token_ids
         return CompletionChoice(
@@ -107,7 +121,7 @@ class PromptChoices:
         """What a batch of `stream` adds to the choices; also the ends of those that have ended."""
         tokens, reasons = batch.tokens, batch.finish_reasons
         by_sample: dict[int, list[Token]] = {}
-        if len(tokens) == 1 or len(self._choices) == 1:
+        if len(tokens) == 1 or self._num_choices == 1:
             if tokens:
                 by_sample[tokens[0].sample] = tokens
         else:
@@ -144,9 +158,9 @@ class PromptChoices:
         text += tokens[0].text if len(tokens) == 1 else "".join([each.text for each in tokens])
         logprobs = ids = prompt_ids = None
         if body.logprobs is not None:
-            before = self._prompt_logprobs(stream) if is_first else []
-            own = [(token.id, token.logprobs) for token in tokens]
-            logprobs = choice.offsets.logprobs_of(before + own)
+            logprobs = choice.offsets.logprobs_of([(each.id, each.logprobs) for each in tokens])
+            if is_first and self._echoed is not None:
+                logprobs = self._echoed.with_more(logprobs)
         if body.return_token_ids:
             ids = [token.id for token in tokens]
             prompt_ids = list(stream.prompt_token_ids) if is_first else None
@@ -170,11 +184,6 @@ class PromptChoices:
         if isinstance(self._prompt, str):
             return self._prompt
         return self._engine.tokenizer.decode(stream.prompt_token_ids)
-
-    def _prompt_logprobs(self, stream: TokenStream) -> list[tuple[int, Logprobs | None]]:
-        if not self._body.echo:
-            return []
-        return list(zip(stream.prompt_token_ids, stream.prompt_logprobs, strict=True))
 
     def counted(self, usage: Usage) -> Usage:
         """Without tokens that weren't asked for."""

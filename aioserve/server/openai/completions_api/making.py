@@ -92,7 +92,7 @@ async def _whole(
     choices = [
         choice
         for maker, answer, stream in zip(makers, answers, merged.streams, strict=True)
-        for choice in maker.whole(answer.samples, stream)
+        for choice in await maker.whole(answer.samples, stream)
     ]
     usage = usage_of(makers[0].counted(merged.usage))
     about = msgspec.structs.asdict(_about(call, body))
@@ -104,10 +104,14 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     chunks = Chunks(_about(call, body), body.stream_options)
     makers = _choices_of(call, body, prompts)
+    begun: set[int] = set()
     with as_named(COMPLETION_NAMES):
         async with aclosing(merged.batches()) as batches:
             async for place, batch in batches:
                 maker = makers[place]
+                if place not in begun:
+                    begun.add(place)
+                    await maker.begin(merged.streams[place])
                 pieces = maker.pieces(batch, merged.streams[place])
                 usage = maker.counted(merged.given_usage) if chunks.counts_always else None
                 if len(pieces) == 1:
