@@ -7,13 +7,15 @@
 #   fuzz    attack every door for ten minutes
 #   test-optimized  the test suite under `python -O`
 #   lint    ruff and pyright alone                        build   recompile native/ alone
+#   check-install   constraints.txt fits PyPI's torch, with CUDA, on each Python
 #   clean   remove what was built, keep .venv             distclean   remove .venv too
 #
 # PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, WORKERS=4 how
 # many processes share the tests, and
 # MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
 # SANITIZERS="thread" which one `make sanitize` runs, and FUZZ="--max-seconds 60" for how long
-# `make fuzz` goes on.
+# `make fuzz` goes on. Without an NVIDIA driver torch comes from PyTorch's index of CPU builds, unless
+# pip was told where to look: see tools/torch_index.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := run
@@ -48,12 +50,13 @@ PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-optimized mutants sanitize fuzz lint bench docs build clean distclean
+.PHONY: run test test-slow test-optimized mutants sanitize fuzz lint check-install bench docs build \
+  clean distclean
 
 run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run "$$PROMPT"
 
-test: lint $(FOR_CLIENTS)
+test: lint check-install $(FOR_CLIENTS)
 	$(PYTEST_SHARED) -m "not slow and not alone"
 	$(PYTEST) -m "not slow and alone"
 	$(PYTEST_OPTIMIZED) -q tests/test_assertions.py tests/kv tests/plugin_system tests/scheduling
@@ -79,6 +82,9 @@ lint: $(FOR_TEST) $(BUILT)
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
+check-install: $(FOR_TEST)
+	$(BIN)/python tools/check_install
+
 bench: $(FOR_RUN) $(BUILT)
 	$(BIN)/aioserve bench throughput
 
@@ -103,7 +109,8 @@ $(FOR_BUILD): constraints.txt | $(MADE)
 
 define install_requirements
 $(BIN)/python tools/requirements $(1) > .venv/requirements.txt
-$(PIP_INSTALL) --constraint constraints.txt --requirement .venv/requirements.txt
+$(PIP_INSTALL) --constraint constraints.txt $$($(BIN)/python tools/torch_index) \
+  --requirement .venv/requirements.txt
 @touch $(FOR_RUN) $@
 endef
 
