@@ -6,6 +6,7 @@ Knows which forms of tool calls and reasoning a model writes; how they are read 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypedDict
@@ -29,9 +30,11 @@ from aioserve.text.answers.forms import (
 )
 from aioserve.text.answers.parts import Parts, ToolCall, ToolCallDelta, whole_calls
 from aioserve.text.conversation import MAX_TOOLS, Conversation
+from aioserve.text.messages import FIELDS, FIELDS_OF
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = [
+    "MESSAGE_FIELDS",
     "AnswerForm",
     "ChatAnswer",
     "ChatCompletion",
@@ -41,6 +44,9 @@ __all__ = [
     "StreamOptions",
     "held_calls",
 ]
+
+MESSAGE_FIELDS: frozenset[str] = frozenset([*FIELDS, *itertools.chain(*FIELDS_OF.values())])
+"""What messages may have, each of some role."""
 
 PROMPT_END_TOKENS = 32
 """Of a prompt, which show whether a tag is open at its end."""

@@ -1,6 +1,7 @@
 """From the bytes of a body to a checked value: strict, and within limits.
 
-Every field that an API's type doesn't have is refused by its name.
+Every field that an API's type doesn't have is refused by its name, unless it is null, which is the
+same as not to be there.
 """
 
 from __future__ import annotations
@@ -79,13 +80,33 @@ def parse(body: bytes, kind: type[T]) -> T:
     """`body`, JSON, as a `kind`. Raises `ApiError` that names the field."""
     try:
         with _without_collections():
-            return msgspec.json.decode(body, type=kind)
+            return _decoded(body, kind)
     except msgspec.ValidationError as error:
         raise _refused(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body isn't JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        if not UNKNOWN_FIELD.search(message) or PLACE.search(message):
+            raise
+    return msgspec.json.decode(_without_unknown_nulls(body, kind), type=kind)
+
+
+def _without_unknown_nulls(body: bytes, kind: Any) -> bytes:
+    """Values stay as they are written: there may be much in them."""
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    given = {
+        name: value for name, value in fields.items() if name in known or bytes(value) != b"null"
+    }
+    return msgspec.json.encode(given)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ Knows neither of them, and never keeps what a prompt or an answer says.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -51,6 +51,7 @@ class CallRecord:
         "began_seconds",
         "cache_salt",
         "call_id",
+        "dropped",
         "error",
         "headers",
         "is_whole",
@@ -92,10 +93,17 @@ class CallRecord:
         """As it was asked for: anybody's text, up to `MAX_MODEL_CHARS`."""
         self.stream: bool | None = None
         self.asked: dict[str, int | float] = {}
+        self.dropped: Mapping[str, int] = {}
+        """Unknown fields of its messages, by where they were."""
         self.span: Any = None
         """Of the tracer, where there is one."""
         self._answers: list[Answered] = []
         self._counts: list[Usage] = []
+
+    def goes_by(self, request_id: str) -> None:
+        """Take what its body calls it, where its head didn't say."""
+        if self.request_id == self.call_id:
+            self.request_id = request_id
 
     def asks(self, body: object) -> None:
         """Note which model it asks for, and how the answer is to be drawn."""

@@ -16,6 +16,7 @@ from aioserve.isolation import shown
 from aioserve.text.json_values import Reader, check_utf8, parsed_object
 
 __all__ = [
+    "FIELDS",
     "FIELDS_OF",
     "MAX_ID_CHARS",
     "MAX_MESSAGES",
@@ -39,13 +40,14 @@ MAX_ID_CHARS = 256
 MAX_NAME_CHARS = 256
 """Of a function."""
 
-_FIELDS = ("role", "content")
+FIELDS: tuple[str, ...] = ("role", "content", "name")
+"""Of every message."""
 FIELDS_OF: dict[str, tuple[str, ...]] = {
     "assistant": ("tool_calls", "reasoning_content", "reasoning"),
-    "tool": ("tool_call_id", "name"),
+    "tool": ("tool_call_id",),
 }
-"""Beside role and content."""
-_MAX_FIELDS = 5
+"""Beside these."""
+_MAX_FIELDS = 6
 
 
 def validate_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[str, Any]]:
@@ -90,9 +92,10 @@ def plain_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[
     all; a copy of it, in classes of Python's own.
 
     Each has a `role` and a `content`, a str or a list of parts {"type": "text", "text": str}, which
-    are joined by line breaks. The assistant's may have `tool_calls`, beside which the content may
-    be None or left out, and `reasoning_content` (or `reasoning`, the same under another name). A
-    tool's may have the `tool_call_id` that it answers and the function's `name`.
+    are joined by line breaks; and may have a `name`, of who wrote it or of the function. The
+    assistant's may have `tool_calls`, beside which the content may be None or left out, and
+    `reasoning_content` (or `reasoning`, the same under another name). A tool's may have the
+    `tool_call_id` that it answers.
 
     Raises `InvalidPromptError` naming the index and the field, `PromptTooLongError` for too many
     messages or characters.
@@ -141,10 +144,10 @@ def _message(message: Any, reader: Reader) -> dict[str, Any]:
     more = FIELDS_OF.get(role, ())
     fields = set()
     for key in islice(message, _MAX_FIELDS + 1):
-        if key not in _FIELDS and key not in more:
+        if key not in FIELDS and key not in more:
             also = f"; of role {role!r} {', '.join(more)} are too" if more else ""
             raise reader.error(
-                f"has the unsupported field {shown(key)}; only role and content are{also}"
+                f"has the unsupported field {shown(key)}; only {', '.join(FIELDS)} are{also}"
             )
         fields.add(key)
     plain: dict[str, Any] = {"role": role}
@@ -193,12 +196,13 @@ def _content(content: Any, reader: Reader, *, may_be_none: bool) -> str | None:
 
 
 def _text_of_part(part: Any, reader: Reader) -> str:
-    fields = _fields(part, ("type", "text"), reader)
+    fields = dict(reader.items(part))
     with reader.at("type"):
         if (kind := fields.get("type")) != "text":
             raise reader.error(
                 f"must be 'text', the only part that is supported, got {shown(kind)}"
             )
+    _check_names(fields, ("type", "text"), reader)
     with reader.at("text"):
         return reader.text(fields.get("text"))
 
@@ -236,12 +240,16 @@ def _tool_call(index: int, call: Any, reader: Reader) -> dict[str, Any]:
 def _fields(value: Any, names: tuple[str, ...], reader: Reader) -> dict[str, Any]:
     """Of a mapping that has no others."""
     fields = dict(reader.items(value))
+    _check_names(fields, names, reader)
+    return fields
+
+
+def _check_names(fields: Mapping[str, Any], names: tuple[str, ...], reader: Reader) -> None:
     for name in fields:
         if name not in names:
             raise reader.error(
                 f"has the unsupported field {shown(name)}; only {', '.join(names)} are"
             )
-    return fields
 
 
 def _parsed(reader: Reader, index: int, call: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from aioserve import (
     Verdict,
 )
 from aioserve.text.answers.forms import ReasoningParserName, ToolParserName
-from aioserve.text.messages import FIELDS_OF
+from aioserve.text.messages import FIELDS, FIELDS_OF
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -101,7 +101,7 @@ def test_what_a_chat_stream_offers_is_all_there() -> None:
 
 def test_every_field_of_a_message_and_what_goes_with_it_has_a_row() -> None:
     rows = first_column(section("engine.md", "A message"))
-    fields = ["role", "content", *FIELDS_OF["assistant"], *FIELDS_OF["tool"]]
+    fields = [*FIELDS, *FIELDS_OF["assistant"], *FIELDS_OF["tool"]]
     assert rows == [name for name in fields if name != "reasoning"] + [
         *("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
     ]

@@ -276,7 +276,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_tokens": 0}, "max_tokens"),

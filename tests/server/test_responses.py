@@ -277,7 +277,7 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content[0].type",
         ),
-        ({"input": [{"role": "user", "content": "", "name": "x"}]}, "input[0].name"),
+        ({"input": [{"role": "user", "content": "", "status": "x"}]}, "input[0].status"),
         (
             {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
             "input[0]",

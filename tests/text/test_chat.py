@@ -250,8 +250,8 @@ def test_the_date_can_be_printed() -> None:
         ([{"role": "user", "content": None}], r"messages\[0\]\['content'\] must be a str"),
         ([{"role": "user", "content": "\ud800"}], r"messages\[0\]\['content'\] can't be encoded"),
         (
-            [{"role": "user", "content": "x", "name": "Ann"}],
-            r"messages\[0\] has the unsupported field 'name'",
+            [{"role": "user", "content": "x", "named": "Ann"}],
+            r"messages\[0\] has the unsupported field 'named'",
         ),
     ],
 )

@@ -89,7 +89,7 @@ def test_templates_get_reasoning_by_the_names_that_they_know(field: str) -> None
         ({"role": "user", "content": []}, r"\['content'\] must have a content part, got \[\]"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
-            r"\['content'\]\[0\] has the unsupported field 'image_url'; only type, text are",
+            r"\['content'\]\[0\]\['type'\] must be 'text', the only part that is supported",
         ),
         (
             {"role": "user", "content": [{"type": "image", "text": ""}]},
@@ -98,10 +98,15 @@ def test_templates_get_reasoning_by_the_names_that_they_know(field: str) -> None
         ),
         ({"role": "user", "content": ["x"]}, r"\['content'\]\[0\] must be a dict, got str"),
         ({"role": "user", "content": 5}, "must be a str or a list of content parts, got int"),
-        (USER | {"tool_calls": [call()]}, "unsupported field 'tool_calls'; only role and content"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "", "x": 1}]},
+            r"\['content'\]\[0\] has the unsupported field 'x'; only type, text are",
+        ),
+        (USER | {"tool_calls": [call()]}, "'tool_calls'; only role, content, name are"),
         (USER | {"reasoning_content": "x"}, "unsupported field 'reasoning_content'"),
         ({"role": "assistant", "content": None}, "must be a str or a list"),
-        ({"role": "assistant", "content": "x", "name": "y"}, "of role 'assistant' tool_calls, "),
+        ({"role": "assistant", "content": "x", "index": 1}, "of role 'assistant' tool_calls, "),
+        (USER | {"name": "x" * (MAX_NAME_CHARS + 1)}, r"\['name'\] must have at most"),
         (calling(reasoning="a", reasoning_content="b", content=""), "one of reasoning_content and"),
         (calling(5), r"\['tool_calls'\]\[0\] must be a dict, got int"),
         (calling(tool_calls="x"), r"\['tool_calls'\] must be a list, got str"),

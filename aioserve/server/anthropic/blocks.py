@@ -1,6 +1,7 @@
 """Blocks of content, as they come in and as they go out.
 
-Everything that isn't here, such as images and documents, is refused by its name.
+Blocks of other types, such as images and documents, are refused by their names. Unknown fields of
+those that are here are dropped, as clients carry back what they, or another server, added.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.server.answers.turns import Turns
+from aioserve.server.answers.unknown_fields import KnownFields, UnknownFields
+from aioserve.server.bodies import converted
 from aioserve.server.errors import ApiError
 
 __all__ = [
@@ -20,6 +23,8 @@ __all__ = [
     "ThinkingBlock",
     "ToolUseBlock",
     "add_message",
+    "message_of",
+    "system_text_of",
     "text_of",
 ]
 
@@ -43,7 +48,8 @@ class _InputBlock(_Block, frozen=True, kw_only=True):
 
 class InputText(_InputBlock, frozen=True, kw_only=True, tag="text"):
     text: str
-    citations: None = None
+    citations: Any = None
+    """Of whoever wrote so; what counts is what is said."""
 
 
 class InputThinking(_Block, frozen=True, kw_only=True, tag="thinking"):
@@ -91,6 +97,22 @@ class ToolUseBlock(_Block, frozen=True, kw_only=True, tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
+
+
+_MESSAGE = KnownFields(InputMessage, "message", unread=("citations",), places={"content": "part"})
+_SYSTEM = KnownFields(SystemText, "part", unread=("citations",))
+
+
+def message_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> InputMessage:
+    """What `given` at `place` in a body is, without `unknown` fields. Raises `ApiError`."""
+    return converted(_MESSAGE.of(given, unknown), InputMessage, place)
+
+
+def system_text_of(given: str | list[Any] | None, unknown: UnknownFields) -> str:
+    """The same of what stands before all messages."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    return text_of(converted(_SYSTEM.of(given, unknown), list[InputText], "system"))
 
 
 def text_of(content: str | list[InputText] | None) -> str:

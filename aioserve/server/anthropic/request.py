@@ -11,12 +11,12 @@ from aioserve.server.answers.plan import AnswerPlan, planned
 from aioserve.server.answers.reasoning import variables_of
 from aioserve.server.answers.sampling import FORM_ARGUMENTS, SamplingFields
 from aioserve.server.answers.turns import Turns, renamed
+from aioserve.server.answers.unknown_fields import UnknownFields
 from aioserve.server.anthropic.blocks import (
     CacheControl,
-    InputMessage,
-    SystemText,
     add_message,
-    text_of,
+    message_of,
+    system_text_of,
 )
 from aioserve.server.bodies import Strict
 from aioserve.server.errors import ApiError
@@ -103,8 +103,8 @@ class Conversation(Strict, frozen=True, kw_only=True):
     """What is answered, and what is counted."""
 
     model: str
-    messages: list[InputMessage]
-    system: SystemText | None = None
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
     tools: list[Tool] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
     thinking: ThinkingDisabled | ThinkingAdaptive | None = None
@@ -129,14 +129,16 @@ def conversation_of(call: Call, body: Conversation) -> Turns:
     call.served.check_model(body.model)
     if not body.messages:
         raise ApiError(400, "messages must not be empty", param="messages")
-    contents = [*(message.content for message in body.messages), body.system or ""]
-    num_items = sum(1 if isinstance(content, str) else len(content) for content in contents)
+    contents = [*(message.get("content") for message in body.messages), body.system]
+    num_items = sum(len(content) if isinstance(content, list) else 1 for content in contents)
     check_at_most("messages", "have at most {} blocks", num_items, call.settings.max_items)
-    turns = Turns()
-    if system := text_of(body.system):
+    turns, unknown = Turns(), UnknownFields()
+    if system := system_text_of(body.system, unknown):
         turns.system(system, "system")
-    for index, message in enumerate(body.messages):
-        add_message(turns, message, f"messages[{index}]")
+    for index, given in enumerate(body.messages):
+        place = f"messages[{index}]"
+        add_message(turns, message_of(given, place, unknown), place)
+    unknown.tell(call.told)
     if not turns.messages:
         raise ApiError(400, "messages must have a block, got none", param="messages")
     return turns

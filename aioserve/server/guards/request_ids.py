@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["MAX_REQUEST_ID_CHARS", "given_request_id"]
+__all__ = ["MAX_REQUEST_ID_CHARS", "given_request_id", "is_request_id"]
 
 MAX_REQUEST_ID_CHARS = 128
 PRINTABLE = re.compile(rb"[!-~]{1,%d}" % MAX_REQUEST_ID_CHARS)
@@ -18,3 +18,8 @@ def given_request_id(headers: dict[bytes, list[bytes]]) -> str | None:
     if len(values) != 1 or not PRINTABLE.fullmatch(values[0]):
         return None
     return values[0].decode("ascii")
+
+
+def is_request_id(text: str) -> bool:
+    """Whether it could be one that a header gives."""
+    return PRINTABLE.fullmatch(text.encode(errors="replace")) is not None and text.isascii()

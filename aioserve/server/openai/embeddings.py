@@ -11,7 +11,7 @@ from aioserve.server.endpoint import Endpoint
 from aioserve.server.errors import refuse
 from aioserve.server.openai.completions_api.request import prompts_of
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.fields import options_of
+from aioserve.server.openai.fields import options_of, refuse_unsupported, take_request_id
 from aioserve.server.openai.names import as_named
 from aioserve.server.served import Call
 
@@ -31,6 +31,9 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     pooling: Literal["last", "mean", "cls"] | None = None
     normalize: bool | None = None
     """To the Euclidean length 1, where it isn't said."""
+    request_id: str | None = None
+    rid: str | None = None
+    add_special_tokens: Any = None
     user: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
@@ -59,6 +62,8 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
     call.served.check_model(body.model)
+    refuse_unsupported(body, {"add_special_tokens": (True,)})
+    take_request_id(call, body)
     prompts: list[Any] = prompts_of(body.input, call.settings.max_prompts, "input")
     with as_named(_NAMES):
         vectors, usage = await call.engine.embed_counted(

@@ -15,18 +15,31 @@ from aioserve.arguments import check, name, optional
 from aioserve.errors import InvalidRequestError
 from aioserve.server.answers.sampling import SamplingFields
 from aioserve.server.errors import ApiError, refuse
+from aioserve.server.guards.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
 from aioserve.server.openai.usage import StreamOptions
 from aioserve.server.salt import combined_salt
 from aioserve.server.served import Call
 
 __all__ = [
+    "NO_OPS",
     "AnswerCallFields",
     "AnswerFields",
     "CallFields",
     "answer_options_of",
     "options_of",
     "refuse_unsupported",
+    "take_request_id",
 ]
+
+
+NO_OPS: dict[str, tuple[Any, ...]] = {
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "service_tier": ("auto", "default"),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+}
+"""What clients of other servers ask for, and have here anyway, in every API of completions."""
 
 
 class CallFields(Protocol):
@@ -69,10 +82,40 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fie
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     """Choices have the ids of prompt and answer."""
+    request_id: str | None = None
+    """What the call goes by, as `x-request-id` says, where its head has none."""
+    rid: str | None = None
+    """The same."""
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    add_special_tokens: Any = None
+    service_tier: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
 
     def check_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise refuse("stream_options", "goes with stream=true alone")
+
+
+class NamedFields(Protocol):
+    @property
+    def request_id(self) -> str | None: ...
+    @property
+    def rid(self) -> str | None: ...
+
+
+def take_request_id(call: Call, body: NamedFields) -> None:
+    """Let the call go by what its body says. Raises `ApiError` for what no header could say."""
+    for field, given in (("request_id", body.request_id), ("rid", body.rid)):
+        if given is None:
+            continue
+        if not is_request_id(given):
+            raise refuse(
+                field,
+                f"must be 1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters without spaces",
+            )
+        call.told.goes_by(given)
 
 
 def options_of(call: Call, body: CallFields, **more: Any) -> dict[str, Any]:

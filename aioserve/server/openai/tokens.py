@@ -12,7 +12,8 @@ import msgspec
 from aioserve.server.answers.limits import check_at_most
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.errors import ApiError, refuse
-from aioserve.server.openai.chat_api.request import Tool, messages_of
+from aioserve.server.openai.chat_api.messages import messages_of
+from aioserve.server.openai.chat_api.request import Tool
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.names import as_named
 from aioserve.server.openai.token_texts import TokenTexts
@@ -80,7 +81,7 @@ async def tokenize(call: Call, body: TokenizeRequest) -> Tokens:
         if body.tools is not None:
             given["tools"] = [tool.told for tool in body.tools]
         with as_named({"prompt": "messages"}):
-            messages = messages_of(body.messages, engine)
+            messages = messages_of(body.messages, call)
             if not messages:
                 raise refuse("messages", "must not be empty")
             ids = await engine.encode(messages, **given)

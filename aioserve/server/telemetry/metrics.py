@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from aioserve import Observer, RequestSummary
 from aioserve.engine.engine import Engine
+from aioserve.server.answers.unknown_fields import PLACES
 from aioserve.server.guards.arrival import Arrival
 from aioserve.server.record import CallRecord
 from aioserve.server.telemetry.engine_metrics import EngineCollector
@@ -55,6 +56,14 @@ class Metrics:
             "Requests over HTTP that haven't ended",
             registry=registry,
         )
+        self._dropped = Counter(
+            "aioserve_dropped_message_fields",
+            "Unknown fields of messages that clients carried back, by where they were",
+            ["place"],
+            registry=registry,
+        )
+        for place in PLACES:
+            self._dropped.labels(place)
         self.observer: Observer = _Histograms(registry, tenants)
         """To be told of what the engine does."""
 
@@ -65,6 +74,8 @@ class Metrics:
         self._in_flight.dec()
         method = told.method if told.method in METHODS else "other"
         self._http_requests.labels(told.route or "", method, told.status or 499).inc()
+        for place, count in told.dropped.items():
+            self._dropped.labels(place).inc(count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accept = next((value for name, value in scope["headers"] if name == b"accept"), b"")

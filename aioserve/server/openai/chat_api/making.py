@@ -11,7 +11,8 @@ from aioserve.engine.chat import ChatStream
 from aioserve.server.answers.plan import AnswerPlan, planned
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.openai.chat_api.choices import ChatChoice, ChatChoices
-from aioserve.server.openai.chat_api.request import ChatRequest, messages_of
+from aioserve.server.openai.chat_api.messages import messages_of
+from aioserve.server.openai.chat_api.request import ChatRequest
 from aioserve.server.openai.chunks import Chunks
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import answer_options_of
@@ -70,7 +71,7 @@ def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
         structured_output=plan.form,
     )
     stream = call.engine.chat(
-        messages_of(body.messages, call.engine),
+        messages_of(body.messages, call),
         params,
         **plan.options,
         chat_template_kwargs=body.variables(call.engine),

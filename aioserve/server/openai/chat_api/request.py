@@ -13,16 +13,28 @@ from aioserve.server.answers.limits import (
 )
 from aioserve.server.answers.reasoning import variables_of
 from aioserve.server.answers.sampling import FORM_ARGUMENTS
-from aioserve.server.answers.turns import without_result
 from aioserve.server.errors import refuse
-from aioserve.server.openai.fields import AnswerFields, refuse_unsupported
+from aioserve.server.openai.chat_api.messages import check_results
+from aioserve.server.openai.fields import (
+    NO_OPS,
+    AnswerFields,
+    refuse_unsupported,
+    take_request_id,
+)
 from aioserve.server.served import Call
 
-__all__ = ["ChatRequest", "messages_of"]
+__all__ = ["ChatRequest"]
 
 _HARMLESS: dict[str, tuple[Any, ...]] = {
+    **NO_OPS,
+    # The template frames messages.
+    "add_special_tokens": (False,),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "echo": (False,),
+    "best_of": (1,),
     "store": (False,),
-    "service_tier": ("auto", "default"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "prompt_cache_retention": ("in_memory",),
@@ -32,17 +44,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "functions": (),
     "function_call": (),
 }
-_HARMLESS_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
-    "refusal": (None,),
-    "audio": (None,),
-    "function_call": (None,),
-    "tool_calls": (None, []),
-    "annotations": (None, []),
-    "reasoning_content": (None,),
-    "reasoning": (None,),
-    "name": (None,),
-}
-"""What answers of this API have, and come back with a conversation, where it says nothing."""
 
 
 class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,8 +67,12 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     """For scheduling policies to see; it doesn't come back."""
+    include_reasoning: Any = None
+    separate_reasoning: Any = None
+    stream_reasoning: Any = None
+    echo: Any = None
+    best_of: Any = None
     store: Any = None
-    service_tier: Any = None
     modalities: Any = None
     verbosity: Any = None
     prompt_cache_retention: Any = None
@@ -83,6 +88,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
         settings = call.settings
         call.served.check_model(self.model)
         refuse_unsupported(self, _HARMLESS)
+        take_request_id(call, self)
         self.check_stream_options()
         check_sampling(self, settings)
         check_metadata(self.metadata, settings)
@@ -135,38 +141,3 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
             "strict_tools": "tools",
             **dict.fromkeys(FORM_ARGUMENTS, form),
         }
-
-
-def messages_of(messages: list[dict[str, Any]], engine: Engine) -> list[dict[str, Any]]:
-    """As the engine takes them: without fields that say nothing, and with the role `system` for
-    `developer` where the model's template doesn't know that."""
-    as_system = not engine.template_reads("developer")
-    return [_message(message, as_system=as_system) for message in messages]
-
-
-def check_results(messages: list[dict[str, Any]]) -> None:
-    """Raise `ApiError` for a call of a tool without a result behind it. What isn't written as
-    messages are is the engine's to refuse."""
-    open_calls: dict[str, str] = {}
-    for index, message in enumerate(messages):
-        calls = message.get("tool_calls")
-        for number, call in enumerate(calls if isinstance(calls, list) else ()):
-            if isinstance(call, dict) and isinstance(call_id := call.get("id"), str):
-                open_calls[call_id] = f"messages[{index}].tool_calls[{number}]"
-        if message.get("role") == "tool":
-            answered = message.get("tool_call_id")
-            first = next(iter(open_calls), None)
-            open_calls.pop(answered if isinstance(answered, str) else first or "", None)
-    for call_id, place in open_calls.items():
-        raise without_result(call_id, place)
-
-
-def _message(message: dict[str, Any], *, as_system: bool) -> dict[str, Any]:
-    plain = {
-        field: value
-        for field, value in message.items()
-        if value not in _HARMLESS_IN_MESSAGES.get(field, ())
-    }
-    if as_system and plain.get("role") == "developer":
-        plain["role"] = "system"
-    return plain

@@ -8,7 +8,12 @@ from aioserve.request import SamplingParams
 from aioserve.server.answers.limits import check_at_most, check_sampling
 from aioserve.server.answers.sampling import FORM_ARGUMENTS
 from aioserve.server.errors import refuse
-from aioserve.server.openai.fields import AnswerFields, refuse_unsupported
+from aioserve.server.openai.fields import (
+    NO_OPS,
+    AnswerFields,
+    refuse_unsupported,
+    take_request_id,
+)
 from aioserve.server.served import Call
 
 __all__ = ["COMPLETION_NAMES", "CompletionRequest", "prompts_of"]
@@ -20,7 +25,11 @@ COMPLETION_NAMES: dict[str, str] = {
 }
 """Of arguments of the engine."""
 
-_HARMLESS: dict[str, tuple[Any, ...]] = {"suffix": ()}
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    **NO_OPS,
+    "add_special_tokens": (True,),
+    "suffix": ("",),
+}
 
 
 class CompletionRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +48,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_
         settings = call.settings
         call.served.check_model(self.model)
         refuse_unsupported(self, _HARMLESS)
+        take_request_id(call, self)
         self.check_stream_options()
         check_sampling(self, settings)
         check_at_most("best_of", "be at most {}", self.best_of or 1, settings.max_n)

@@ -1,6 +1,7 @@
 """Items of the Responses API: what goes in and what comes out, which may go in again.
 
-Everything that isn't here is refused by its name.
+Items and parts of other types are refused by their names. Unknown fields of those that are here are
+dropped, as clients carry back what they, or another server, added.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.server.answers.turns import Turns
+from aioserve.server.answers.unknown_fields import KnownFields, UnknownFields
 from aioserve.server.bodies import converted
 from aioserve.server.errors import ApiError
 
@@ -116,8 +118,9 @@ def kept(item: Item) -> Item:
     return msgspec.structs.replace(item, **more)
 
 
-def item_of(given: dict[str, Any], place: str) -> Item:
-    """What `given` at `place` in a body is; a message needn't say its type. Raises `ApiError`."""
+def item_of(given: dict[str, Any], place: str, unknown: UnknownFields) -> Item:
+    """What `given` at `place` in a body is, without `unknown` fields; a message needn't say its
+    type. Raises `ApiError`."""
     kind = given.get("type")
     if kind is None and "role" in given:
         given = {**given, "type": "message"}
@@ -128,9 +131,16 @@ def item_of(given: dict[str, Any], place: str) -> Item:
             param=f"{place}.type",
             code="unsupported_parameter",
         )
-    return converted(given, Item, place)
+    return converted(_KNOWN.of(given, unknown), Item, place)
 
 
+_KNOWN = KnownFields(
+    Item,
+    "message",
+    # What answers of other servers cite, weigh or have encrypted is nothing to this model.
+    unread=("annotations", "logprobs", "encrypted_content"),
+    places=dict.fromkeys(("content", "output", "summary"), "part"),
+)
 _KINDS = ("message", "function_call", "function_call_output", "reasoning")
 
 

@@ -21,9 +21,15 @@ from aioserve.server.answers.plan import AnswerPlan, planned
 from aioserve.server.answers.reasoning import Effort, variables_of
 from aioserve.server.answers.sampling import FORM_ARGUMENTS, SamplingFields
 from aioserve.server.answers.turns import Turns, renamed
+from aioserve.server.answers.unknown_fields import UnknownFields
 from aioserve.server.bodies import Strict
 from aioserve.server.errors import ApiError
-from aioserve.server.openai.fields import answer_options_of, refuse_unsupported
+from aioserve.server.openai.fields import (
+    NO_OPS,
+    answer_options_of,
+    refuse_unsupported,
+    take_request_id,
+)
 from aioserve.server.openai.responses_api.items import (
     FunctionCall,
     Item,
@@ -60,12 +66,15 @@ NAMES = {
 }
 
 NOTHING: dict[str, tuple[Any, ...]] = {
+    **NO_OPS,
+    "add_special_tokens": (False,),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
     "background": (False,),
     "conversation": (),
     "max_tool_calls": (),
     "prompt": (),
     "prompt_cache_retention": ("in_memory",),
-    "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
     "n": (1,),
     "top_logprobs": (0,),
@@ -163,6 +172,17 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     max_tool_calls: Any = None
     prompt: Any = None
     prompt_cache_retention: Any = None
+    request_id: str | None = None
+    """What the call goes by, as `x-request-id` says, where its head has none."""
+    rid: str | None = None
+    """The same."""
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    add_special_tokens: Any = None
+    include_reasoning: Any = None
+    separate_reasoning: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
     service_tier: Any = None
     stream_options: Any = None
     top_logprobs: Any = None
@@ -172,6 +192,7 @@ def checked(call: Call, body: ResponseRequest) -> None:
     """Raises `ApiError` for what isn't supported, or is too much."""
     call.served.check_model(body.model)
     refuse_unsupported(body, NOTHING)
+    take_request_id(call, body)
     check_sampling(body, call.settings)
     for field in ("user", "safety_identifier", "prompt_cache_key"):
         check_chars(field, getattr(body, field) or "", MAX_NAME_CHARS)
@@ -201,9 +222,12 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
         return before, [kept(Message(role="user", content=body.input))]
     if not body.input:
         raise ApiError(400, "input must not be empty", param="input")
-    return before, [
-        kept(item_of(given, f"input[{index}]")) for index, given in enumerate(body.input)
+    unknown = UnknownFields()
+    items = [
+        kept(item_of(given, f"input[{index}]", unknown)) for index, given in enumerate(body.input)
     ]
+    unknown.tell(call.told)
+    return before, items
 
 
 class _Earlier(msgspec.Struct):

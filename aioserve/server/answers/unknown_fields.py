@@ -1,0 +1,128 @@
+"""Fields of messages that no API here knows: dropped, counted, and named in the log.
+
+Clients carry answers back with what they, or another server, added to them. What that says is
+nothing to a model, so it is no reason to refuse the conversation. Fields of a request itself ask
+for something, and are refused where they aren't known.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import inspect
+
+from aioserve.arguments import shown
+from aioserve.server.record import CallRecord
+
+__all__ = ["PLACES", "KnownFields", "Place", "UnknownFields"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+Place = Literal["message", "part", "tool_call"]
+PLACES: tuple[Place, ...] = ("message", "part", "tool_call")
+"""Where a field was: the label of the counter. Names are text of clients, which no label has."""
+MAX_NAMES = 8
+"""In one line of the log."""
+
+
+class UnknownFields:
+    """Those of one request."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._names: dict[str, None] = {}
+
+    def drop(self, place: Place, name: str, value: object) -> None:
+        """Note one. A field that is null says nothing, and isn't counted."""
+        if value is None:
+            return
+        self._counts[place] += 1
+        if len(self._names) < MAX_NAMES:
+            self._names[name] = None
+
+    def known(self, fields: Mapping[str, Any], names: Sequence[str], place: Place) -> Any:
+        """Those of `fields` that have one of the `names` and a value."""
+        for name, value in fields.items():
+            if name not in names:
+                self.drop(place, name, value)
+        return {name: fields[name] for name in names if fields.get(name) is not None}
+
+    def tell(self, told: CallRecord) -> None:
+        """Count them with the call, and name some in the log."""
+        if not self._counts:
+            return
+        told.dropped = dict(self._counts)
+        num_fields = self._counts.total()
+        names = ", ".join(map(shown, self._names))
+        logger.debug(
+            "call %s: dropped %d unknown fields of messages, among them %s",
+            told.request_id,
+            num_fields,
+            names,
+        )
+
+
+class KnownFields:
+    """The fields that a type of msgspec has: a struct, or a union or list of them."""
+
+    def __init__(
+        self, kind: Any, place: Place, unread: Sequence[str] = (), places: Mapping[str, Place] = {}
+    ) -> None:
+        """`unread`: names of fields that structs have and nobody reads, so that nothing in them is
+        refused. `places`: where what has a field of that name is, which is elsewhere `place`."""
+        self._unread = frozenset(unread)
+        self._places = places
+        self._place: Place = place
+        self._kind = inspect.type_info(kind)
+
+    def of(self, value: Any, unknown: UnknownFields) -> Any:
+        """`value` without others, at any depth. What has another shape stays as it is, for whoever
+        converts it to refuse."""
+        return self._of(value, self._kind, self._place, unknown)
+
+    def _of(self, value: Any, kind: inspect.Type, place: Place, unknown: UnknownFields) -> Any:
+        if isinstance(value, list):
+            of = _list_in(kind)
+            return value if of is None else [self._of(one, of, place, unknown) for one in value]
+        struct = _struct_of(value, kind)
+        if struct is None:
+            return value
+        fields = {field.encode_name: field.type for field in struct.fields}
+        kept: dict[str, Any] = {}
+        for name, entry in value.items():
+            if name in self._unread:
+                if entry:
+                    unknown.drop(place, name, entry)
+            elif name in fields:
+                kept[name] = self._of(entry, fields[name], self._places.get(name, place), unknown)
+            elif name == struct.tag_field:
+                kept[name] = entry
+            else:
+                unknown.drop(place, name, entry)
+        return kept
+
+
+def _list_in(kind: inspect.Type) -> inspect.Type | None:
+    """What a list has where a value of the type is one."""
+    for one in _alternatives(kind):
+        if isinstance(one, inspect.ListType):
+            return one.item_type
+    return None
+
+
+def _struct_of(value: Any, kind: inspect.Type) -> inspect.StructType | None:
+    """The struct that an object is, which its tag says where there are several."""
+    if not isinstance(value, dict):
+        return None
+    structs = [one for one in _alternatives(kind) if isinstance(one, inspect.StructType)]
+    for one in structs:
+        if one.tag_field is not None and value.get(one.tag_field) == one.tag:
+            return one
+    return structs[0] if len(structs) == 1 and structs[0].tag_field is None else None
+
+
+def _alternatives(kind: inspect.Type) -> Sequence[inspect.Type]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
