@@ -16,7 +16,7 @@ from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["SPECIAL", "ScriptedModel", "chat_tokenizer"]
+__all__ = ["SPECIAL", "ScriptedDevice", "ScriptedModel", "chat_tokenizer"]
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
 END = "<|im_end|>"
@@ -29,26 +29,35 @@ def chat_tokenizer() -> Tokenizer:
     return Tokenizer(backend, source="chat tokenizer")
 
 
-class _ScriptedDevice(FakeDevice):
+class ScriptedDevice(FakeDevice):
     """The sample of seed `i` gets the tokens of answer `i`."""
 
     def __init__(self, answers: Sequence[Sequence[int]], *shape: int) -> None:
         super().__init__(*shape)
         self._answers = answers
-        self._given: dict[int, tuple[SlotStart | None, int]] = {}
+        self._given: dict[int, tuple[SlotStart | None, int, int]] = {}
+
+    def answer_of(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
+        """Which one an answer that begins is."""
+        return start.seed % len(self._answers)
 
     def _drawn(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
         super()._drawn(item, row, start)
-        last, count = self._given.get(row.slot, (None, 0))
-        count = count + 1 if last is start else 0
-        self._given[row.slot] = start, count
-        answer = self._answers[start.seed % len(self._answers)]
+        last, number, count = self._given.get(row.slot, (None, 0, 0))
+        if last is start:
+            count += 1
+        else:
+            number, count = self.answer_of(item, row, start), 0
+        self._given[row.slot] = start, number, count
+        answer = self._answers[number]
         return answer[min(count, len(answer) - 1)]
 
 
 class ScriptedModel(FakeModel):
     """`answers` are texts in which special tokens are written out; each ends by itself. A request's
     seed says which it gets."""
+
+    device: type[ScriptedDevice] = ScriptedDevice
 
     def __init__(self, template: str, *answers: str, **options: Any) -> None:
         super().__init__(**{"num_pages": 256, "max_model_len": 2048, **options})
@@ -60,7 +69,7 @@ class ScriptedModel(FakeModel):
         loaded = await super().load(config, num_slots=num_slots)
         num_pages = loaded.limits.num_pages
         shape = (num_pages, config.page_size, num_slots, config.num_host_pages)
-        device = _ScriptedDevice(self.answers, *shape)
+        device = self.device(self.answers, *shape)
         limits = msgspec.structs.replace(
             loaded.limits,
             vocab_size=self.tokenizer.vocab_size,

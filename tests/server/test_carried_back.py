@@ -75,6 +75,9 @@ IN_CHAT: list[tuple[list[Any], list[Any], dict[str, int]]] = [
         {"part": 1},
     ),
     ([USER, said(tool_calls=None)], [USER, said()], {}),
+    # instructor
+    ([USER, {**CALLING, "content": []}, RESULT], [USER, CALLING, RESULT], {}),
+    ([USER, {"role": "assistant", "tool_calls": [CALL]}, RESULT], [USER, CALLING, RESULT], {}),
     ([{**USER, "tool_calls": []}, said()], [USER, said()], {}),
     ([USER, {**calling(type=None)}, RESULT], [USER, CALLING, RESULT], {}),
     (

@@ -62,10 +62,12 @@ def _message(message: dict[str, Any], unknown: UnknownFields, *, as_system: bool
     if isinstance(calls := plain.get("tool_calls"), list):
         plain["tool_calls"] = [_tool_call(call, unknown) for call in calls]
     reasoning = plain.get("reasoning_content")
-    if reasoning is not None:
-        if plain.get("reasoning") == reasoning:
-            del plain["reasoning"]  # some servers tell it by both names
-        if plain.get("content") is None and "tool_calls" not in plain:
+    if reasoning is not None and plain.get("reasoning") == reasoning:
+        del plain["reasoning"]  # some servers tell it by both names
+    if plain.get("role") == "assistant" and plain.get("content") in (None, []):
+        if "tool_calls" in plain:
+            plain["content"] = None
+        elif reasoning is not None:
             plain["content"] = ""  # an answer that was cut off before it said more
     return plain
 

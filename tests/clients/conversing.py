@@ -1,0 +1,77 @@
+"""A server whose model holds conversations: it calls a tool when a user has asked, and says what
+came of it when it hears that. An answer that must have a form is arguments of the tool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aioserve import Engine
+from aioserve.execution.plan import SampleRow, WorkItem
+from aioserve.server import ServerSettings, create_app
+from aioserve.structured_output import StructuredOutput
+from aioserve.testing.fake_device import SlotStart
+from tests.engine.idle import all_given_back
+from tests.engine.scripted import ScriptedDevice, ScriptedModel
+from tests.server.scripts import TEMPLATE, SeenTemplate
+from tests.server.serving import listening
+
+__all__ = ["ASKED", "conversing", "heard"]
+
+CALLS = (
+    "<think>Two numbers.</think>I add them."
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+)
+FORM = '{"a": 1, "b": 2}'
+TELLS = "<think>There it is.</think>It is 3."
+# The last token of a prompt is what the device always sees of it.
+LAST_ROLE = TEMPLATE.replace("assistant\n", "assistant\n{{ messages[-1].role[0] }}")
+ASKED = (
+    "user:What is 1 and 2?",
+    'assistant:I add them.CALL{"name": "add", "arguments": {"a": 1, "b": 2}}',
+    "tool:3",
+    "assistant:It is 3.",
+)
+"""One turn, as the model hears it later."""
+
+
+class _Device(ScriptedDevice):
+    def answer_of(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
+        if type(start.params.structured_output) is StructuredOutput:
+            return 2
+        return int(chr(item.token_ids[row.offset]) == "t")
+
+
+class ConversingModel(ScriptedModel):
+    device = _Device
+
+    def __init__(self) -> None:
+        super().__init__(LAST_ROLE, CALLS, TELLS, FORM)
+        self.template = self.seen = SeenTemplate(LAST_ROLE, origin="test")
+        self.seen.prompts = []
+
+
+@asynccontextmanager
+async def conversing(key: str) -> AsyncIterator[tuple[str, SeenTemplate]]:
+    """Its URL, and the template that keeps prompts."""
+    model = ConversingModel()
+    settings = ServerSettings(api_keys=[key], served_model_names=["scripted"])
+    async with Engine(model, jump_forward=False) as engine:
+        async with listening(create_app(engine, settings)) as url:
+            yield url, model.seen
+        assert await all_given_back(engine)
+
+
+def heard(prompt: str) -> tuple[str, ...]:
+    """The messages of a prompt, apart from what clients are free to say: what the system says,
+    which ids calls have, and whether reasoning comes back."""
+    turns = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", prompt, re.DOTALL)
+    plain = []
+    for role, text in turns:
+        text = re.sub(r"THINK(Two numbers|There it is)\.", "", text)
+        text = re.sub(r"CALL[\w-]+?(?=\{)", "CALL", text)
+        text = re.sub(r"FOR.*", "", text)
+        if role != "system":
+            plain.append(f"{role}:{text}")
+    return tuple(plain)

