@@ -20,6 +20,7 @@ from aioserve.arguments import (
     optional,
     sequence,
     shown,
+    text,
 )
 from aioserve.errors import ConfigError
 from aioserve.request import MAX_SEED
@@ -31,6 +32,8 @@ __all__ = [
     "Device",
     "EngineConfig",
     "Preemption",
+    "ReasoningParserName",
+    "ToolParserName",
     "names_cpu_backend",
     "used_backend",
 ]
@@ -41,12 +44,15 @@ Device = str
 """auto, cpu, cuda, or cuda:N."""
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Preemption = Literal["auto", "recompute", "swap"]
+ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "json"]
+ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 
 MAX_SEQS = 65_536
 MAX_BATCHED_TOKENS = 1 << 20
 MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 7 * 24 * 3600.0
 MAX_GRAPH_SIZES = 1024
+MAX_PATH_CHARS = 4096
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -148,6 +154,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens_in_messages: bool = False
     """Take the name of a special token in the text of a message for the token, as most engines do.
     False: the chat template alone writes special tokens, and their names in messages are text."""
+    chat_template: str | None = None
+    """A file with the chat template, in Jinja, in place of the model's own. Special tokens by which
+    it goes, such as `bos_token`, are those of the model."""
+    tool_parser: ToolParserName = "auto"
+    """How the model writes calls of tools, where a call of `chat` says "auto": "hermes",
+    "llama3_json", "mistral" or "json"; "none" takes them for text. "auto" is what the chat template
+    is written for."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """How the model writes its reasoning, likewise: "qwen3", "deepseek_r1", "mistral" or "none"."""
     seed: int = 0
     """Key of the noise of requests that bring no seed of their own."""
     max_waiting: int = 4096
@@ -257,6 +272,9 @@ _RULES: dict[str, Rule[Any]] = {
     "capture_graphs": boolean,
     "attention": choice(*get_args(Attention)),
     "special_tokens_in_messages": boolean,
+    "chat_template": optional(text(1, MAX_PATH_CHARS)),
+    "tool_parser": choice(*get_args(ToolParserName)),
+    "reasoning_parser": choice(*get_args(ReasoningParserName)),
     "seed": integer(0, MAX_SEED),
     "max_waiting": integer(1, MAX_COUNT),
     "max_waiting_tokens": integer(1, MAX_INT),

@@ -36,6 +36,7 @@ def chat(
     *,
     model: str = "pyhelp",
     system: str | None = None,
+    chat_template: str | None = None,
     max_tokens: int | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
@@ -54,6 +55,7 @@ def chat(
         top_p: Sample from the smallest set of tokens with this probability in sum.
         top_k: Sample from this many most likely tokens.
         seed: Repeat sampled answers.
+        chat_template: A file with a chat template, in place of the model's own.
         on: Where the model runs.
         verbose: Say on stderr what the start took, by part.
     """
@@ -67,7 +69,10 @@ def chat(
     given = {name: value for name, value in given.items() if value is not None}
     SamplingParams(**given)  # a value out of range is reported before the model is loaded
     opening = open_engine(
-        model, on_start=print_start if verbose else None, **(on or DeviceOptions()).of_engine()
+        model,
+        on_start=print_start if verbose else None,
+        chat_template=chat_template,
+        **(on or DeviceOptions()).of_engine(),
     )
     asyncio.run(_chat(model, opening, system, given))
 

@@ -34,6 +34,7 @@ def run(
     stop: Annotated[tuple[str, ...] | None, Parameter(negative=())] = None,
     chat: Annotated[bool | None, Parameter(negative="--raw")] = None,
     system: str | None = None,
+    chat_template: str | None = None,
     on: DeviceOptions | None = None,
     verbose: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -53,6 +54,7 @@ def run(
         chat: Send the prompt as a user message through the chat template (the default for a
             model that has one), or complete it as plain text.
         system: A system message; needs a chat template.
+        chat_template: A file with a chat template, in place of the model's own.
         on: Where the model runs.
         verbose: Say on stderr what the start took, by part.
     """
@@ -70,11 +72,19 @@ def run(
         raise InvalidRequestError(
             "--system needs a chat template and can't be used with --raw", argument="system"
         )
+    if chat is False and chat_template is not None:
+        raise InvalidRequestError(
+            "--chat-template has no effect with --raw: leave one of them out",
+            argument="chat_template",
+        )
     text = read_prompt() if prompt == "-" else prompt
     if not text:
         raise InvalidPromptError("the prompt must not be empty")
     opening = open_engine(
-        model, on_start=print_start if verbose else None, **(on or DeviceOptions()).of_engine()
+        model,
+        on_start=print_start if verbose else None,
+        chat_template=chat_template,
+        **(on or DeviceOptions()).of_engine(),
     )
     asyncio.run(_stream(text, opening, given, chat=chat, system=system))
 

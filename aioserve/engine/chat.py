@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.arguments import boolean, check, sequence, text
+from aioserve.config import EngineConfig
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import InvalidRequestError
 from aioserve.execution.runner import LoadedModel
@@ -175,14 +176,20 @@ class AnswerForm:
     def of(
         cls,
         model: LoadedModel,
+        config: EngineConfig,
         tools: object,
         tool_parser: object,
         reasoning_parser: object,
         held: HeldCalls | None = None,
     ) -> AnswerForm:
-        """That of a model's chat template, or as it is named. Raises `InvalidRequestError`."""
+        """As it is named; for "auto" what the engine's options name, and at last that of the
+        model's chat template. Raises `InvalidRequestError`."""
         source = "" if model.chat_template is None else model.chat_template.source
         has_tools = tools is not None and not (type(tools) in (list, tuple) and not tools)
+        if tool_parser == "auto" and has_tools:
+            tool_parser = config.tool_parser
+        if reasoning_parser == "auto":
+            reasoning_parser = config.reasoning_parser
         read = tool_form(tool_parser, source, has_tools=has_tools)
         if held is not None and read is None:
             raise InvalidRequestError(

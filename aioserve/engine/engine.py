@@ -13,7 +13,16 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
 
 from aioserve.arguments import check, text
-from aioserve.config import Attention, Backend, Device, DType, EngineConfig, Preemption
+from aioserve.config import (
+    Attention,
+    Backend,
+    Device,
+    DType,
+    EngineConfig,
+    Preemption,
+    ReasoningParserName,
+    ToolParserName,
+)
 from aioserve.engine.answers import drawn_for, read_whole
 from aioserve.engine.beam_search import BeamSearch
 from aioserve.engine.beams import EarlyStopping
@@ -21,6 +30,7 @@ from aioserve.engine.chat import AnswerForm, ChatStream, StreamOptions, held_cal
 from aioserve.engine.intake import ChatArguments, Message, Prompt
 from aioserve.engine.life import Given, Life
 from aioserve.engine.options import (
+    check_chat_template,
     check_listener,
     checked_deadline,
     checked_model,
@@ -40,7 +50,7 @@ from aioserve.execution.runner import ModelLimits, ModelSource
 from aioserve.plugins import Observer, check_observer_object
 from aioserve.request import Beam, Completion, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
-from aioserve.text.answers.forms import ReasoningParserName, ToolParserName
+from aioserve.text.answers.forms import tells_tool_form
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
@@ -101,6 +111,9 @@ class Engine(PromptLooks):
         capture_graphs: bool = True,
         attention: Attention = "auto",
         special_tokens_in_messages: bool = False,
+        chat_template: str | Path | None = None,
+        tool_parser: ToolParserName = "auto",
+        reasoning_parser: ReasoningParserName = "auto",
         seed: int = 0,
         max_waiting: int = 4096,
         max_waiting_tokens: int = 4_194_304,
@@ -131,6 +144,9 @@ class Engine(PromptLooks):
             capture_graphs=capture_graphs,
             attention=attention,
             special_tokens_in_messages=special_tokens_in_messages,
+            chat_template=str(chat_template) if isinstance(chat_template, Path) else chat_template,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
             seed=seed,
             max_waiting=max_waiting,
             max_waiting_tokens=max_waiting_tokens,
@@ -140,6 +156,7 @@ class Engine(PromptLooks):
         )
         policy, plugins = checked_policy(policy), checked_plugins(plugins)
         model = checked_model(model)
+        check_chat_template(self.config.chat_template, model)
         check_listener("progress", progress, model)
         check_listener("capture_progress", capture_progress, model)
         given = Given(model, policy, plugins, progress, capture_progress)
@@ -356,8 +373,9 @@ class Engine(PromptLooks):
         reasoning and tool calls. `await engine.chat(...).completion()` is the whole answer.
 
         `tool_parser` and `reasoning_parser` name the forms in which the model writes these; "auto"
-        is what the chat template is written for, of tool calls where `tools` are given, and nothing
-        where the params ask for `structured_output`, all of which is content.
+        is what the engine's options of these names say, or else what the chat template is written
+        for, of tool calls where `tools` are given, and nothing where the params ask for
+        `structured_output`, all of which is content.
 
         With `strict_tools`, names of functions in `tools`, what an answer calls is one of the
         tools, and the arguments of a call to one of these are what its parameters take; all else
@@ -379,7 +397,9 @@ class Engine(PromptLooks):
             tool_parser = "none" if tool_parser == "auto" else tool_parser
             reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser
         held = held_calls(strict_tools, parallel_tool_calls, has_form=wanted is not None)
-        form = AnswerForm.of(live.model, options.get("tools"), tool_parser, reasoning_parser, held)
+        form = AnswerForm.of(
+            live.model, self.config, options.get("tools"), tool_parser, reasoning_parser, held
+        )
         given: dict[str, Any] = {**options}
         names = given.keys() & set(ChatArguments.__struct_fields__)
         chat = ChatArguments(**{name: given.pop(name) for name in names})
@@ -423,6 +443,15 @@ class Engine(PromptLooks):
         name = check(InvalidRequestError, "name", name, text(1, 256))
         template = self._life.started().model.chat_template
         return template is not None and template.reads(name)
+
+    @property
+    def reads_tool_calls(self) -> bool:
+        """Whether `chat` takes `tools` without a `tool_parser` beside them: the chat template reads
+        them, and it or the engine's options tell in which form the model calls them."""
+        template = self._life.started().model.chat_template
+        if template is None or not template.reads("tools"):
+            return False
+        return self.config.tool_parser != "auto" or tells_tool_form(template.source)
 
     @property
     def default_params(self) -> SamplingParams:

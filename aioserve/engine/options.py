@@ -71,6 +71,17 @@ def check_listener(name: str, listener: object, model: object) -> None:
         )
 
 
+def check_chat_template(file: str | None, model: object) -> None:
+    """Raise `ConfigError` where nobody would read it."""
+    if file is not None and not isinstance(model, str | Path):
+        raise ConfigError(
+            f"chat_template={file!r} has no effect with model={shown(model)}: such an object "
+            "brings a template of its own, so leave chat_template out",
+            argument="chat_template",
+            value=file,
+        )
+
+
 def checked_plugins(plugins: object) -> tuple[object, ...]:
     """A tuple of them, not endless."""
     with blamed("plugins can't be listed", ConfigError):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aioserve import _native
+from aioserve.arguments import shown
 from aioserve.config import EngineConfig, used_backend
 from aioserve.errors import ConfigError
 from aioserve.execution.devices import chosen_device
@@ -162,7 +163,22 @@ class _Loader:
     def _read_text(self, path: Path) -> Text:
         why_none = why_no_tokenizer(path)
         if why_none is None:
-            return Text(Tokenizer.from_directory(path), ChatTemplate.from_directory(path), "")
+            file = self.config.chat_template
+            if file is not None and not Path(file).exists():
+                raise ConfigError(
+                    f"chat_template must be a file, and there is no {shown(file)}",
+                    argument="chat_template",
+                    value=file,
+                )
+            template = ChatTemplate.from_directory(path, file)
+            return Text(Tokenizer.from_directory(path), template, "")
+        if self.config.chat_template is not None:
+            raise ConfigError(
+                f"chat_template={self.config.chat_template!r} has no effect with a model that has "
+                f"no tokenizer: leave it out ({why_none})",
+                argument="chat_template",
+                value=self.config.chat_template,
+            )
         logger.warning(
             "%s. Until then prompts must be token ids, and answers have no text", why_none
         )

@@ -70,17 +70,19 @@ class ChatTemplate:
         self._environment(bounds.FUEL)
 
     @classmethod
-    def from_directory(cls, path: Path | str) -> ChatTemplate | None:
+    def from_directory(
+        cls, path: Path | str, file: Path | str | None = None
+    ) -> ChatTemplate | None:
         """The template of a model directory, or None if it has none.
 
         Looks for chat_template.jinja, then for `chat_template` in tokenizer_config.json: a string,
-        or a list of named templates, of which "default" is taken. Raises `ModelError` naming the
-        file.
+        or a list of named templates, of which "default" is taken. `file` is a template in their
+        place. Raises `ModelError` naming the file.
         """
         config_file = Path(path) / "tokenizer_config.json"
         config = _read_config(config_file)
-        origin = Path(path) / "chat_template.jinja"
-        if origin.is_file():
+        origin = Path(path) / "chat_template.jinja" if file is None else Path(file)
+        if file is not None or origin.is_file():
             try:
                 source = read_file(origin, MAX_FILE_BYTES).decode("utf-8")
             except UnicodeDecodeError as error:

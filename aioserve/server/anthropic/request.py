@@ -7,7 +7,7 @@ from typing import Any, Literal
 from aioserve.server.answers.answering import Asked
 from aioserve.server.answers.forms import json_schema, named_tool, tool
 from aioserve.server.answers.limits import check_at_most
-from aioserve.server.answers.plan import AnswerPlan, planned
+from aioserve.server.answers.plan import AnswerPlan, check_tools, planned
 from aioserve.server.answers.reasoning import variables_of
 from aioserve.server.answers.sampling import FORM_ARGUMENTS, SamplingFields
 from aioserve.server.answers.turns import Turns, renamed
@@ -36,7 +36,6 @@ NAMES = {
     "stop": "stop_sequences",
     "prompt": "messages",
     "tenant": "metadata.user_id",
-    "tool_parser": "tools",
     "strict_tools": "tools",
 }
 
@@ -165,6 +164,7 @@ def asked_of(call: Call, body: MessageRequest) -> Asked:
     num_stops = len(body.stop_sequences or ())
     check_at_most("stop_sequences", "have at most {} strings", num_stops, call.settings.max_stops)
     plan = plan_of(call, body)
+    check_tools(call.engine, plan)
     forced = plan.function is not None or plan.reads_list
     names = NAMES | dict.fromkeys(FORM_ARGUMENTS, "tools" if forced else "output_config.format")
     fields = SamplingFields(

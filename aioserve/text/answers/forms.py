@@ -5,8 +5,8 @@ Names are those that vLLM has for its parsers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import msgspec
 
@@ -19,18 +19,17 @@ __all__ = [
     "REASONING_FORMS",
     "TOOL_FORMS",
     "ReasoningForm",
-    "ReasoningParserName",
     "ToolForm",
-    "ToolParserName",
     "reasoning_form",
+    "tells_tool_form",
     "tool_form",
 ]
 
 MAX_BEGUN_CHARS = 2**20
 """So that a long message doesn't hold the event loop."""
 
-ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "json"]
-ReasoningParserName = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
+_NAMED = re.compile(r"\{#[-+]?\s*tool_parser:\s*(\w+)\s*[-+]?#\}")
+"""A comment in which a template says for which form it is written."""
 
 
 class ToolForm(msgspec.Struct, frozen=True):
@@ -106,9 +105,8 @@ def tool_form(name: object, source: str, *, has_tools: bool) -> ToolForm | None:
     if name == "auto":
         if not has_tools:
             return None
-        for form in TOOL_FORMS.values():
-            if form.is_of(source):
-                return form
+        if (form := _form_in(source)) is not None:
+            return form
         raise InvalidRequestError(
             "tool_parser must be named, one of "
             f"{', '.join(TOOL_FORMS)}, as nothing in the chat template tells in which form the "
@@ -117,6 +115,18 @@ def tool_form(name: object, source: str, *, has_tools: bool) -> ToolForm | None:
             value="auto",
         )
     return TOOL_FORMS.get(name)
+
+
+def tells_tool_form(source: str) -> bool:
+    """Whether a template tells in which form its model calls tools."""
+    return _form_in(source) is not None
+
+
+def _form_in(source: str) -> ToolForm | None:
+    named = _NAMED.search(source)
+    if named is not None and named[1] in TOOL_FORMS:
+        return TOOL_FORMS[named[1]]
+    return next((form for form in TOOL_FORMS.values() if form.is_of(source)), None)
 
 
 def reasoning_form(name: object, source: str) -> ReasoningForm | None:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from aioserve.engine.chat import ChatStream
-from aioserve.server.answers.plan import AnswerPlan, planned
+from aioserve.server.answers.plan import AnswerPlan, check_tools, planned
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.openai.chat_api.choices import ChatChoice, ChatChoices
 from aioserve.server.openai.chat_api.messages import messages_of
@@ -52,6 +52,7 @@ async def chat(call: Call, body: ChatRequest) -> ChatCompletion | Events:
             form=body.response_format,
             structured_outputs=body.structured_outputs,
         )
+        check_tools(call.engine, plan)
         stream = _submitted(call, body, plan)
         try:
             if not body.stream:

@@ -137,7 +137,6 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
             "max_tokens": "max_completion_tokens" if is_newer else "max_tokens",
             "logprobs": "top_logprobs",
             "tenant": "user",
-            "tool_parser": "tools",
             "strict_tools": "tools",
             **dict.fromkeys(FORM_ARGUMENTS, form),
         }

@@ -17,7 +17,7 @@ from aioserve.server.answers.limits import (
     check_metadata,
     check_sampling,
 )
-from aioserve.server.answers.plan import AnswerPlan, planned
+from aioserve.server.answers.plan import AnswerPlan, check_tools, planned
 from aioserve.server.answers.reasoning import Effort, variables_of
 from aioserve.server.answers.sampling import FORM_ARGUMENTS, SamplingFields
 from aioserve.server.answers.turns import Turns, renamed
@@ -61,7 +61,6 @@ NAMES = {
     "messages": "input",
     "prompt": "input",
     "tenant": "user",
-    "tool_parser": "tools",
     "strict_tools": "tools",
 }
 
@@ -261,6 +260,7 @@ async def asked_of(
 ) -> Asked:
     """Raises `ApiError`."""
     plan = plan_of(call, body)
+    check_tools(call.engine, plan)
     effort = None if body.reasoning is None else body.reasoning.effort
     variables = variables_of(call.engine, effort, "reasoning.effort") or None
     is_text = isinstance(body.input, str)
