@@ -65,7 +65,7 @@ async def loaded_model(
         cache,
         host_cache=host_cache,
         num_slots=num_slots,
-        name=name.rsplit("/", 1)[-1],
+        name=name.rstrip("/").rsplit("/", 1)[-1],
         prefault_pages=_prefault_pages(cache, config),
     )
     kept = Kept(num_pages, cache, host_cache)

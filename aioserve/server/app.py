@@ -14,14 +14,14 @@ from aioserve.engine.engine import Engine
 from aioserve.server.anthropic.count_tokens import COUNT_TOKENS
 from aioserve.server.anthropic.messages import MESSAGES
 from aioserve.server.door import RECORD, Door, Listener
-from aioserve.server.endpoint import Endpoint, EndpointApp
+from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
 from aioserve.server.guards import guards_of
 from aioserve.server.misses import misses
 from aioserve.server.openai.chat_api.making import CHAT
 from aioserve.server.openai.completions_api.making import COMPLETIONS
 from aioserve.server.openai.embeddings import EMBEDDINGS
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.models import MODELS
+from aioserve.server.openai.models import MODEL, MODELS
 from aioserve.server.openai.responses_api.making import RESPONSES
 from aioserve.server.openai.responses_api.stored import DELETE_RESPONSE, GET_RESPONSE, INPUT_ITEMS
 from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
@@ -41,6 +41,7 @@ __all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "create_app"]
 
 ENDPOINTS: Sequence[Endpoint[Any]] = (
     MODELS,
+    MODEL,
     COMPLETIONS,
     CHAT,
     EMBEDDINGS,
@@ -92,7 +93,7 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
         listeners=listeners,
         shapes=shapes,
         shape=OPENAI_ERRORS,
-        routes={_named(route): route.path for route in routes},
+        routes={_named(route): shown_path(route.path) for route in routes},
         max_calls=settings.max_concurrent_calls,
     )
     watching = _watching(served, listeners)
@@ -124,7 +125,7 @@ def _listeners(served: Served) -> Sequence[Listener]:
     settings, spans = served.settings, Spans.installed()
     found: list[Listener] = [] if spans is None else [spans]
     if settings.metrics:
-        found.append(Metrics(served.engine, {key.name for key in settings.keys}))
+        found.append(Metrics(served, {key.name for key in settings.keys}))
     if settings.access_log != "off":
         found.append(AccessLog(settings.access_log))
     return found

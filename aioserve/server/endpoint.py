@@ -24,7 +24,7 @@ from aioserve.server.bodies import ClientGone, parameters, parse, read_body
 from aioserve.server.errors import ApiError, called, told
 from aioserve.server.served import Call
 
-__all__ = ["Answer", "Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler"]
+__all__ = ["Answer", "Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler", "shown_path"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -66,6 +66,11 @@ Handler = Callable[[Call, B], Awaitable["Events | Answer | object"]]
 """Answers with a value that becomes JSON, with an `Answer`, or with `Events`."""
 
 
+def shown_path(path: str) -> str:
+    """As it is told to others: what a placeholder takes is Starlette's to know."""
+    return path.replace(":path}", "}")
+
+
 class ErrorShape(Protocol):
     """How an API writes errors down."""
 
@@ -102,6 +107,10 @@ class Endpoint(Generic[B]):
     answer: Any = None
     """Type of what is answered with, for the description of the API."""
     summary: str = ""
+
+    @property
+    def shown_path(self) -> str:
+        return shown_path(self.path)
 
     @property
     def method(self) -> str:

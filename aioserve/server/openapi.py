@@ -49,7 +49,9 @@ def document(endpoints: Sequence[Endpoint[Any]], *, has_keys: bool) -> dict[str,
     named = dict(zip(known, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, named)
+        paths.setdefault(endpoint.shown_path, {})[endpoint.method.lower()] = _operation(
+            endpoint, named
+        )
     written: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "aioserve", "version": metadata.version("aioserve")},
@@ -68,7 +70,7 @@ def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]
     if kind is not None and "stream" in kind.__struct_fields__:
         answers["text/event-stream"] = {"schema": {"type": "string"}}
     operation: dict[str, Any] = {
-        "operationId": endpoint.method.lower() + re.sub(r"\W+", "_", endpoint.path),
+        "operationId": endpoint.method.lower() + re.sub(r"\W+", "_", endpoint.shown_path),
         "summary": endpoint.summary,
         "responses": {
             "200": {"description": "The answer", "content": answers},
@@ -76,7 +78,7 @@ def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]
         },
     }
     if bodiless:
-        operation["parameters"] = list(_parameters(endpoint.path, kind))
+        operation["parameters"] = list(_parameters(endpoint.shown_path, kind))
     elif kind is not None:
         content = {"application/json": {"schema": named[kind]}}
         operation["requestBody"] = {"required": True, "content": content}

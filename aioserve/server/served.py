@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from aioserve.engine.engine import Engine
@@ -15,7 +15,21 @@ from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.recorder import StepRecorder
 
-__all__ = ["Call", "Served"]
+__all__ = ["Call", "Served", "name_of"]
+
+
+def name_of(model: str) -> str:
+    """What a model is called that was loaded as `model`: by the last part of a path, which a link
+    has as it is called; by a name or a hub id as they are."""
+    path = os.path.expanduser(model)
+    if os.path.isabs(path) or path.startswith(".") or _is_model(path):
+        return os.path.basename(os.path.abspath(path)) or model
+    return model
+
+
+def _is_model(path: str) -> bool:
+    """Whether a model is loaded from there, whatever else has the name."""
+    return os.path.isfile(os.path.join(path, "config.json"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +45,7 @@ class Served:
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """Since 1970: what the list of models says."""
     responses: ResponseStore = field(init=False)
+    _own_name: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         store = ResponseStore(
@@ -45,9 +60,14 @@ class Served:
         """Those that requests may ask for; the first is the one that answers carry."""
         if self.settings.served_model_names:
             return tuple(self.settings.served_model_names)
-        name = self.engine.model_name
-        path = Path(name)
-        return (path.name if path.is_absolute() else name,)
+        return (self.own_name,)
+
+    @property
+    def own_name(self) -> str:
+        """Of the model, by itself. The working directory may change later."""
+        if self._own_name is None:
+            object.__setattr__(self, "_own_name", name_of(self.engine.model_name))
+        return self._own_name or ""
 
     @property
     def recorded_steps(self) -> StepRecorder:

@@ -26,6 +26,8 @@ const checks = {
     const models = [];
     for await (const model of pyhelp.models.list()) models.push(model.id);
     assert.deepEqual(models, ["pyhelp"]);
+    assert.equal((await pyhelp.models.retrieve("pyhelp")).id, "pyhelp");
+    await assert.rejects(pyhelp.models.retrieve("org/other"), OpenAI.NotFoundError);
   },
 
   async completes() {

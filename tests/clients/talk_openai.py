@@ -45,6 +45,13 @@ class Colour(BaseModel):
 
 def lists_models(pyhelp: OpenAI, scripted: OpenAI) -> None:
     assert [model.id for model in pyhelp.models.list()] == ["pyhelp"]
+    assert pyhelp.models.retrieve("pyhelp").id == "pyhelp"
+    try:
+        pyhelp.models.retrieve("org/other")
+    except openai.NotFoundError as told:
+        assert told.code == "model_not_found"
+    else:
+        raise AssertionError("a model that isn't there was found")
 
 
 def completes(pyhelp: OpenAI, scripted: OpenAI) -> None:

@@ -51,7 +51,7 @@ def blocks(role: str, *content: dict[str, Any]) -> dict[str, Any]:
 
 
 CITED = [{"type": "url_citation", "url": "x"}]
-ODD = {"function": {**CALL["function"], "parsed_arguments": {"a": 1}}}  # type: ignore[dict-item]
+ODD = {"function": {**CALL["function"], "parsed_arguments": {"a": 1}}}
 IN_CHAT: list[tuple[list[Any], list[Any], dict[str, int]]] = [
     # openai: .parse() and .stream()
     ([USER, said(parsed={"x": 1}, refusal=None, annotations=[])], [USER, said()], {"message": 1}),

@@ -18,7 +18,7 @@ from tests.server.serving import client_of
     [
         ("GET", "/no/such", 404, "not_found"),
         ("POST", "//v1/models", 404, "not_found"),
-        ("GET", "/v1/models/", 404, "not_found"),
+        ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/v1/%ff%00models", 404, "not_found"),
         ("GET", "/" + "x" * 9000, 404, "not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),

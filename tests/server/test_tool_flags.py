@@ -92,7 +92,7 @@ async def test_what_a_call_names_goes_before_the_option_and_that_before_the_temp
 async def test_reasoning_is_read_in_the_form_that_the_engine_is_told() -> None:
     body = {"model": "scripted", "messages": ASK}
     for parser, reasoning in (("deepseek_r1", "Hm."), ("auto", None), ("none", None)):
-        options = {"template": TURNS, "reasoning_parser": parser}
+        options: Any = {"template": TURNS, "reasoning_parser": parser}
         async with scripted("Hm.</think>Rain.", **options) as (_, client):
             message = (await client.post(PATH, json=body)).json()["choices"][0]["message"]
         assert message.get("reasoning_content") == reasoning

@@ -1,4 +1,4 @@
-"""`/v1/models`: what is served here."""
+"""`/v1/models` and `/v1/models/{id}`: what is served here."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Literal
 
 import msgspec
 
+from aioserve.server.bodies import Strict
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.served import Call
 
-__all__ = ["MODELS", "Model", "ModelList"]
+__all__ = ["MODEL", "MODELS", "Model", "ModelList"]
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,17 +29,34 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Model]
 
 
+class Named(Strict, frozen=True, kw_only=True):
+    model: str
+
+
 async def models(call: Call, _: None) -> ModelList:
-    served = call.served
-    length = served.engine.limits.max_model_len
-    return ModelList(
-        data=[
-            Model(id=name, created=served.created_seconds, max_model_len=length)
-            for name in served.model_names
-        ]
-    )
+    return ModelList(data=[_model(call, name) for name in call.served.model_names])
+
+
+async def model(call: Call, named: Named) -> Model:
+    call.served.check_model(named.model)
+    return _model(call, named.model)
+
+
+def _model(call: Call, name: str) -> Model:
+    length = call.engine.limits.max_model_len
+    return Model(id=name, created=call.served.created_seconds, max_model_len=length)
 
 
 MODELS: Endpoint[None] = Endpoint(
     "/v1/models", models, OPENAI_ERRORS, answer=ModelList, summary="The models served here"
+)
+# Names may have slashes.
+MODEL: Endpoint[Named] = Endpoint(
+    "/v1/models/{model:path}",
+    model,
+    OPENAI_ERRORS,
+    kind=Named,
+    bodiless="GET",
+    answer=Model,
+    summary="One of them",
 )

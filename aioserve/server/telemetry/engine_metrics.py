@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 import aioserve
-from aioserve.engine.engine import Engine
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineClosedError
+from aioserve.server.served import Served
 
 __all__ = ["EngineCollector"]
 
@@ -56,8 +56,9 @@ COUNTERS = {
 class EngineCollector(Collector):
     """Shows nothing of an engine that was never entered."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._engine = served.engine
 
     def describe(self) -> list[Metric]:
         return []  # registering an engine must not ask it, which may not be entered yet
@@ -65,7 +66,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         try:
             stats, limits = self._engine.stats(), self._engine.limits
-            model = self._engine.model_name.rsplit("/", 1)[-1]
+            model = self._served.own_name.rsplit("/", 1)[-1]
         except EngineClosedError:
             return
         yield _labelled(

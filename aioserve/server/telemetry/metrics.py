@@ -16,10 +16,10 @@ from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 
 from aioserve import Observer, RequestSummary
-from aioserve.engine.engine import Engine
 from aioserve.server.answers.unknown_fields import PLACES
 from aioserve.server.guards.arrival import Arrival
 from aioserve.server.record import CallRecord
+from aioserve.server.served import Served
 from aioserve.server.telemetry.engine_metrics import EngineCollector
 
 __all__ = ["Metrics"]
@@ -39,9 +39,9 @@ class Metrics:
     """A listener of calls, and an ASGI app that shows what it counts. `tenants` are the names that
     become labels; all others are counted together, as ""."""
 
-    def __init__(self, engine: Engine, tenants: Collection[str]) -> None:
+    def __init__(self, served: Served, tenants: Collection[str]) -> None:
         registry = CollectorRegistry()
-        registry.register(EngineCollector(engine))
+        registry.register(EngineCollector(served))
         ProcessCollector(registry=registry)
         self.registry: Collector = registry
         self._http_requests = Counter(
