@@ -17,8 +17,8 @@ from tests.clients.test_clients import CLIENTS, HERE, KEY, needs, run
 
 NUM_TURNS = 3
 CONVERSATIONS = {
-    ("openai", "openai2"): 11,
-    ("openai", "openai3"): 11,
+    ("openai", "openai2"): 12,
+    ("openai", "openai3"): 12,
     ("litellm", "litellm"): 5,
     ("langchain", "openai3"): 4,
     ("anthropic", "openai3"): 5,

@@ -72,7 +72,7 @@ def _items(ask: Any, *, stored: bool = False, dumped: bool = False) -> None:
         items.extend(new)
         response = ask(new if stored else items, before)
         before = response.id if stored else None
-        items.extend([item.to_dict() for item in response.output] if dumped else response.output)
+        items.extend([item.model_dump() for item in response.output] if dumped else response.output)
         return response
 
     for _ in range(NUM_TURNS):
@@ -105,7 +105,11 @@ def stored_responses(client: OpenAI) -> None:
 def parsed_responses(client: OpenAI) -> None:
     flat: Any = openai.pydantic_function_tool(Add, name="add")["function"]
     tools: Any = [{"type": "function", **flat}]
-    _items(lambda items, _: client.responses.parse(**ABOUT, input=items, tools=tools))
+    for dumped in (False, True):
+        _items(
+            lambda items, _: client.responses.parse(**ABOUT, input=items, tools=tools),
+            dumped=dumped,
+        )
 
 
 def streamed_responses(client: OpenAI) -> None:
