@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aioserve.server.answers.unknown_fields import MAX_NAMES, PLACES
+from aioserve.server.answers.unknown_fields import MAX_NAMES, MAX_UNKNOWN, PLACES
 from tests.server.scripts import scripted
 
 pytestmark = pytest.mark.asyncio
@@ -200,6 +200,17 @@ async def test_some_of_their_names_are_in_the_log_and_in_no_label(
     assert "\n" not in line
     assert "odd\\n8" not in line
     assert "odd" not in metrics
+
+
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSES, "input")])
+async def test_more_than_anybody_carries_is_refused(path: str, field: str) -> None:
+    async with scripted() as (_, _, client):
+        for count, status in ((MAX_UNKNOWN, 200), (MAX_UNKNOWN + 1, 400)):
+            odd = {f"odd{number}": 1 for number in range(count)}
+            turns = [USER if path == CHAT else ITEM_USER, {**said(), **odd}]
+            answer = await client.post(path, json=body_of(path, field, turns))
+            assert answer.status_code == status, answer.text
+    assert f"at most {MAX_UNKNOWN} unknown fields" in answer.json()["error"]["message"]
 
 
 async def test_a_name_of_a_message_reaches_the_template_whatever_its_role() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from msgspec import inspect
 
 from aioserve.arguments import shown
+from aioserve.server.errors import ApiError
 from aioserve.server.record import CallRecord
 
 __all__ = ["PLACES", "KnownFields", "Place", "UnknownFields"]
@@ -24,6 +25,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 Place = Literal["message", "part", "tool_call"]
 PLACES: tuple[Place, ...] = ("message", "part", "tool_call")
 """Where a field was: the label of the counter. Names are text of clients, which no label has."""
+MAX_UNKNOWN = 10_000
+"""In each place, of one request: to drop them takes the event loop some milliseconds."""
 MAX_NAMES = 8
 """In one line of the log."""
 
@@ -36,10 +39,17 @@ class UnknownFields:
         self._names: dict[str, None] = {}
 
     def drop(self, place: Place, name: str, value: object) -> None:
-        """Note one. A field that is null says nothing, and isn't counted."""
+        """Note one. A field that is null says nothing, and isn't counted. Raises `ApiError` for too
+        many."""
         if value is None:
             return
         self._counts[place] += 1
+        if self._counts[place] > MAX_UNKNOWN:
+            raise ApiError(
+                400,
+                f"messages must have at most {MAX_UNKNOWN} unknown fields, got more",
+                code="limit_exceeded",
+            )
         if len(self._names) < MAX_NAMES:
             self._names[name] = None
 
@@ -77,6 +87,7 @@ class KnownFields:
         self._places = places
         self._place: Place = place
         self._kind = inspect.type_info(kind)
+        self._fields: dict[type, dict[str, inspect.Type]] = {}
 
     def of(self, value: Any, unknown: UnknownFields) -> Any:
         """`value` without others, at any depth. What has another shape stays as it is, for whoever
@@ -90,7 +101,9 @@ class KnownFields:
         struct = _struct_of(value, kind)
         if struct is None:
             return value
-        fields = {field.encode_name: field.type for field in struct.fields}
+        if (fields := self._fields.get(struct.cls)) is None:
+            fields = {field.encode_name: field.type for field in struct.fields}
+            self._fields[struct.cls] = fields
         kept: dict[str, Any] = {}
         for name, entry in value.items():
             if name in self._unread:
