@@ -1,0 +1,256 @@
+"""The features whose pairs are tried. A new one joins by one entry in `FEATURES`.
+
+An entry says which options of an engine it needs, how it changes requests, and how a run shows
+that it took place: a pair in which one of the two never happened proves nothing, and fails.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations_with_replacement
+from typing import TYPE_CHECKING, Any
+
+from aioserve import LogitsProcessor, LogitsProcessorSpec, StructuredOutput, hookimpl
+
+if TYPE_CHECKING:
+    from tests.pairs.scene import Seen
+
+__all__ = [
+    "FEATURES",
+    "PLUGIN",
+    "Feature",
+    "pairs",
+    "why_no_pair",
+    "why_not_of_size",
+    "why_not_one_request",
+]
+
+Draw = random.Random
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One feature, and how a run shows that it took place: by the names of the requests that met
+    it, or where that isn't known, by `happened`."""
+
+    met: Callable[[Seen], set[str]] | None = None
+    met_early: Callable[[Seen], set[str]] | None = None
+    """The same of requests that met it before their first token, where that is more."""
+    prompt_counts: bool = False
+    """Requests bring something of their prompts, which `met_early` is about."""
+    happened: Callable[[Seen], bool] = field(default=lambda seen: True)
+    options: Callable[[Draw], dict[str, Any]] = field(default=lambda draw: {})
+    """Of the engine. Where both of a pair give the same one, the smaller value counts."""
+    tight: bool = False
+    """There are fewer pages than the requests of the scene need at once."""
+    again: bool = False
+    """All requests come a second time when they have been answered."""
+    params: tuple[Changes, Changes] | None = None
+    """Changes of the `SamplingParams` of a greedy request and of one that is drawn."""
+    ways: tuple[str, str] | None = None
+    """`Ask.way` of two requests."""
+    late: bool = False
+    """`Ask.late` of its requests."""
+    leaves: bool = False
+    """Callers leave its requests before their end."""
+    group: str = ""
+    """An engine has at most one feature of each group."""
+
+    @property
+    def changes_requests(self) -> bool:
+        return bool(self.params or self.ways or self.late or self.leaves)
+
+
+# -- what requests ask for
+
+
+class ByHistory(LogitsProcessor):
+    """Every token of prompt and answer decides the next."""
+
+    def process(self, prompt_ids, answer_ids, logits):
+        logits[answer_ids] -= 2.0
+        logits[int(prompt_ids.sum() + 7 * answer_ids.sum()) % len(logits)] += 5.0
+
+
+class Plugin:
+    @hookimpl
+    def aioserve_logits_processors(self):
+        return [LogitsProcessorSpec("by_history", ByHistory)]
+
+
+PLUGIN = Plugin()
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.6, "frequency_penalty": 0.4}
+STOPS = ("aa", "bb", "cc", "dd", "ab", "cd", "da", 'nd":')
+LETTERS = {ord(letter): 8.0 for letter in "abcd"}
+"""Likely enough to bring a stop string soon."""
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "aab": {"type": "string", "pattern": "^[a-d]{4,8}$"},
+        "kind": {"enum": ["page", "slot"]},
+        "size": {"type": "integer", "maximum": 99},
+    },
+    "required": ["aab", "kind", "size"],
+    "additionalProperties": False,
+}
+"""What is forced of it counts for penalties, and so decides which letters come next."""
+
+
+def _structured(**form: Any) -> Changes:
+    return {"structured_output": StructuredOutput(**form), "max_tokens": 56, "ignore_eos": False}
+
+
+def _policy(name: str, options: str = "") -> Feature:
+    return Feature(
+        options=lambda draw: {"policy": name + options, "max_num_seqs": 4},
+        happened=lambda seen: name in seen.policy and seen.most_waiting > 0,
+        group="policy",
+    )
+
+
+FEATURES: dict[str, Feature] = {
+    "prefix_cache": Feature(
+        options=lambda draw: {
+            "prefix_caching": True,
+            "partial_page_reuse": draw.random() < 0.7,
+        },
+        again=True,
+        met=lambda seen: seen.found_cached,
+    ),
+    "chunks": Feature(
+        options=lambda draw: {"max_num_batched_tokens": draw.choice([1, 2, 5, 11])},
+        met=lambda seen: seen.chunked,
+    ),
+    "preemption": Feature(
+        options=lambda draw: {"output_reserve_tokens": 0},
+        tight=True,
+        met=lambda seen: seen.preempted,
+        met_early=lambda seen: seen.preempted_early,
+    ),
+    "swap": Feature(
+        options=lambda draw: {
+            "output_reserve_tokens": 0,
+            "preemption": "swap",
+            "num_host_pages": 1000,
+        },
+        tight=True,
+        met=lambda seen: seen.swapped,
+        met_early=lambda seen: seen.swapped & seen.preempted_early,
+        happened=lambda seen: seen.stats.pages_swapped_in_total > 0,
+    ),
+    "host_pool": Feature(
+        options=lambda draw: {
+            "output_reserve_tokens": 0,
+            "prefix_caching": True,
+            "num_host_pages": 1000,
+        },
+        tight=True,
+        again=True,
+        happened=lambda seen: seen.cached_on_host > 0 and seen.stats.pages_swapped_in_total > 0,
+    ),
+    "overlap": Feature(
+        options=lambda draw: {"overlap": True},
+        happened=lambda seen: seen.most_ahead > 0,
+    ),
+    "samples": Feature(
+        params=({"n": 2, "temperature": 0.8, "seed": 3}, {"n": 3}),
+        happened=lambda seen: any(len(set(each.ids)) > 1 for each in seen.brought("samples")),
+    ),
+    "beams": Feature(
+        ways=("beams", "beams"),
+        params=({"max_tokens": 8}, {"max_tokens": 8}),
+        happened=lambda seen: any(len(each.beams) > 1 for each in seen.brought("beams")),
+    ),
+    "structured_output": Feature(
+        params=(
+            _structured(json_schema=SCHEMA, disable_any_whitespace=True),
+            _structured(regex="[a-d]{4,9}"),
+        ),
+        happened=lambda seen: seen.changed("structured_output"),
+    ),
+    "logprobs": Feature(
+        prompt_counts=True,
+        params=({"logprobs": 3, "prompt_logprobs": 2}, {"logprobs": 0}),
+        happened=lambda seen: any(
+            sample and sample[0] is not None
+            for each in seen.brought("logprobs")
+            for sample in each.logprobs
+        ),
+    ),
+    "penalties": Feature(
+        params=(PENALTIES, {**PENALTIES, "min_tokens": 3}),
+        happened=lambda seen: seen.changed("penalties"),
+    ),
+    "stop_strings": Feature(
+        params=(
+            {"stop": STOPS, "logit_bias": LETTERS, "min_tokens": 10},
+            {"stop": STOPS, "logit_bias": LETTERS, "include_stop_str_in_output": True},
+        ),
+        happened=lambda seen: any(
+            reason in STOPS for each in seen.brought("stop_strings") for reason in each.stop_reasons
+        ),
+    ),
+    "logits_processors": Feature(
+        params=({"logits_processors": ["by_history"]}, {"logits_processors": ["by_history"]}),
+        happened=lambda seen: seen.changed("logits_processors"),
+    ),
+    "pooling": Feature(
+        prompt_counts=True,
+        ways=("last", "mean"),
+        happened=lambda seen: any(each.vector for each in seen.brought("pooling")),
+    ),
+    "abort": Feature(
+        leaves=True,
+        happened=lambda seen: any(each.left for each in seen.brought("abort")),
+    ),
+    "slow_reader": Feature(
+        options=lambda draw: {"max_buffered_tokens": draw.choice([1, 2, 3])},
+        late=True,
+        happened=lambda seen: seen.paused > 0,
+    ),
+    "cache_aware": _policy("cache_aware"),
+    "deadline": _policy("deadline"),
+    "fair_share": _policy("fair_share"),
+    "fcfs": _policy("fcfs"),
+    "priority": _policy("priority"),
+    "round_robin": _policy("round_robin", ":chunk_size=5"),
+    "shortest_first": _policy("shortest_first"),
+}
+
+
+def why_no_pair(one: str, other: str) -> str | None:
+    """The reason for which these two are never together; None for a pair that is tried."""
+    group = FEATURES[one].group
+    if one != other and group and group == FEATURES[other].group:
+        return f"an engine has one {group}"
+    return None
+
+
+def why_not_of_size(one: str, other: str, page_size: int) -> str | None:
+    """The reason for which these two can't both take place with pages of so many tokens."""
+    if {one, other} in ({"swap", "prefix_cache"}, {"swap", "host_pool"}) and page_size == 1:
+        return "the prefix cache has every page of a request, and nothing is left to swap"
+    return None
+
+
+def why_not_one_request(one: Feature, other: Feature) -> str | None:
+    """The reason for which no single request can have both; None where one can. They are side by
+    side in an engine all the same."""
+    if not (one.changes_requests and other.changes_requests) or one is other:
+        return "only one of them changes requests"
+    for each, beside in ((one, other), (other, one)):
+        if each.ways and (beside.params or beside.ways):
+            return "a beam search and an embedding take no sampling parameters"
+        if each.ways and beside.late:
+            return "a beam search and an embedding are given in one piece"
+    return None
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every two features that can be together, and each by itself."""
+    return [
+        pair for pair in combinations_with_replacement(FEATURES, 2) if why_no_pair(*pair) is None
+    ]

@@ -1,0 +1,320 @@
+"""A pair of features in one engine: its options, its requests, and what was seen of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from aioserve import Engine, EngineStats, Observer, RequestInfo, SamplingParams, StepInfo
+from aioserve.testing import check_invariants, count_leaked_pages
+from tests.pairs.asks import Ask, Brought, Moments, give
+from tests.pairs.features import FEATURES, PLUGIN, Feature, why_not_one_request
+from tests.parity.tiny_models import VOCAB_SIZE
+
+__all__ = ["PLAIN", "Alone", "Scene", "Seen", "features_of", "played", "scene_of"]
+
+PLAIN: dict[str, Any] = {
+    "device": "cpu",
+    "backend": "native",
+    "dtype": "float32",
+    "num_pages": 1000,
+    "prefix_caching": False,
+    "overlap": False,
+    "plugins": [PLUGIN],
+}
+"""Options of every scene, where its features don't say otherwise."""
+ALONE: dict[str, Any] = {**PLAIN, "jump_forward": False, "step_program": False}
+"""Nothing that could come between a request and its tokens."""
+MAX_TOKENS = 24
+LONGEST_TAIL = 9
+NEIGHBOURS = ("first", "second", "third", "fourth")
+"""Names of plain requests, two each."""
+LIMITS: dict[str, dict[str, Any]] = {"second": {"min_p": 0.2}, "third": {"top_k": 3}}
+"""What some of them are drawn from, which must not count for whoever has their slots next."""
+GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+DRAWN = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+STEPS_BETWEEN_CHECKS = 5
+WAIT_SECONDS = 0.05
+"""For a step that may never come. How long decides no token."""
+
+
+# -- requests
+
+
+def tokens(name: str, count: int, seed: int) -> tuple[int, ...]:
+    """Ids that depend on all of these, and end no answer."""
+    source = random.Random(f"{name} {seed}")
+    return tuple([source.randrange(4, VOCAB_SIZE) for _ in range(count)])
+
+
+def _asks(name: str, changes: Sequence[Feature], seed: int, draw: random.Random) -> list[Ask]:
+    """Two requests that have all of `changes`: a greedy one, which begins as many others do, and
+    one that is drawn."""
+    beginning = tokens("beginning", 20, seed)
+    asks = []
+    for index, base in enumerate((GREEDY, DRAWN)):
+        fields: dict[str, Any] = {**base, **LIMITS.get(name, {})}
+        way, late, leave_after = "tokens", False, None
+        for feature in changes:
+            fields |= {} if feature.params is None else feature.params[index]
+            way = way if feature.ways is None else feature.ways[index]
+            late = late or feature.late
+            leave_after = draw.randrange(12) if feature.leaves else leave_after
+        own = tokens(f"{name} {index}", LONGEST_TAIL + 16 * index, seed)
+        prompt = (*(() if index else beginning), *own[own[0] % 5 :])
+        params = SamplingParams(**fields)
+        asks.append(Ask(f"{name}-{index}", prompt, params, way, late, leave_after))
+    return asks
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is played: `waves` one after the other, the requests of each at once or nearly so."""
+
+    features: tuple[str, ...]
+    options: dict[str, Any]
+    waves: tuple[tuple[Ask, ...], ...]
+    gaps: tuple[int, ...]
+    """Steps that pass before each request of a wave."""
+
+    @property
+    def tight(self) -> bool:
+        return any(FEATURES[name].tight for name in self.features)
+
+    @property
+    def caches(self) -> bool:
+        return self.options["prefix_caching"]
+
+
+def scene_of(names: Sequence[str], page_size: int, seed: int, number: int = 0) -> Scene:
+    """Scene `number` of these features. `seed` decides the prompts, and all together the rest."""
+    draw = random.Random(f"{names} {page_size} {seed} {number}")
+    features = {name: FEATURES[name] for name in names}
+    asks = [ask for name in NEIGHBOURS for ask in _asks(name, [], seed, draw)]
+    for name, feature in features.items():
+        if feature.changes_requests:
+            asks += _asks(name, [feature], seed, draw)
+    if why_not_one_request(*map(FEATURES.__getitem__, (names[0], names[-1]))) is None:
+        asks += _asks("+".join(names), list(features.values()), seed, draw)
+    options: dict[str, Any] = {**PLAIN, "page_size": page_size}
+    for feature in features.values():
+        for option, value in feature.options(draw).items():
+            both = option in options and option not in PLAIN and not isinstance(value, str | bool)
+            options[option] = min(options[option], value) if both else value
+    if any(feature.tight for feature in features.values()):
+        largest = max([ask.most_tokens for ask in asks])
+        # With small steps some are preempted in the middle of their prompts.
+        options.setdefault("max_num_batched_tokens", draw.choice([2048, 5, 5]))
+        options["num_pages"] = -(-(largest + draw.choice([2, 12, 36])) // page_size)
+    asks = [
+        Ask(**{**vars(ask), "hints": _hints(place)}) for place, ask in enumerate(_mixed(asks, draw))
+    ]
+    again = any(feature.again for feature in features.values())
+    gaps = tuple([draw.choice([0, 0, 0, 1, 3]) for _ in asks])
+    return Scene(tuple(features), options, (tuple(asks),) * (2 if again else 1), gaps)
+
+
+def _mixed(asks: list[Ask], draw: random.Random) -> list[Ask]:
+    return draw.sample(asks, len(asks))
+
+
+def _hints(place: int) -> dict[str, Any]:
+    return {
+        "priority": place % 3 - 1,
+        "tenant": f"tenant-{place % 2}",
+        "ttft_target_seconds": 1000.0 + place,
+        "tpot_target_seconds": 1000.0,
+        "predicted_output_tokens": 1 + 5 * place % 13,
+    }
+
+
+# -- runs
+
+
+@dataclass
+class Seen:
+    """What there was to see of a run."""
+
+    scene: Scene
+    alone: dict[Ask, Brought]
+    plain: dict[Ask, Brought]
+    """Results alone of each request, and of the same without what its features change."""
+    results: list[list[tuple[Ask, Brought]]] = field(default_factory=list)
+    """Of each wave."""
+    stats: EngineStats = None  # pyright: ignore[reportAssignmentType]
+    policy: str = ""
+    chunked: set[str] = field(default_factory=set)
+    """Requests whose prompt was computed in parts."""
+    most_waiting: int = 0
+    most_ahead: int = 0
+    """Steps in flight when another one had been committed."""
+    swapped: set[str] = field(default_factory=set)
+    """Requests that waited on the host."""
+    cached_on_host: int = 0
+    paused: int = 0
+    """Requests that were paused for their readers."""
+    preempted: set[str] = field(default_factory=set)
+    """Requests that gave their pages back."""
+    preempted_early: set[str] = field(default_factory=set)
+    """Requests that gave them back before their first token."""
+    leaked_pages: int = 0
+    free: tuple[int, int] = (0, 0)
+    """Pages of all pools that are free in the end, and all there are."""
+
+    @property
+    def found_cached(self) -> set[str]:
+        """Requests that found something in the prefix cache."""
+        return {ask.name for wave in self.results for ask, brought in wave if brought.cached_tokens}
+
+    def brought(self, feature: str) -> list[Brought]:
+        """By the requests with it."""
+        every = [one for wave in self.results for one in wave]
+        return [brought for ask, brought in every if feature in features_of(ask.name)]
+
+    def changed(self, feature: str) -> bool:
+        """Whether a request has other tokens than without it."""
+        return any(
+            self.alone[ask].ids != self.plain[ask].ids
+            for ask in self.plain
+            if features_of(ask.name) == [feature]
+        )
+
+
+def features_of(name: str) -> list[str]:
+    """Features that a request has, by its name."""
+    return name.rpartition("-")[0].split("+")
+
+
+class Alone:
+    """Results of requests that a plain engine answers one by one, each computed once."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._known: dict[Any, Brought] = {}
+
+    async def results(self, asks: Sequence[Ask]) -> dict[Ask, Brought]:
+        missing = {ask.key: ask for ask in asks if ask.key not in self._known}
+        if missing:
+            async with Engine(self._model, **ALONE) as engine:
+                for key, ask in missing.items():
+                    self._known[key] = await give(engine, ask)
+        return {ask: self._known[ask.key] for ask in asks}
+
+
+async def played(model: str, scene: Scene, alone: Alone) -> Seen:
+    """Play it. Raises what a request raises, and `InvariantError` where the books are off."""
+    asks = scene.waves[0]
+    without = {ask: _without_changes(ask) for ask in asks}
+    results = await alone.results([*asks, *without.values()])
+    plain = {ask: results[without[ask]] for ask in asks}
+    seen = Seen(scene, {ask: results[ask] for ask in asks}, plain)
+    engine = Engine(model, **scene.options)
+    async with engine:
+        watching = _Watching(engine, seen)
+        engine.observe(watching)
+        checking = asyncio.ensure_future(watching.check())
+        for wave in scene.waves:
+            seen.results.append(await _play(engine, wave, scene.gaps, watching))
+        await engine.drain()
+        checking.cancel()
+        with suppress(asyncio.CancelledError):
+            await checking
+        check_invariants(engine)
+        seen.stats, seen.policy = engine.stats(), engine.dump()["policy"]
+    seen.leaked_pages = count_leaked_pages(engine)
+    pools = watching.pools
+    seen.free = (sum(pool.num_free for pool in pools), sum(pool.num_pages for pool in pools))
+    return seen
+
+
+def _without_changes(ask: Ask) -> Ask:
+    base = DRAWN if ask.name.endswith("1") else GREEDY
+    return Ask(ask.name, ask.prompt, SamplingParams(**base))
+
+
+async def _play(
+    engine: Engine, wave: Sequence[Ask], gaps: Sequence[int], watching: _Watching
+) -> list[tuple[Ask, Brought]]:
+    prompt_readers: list[asyncio.Future[Brought]] = []
+    all_sent = asyncio.Event()
+
+    async def others_done() -> None:
+        await all_sent.wait()
+        if prompt_readers:
+            await asyncio.wait(prompt_readers)
+        await watching.steps(2)
+        watching.look_for_paused()
+
+    moments = Moments(others_done, watching.steps)
+    tasks: list[asyncio.Future[Brought]] = []
+    for ask, gap in zip(wave, gaps, strict=True):
+        await watching.steps(gap)
+        task = asyncio.ensure_future(give(engine, ask, moments))
+        tasks.append(task)
+        if not ask.late:
+            prompt_readers.append(task)
+    all_sent.set()
+    return list(zip(wave, await asyncio.gather(*tasks), strict=True))
+
+
+class _Watching(Observer):
+    """Counts what happens, and looks at the books every few steps."""
+
+    def __init__(self, engine: Engine, seen: Seen) -> None:
+        live = engine._life.live
+        assert live is not None
+        self._engine = engine
+        self._seen = seen
+        self._core, self._scheduler = live.core, live.scheduler
+        memory = live.scheduler.memory
+        self.pools = [pool for pool in (memory.pool, memory.host_pool) if pool is not None]
+        self._steps = 0
+        self._stepped = asyncio.Event()
+
+    def arrived(self, requests: Sequence[RequestInfo]) -> None:
+        self._count()
+
+    def step_finished(self, step: StepInfo) -> None:
+        seen = self._seen
+        parts = [part for part in step.parts if not (part.is_decode or part.num_sampled)]
+        seen.chunked.update([part.request_id for part in parts])
+        seen.most_waiting = max(seen.most_waiting, step.num_waiting)
+        seen.preempted.update([request_id for request_id, _ in step.preempted])
+        seen.most_ahead = max(seen.most_ahead, len(self._core.pipeline.in_flight))
+        self._count()
+        self._steps += 1
+        self._stepped.set()
+        self._stepped = asyncio.Event()
+
+    def _count(self) -> None:
+        seen, scheduler = self._seen, self._scheduler
+        sequences = scheduler.books.sequences.values()
+        early = [one for one in sequences if one.epoch and one.num_known == one.prompt_tokens]
+        seen.preempted_early.update([one.request.request_id for one in early])
+        on_host = [one for one in sequences if one.lease.swapped is not None]
+        seen.swapped.update([one.request.request_id for one in on_host])
+        if scheduler.memory.tree is not None:
+            seen.cached_on_host = max(seen.cached_on_host, scheduler.memory.tree.num_host_pages)
+
+    def look_for_paused(self) -> None:
+        self._seen.paused += sum(one.paused for one in self._scheduler.books.sequences.values())
+
+    async def steps(self, count: int) -> None:
+        """As `Moments.steps`."""
+        until = self._steps + count
+        while self._steps < until:
+            stepped = self._stepped
+            try:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await stepped.wait()
+            except TimeoutError:
+                return
+
+    async def check(self) -> None:
+        while True:
+            await self.steps(STEPS_BETWEEN_CHECKS)
+            check_invariants(self._engine)

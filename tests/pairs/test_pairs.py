@@ -1,0 +1,151 @@
+"""Every two features together: each request brings what it brings alone, and no page is left."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.pairs.features import FEATURES, Feature, pairs, why_not_of_size
+from tests.pairs.prefix_list import PrefixList
+from tests.pairs.scene import Alone, Seen, features_of, played, scene_of
+from tests.parity import tiny_models
+
+MODELS = ("llama", "qwen3", "gemma3")
+PAGE_SIZES = (1, 2, 16)
+FULL_SEEDS = 3
+DRAWN_CASES = 2
+MOST_SCENES = 12
+"""Played until both features took place."""
+
+
+def cases() -> list[object]:
+    """Model, page size and seed of each pair: some draws of them, or with AIOSERVE_PAIRS all."""
+    found = []
+    for pair in pairs():
+        name = "+".join(dict.fromkeys(pair))
+        sizes = [size for size in PAGE_SIZES if why_not_of_size(*pair, size) is None]
+        drawn = list(product(MODELS, sizes, range(FULL_SEEDS)))
+        if not os.environ.get("AIOSERVE_PAIRS"):
+            drawn = random.Random(name).sample(drawn, DRAWN_CASES)
+        for model, page_size, seed in drawn:
+            label = f"{name}-{model}-{page_size}-{seed}"
+            found.append(pytest.param(pair, model, page_size, seed, id=label))
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny matrices: threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def alone_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, Alone]]:
+    """Directory of a model, and the results of requests that it answers alone."""
+    root = tmp_path_factory.mktemp("pairs")
+
+    @cache
+    def made(name: str) -> tuple[str, Alone]:
+        directory: Path = tiny_models.write(name, root / name)
+        return str(directory), Alone(str(directory))
+
+    return made
+
+
+def assert_as_alone(seen: Seen) -> None:
+    for wave in seen.results:
+        for ask, brought in wave:
+            whole = seen.alone[ask]
+            if brought.left:
+                assert brought.begins(whole), ask.name
+            elif ask.way in ("last", "mean"):
+                assert brought.vector == pytest.approx(whole.vector, rel=1e-5, abs=1e-6), ask.name
+            else:
+                assert brought == whole, ask.name
+
+
+def assert_hits(seen: Seen) -> None:
+    """The second wave finds what the list says; less where pages are short."""
+    if not seen.scene.caches:
+        return
+    first, second = seen.results
+    known = PrefixList(
+        seen.scene.options["page_size"],
+        partial=seen.scene.options.get("partial_page_reuse", True),
+    )
+    for ask, brought in first:
+        known.add(ask, brought)
+    told = [(ask, it.cached_tokens) for ask, it in second if not it.left]
+    found = {ask.name: count for ask, count in told if count is not None}
+    expected = {ask.name: known.hit_tokens(ask) for ask, _ in told if ask.name in found}
+    if seen.scene.tight:
+        assert all(found[name] <= most for name, most in expected.items()), (found, expected)
+    else:
+        assert found == expected
+        assert sum(expected.values()) > 0
+
+
+def didnt_happen(seen: Seen) -> list[str]:
+    """What should have taken place and did not: each feature, and for the requests of one that
+    changes requests, the other."""
+    missing = []
+    names = seen.scene.features
+    for name in names:
+        feature = FEATURES[name]
+        met = None if feature.met is None else feature.met(seen)
+        if not feature.happened(seen) or met == set():
+            missing.append(name)
+        elif met is not None:
+            missing += [
+                f"{name} for a request with {other}"
+                for other in names
+                if FEATURES[other].changes_requests and other != "beams"  # of many, unnamed
+                if not any(
+                    other in features_of(request)
+                    for request in _met_for(seen, feature, FEATURES[other])
+                )
+            ]
+    return missing
+
+
+def _met_for(seen: Seen, feature: Feature, other: Feature) -> set[str]:
+    met = feature.met_early if other.prompt_counts and feature.met_early else feature.met
+    return set() if met is None else met(seen)
+
+
+def test_every_bundled_policy_is_among_the_features():
+    bundled = {
+        point.name
+        for point in entry_points(group="aioserve")
+        if point.value.startswith("aioserve_plugins.")
+    }
+    assert {name for name, one in FEATURES.items() if one.group == "policy"} == bundled
+
+
+@pytest.mark.parametrize(("pair", "model", "page_size", "seed"), cases())
+@pytest.mark.asyncio
+async def test_two_features_together_change_no_token(pair, model, page_size, seed, alone_on):
+    path, alone = alone_on(model)
+    missing = list(pair)
+    for number in range(MOST_SCENES):
+        seen = await played(path, scene_of(pair, page_size, seed, number), alone)
+        assert_as_alone(seen)
+        assert_hits(seen)
+        assert seen.leaked_pages == 0
+        assert seen.free[0] == seen.free[1]
+        assert seen.stats.policy_faults_total == 0
+        missing = didnt_happen(seen)
+        if not missing:
+            return
+    pytest.fail(f"in none of {MOST_SCENES} scenes there was all of it: {missing} is missing")
