@@ -5,6 +5,7 @@
 #   mutants plant bugs in a copy and see the tests find them
 #   sanitize        tests of kv and ops with AddressSanitizer and the like
 #   fuzz    attack every door for ten minutes
+#   pairs   every two features together, on all models, page sizes and seeds
 #   test-optimized  the test suite under `python -O`
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   check-install   constraints.txt fits PyPI's torch, with CUDA, on each Python
@@ -13,9 +14,10 @@
 # PYTHON=python3.12 picks the interpreter, PROMPT="..." the question for `make run`, WORKERS=4 how
 # many processes share the tests, and
 # MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
-# SANITIZERS="thread" which one `make sanitize` runs, and FUZZ="--max-seconds 60" for how long
-# `make fuzz` goes on. Without an NVIDIA driver torch comes from PyTorch's index of CPU builds, unless
-# pip was told where to look: see tools/torch_index.
+# SANITIZERS="thread" which one `make sanitize` runs, FUZZ="--max-seconds 60" for how long
+# `make fuzz` goes on, and PAIRS="-k preemption" which pairs `make pairs` tries. Without an NVIDIA
+# driver torch comes from PyTorch's index of CPU builds, unless pip was told where to look: see
+# tools/torch_index.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := run
@@ -50,8 +52,8 @@ PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-optimized mutants sanitize fuzz lint check-install bench docs build \
-  clean distclean
+.PHONY: run test test-slow test-optimized mutants sanitize fuzz pairs lint check-install bench docs \
+  build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run "$$PROMPT"
@@ -76,6 +78,9 @@ sanitize: $(FOR_TEST) $(BUILT)
 
 fuzz: $(FOR_TEST) $(BUILT)
 	$(BIN)/python -m tests.attacks $(FUZZ)
+
+pairs: $(FOR_TEST) $(BUILT)
+	AIOSERVE_PAIRS=all $(PYTEST) --numprocesses $(WORKERS) --dist worksteal tests/pairs $(PAIRS)
 
 lint: $(FOR_TEST) $(BUILT)
 	$(BIN)/ruff check
