@@ -1,65 +1,289 @@
-"""One request at a time on each connection: how uvicorn is told to speak HTTP/1.1.
+"""How uvicorn is told to speak HTTP/1.1: one request at a time on each connection, and no byte of
+it unbounded.
 
 A client may send a request while an earlier one is being answered. uvicorn then stops reading from
 the connection until it has answered, and so doesn't see its client leave: what was asked for would
 be computed to its end for nobody. No client in use does this, so such a connection is closed, which
 ends what it asked for.
 
-And a connection on which no request begins, or one that doesn't get past its headers, would stay
-open for as long as its client likes, until no other finds room. It is closed, too.
+A parser keeps what it has of a head until that is whole, and of trailers and chunk extensions too:
+all that comes of a request beside its body is counted as it comes, before anybody looks at it.
+
+A connection on which no request begins, or one that doesn't get past its headers, would stay open
+for as long as its client likes, until no other finds room. It is closed, too. So is one whose
+client takes nothing of what is sent, and one whose request was answered before all of it had come.
 """
 
 from __future__ import annotations
 
-from asyncio import Protocol, TimerHandle, Transport
+import logging
+import uuid
+from asyncio import AbstractEventLoop, Protocol, TimerHandle, Transport
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aioserve.config import EngineConfig
+from aioserve.server.errors import ApiError
+from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.outgoing import Outgoing
+from aioserve.server.served import Served
+from aioserve.server.settings import ServerSettings
 
 __all__ = ["http_protocol"]
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 HEADERS_SECONDS = 60.0
 """From when a connection is made, or the next request begins, until its headers are there."""
+CHUNK_BYTES = 20
+"""Of a chunk's size and its line ends, which count for nothing: a body may come in small chunks."""
+CLOSE = (b"connection", b"close")
 
 
-def http_protocol() -> type[Protocol] | str:
-    """What `uvicorn.Config` takes as `http`. Without httptools, h11, which does answer one request
-    after the other, and sees that a client has left when it next writes to it."""
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of each connection of one server."""
+
+    max_header_bytes: int
+    """The settings' own, which says what of a head counts."""
+    max_envelope_bytes: int
+    """Of all that comes of a request beside its body."""
+    stall_seconds: float
+    """How long a client may take nothing of what is sent."""
+
+
+def http_protocol(app: Starlette | None = None) -> type[Protocol]:
+    """What `uvicorn.Config` takes as `http`. Its limits are those of `app`, which `create_app`
+    returned, or those that one without settings has. Without httptools, h11 parses."""
+    settings, stall_seconds = ServerSettings(), EngineConfig().stall_timeout_seconds
+    if app is not None:
+        served: Served = app.state.served
+        settings, stall_seconds = served.settings, served.engine.config.stall_timeout_seconds
+    # Method, version, and what stands between names and values are no part of the setting.
+    beside = 64 + 4 * settings.max_headers
+    limits = ConnectionLimits(
+        max_header_bytes=settings.max_header_bytes,
+        max_envelope_bytes=settings.max_header_bytes + beside,
+        stall_seconds=stall_seconds,
+    )
     try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        return _with_httptools(limits)
     except ImportError:
-        return "h11"
+        return _with_h11(limits)
 
-    class OneAtATime(HttpToolsProtocol):
-        _overdue: TimerHandle | None = None
 
-        def connection_made(self, transport: Transport) -> None:
-            super().connection_made(transport)
-            self._await_headers()
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _UvicornProtocol
+else:
+    _UvicornProtocol = object
 
-        def data_received(self, data: bytes) -> None:
+
+class _OneAtATime(_UvicornProtocol):
+    """What both parsers have in common: stands before uvicorn's protocol of one of them."""
+
+    _limits: ConnectionLimits
+    _overdue: TimerHandle | None = None
+    _has_ended = False
+    """Nothing of this connection is read any more."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._inner: ASGIApp = self.app
+        self.app = self._serve
+
+    def connection_made(self, transport: Transport) -> None:
+        loop: AbstractEventLoop = self.loop
+        self._out = Outgoing(transport, loop, stall_seconds=self._limits.stall_seconds)
+        super().connection_made(self._out)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await_no_head()
+        self._out.lost()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        for piece in _pieces(data, self._limits.max_envelope_bytes):
+            if self._out.drops(len(piece)) or self._has_ended or self._out.is_closing():
+                continue
+            self._feed(piece)
+
+    def _feed(self, piece: bytes) -> None:
+        super().data_received(piece)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app. A response that begins before all of its request has come ends the connection:
+        what still comes would be read to no end, and taken for the next request where it isn't."""
+        cycle = self.cycle
+
+        async def sending(message: Message) -> None:
+            begins = message["type"] == "http.response.start"
+            if begins and (cycle.more_body or self._has_ended):
+                self._out.lingers = True
+                headers = list(message.get("headers", ()))
+                message["headers"] = headers if CLOSE in headers else [*headers, CLOSE]
+            await send(message)
+
+        await self._inner(scope, receive, sending)
+
+    def _await_head(self) -> None:
+        if self._overdue is None:
+            self._overdue = self.loop.call_later(HEADERS_SECONDS, self.transport.abort)
+
+    def _await_no_head(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg, code="invalid_http"))
+
+    def _refuse_envelope(self) -> None:
+        limit = self._limits.max_header_bytes
+        message = f"path, headers and trailers have more than {limit} bytes, as many as are read"
+        self._refuse(ApiError(431, message, code="headers_too_large"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer in place of the app, which learns that its client has gone."""
+        if self._out.is_closing():
+            return
+        self._has_ended = True
+        cycle, is_free = self.cycle, True
+        if cycle is not None and not cycle.response_complete:
+            is_free = not cycle.response_started
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if not is_free:
+            self._out.abort()
+            return
+        logger.info("a connection was refused: %s", error)
+        self._await_no_head()
+        self._unset_keepalive_if_required()
+        self._out.write(_raw(error))
+        self._out.lingers = True
+        self._out.close()
+
+    def shutdown(self) -> None:
+        if self._out.is_closing():
+            self._out.close()
+        else:
+            super().shutdown()
+
+
+def _pieces(data: bytes, size: int) -> Iterator[bytes]:
+    if len(data) <= size:
+        yield data
+        return
+    for begin in range(0, len(data), size):
+        yield data[begin : begin + size]
+
+
+def _raw(error: ApiError) -> bytes:
+    """A whole response, as the OpenAI API writes errors."""
+    call_id = uuid.uuid4().hex
+    body = msgspec.json.encode(OPENAI_ERRORS.body(error, call_id))
+    lines = [
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        f"x-request-id: {call_id}",
+        "x-content-type-options: nosniff",
+        "connection: close",
+    ]
+    return "\r\n".join([*lines, "\r\n"]).encode() + body
+
+
+def _with_httptools(limits: ConnectionLimits) -> type[Protocol]:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class OneAtATime(_OneAtATime, HttpToolsProtocol):
+        _limits = limits
+        _has_head = False
+        _envelope_bytes = 0
+        """Of the request that is coming: what isn't its body."""
+        _credit_bytes = 0
+        """Of what is being parsed: body, and what its chunks need."""
+        _is_whole = False
+        """Whether what is being parsed had the end of a request."""
+
+        def _feed(self, piece: bytes) -> None:
             if self.cycle is None or self.cycle.response_complete:
-                self._await_headers()
-            super().data_received(data)
-
-        def on_headers_complete(self) -> None:
-            self._await_no_headers()
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._await_no_headers()
-            super().connection_lost(exc)
-
-        def _await_headers(self) -> None:
-            if self._overdue is None:
-                self._overdue = self.loop.call_later(HEADERS_SECONDS, self.transport.abort)
-
-        def _await_no_headers(self) -> None:
-            if self._overdue is not None:
-                self._overdue.cancel()
-                self._overdue = None
+                self._await_head()
+            self._credit_bytes, self._is_whole = 0, False
+            super()._feed(piece)
+            # Small chunks must earn no room for what comes behind them.
+            left = max(0, self._envelope_bytes + len(piece) - self._credit_bytes)
+            self._envelope_bytes = 0 if self._is_whole else left
+            if self._envelope_bytes > limits.max_envelope_bytes:
+                self._refuse_envelope()
 
         def on_message_begin(self) -> None:
             if self.cycle is not None and not self.cycle.response_complete:
                 self.transport.abort()
                 raise ConnectionAbortedError("a request came while one was being answered")
+            self._has_head = False
             super().on_message_begin()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            # Behind the head it is a trailer, which must not say what a header says.
+            if not self._has_head:
+                super().on_header(name, value)
+
+        def on_headers_complete(self) -> None:
+            self._has_head = True
+            self._await_no_head()
+            super().on_headers_complete()
+
+        def on_chunk_header(self) -> None:
+            self._credit_bytes += CHUNK_BYTES
+
+        def on_body(self, body: bytes) -> None:
+            self._credit_bytes += len(body)
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._is_whole = True
+            super().on_message_complete()
+
+        def _unsupported_upgrade_warning(self) -> None:
+            """The parser takes what follows for another protocol, which it isn't: it may be the
+            body, and must not be taken for the next request."""
+            self._has_ended = True
+
     return OneAtATime
+
+
+def _with_h11(limits: ConnectionLimits) -> type[Protocol]:
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    # h11 exports the other states alone.
+    answered = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # pyright: ignore[reportPrivateImportUsage]
+
+    class OneAtATimeH11(_OneAtATime, H11Protocol):
+        _limits = limits
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.conn = h11.Connection(h11.SERVER, limits.max_envelope_bytes)
+
+        def _feed(self, piece: bytes) -> None:
+            if self.conn.their_state is h11.IDLE:
+                self._await_head()
+            super()._feed(piece)
+            if self.conn.their_state is not h11.IDLE:
+                self._await_no_head()
+            if self.conn.their_state in answered and self.conn.trailing_data[0]:
+                self.transport.abort()  # a request came while one was being answered
+
+        def send_400_response(self, msg: str) -> None:
+            if len(self.conn.trailing_data[0]) > limits.max_envelope_bytes:
+                self._refuse_envelope()
+            else:
+                super().send_400_response(msg)
+
+    return OneAtATimeH11

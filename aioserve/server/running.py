@@ -6,6 +6,7 @@ Installs no signal handler: `stop` is an event of the caller's.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -22,8 +23,10 @@ __all__ = ["new_event_loop", "serve_app"]
 
 BACKLOG = 2048
 """Connections that wait to be accepted."""
-CUT_SECONDS = 1
-"""After a drain: how long connections that belong to no request of the engine may stay open."""
+CUT_SECONDS = 0.5
+"""Behind the deadline of a drain: how long connections may still be sent what is written."""
+LEAVE_SECONDS = 5
+"""How long calls may take to hear that their connection was cut."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -52,6 +55,7 @@ async def serve_app(
     try:
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         # A server that has ended by itself has failed, and says why below.
+        server.deadline_seconds = asyncio.get_running_loop().time() + listening.drain_seconds
         return 0 if serving.done() else await drain(app, listening.drain_seconds)
     finally:
         stopping.cancel()
@@ -63,6 +67,8 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self.deadline_seconds: float = 0.0
+        """On the loop's clock: until then clients may read what they were sent."""
 
     def capture_signals(self) -> AbstractContextManager[None]:
         """Takes none."""
@@ -71,6 +77,23 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Connections of clients that don't read are cut, which ends their calls; a call that was
+        cancelled would be told of as one that failed."""
+        loop = asyncio.get_running_loop()
+        seconds = max(CUT_SECONDS, self.deadline_seconds - loop.time())
+        self.config.timeout_graceful_shutdown = math.ceil(seconds) + LEAVE_SECONDS
+        cutting = loop.call_later(seconds, self._cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+
+    def _cut(self) -> None:
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 def _config(app: Starlette, listening: Listening) -> uvicorn.Config:
@@ -82,7 +105,7 @@ def _config(app: Starlette, listening: Listening) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="on",
-        http=http_protocol(),
+        http=http_protocol(app),
         ws="none",
         log_config=None,
         log_level="warning",
@@ -90,6 +113,5 @@ def _config(app: Starlette, listening: Listening) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=CUT_SECONDS,
         **options,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,19 +15,23 @@ from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.connections import http_protocol
 
-__all__ = ["client_of", "listening", "served", "until"]
+__all__ = ["client_of", "listening", "port_of", "running", "served", "until"]
 
 
 @asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[str]:
-    """The URL at which `app` answers, on a port of its own of 127.0.0.1."""
+async def running(
+    app: Any, *, send_buffer_bytes: int | None = None
+) -> AsyncIterator[uvicorn.Server]:
+    """A server of `app` on a port of its own of 127.0.0.1, whose sockets have a buffer of that size
+    for what they send."""
+    is_ours = hasattr(getattr(app, "state", None), "served")
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
         port=0,
         log_level="warning",
         lifespan="off",
-        http=http_protocol(),
+        http=http_protocol(app if is_ours else None),
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve())  # without the signal handlers of `serve`
@@ -35,12 +40,25 @@ async def listening(app: Any) -> AsyncIterator[str]:
             if task.done():
                 await task
             await asyncio.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        if send_buffer_bytes is not None:
+            listener = server.servers[0].sockets[0]
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+        yield server
     finally:
         server.should_exit = True
         server.force_exit = True
         await task
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    """The URL at which `app` answers."""
+    async with running(app) as server:
+        yield f"http://127.0.0.1:{port_of(server)}"
+
+
+def port_of(server: uvicorn.Server) -> int:
+    return server.servers[0].sockets[0].getsockname()[1]
 
 
 @asynccontextmanager

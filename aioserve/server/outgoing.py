@@ -1,0 +1,111 @@
+"""The sending half of a connection, which ends however its peer behaves.
+
+    write ──► buffer ──► kernel ──► a peer that reads
+                │
+                └─ nothing has left it for `stall_seconds`: the connection is aborted
+
+    close while a request is still coming ──► half closed: what comes is thrown away,
+                                              up to a limit in bytes and in seconds ──► closed
+
+uvicorn writes an answer into the transport's buffer and waits until that has drained. A peer that
+reads nothing would hold the answer, its call and its socket for ever. And a socket that is closed
+with unread bytes resets the connection: a client that is still sending would see that in place of
+the answer that says why its request is refused.
+
+Knows transports, and nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, TimerHandle, Transport
+from typing import Any
+
+__all__ = ["LINGER_BYTES", "LINGER_SECONDS", "Outgoing"]
+
+LINGER_SECONDS = 5.0
+"""How long a client may go on with a request that has been refused."""
+LINGER_BYTES = 16 * 2**20
+"""How much of it."""
+
+
+class Outgoing(Transport):
+    """`transport`, for a protocol that tells it of what comes in and of the connection's end."""
+
+    def __init__(
+        self, transport: Transport, loop: AbstractEventLoop, *, stall_seconds: float
+    ) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._stall_seconds = stall_seconds
+        self._written_bytes = 0
+        self._taken_bytes = 0
+        """How much had left the buffer when it was last looked at."""
+        self._watching: TimerHandle | None = None
+        self._lingering: TimerHandle | None = None
+        self._dropped_bytes = 0
+        self.lingers: bool = False
+        """Whether `close` waits for a client that is still sending."""
+
+    def write(self, data: Any) -> None:
+        if self._lingering is not None:
+            return  # the answer is complete, and this half is closed
+        self._written_bytes += len(data)
+        self._transport.write(data)
+        self._watch()
+
+    def close(self) -> None:
+        if self.lingers and self._lingering is None and not self._transport.is_closing():
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self._transport.resume_reading()
+            self._lingering = self._loop.call_later(LINGER_SECONDS, self._transport.close)
+        else:
+            self._transport.close()
+        self._watch()
+
+    def drops(self, num_bytes: int) -> bool:
+        """Whether so many bytes that have come are nobody's any more."""
+        if self._lingering is None:
+            return False
+        self._dropped_bytes += num_bytes
+        if self._dropped_bytes > LINGER_BYTES:
+            self._transport.close()
+        return True
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        for timer in (self._watching, self._lingering):
+            if timer is not None:
+                timer.cancel()
+
+    def _watch(self) -> None:
+        if self._watching is None and (waiting := self._transport.get_write_buffer_size()):
+            self._taken_bytes = self._written_bytes - waiting
+            self._watching = self._loop.call_later(self._stall_seconds, self._check)
+
+    def _check(self) -> None:
+        self._watching = None
+        waiting = self._transport.get_write_buffer_size()
+        if waiting and self._written_bytes - waiting <= self._taken_bytes:
+            self._transport.abort()
+        else:
+            self._watch()
+
+    def is_closing(self) -> bool:
+        return self._lingering is not None or self._transport.is_closing()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
