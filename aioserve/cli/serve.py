@@ -23,6 +23,7 @@ from aioserve.errors import ConfigError
 try:
     from aioserve.cli._serving import Served, Serving
     from aioserve.server import ServerSettings
+    from aioserve.server.guards.keys import operators_of
     from aioserve.server.listening import Listening, bound, check_reach, check_tls
     from aioserve.server.running import new_event_loop
 except ModuleNotFoundError as _missing:
@@ -73,6 +74,7 @@ def serve(
     server = msgspec.structs.replace(server, api_keys=keys, allowed_hosts=tuple(hosts))
     check_reach(listening, has_keys=bool(keys))
     check_tls(listening)
+    operators_of(server.keys, server.operators)
     what = made(Served, values, [one.name for one in _WHAT])
     with (
         # Until it serves. A container's first process ignores what it has no handler for.

@@ -14,7 +14,7 @@ from aioserve.request import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
 )
-from aioserve.server.keys import ApiKey, keys_of
+from aioserve.server.keys import MAX_KEYS, ApiKey, keys_of
 
 __all__ = ["ServerSettings"]
 
@@ -45,6 +45,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of which every request must carry one, where there are any: names with their keys, or keys
     alone, up to 1024 of 8 to 512 characters each, and better 16 or more. Kept as a tuple of
     `ApiKey`, from which nobody reads a key."""
+    operators: Sequence[str] = ()
+    """Names of `api_keys` whose holders may see `/metrics`, `/live` and `/trace`, which show the
+    requests of all keys together; up to 1024. None: where there is one key, its holder, and nobody
+    where there are several. Without keys everybody may."""
     open_paths: Sequence[str] = ("/health", "/ready")
     """That need no key: those which load balancers ask, and which say nothing of who asks for what.
     Up to 16, as they are written in a URL."""
@@ -115,6 +119,7 @@ _RULES: dict[str, Rule[Any]] = {
     "max_stops": integer(0, 16),
     "max_tools": integer(0, 1024),
     "max_schema_bytes": integer(2, 131_072),
+    "operators": sequence(text(1, 64), MAX_KEYS),
     "open_paths": sequence(text(1, 256), 16),
     "allowed_hosts": sequence(text(1, 256), 256),
     "allowed_origins": sequence(text(1, 300), 256),

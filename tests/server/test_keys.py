@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError
 from aioserve.server import ServerSettings
+from aioserve.server.app import PAGE_ENDPOINTS
 from aioserve.server.errors import ApiError
+from aioserve.server.guards import guards_of
 from aioserve.server.guards.arrival import Arrival
-from aioserve.server.guards.keys import KeyGuard
+from aioserve.server.guards.keys import OPERATOR_PATHS, KeyGuard
 from aioserve.server.keys import MAX_KEYS, keys_of
 from aioserve.server.page import PAGE_PATHS
 from aioserve.server.record import CallRecord
@@ -58,7 +60,57 @@ async def test_every_route_needs_a_key_and_says_so_in_the_shape_of_its_api() -> 
             assert (await client.post(path)).status_code == 401
         for headers in ({"authorization": f"bearer {ALICE}"}, {"x-api-key": BOB}):
             assert (await client.get("/v1/models", headers=headers)).status_code == 200
-            assert (await client.get("/metrics", headers=headers)).status_code == 200
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("keys", "operators", "seen_by"),
+    [
+        (KEYS, (), ()),
+        (KEYS, ("bob",), ("bob",)),
+        (KEYS, ("bob", "alice"), ("alice", "bob")),
+        ({"bob": BOB}, (), ("bob",)),  # who is everybody
+        ({}, (), ("alice", "bob", "nobody")),
+    ],
+)
+async def test_what_shows_the_requests_of_all_keys_is_for_operators(
+    keys: dict[str, str], operators: tuple[str, ...], seen_by: tuple[str, ...]
+) -> None:
+    settings = ServerSettings(api_keys=keys, operators=operators)
+    async with served(settings, num_pages=64) as (_, client):
+        for path in ("/metrics", "/live/now", "/trace", "/live"):
+            for name, key in {**KEYS, "nobody": "wrong-key-of-nobody"}.items():
+                headers = {"x-api-key": key}
+                for method in ("GET", "HEAD") if path == "/metrics" else ("GET",):
+                    async with client.stream(method, path, headers=headers) as answer:
+                        if name in seen_by:
+                            assert answer.status_code == 200, (path, name)
+                        else:
+                            assert answer.status_code == (403 if name in keys else 401)
+                            text = (await answer.aread()).decode()
+                            assert "alice" not in text or name == "alice"
+                            assert method == "HEAD" or "aioserve_requests" not in text
+
+
+@pytest.mark.asyncio
+async def test_a_path_that_an_operator_opens_is_open() -> None:
+    settings = ServerSettings(api_keys=KEYS, open_paths=["/metrics"])
+    async with served(settings, num_pages=64) as (_, client):
+        assert (await client.get("/metrics")).status_code == 200
+        assert (await client.get("/trace", headers={"x-api-key": BOB})).status_code == 403
+
+
+@pytest.mark.parametrize("keys", [KEYS, {}])
+def test_operators_are_names_of_keys(keys: dict[str, str]) -> None:
+    settings = ServerSettings(api_keys=keys, operators=["alice", "carol"])
+    with pytest.raises(ConfigError, match="operators must be names of api_keys") as caught:
+        guards_of(settings)
+    assert caught.value.argument == "operators"
+
+
+def test_every_page_of_operators_is_one_of_the_app() -> None:
+    shown = {endpoint.path for endpoint in PAGE_ENDPOINTS} | {"/metrics"}
+    assert shown == OPERATOR_PATHS
 
 
 @given(

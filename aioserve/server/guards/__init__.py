@@ -26,5 +26,5 @@ def guards_of(settings: ServerSettings, open_paths: Iterable[str] = ()) -> Seque
         HostGuard(settings.allowed_hosts),
         OriginGuard(settings.allowed_origins),
         QueryGuard(),
-        KeyGuard(settings.keys, {*settings.open_paths, *open_paths}),
+        KeyGuard(settings.keys, {*settings.open_paths, *open_paths}, settings.operators),
     )

@@ -109,8 +109,9 @@ async function listen() {
       for await (const data of events(response)) take(JSON.parse(data));
       if ($("state").textContent === "open") state("reconnecting");
     } catch (error) {
-      state(error.status === 401 ? "wants a key" : "reconnecting");
-      if (error.status === 401) {
+      const wanted = { 401: "wants a key", 403: "wants an operator's key" }[error.status];
+      state(wanted ?? "reconnecting");
+      if (wanted !== undefined) {
         await keyTyped();
         continue;
       }
