@@ -12,7 +12,8 @@
 `openai/` and `anthropic/` are bodies, answers and errors as each API writes them, `answers/` is
 what they share: tools and forms, limits, the pieces of answers. `app` lists the endpoints, `served`
 is what each handler is given, `running` and `draining` are the life of a server, `connections` and
-`outgoing` what it keeps of HTTP/1.1 whatever clients do. Knows the engine by its public methods alone: neither the scheduler nor tensors.
+`outgoing` are its half of HTTP/1.1, whatever clients do. Knows the engine by its public methods
+alone: neither the scheduler nor tensors.
 """
 
 from __future__ import annotations

@@ -172,9 +172,7 @@ async def test_a_head_at_the_limit_is_answered_and_the_next_on_the_same_connecti
         (b"host: localhost\r\nx-api-key: %b\r\n" % KEY.encode(), b"host: evil.example\r\n", b"200"),
     ],
 )
-async def test_trailers_are_no_headers(
-    head: bytes, trailer: bytes, status: bytes, parser: str
-) -> None:
+async def test_trailers_are_no_headers(head: bytes, trailer: bytes, status: bytes) -> None:
     begin = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\n" + head
     chunked = b"transfer-encoding: chunked\r\n\r\n"
     async with (
@@ -183,7 +181,6 @@ async def test_trailers_are_no_headers(
     ):
         writer.write(begin + chunked + CHUNK + b"0\r\n" + trailer + b"\r\n")
         found = (await reader.readline()).split()[1]
-    # h11 itself wants a host, and says 400 as well.
     assert found == status
 
 
@@ -351,6 +348,37 @@ async def test_nothing_behind_a_refused_body_is_a_request() -> None:
         writer.write(b"x" * 10 + second)
         writer.write_eof()
         assert b"HTTP/1.1" not in await said(reader)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_nothing_behind_an_upgrade_is_a_request(at_once: bool) -> None:
+    """httptools takes the body for another protocol's, and what comes then for a request."""
+    second = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
+    async with fake() as (_, server), connected(server) as (reader, writer):
+        writer.write(HEAD + upgrade + b"content-length: %d\r\n\r\n" % len(second))
+        if not at_once:
+            await asyncio.sleep(0.05)
+        writer.write(second)
+        writer.write_eof()
+        answer = await said(reader)
+    assert answer.count(b"HTTP/1.1") <= 1
+    assert b'"version"' not in answer
+
+
+async def test_a_client_that_waits_to_send_is_refused_and_one_that_may_send_is_not() -> None:
+    expects = HEAD + b"expect: 100-continue\r\n"
+    async with fake(ServerSettings(max_body_bytes=1024)) as (_, server):
+        async with connected(server) as (reader, writer):
+            writer.write(expects + b"content-length: 1025\r\n\r\n")
+            answer = await said(reader)
+            assert answer.split()[1] == b"413"
+            assert b"connection: close\r\n" in answer
+        async with connected(server) as (reader, writer):
+            writer.write(expects + b"content-length: %d\r\n\r\n" % len(BODY))
+            assert (await reader.readuntil(b"\r\n\r\n")).split()[1] == b"100"
+            writer.write(BODY)
+            assert (await reader.readline()).split()[1] == b"200"
 
 
 async def test_a_refused_call_whose_body_is_there_keeps_its_connection() -> None:
