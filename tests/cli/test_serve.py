@@ -248,6 +248,8 @@ def test_a_host_that_others_can_reach_needs_a_key(aioserve_here: Run, host: str)
         (["--uds", "/dev/null"], "file of another kind"),
         (["--uds", "/tmp/x", "--port", "1"], "--port: port has no effect"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["--api-key", "a=key-of-some-length", "--operators", "b"], "operators must be names"),
+        (["--operators", "b"], "operators must be names of api_keys, which are none"),
     ],
 )
 def test_a_mistake_is_one_line(aioserve_here: Run, arguments: list[str], named: str) -> None:
