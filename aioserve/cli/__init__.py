@@ -16,12 +16,12 @@ import sys
 from contextlib import suppress
 from importlib import metadata
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError
 
 from aioserve.cli._interrupts import EXIT_INTERRUPTED, Ended, leave_at_once
 from aioserve.cli._numbers import check_numbers
 from aioserve.cli._streams import discard_unwritten, one_line, open_streams
-from aioserve.cli._surplus import surplus
+from aioserve.cli._usage import explained
 from aioserve.errors import (
     AioserveError,
     ConfigError,
@@ -44,11 +44,35 @@ app: App = App(
     result_action="return_value",
     config=check_numbers,
 )
-app.command("aioserve.cli.run:run", name="run", help="Stream one answer to stdout.", sort_key=1)
-app.command("aioserve.cli.chat:chat", name="chat", help="Talk to a model in turns.", sort_key=2)
+app.command(
+    "aioserve.cli.run:run",
+    name="run",
+    help="Stream one completion to stdout; without a prompt, talk to the model in turns.",
+    usage="Usage: aioserve run MODEL [PROMPT] [OPTIONS]",
+    sort_key=1,
+)
+app.command(
+    "aioserve.cli.chat:chat",
+    name="chat",
+    help="Talk to a model in turns.",
+    usage="Usage: aioserve chat [MODEL] [OPTIONS]",
+    sort_key=2,
+)
 app.command("aioserve.cli.bench:app", name="bench", help="Measure the engine.", sort_key=3)
-app.command("aioserve.cli.doctor:doctor", name="doctor", help="Show what was found.", sort_key=4)
-app.command("aioserve.cli.plan:plan", name="plan", help="Show how many requests fit.", sort_key=5)
+app.command(
+    "aioserve.cli.doctor:doctor",
+    name="doctor",
+    help="Show what was found.",
+    usage="Usage: aioserve doctor [MODEL] [OPTIONS]",
+    sort_key=4,
+)
+app.command(
+    "aioserve.cli.plan:plan",
+    name="plan",
+    help="Show how many requests fit.",
+    usage="Usage: aioserve plan MODEL [OPTIONS]",
+    sort_key=5,
+)
 app.command(
     "aioserve.cli.simulate:simulate", name="simulate", help="Try policies on a trace.", sort_key=6
 )
@@ -59,6 +83,7 @@ app.command(
     "aioserve.cli.calibrate:calibrate",
     name="calibrate",
     help="Measure what steps take here.",
+    usage="Usage: aioserve calibrate [MODEL] --output FILE [OPTIONS]",
     sort_key=7,
 )
 app.command(
@@ -73,6 +98,7 @@ app.command(
     the TOML file (page_size in its table [engine]). A flag goes before a variable, and that before
     the file. SIGTERM and Ctrl-C let the answers that have begun end; the second one ends at once.
     """,
+    usage="Usage: aioserve serve [MODEL] [OPTIONS]",
     sort_key=3,
 )
 
@@ -104,10 +130,9 @@ def _run(arguments: list[str]) -> int:
         if isinstance(leaving.__context__, BrokenPipeError):  # rich found it
             return EXIT_BROKEN_PIPE
         raise
-    except UnusedCliTokensError as error:
-        return _report(surplus(error), EXIT_USAGE)
+    except CycloptsError as error:
+        return _report(explained(error), EXIT_USAGE)
     except (
-        CycloptsError,
         InvalidRequestError,
         ConfigError,
         ModelNotFoundError,

@@ -25,9 +25,6 @@ MAX_PROMPT_TOKENS = 10_000_000
 class BenchOptions(DeviceOptions):
     """What to run."""
 
-    model: str = "random:30m"
-    """A model directory, embedded model or hub id; or random:30m, random:0.6b, a Qwen3 with random
-    weights that is written to the user's cache directory once."""
     num_prompts: int = 32
     """Requests in all."""
     input_len: int = 128

@@ -20,7 +20,7 @@ import numpy as np
 
 from aioserve.cli._engine import Listeners, start_bars
 from aioserve.cli._interrupts import leaving_at_once
-from aioserve.cli.random_models import model_or_random
+from aioserve.cli._models import local_model
 from aioserve.errors import ConfigError
 from aioserve.request import SamplingParams
 from aioserve.simulation.calibration import StepSample
@@ -176,7 +176,7 @@ async def recorded_engine(model: str, **options: Any) -> AsyncIterator[tuple[Eng
     """
     from aioserve import Engine
 
-    path = model_or_random(model)
+    path = local_model(model)
     with leaving_at_once(), start_bars(model) as listeners:
         recorder = Recorder(path, listeners)
         engine = Engine(recorder, **options)

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioserve.cli._interrupts import leaving_at_once
-from aioserve.cli.random_models import model_or_random
+from aioserve.cli._models import local_model
 
 if TYPE_CHECKING:
     from aioserve import Engine, SamplingParams, SchedulingPolicy
@@ -66,12 +66,12 @@ async def open_engine(
 ) -> AsyncIterator[Engine]:
     """A started engine; while it starts, bars on stderr when that is a terminal.
 
-    `model` may also be a `random:SHAPE`, see `random_models.py`. `on_start` is told what the start
-    took, without the writing of such a model.
+    `model` is what `local_model` takes. `on_start` is told what the start took, without the writing
+    or the download of a model.
     """
     from aioserve import Engine
 
-    path = model_or_random(model)
+    path = local_model(model)
     async with AsyncExitStack() as stack:
         with leaving_at_once(), start_bars(model) as listeners:
             engine = Engine(path, **listeners._asdict(), **options)

@@ -73,7 +73,7 @@ def random_prompts(
 
 
 async def measure(
-    options: BenchOptions, policy: str | SchedulingPolicy, concurrency: int
+    model: str, options: BenchOptions, policy: str | SchedulingPolicy, concurrency: int
 ) -> dict[str, Any]:
     """Run the requests, at most `concurrency` at once; JSON-ready results.
 
@@ -82,7 +82,7 @@ async def measure(
     """
     starts: list[Start] = []
     async with open_engine(
-        options.model,
+        model,
         on_start=starts.append,
         **options.of_engine(),
         dtype=options.dtype,
@@ -102,7 +102,7 @@ async def measure(
         if length + options.output_len > engine.limits.max_model_len:
             raise ConfigError(
                 f"input_len + output_len must be at most max_model_len = "
-                f"{engine.limits.max_model_len} of {Path(options.model).name}, "
+                f"{engine.limits.max_model_len} of {Path(model).name}, "
                 f"got {length} + {options.output_len}"
             )
         # The first request pays for what is built once: thread pool, kernels' choice, page faults.
@@ -122,7 +122,7 @@ async def measure(
         facts = engine.dump()["model"]
         machine = compute_facts() | {name: facts[name] for name in ("device", "dtype")}
     return {
-        "model": options.model,
+        "model": model,
         "options": dataclasses.asdict(options),
         "concurrency": concurrency,
         "machine": machine,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aioserve.execution.cuda_driver import Card
 
-__all__ = ["compute_facts", "device_facts", "everything"]
+__all__ = ["compute_facts", "device_facts", "everything", "facts_of_model"]
 
 Facts = dict[str, Any]
 
@@ -39,6 +39,38 @@ def everything() -> dict[str, Facts]:
         "model": _embedded_model,
     }
     return {name: _guarded(probe) for name, probe in probes.items()}
+
+
+def facts_of_model(name: str) -> Facts:
+    """Where a model is, and what its files say. What is wrong with them is a fact, too; raises
+    `ModelNotFoundError` where there is no such model."""
+    from aioserve.models.resolve import resolve
+
+    path = resolve(name)
+    return {"name": name, "path": str(path)} | _guarded(lambda: _model_files(path))
+
+
+def _model_files(path: Path) -> Facts:
+    from aioserve.capacity.models import count_parameters
+    from aioserve.models.config import DecoderConfig
+
+    config = DecoderConfig.from_directory(path)
+    weights = [file.stat().st_size for file in path.glob("*.safetensors")]
+    return {
+        "architecture": config.architecture,
+        "dtype": config.dtype,
+        "parameters": count_parameters(config).total,
+        "weight_files": len(weights),
+        "weights_gib": _gib(sum(weights)),
+        "tokenizer": (path / "tokenizer.json").is_file(),
+        "chat_template": _has_chat_template(path),
+    }
+
+
+def _has_chat_template(path: Path) -> bool:
+    from aioserve.text.chat import ChatTemplate
+
+    return ChatTemplate.from_directory(path) is not None
 
 
 def compute_facts() -> Facts:

@@ -1,4 +1,4 @@
-"""`aioserve bench throughput|latency`: random prompts through one engine in this process.
+"""`aioserve bench throughput|latency MODEL`: random prompts through one engine in this process.
 
 Prints a table, JSON, or both; the measuring itself is in `_load.py`.
 """
@@ -10,9 +10,9 @@ import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from aioserve.arguments import counted
 from aioserve.cli._bench_options import BenchOptions
@@ -36,26 +36,36 @@ SPREAD = ("mean", "p50", "p90", "p99")
 app: App = App(name="bench", help="Measure the engine with random prompts.")
 
 
+Model = Annotated[
+    str,
+    Parameter(
+        help="A model directory, an embedded model (pyhelp), or a hub id, which is downloaded where "
+        "it isn't in the local cache; or random:30m, random:0.6b, a Qwen3 with random weights that "
+        "is written to the user's cache directory once."
+    ),
+]
+
+
 @app.command
-def throughput(options: BenchOptions | None = None) -> None:
+def throughput(model: Model = "random:30m", /, *, options: BenchOptions | None = None) -> None:
     """Requests and tokens per second, with all requests submitted as early as possible."""
-    _bench("throughput", options or BenchOptions())
+    _bench("throughput", model, options or BenchOptions())
 
 
 @app.command
-def latency(options: BenchOptions | None = None) -> None:
+def latency(model: Model = "random:30m", /, *, options: BenchOptions | None = None) -> None:
     """Time to first token, time per output token and whole answers, one request at a time."""
-    _bench("latency", options or BenchOptions())
+    _bench("latency", model, options or BenchOptions())
 
 
-def _bench(kind: str, options: BenchOptions) -> None:
+def _bench(kind: str, model: str, options: BenchOptions) -> None:
     options.check()
     from aioserve.cli._load import measure
 
     concurrency = options.concurrency or (options.num_prompts if kind == "throughput" else 1)
     with redirect_stdout(sys.stderr):  # what a policy prints is no result
         policy = chosen_policy(options.policy)
-        result = {"kind": kind} | asyncio.run(measure(options, policy, concurrency))
+        result = {"kind": kind} | asyncio.run(measure(model, options, policy, concurrency))
     text = json.dumps(result, indent=2)
     if options.json == "-":
         print(text)

@@ -1,4 +1,4 @@
-"""`aioserve chat`: a conversation in the terminal.
+"""`aioserve chat MODEL`: a conversation in the terminal.
 
 Ctrl-C stops an answer that is being written and keeps what was said; at the prompt it leaves, as
 Ctrl-D does.
@@ -7,6 +7,7 @@ Ctrl-D does.
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 from contextlib import AbstractAsyncContextManager
@@ -23,7 +24,7 @@ from aioserve.request import SamplingParams
 if TYPE_CHECKING:
     from aioserve import Engine
 
-__all__ = ["chat"]
+__all__ = ["chat", "converse"]
 
 HELP = """\
 /reset        forget the conversation
@@ -33,8 +34,9 @@ HELP = """\
 
 
 def chat(
-    *,
     model: str = "pyhelp",
+    /,
+    *,
     system: str | None = None,
     chat_template: str | None = None,
     max_tokens: int | None = None,
@@ -48,7 +50,8 @@ def chat(
     """Talk to a model in turns; /help lists the commands.
 
     Args:
-        model: A model directory, an embedded model, or a hub id in the local cache.
+        model: A model directory, an embedded model (pyhelp), or a hub id, which is downloaded where
+            it isn't in the local cache.
         system: The system message.
         max_tokens: End each answer after this many tokens.
         temperature: 0 always takes the most likely token; higher is more random.
@@ -74,21 +77,26 @@ def chat(
         chat_template=chat_template,
         **(on or DeviceOptions()).of_engine(),
     )
-    asyncio.run(_chat(model, opening, system, given))
+    asyncio.run(converse(model, opening, system, given))
 
 
-async def _chat(
+async def converse(
     model: str,
     opening: AbstractAsyncContextManager[Engine],
     system: str | None,
     given: dict[str, Any],
 ) -> None:
+    """Answer lines until there are no more. `given` are sampling parameters by name.
+
+    Raises `InvalidRequestError` for a model without a chat template.
+    """
     with LinePrompt() as prompt:
         async with opening as engine:
             engine.tokenizer  # noqa: B018  # raises for a model without one, which has no template
             if not engine.has_chat_template:
                 raise InvalidRequestError(
-                    f"{model} has no chat template; use `aioserve run`",
+                    f"{model} has no chat template: type a prompt behind it, as in "
+                    f"aioserve run {shlex.quote(model)} \"...\"",
                     argument="model",
                     value=model,
                 )

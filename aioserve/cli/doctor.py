@@ -1,4 +1,5 @@
-"""`aioserve doctor`: what was found on this machine. What is missing is no error."""
+"""`aioserve doctor [MODEL]`: what was found on this machine. What is missing is no error, but for
+the model that is named."""
 
 from __future__ import annotations
 
@@ -10,16 +11,19 @@ from aioserve.cli._interrupts import leaving_at_once
 __all__ = ["doctor"]
 
 
-def doctor(*, json: bool = False) -> None:
+def doctor(model: str | None = None, /, *, json: bool = False) -> None:
     """Show what was found: instruction sets, threads, torch, packages for GPUs, policies, models.
 
     Args:
+        model: Show whether this model can be run, too: a model directory, an embedded model, or a
+            hub id in the local cache.
         json: Print JSON instead of a table.
     """
-    from aioserve.cli._machine import everything
+    from aioserve.cli._machine import everything, facts_of_model
 
     with leaving_at_once():
-        sections = everything()
+        sections = {} if model is None else {"model asked for": facts_of_model(model)}
+        sections = everything() | sections
     if json:
         print(json_module.dumps(sections, indent=2))
         return

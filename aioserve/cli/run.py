@@ -1,4 +1,6 @@
-"""`aioserve run "PROMPT"`: one answer, token by token, on stdout; counts and speed on stderr."""
+"""`aioserve run MODEL "PROMPT"`: one completion, token by token, on stdout; counts and speed on
+stderr. Without a prompt it is read from stdin, or, where that is a terminal, a chat begins.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from cyclopts import Parameter
 
 from aioserve.cli._device_options import DeviceOptions
 from aioserve.cli._engine import open_engine, print_start, sampling_params, summary_line
+from aioserve.cli._models import check_model
 from aioserve.cli._streams import read_prompt
+from aioserve.cli.chat import converse
 from aioserve.errors import InvalidPromptError, InvalidRequestError
 from aioserve.request import SamplingParams
 
@@ -22,10 +26,10 @@ __all__ = ["run"]
 
 
 def run(
-    prompt: str,
+    model: str,
+    prompt: str | None = None,
     /,
     *,
-    model: str = "pyhelp",
     max_tokens: int | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
@@ -38,13 +42,15 @@ def run(
     on: DeviceOptions | None = None,
     verbose: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Stream one answer to stdout.
+    """Stream one completion to stdout; without a prompt, talk to the model in turns.
 
     Options that are not given come from the model's generation_config.json.
 
     Args:
-        prompt: What to answer or complete; "-" reads it from stdin.
-        model: A model directory, an embedded model, a hub id in the local cache, or random:30m.
+        model: A model directory, an embedded model (pyhelp), random:30m, or a hub id, which is
+            downloaded where it isn't in the local cache.
+        prompt: What to answer or complete; "-" reads it from stdin. Not given: stdin, or a
+            conversation where stdin is a terminal. One that begins with a hyphen comes after "--".
         max_tokens: End after this many tokens.
         temperature: 0 always takes the most likely token; higher is more random.
         top_p: Sample from the smallest set of tokens with this probability in sum.
@@ -77,16 +83,29 @@ def run(
             "--chat-template has no effect with --raw: leave one of them out",
             argument="chat_template",
         )
-    text = read_prompt() if prompt == "-" else prompt
-    if not text:
-        raise InvalidPromptError("the prompt must not be empty")
+    check_model(model, prompt)
     opening = open_engine(
         model,
         on_start=print_start if verbose else None,
         chat_template=chat_template,
         **(on or DeviceOptions()).of_engine(),
     )
-    asyncio.run(_stream(text, opening, given, chat=chat, system=system))
+    if prompt is None and sys.stdin.isatty():
+        if chat is False:
+            raise InvalidRequestError("--raw needs a prompt", argument="prompt")
+        asyncio.run(converse(model, opening, system, given))
+        return
+    asyncio.run(_stream(_text(prompt), opening, given, chat=chat, system=system))
+
+
+def _text(prompt: str | None) -> str:
+    """The prompt itself, or what is on stdin."""
+    is_read = prompt is None or prompt == "-"
+    text = read_prompt() if is_read else prompt
+    if not text:
+        where = "the prompt on stdin" if is_read else "the prompt"
+        raise InvalidPromptError(f"{where} must not be empty")
+    return text
 
 
 async def _stream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -9,9 +10,17 @@ from pathlib import Path
 from aioserve import assets
 from aioserve.errors import ModelNotFoundError
 
-__all__ = ["expanded", "resolve"]
+__all__ = ["INSTALL_HUB", "OTHER_FILES", "WANTED_FILES", "expanded", "like_embedded", "resolve"]
+
+WANTED_FILES = ("*.json", "*.jinja", "*.model", "*.safetensors")
+"""Patterns of the files of a hub repository that a model may be read from."""
+OTHER_FILES = ("*/*", "consolidated*.safetensors")
+"""Patterns of files that match these too, and that no model is read from: other formats have
+folders of their own, and a second copy of the weights a name of its own."""
+INSTALL_HUB = "pip install 'aioserve[hub]'"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
+_LEAST_LIKENESS = 0.7
 _MOST_NAME_CHARS = 300  # that a message shows
 
 
@@ -19,7 +28,8 @@ def resolve(name: str | Path) -> Path:
     """The directory of the model `name`: tried as a path, an embedded model and a Hugging Face id.
 
     Ids are looked up in huggingface_hub's local cache, where that library is installed; nothing is
-    downloaded. Raises `ModelNotFoundError` naming everything that was tried.
+    downloaded. Raises `ModelNotFoundError` naming everything that was tried, or that it is a GGUF
+    file, which isn't supported.
     """
     if name == "":
         raise ModelNotFoundError("a model must be named, got an empty string")
@@ -27,19 +37,32 @@ def resolve(name: str | Path) -> Path:
     path = expanded(name)
     if os.path.isfile(path / "config.json"):
         return path
+    if (gguf := _gguf_file(path)) is not None:
+        raise ModelNotFoundError(
+            f"{_printable(gguf)}: GGUF files are not supported; a model is a directory with "
+            "config.json and .safetensors files, as Hugging Face has them"
+        )
     tried = [f"no directory {_printable(path)}"]
     if os.path.isdir(path):
         tried = [f"the directory {_printable(path)} has no config.json that can be read"]
     if isinstance(name, str):
         if (embedded := assets.model_path(name)) is not None:
             return embedded
-        tried.append(f"no embedded model of that name (there is {_listed(assets.EMBEDDED_MODELS)})")
+        near = like_embedded(name)
+        hint = f"did you mean {near}?" if near else f"there is {_listed(assets.EMBEDDED_MODELS)}"
+        tried.append(f"no embedded model of that name ({hint})")
         if _HUB_ID.fullmatch(name):
             found = _from_hub_cache(name)
             if isinstance(found, Path):
                 return found
             tried.append(found)
     raise ModelNotFoundError(f"model {_short(name)!r} not found: {'; '.join(tried)}")
+
+
+def like_embedded(name: str) -> str | None:
+    """The embedded model whose name `name` may be a slip of."""
+    near = difflib.get_close_matches(name.lower(), assets.EMBEDDED_MODELS, 1, _LEAST_LIKENESS)
+    return near[0] if near else None
 
 
 def expanded(name: str | Path) -> Path:
@@ -53,15 +76,33 @@ def expanded(name: str | Path) -> Path:
         raise ModelNotFoundError(f"model {_short(name)!r} not found: {error}") from error
 
 
+def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a path names, or the first one of a directory of them."""
+    try:
+        if path.suffix.lower() == ".gguf":
+            return path if os.path.isfile(path) else None
+        if os.path.isdir(path):
+            return min((one for one in path.iterdir() if one.suffix.lower() == ".gguf"), default=None)
+    except OSError:
+        pass  # a folder that can't be read
+    return None
+
+
 def _from_hub_cache(hub_id: str) -> Path | str:
     """The cached snapshot, or why there is none."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ImportError:
-        return "huggingface_hub is not installed, so its cache was not searched"
+        return f"huggingface_hub is not installed, so its cache was not searched ({INSTALL_HUB})"
     try:
-        snapshot = huggingface_hub.snapshot_download(hub_id, local_files_only=True)
+        # With the patterns of the download: a snapshot without the other files is complete.
+        snapshot = huggingface_hub.snapshot_download(
+            hub_id,
+            local_files_only=True,
+            allow_patterns=list(WANTED_FILES),
+            ignore_patterns=list(OTHER_FILES),
+        )
     except HFValidationError:
         return "no Hugging Face id"
     except LocalEntryNotFoundError:

@@ -143,7 +143,7 @@ class PluginRegistry:
         offer = self._offer(PolicySpec, name)
         if offer is None:
             raise UnknownPolicyError(
-                f"no scheduling policy {shown(name)}; {self._known(self.policies)}",
+                f"no scheduling policy {shown(name)}; {self._known(name, self.policies)}",
                 name=name,
                 known=sorted(self.policies),
             )
@@ -166,7 +166,7 @@ class PluginRegistry:
             return name
         offer = self._offer(EvictionSpec, name)
         if offer is None:
-            known = self._known([*EVICTION_STRATEGIES, *self.evictions])
+            known = self._known(name, [*EVICTION_STRATEGIES, *self.evictions])
             raise ConfigError(f"eviction: no strategy {shown(name)}; {known}")
         return GuardedStrategy(_made(offer, options), offer.label)
 
@@ -182,7 +182,7 @@ class PluginRegistry:
         name, options = split_name(text)
         offer = self._offer(LogitsProcessorSpec, name)
         if offer is None:
-            known = self._known(self.logits_processors)
+            known = self._known(name, self.logits_processors)
             raise ConfigError(f"no logits processor {shown(name)}; {known}")
         _made(offer, options)
         return ProcessorMaker(offer.label, lambda: _made(offer, options))
@@ -223,9 +223,12 @@ class PluginRegistry:
                 raise PluginError(f"{kind} {name!r} can't be loaded: {broken}") from broken.cause
         return self._offers[kind].get(name)
 
-    def _known(self, names: Iterable[str]) -> str:
-        known = ", ".join(sorted(names))
-        text = f"there are: {known}" if known else "none is installed"
+    def _known(self, name: str, names: Iterable[str]) -> str:
+        """The nearest of the names, where one is near to `name`, and all that there are."""
+        known = sorted(names)
+        near = get_close_matches(name.replace("-", "_").lower(), known, 1)
+        meant = f"did you mean {near[0]}? There" if near else "there"
+        text = f"{meant} are: {', '.join(known)}" if known else "none is installed"
         if self.off:
             text += f"; AIOSERVE_PLUGINS leaves out: {', '.join(p.name for p in self.off)}"
         if self.broken:

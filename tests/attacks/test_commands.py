@@ -18,13 +18,13 @@ VERBS = {
     "help": ("--help",),
     "version": ("--version",),
     "help of a verb": ("simulate", "--help"),
-    "run": ("run", "hello", "--max-tokens", "2"),
+    "run": ("run", "pyhelp", "hello", "--max-tokens", "2"),
     "chat": ("chat", "--max-tokens", "2"),
     "doctor": ("doctor",),
     "plan": ("plan", "llama-3-8b"),
     "simulate": ("simulate", "--synthetic", "bursts", "--num-requests", "3"),
     "plugins": ("plugins",),
-    "bench": ("bench", "throughput", "--model", "pyhelp", *SHORT),
+    "bench": ("bench", "throughput", "pyhelp", *SHORT),
 }
 EVERY_VERB = pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
 
@@ -102,7 +102,7 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...]) -> None:
     assert done.stderr == b"aioserve: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.parametrize("words", [VERBS["run"], ("run", "")], ids=["counts", "an error"])
+@pytest.mark.parametrize("words", [VERBS["run"], ("run", "pyhelp", "")], ids=["counts", "an error"])
 def test_what_stderr_cannot_take_is_no_traceback(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = run(words, stderr=full)
@@ -111,7 +111,7 @@ def test_what_stderr_cannot_take_is_no_traceback(words: tuple[str, ...]) -> None
 
 
 def test_a_prompt_that_is_no_text_is_refused() -> None:
-    done = run(("run", "-", "--max-tokens", "1"), input=b"caf\xe9\n")
+    done = run(("run", "pyhelp", "-", "--max-tokens", "1"), input=b"caf\xe9\n")
     assert done.returncode == 2
     assert done.stderr == (
         b"aioserve: the prompt on stdin must be text in utf-8, got byte 0xe9 at offset 3\n"
@@ -130,7 +130,7 @@ def test_a_line_that_is_no_text_is_refused(locale: str) -> None:
 
 def test_a_prompt_without_an_end_is_refused() -> None:
     with open("/dev/zero", "rb") as endless:
-        done = run(("run", "-"), stdin=endless)
+        done = run(("run", "pyhelp", "-"), stdin=endless)
         assert done.returncode == 2
         assert b"at most 16777216 characters" in done.stderr
         done = run(("chat",), stdin=endless)
@@ -139,7 +139,7 @@ def test_a_prompt_without_an_end_is_refused() -> None:
 
 
 def test_words_that_are_no_text_are_an_error_of_one_line() -> None:
-    done = run((b"run", b"hello", b"--model", b"caf\xe9\n\x1b[31m"))
+    done = run((b"run", b"caf\xe9\n\x1b[31m", b"hello"))
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
     assert b"\x1b" not in done.stderr

@@ -75,6 +75,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(directory)
         patch.setenv("XDG_CACHE_HOME", str(directory))
         patch.setattr(Engine, "__aenter__", begin)
+        patch.setattr("aioserve.cli._models.download", begin)
         for shape in SHAPES:  # they are there already
             config = directory / "aioserve/random" / f"qwen3-{shape}" / "config.json"
             config.parent.mkdir(parents=True)
@@ -115,6 +116,9 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     verb = draw(st.sampled_from(VERBS))
     options = options_of(verb)
     words = list(verb)
+    if verb == ("run",):
+        words.append(draw(st.sampled_from(["pyhelp", "random:30m", NO_TEXT]) | values()))
+        words += draw(st.sampled_from([[], ["--"]]))
     if verb[0] in ("run", "plan") or verb[1:] in (("check",), ("new",)):
         words.append(draw(values()))
     if verb == ("calibrate",):
@@ -140,8 +144,14 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(command_lines())
-@example(["run", "x", "--max-tokens", "1.5"])
-@example(["run", "x", "--max-tokens", "0x3"])
+@example(["run", "pyhelp", "x", "--max-tokens", "1.5"])
+@example(["run", "pyhelp", "x", "--max-tokens", "0x3"])
+@example(["run", "What does json.dumps do?"])
+@example(["run", "owner/name", "x"])
+@example(["run", "x" * 5000, "pyhelp"])
+@example(["run", "~nosuchuser"])
+@example(["run", "\ud800"])
+@example(["run"])
 @example(["plan", "llama-3-8b", "--json", "--context", "1" * 13])
 @example(["plugins", "check", "fcfs", "--examples", "9" * 20])
 @example(["bench", "throughput", "--output-len", "1000000", "--num-prompts", "1" * 19])
@@ -153,7 +163,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 @example(["calibrate", "-o", f"{NO_TEXT}/table.json"])
 @example(["plan", NO_TEXT, "--json"])
 @example(["plan", NO_TEXT])
-@example(["bench", "latency", "--model", NO_TEXT])
+@example(["bench", "latency", NO_TEXT])
 def test_fuzz_a_command_line_comes_to_a_documented_end(words: list[str]) -> None:
     output, errors = io.StringIO(), io.StringIO()
     began = time.perf_counter()
@@ -185,7 +195,7 @@ def test_fuzz_a_number_is_plain_or_refused_by_its_option(one: tuple[str, str]) -
     option, value = one
     errors = io.StringIO()
     with redirect_stderr(errors), pytest.raises(SystemExit):
-        main(["run", "x", f"{option}={value}"])
+        main(["run", "pyhelp", "x", f"{option}={value}"])
     text = errors.getvalue()
     digits = value[1:] if value[:1] in ("+", "-") and value[1:] else value
     if option != "--temperature" and not (digits.isascii() and digits.isdigit()):

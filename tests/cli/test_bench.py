@@ -21,7 +21,7 @@ SMALL = ("--num-prompts", 6, "--input-len", 20, "--output-len", 5, "--shared-pre
 
 def test_throughput_prints_json_alone(aioserve_here: Run, tiny_model: Path) -> None:
     options = ("--page-size", 4, "--eviction", "slru", "--json", "-")
-    done = aioserve_here("bench", "throughput", "--model", tiny_model, *SMALL, *options)
+    done = aioserve_here("bench", "throughput", tiny_model, *SMALL, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     rates, seconds = result["throughput"], result["seconds"]
@@ -47,7 +47,7 @@ def test_latency_prints_a_table_and_writes_json(
     options = ("--dtype", "bfloat16", "--page-size", 2, "--no-overlap", "--no-prefix-caching")
     memory = ("--num-host-pages", 8, "--preemption", "swap")
     done = aioserve_here(
-        "bench", "latency", "--model", tiny_model, *SMALL, *options, *memory, "--json", file
+        "bench", "latency", tiny_model, *SMALL, *options, *memory, "--json", file
     )
     assert done.returncode == 0, done.stderr
     for shown in (
@@ -90,11 +90,11 @@ def test_an_answer_that_the_model_cannot_hold_is_refused(
     aioserve_here: Run, tiny_model: Path, kind: str
 ) -> None:
     lengths = ("--input-len", 500, "--num-prompts", 2, "--output-len")
-    done = aioserve_here("bench", kind, "--model", tiny_model, *lengths, 13)
+    done = aioserve_here("bench", kind, tiny_model, *lengths, 13)
     assert (done.returncode, done.stdout) == (2, "")
     message = "input_len + output_len must be at most max_model_len = 512 of tiny, got 500 + 13"
     assert done.stderr == f"aioserve: {message}\n"
-    done = aioserve_here("bench", kind, "--model", tiny_model, *lengths, 12, "--json", "-")
+    done = aioserve_here("bench", kind, tiny_model, *lengths, 12, "--json", "-")
     result = json.loads(done.stdout)
     assert result["answers"] == {"requests": 2, "prompt_tokens": 1000, "output_tokens": 24}
     rate = result["throughput"]["output_tokens_per_second"]
@@ -102,7 +102,7 @@ def test_an_answer_that_the_model_cannot_hold_is_refused(
 
 
 def test_what_no_request_has_is_no_zero(aioserve_here: Run, tiny_model: Path) -> None:
-    arguments = ("bench", "latency", "--model", tiny_model, *SMALL, "--output-len", 1)
+    arguments = ("bench", "latency", tiny_model, *SMALL, "--output-len", 1)
     words = [*map(str, arguments)]
     del words[words.index("--output-len") : words.index("--output-len") + 2]  # the one of SMALL
     result = json.loads(aioserve_here(*words, "--json", "-").stdout)
@@ -128,7 +128,7 @@ def test_what_no_request_has_is_no_zero(aioserve_here: Run, tiny_model: Path) ->
 def test_a_load_beyond_bounds_is_refused_before_the_model_loads(
     aioserve_here: Run, options: tuple[object, ...], message: str
 ) -> None:
-    done = aioserve_here("bench", "throughput", "--model", "/no/such/model", *options)
+    done = aioserve_here("bench", "throughput", "/no/such/model", *options)
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -208,6 +208,6 @@ async def test_the_ticker_sees_a_blocked_loop() -> None:
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     aioserve_here: Run, tiny_model: Path, tmp_path: Path
 ) -> None:
-    done = aioserve_here("bench", "throughput", "--model", tiny_model, *SMALL, "--json", tmp_path)
+    done = aioserve_here("bench", "throughput", tiny_model, *SMALL, "--json", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "can't be written: Is a directory" in done.stderr

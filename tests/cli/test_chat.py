@@ -69,6 +69,6 @@ def test_questions_may_come_through_a_pipe(aioserve: Run) -> None:
 
 
 def test_a_model_without_a_chat_template_is_refused(aioserve_here: Run, tiny_model: Path) -> None:
-    done = aioserve_here("chat", "--model", tiny_model)
+    done = aioserve_here("chat", tiny_model)
     assert done.returncode == 2
     assert "chat template" in done.stderr

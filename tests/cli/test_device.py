@@ -20,10 +20,10 @@ from tests.cli.terminal import Terminal
 VERBS = [
     pytest.param(words, id=" ".join(words[:2]))
     for words in (
-        ["run", "x", "--model", "pyhelp"],
-        ["chat", "--model", "pyhelp"],
-        ["bench", "throughput", "--model", "pyhelp"],
-        ["bench", "latency", "--model", "pyhelp"],
+        ["run", "pyhelp", "x"],
+        ["chat", "pyhelp"],
+        ["bench", "throughput", "pyhelp"],
+        ["bench", "latency", "pyhelp"],
     )
 ]
 START = r"start [\d.]+ s: (\w+ [\d.]+ s, )+\w+ [\d.]+ s"
@@ -108,11 +108,11 @@ def test_what_the_engine_refuses_is_one_line(
 def test_what_the_start_took_is_told_where_it_is_asked_for(
     aioserve_here: Run, tiny_model: Path
 ) -> None:
-    options = ("--model", tiny_model, "--max-tokens", 1, "--device", "cpu")
-    (start, counts) = aioserve_here("run", "x", *options, "--verbose").stderr.splitlines()
+    options = ("--max-tokens", 1, "--device", "cpu")
+    (start, counts) = aioserve_here("run", tiny_model, "x", *options, "--verbose").stderr.splitlines()
     assert re.fullmatch(rf"\[{START}\]", start)
     assert "weights" in start
-    assert aioserve_here("run", "x", *options).stderr.count("\n") == 1
+    assert aioserve_here("run", tiny_model, "x", *options).stderr.count("\n") == 1
     assert "output tokens" in counts
 
 
@@ -128,7 +128,7 @@ def test_bench_tells_what_the_start_on_a_device_took_and_which_it_was(tiny_model
     load = ["--num-prompts", "1", "--input-len", "2", "--output-len", "1"]
     graphs = ["--device", "cuda", "--graph-sizes", "1"]
     done = subprocess.run(
-        [*command, "--model", str(tiny_model), *load, *graphs, "--json", "-"],
+        [*command, str(tiny_model), *load, *graphs, "--json", "-"],
         capture_output=True,
         text=True,
         timeout=55,
@@ -146,7 +146,7 @@ def test_bench_tells_what_the_start_on_a_device_took_and_which_it_was(tiny_model
 
 @needs_triton
 def test_graphs_that_are_captured_show_on_a_terminal(tiny_model: Path) -> None:
-    words = ["run", "x", "--model", str(tiny_model), "--max-tokens", "1", "--verbose"]
+    words = ["run", str(tiny_model), "x", "--max-tokens", "1", "--verbose"]
     graphs = ["--device", "cuda", "--graph-sizes", "1"]
     with Terminal(*words, *graphs, module="tests.cli.on_host_device", term="xterm") as terminal:
         terminal.expect("loading")

@@ -58,7 +58,7 @@ def test_a_measurement_begins_as_a_server_does(
     kind: str, aioserve: Run, tiny_model: Path, noting: str
 ) -> None:
     sizes = ("--num-prompts", 2, "--input-len", 9, "--output-len", 4)
-    done = aioserve("bench", kind, "--model", tiny_model, *sizes, "--policy", noting)
+    done = aioserve("bench", kind, tiny_model, *sizes, "--policy", noting)
     assert done.returncode == 0, done.stderr
     warms_up, *_, measured = noted()
     assert warms_up == [False, True]

@@ -36,7 +36,7 @@ def test_version_is_shown(aioserve: Run) -> None:
 
 
 def test_an_unknown_option_is_a_usage_error(aioserve: Run) -> None:
-    done = aioserve("run", "hello", "--no-such-option")
+    done = aioserve("run", "pyhelp", "hello", "--no-such-option")
     assert done.returncode == 2
     assert "--no-such-option" in done.stderr
     assert "Traceback" not in done.stderr

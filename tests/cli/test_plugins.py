@@ -300,7 +300,7 @@ def test_a_new_project_is_installed_listed_checked_simulated_and_served(tmp_path
 
     name = "two_classes:short_tokens=64"
     load = ("--num-prompts", 3, "--input-len", 12, "--output-len", 4, "--json", "-")
-    served = aioserve("bench", "throughput", "--model", "pyhelp", "--policy", name, *load)
+    served = aioserve("bench", "throughput", "pyhelp", "--policy", name, *load)
     assert json.loads(served)["options"]["policy"] == name
 
     assert "passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", project)

@@ -58,8 +58,8 @@ DOORS = {
     "simulate": ("simulate", "--synthetic", "bursts", "--num-requests", 9, "--policy"),
     "sweep": ("sweep", "--synthetic", "bursts", "--num-requests", 9, "--jobs", 1, "--policy"),
     "check": ("plugins", "check", "--examples", 20, "--"),
-    "throughput": ("bench", "throughput", "--model", "pyhelp", *LOAD, "--policy"),
-    "latency": ("bench", "latency", "--model", "pyhelp", *LOAD, "--policy"),
+    "throughput": ("bench", "throughput", "pyhelp", *LOAD, "--policy"),
+    "latency": ("bench", "latency", "pyhelp", *LOAD, "--policy"),
     "serve": ("serve", "--port", 0, "--policy"),
 }
 

@@ -19,7 +19,7 @@ COUNTS = re.compile(
 
 
 def test_the_answer_goes_to_stdout_and_the_counts_to_stderr(aioserve: Run) -> None:
-    done = aioserve("run", "What does json.dumps do?", "--max-tokens", 12)
+    done = aioserve("run", "pyhelp", "What does json.dumps do?", "--max-tokens", 12)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     counts = COUNTS.fullmatch(done.stderr.strip())
@@ -29,25 +29,25 @@ def test_the_answer_goes_to_stdout_and_the_counts_to_stderr(aioserve: Run) -> No
 
 def test_a_prompt_of_one_hyphen_is_read_from_stdin(aioserve: Run, aioserve_here: Run) -> None:
     options = ("--raw", "--temperature", 0, "--max-tokens", 8)
-    given = aioserve_here("run", "def fibonacci(n):", *options)
-    piped = aioserve("run", "-", *options, stdin="def fibonacci(n):")
+    given = aioserve_here("run", "pyhelp", "def fibonacci(n):", *options)
+    piped = aioserve("run", "pyhelp", "-", *options, stdin="def fibonacci(n):")
     assert piped.returncode == 0, piped.stderr
     assert piped.stdout == given.stdout
 
 
 def test_a_seed_repeats_a_sampled_answer(aioserve_here: Run, tiny_model: Path) -> None:
-    options = ("--model", tiny_model, "--max-tokens", 12, "--temperature", 1)
+    options = ("--max-tokens", 12, "--temperature", 1)
     first, second, other = (
-        aioserve_here("run", "x", *options, "--seed", s).stdout for s in (1, 1, 2)
+        aioserve_here("run", tiny_model, "x", *options, "--seed", s).stdout for s in (1, 1, 2)
     )
     assert first == second != other
 
 
 def test_a_stop_string_ends_the_answer(aioserve_here: Run) -> None:
     options = ("--raw", "--temperature", 0, "--max-tokens", 24)
-    whole = aioserve_here("run", "import os\n", *options).stdout.rstrip("\n")
+    whole = aioserve_here("run", "pyhelp", "import os\n", *options).stdout.rstrip("\n")
     stop = whole[len(whole) // 2 :][:3]
-    stopped = aioserve_here("run", "import os\n", *options, "--stop", stop)
+    stopped = aioserve_here("run", "pyhelp", "import os\n", *options, "--stop", stop)
     assert stopped.stdout.rstrip("\n") == whole[: whole.index(stop)].rstrip("\n")
     assert stopped.stderr.strip().endswith("stop]")
 
@@ -55,19 +55,19 @@ def test_a_stop_string_ends_the_answer(aioserve_here: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        (["run", "hello", "--model", "/no/such/model"], 2, "/no/such/model"),
-        (["run", ""], 2, "prompt"),
-        (["run", "hello", "--temperature", "-1"], 2, "temperature"),
-        (["run", "hello", "--max-tokens", "0"], 2, "max_tokens"),
-        (["run", "hello", "--raw", "--system", "be brief"], 2, "--system"),
-        (["run", "hello", "--raw", "--chat-template", "x"], 2, "--chat-template"),
-        (["run", "hello", "--chat-template", "/no/such"], 2, "/no/such"),
-        (["run", "x = 1\n" * 20_000, "--raw"], 2, "max_model_len"),
-        (["bench", "throughput", "--model", "random:9t"], 2, "random:9t"),
+        (["run", "/no/such/model", "hello"], 2, "/no/such/model"),
+        (["run", "pyhelp", ""], 2, "prompt"),
+        (["run", "pyhelp", "hello", "--temperature", "-1"], 2, "temperature"),
+        (["run", "pyhelp", "hello", "--max-tokens", "0"], 2, "max_tokens"),
+        (["run", "pyhelp", "hello", "--raw", "--system", "be brief"], 2, "--system"),
+        (["run", "pyhelp", "hello", "--raw", "--chat-template", "x"], 2, "--chat-template"),
+        (["run", "pyhelp", "hello", "--chat-template", "/no/such"], 2, "/no/such"),
+        (["run", "pyhelp", "x = 1\n" * 20_000, "--raw"], 2, "max_model_len"),
+        (["bench", "throughput", "random:9t"], 2, "random:9t"),
         (["bench", "latency", "--json", "/no/such/directory/x"], 2, "/no/such/directory"),
-        (["bench", "latency", "--model", "pyhelp", "--eviction", "mru"], 2, "eviction"),
-        (["bench", "latency", "--model", "pyhelp", "--preemption", "swap"], 2, "num_host_pages"),
-        (["bench", "latency", "--policy", "no-such", "--model", "pyhelp"], 2, "no-such"),
+        (["bench", "latency", "pyhelp", "--eviction", "mru"], 2, "eviction"),
+        (["bench", "latency", "pyhelp", "--preemption", "swap"], 2, "num_host_pages"),
+        (["bench", "latency", "pyhelp", "--policy", "no-such"], 2, "no-such"),
         (["bench", "latency", "--input-len", "4", "--shared-prefix-len", "5"], 2, "input_len=4"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_chat_template_of_a_file_stands_for_the_models_own(
 
 
 def test_a_system_message_needs_a_chat_template(aioserve_here: Run, tiny_model: Path) -> None:
-    done = aioserve_here("run", "hello", "--system", "be brief", "--model", tiny_model)
+    done = aioserve_here("run", tiny_model, "hello", "--system", "be brief")
     assert done.returncode == 2
     assert "chat template" in done.stderr
 
@@ -108,7 +108,7 @@ def test_a_model_without_weights_fails_with_its_own_code(
     for file in tiny_model.iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    done = aioserve_here("run", "hello", "--model", tmp_path)
+    done = aioserve_here("run", tmp_path, "hello")
     assert done.returncode == 1
     assert "safetensors" in done.stderr
     assert "Traceback" not in done.stderr
@@ -116,7 +116,7 @@ def test_a_model_without_weights_fails_with_its_own_code(
 
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "aioserve", "run", "--raw", "import os\n", "--max-tokens", "400"],
+        [sys.executable, "-m", "aioserve", "run", "pyhelp", "--raw", "import os\n", "--max-tokens", "400"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
@@ -131,7 +131,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
 
 
 def test_a_full_disk_is_one_line(tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "aioserve", "run", "x", "--model", str(tiny_model)]
+    command = [sys.executable, "-m", "aioserve", "run", str(tiny_model), "x"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=50)
     assert done.returncode == 1
@@ -139,7 +139,7 @@ def test_a_full_disk_is_one_line(tiny_model: Path) -> None:
 
 
 def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path) -> None:
-    arguments = ("run", "x", "--model", str(tiny_model), "--temperature", "1")
+    arguments = ("run", str(tiny_model), "x", "--temperature", "1")
     with Terminal(*arguments) as terminal:
         terminal.expect(r"\S")
         terminal.send(CTRL_C)
@@ -148,7 +148,7 @@ def test_ctrl_c_ends_the_command_without_a_traceback(tiny_model: Path) -> None:
 
 
 def test_ctrl_c_while_the_model_loads_leaves_at_once(tiny_model: Path) -> None:
-    with Terminal("run", "x", "--model", str(tiny_model), term="xterm") as terminal:
+    with Terminal("run", str(tiny_model), "x", term="xterm") as terminal:
         terminal.expect("loading")
         terminal.send(CTRL_C)
         assert terminal.exit_code() == 130

@@ -52,14 +52,14 @@ def test_they_are_named_with_the_commands_usage(
 
 
 def test_what_a_command_needs_and_what_it_may_have_are_told_apart(aioserve_here: Run) -> None:
-    done = aioserve_here("run", "hello", "world")
+    done = aioserve_here("run", "pyhelp", "hello", "world")
     assert done.stderr == (
-        "aioserve: 'world' is one word too many; usage: aioserve run PROMPT [OPTIONS] "
+        "aioserve: 'world' is one word too many; usage: aioserve run MODEL [PROMPT] [OPTIONS] "
         "(what has spaces in it is written in quotes)\n"
     )
     done = aioserve_here("calibrate", "pyhelp", "b", "-o", "table.json")
     assert "calibrate [MODEL] --output OUTPUT [OPTIONS] (" in done.stderr
-    assert aioserve_here("doctor", "b").stderr.endswith("usage: aioserve doctor [OPTIONS]\n")
+    assert aioserve_here("plugins", "b", "c").stderr.startswith("aioserve: Unknown command")
 
 
 def test_of_a_command_that_has_commands_those_are_told(aioserve_here: Run) -> None:
