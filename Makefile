@@ -56,7 +56,7 @@ PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
-	@$(BIN)/aioserve run "$$PROMPT"
+	@$(BIN)/aioserve run pyhelp -- "$$PROMPT"
 
 test: lint check-install $(FOR_CLIENTS)
 	$(PYTEST_SHARED) -m "not slow and not alone"

@@ -39,7 +39,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What is served, and by which policy."""
 
     model: str = "pyhelp"
-    """A model directory, an embedded model, a hub id in the local cache, or random:30m."""
+    """A model directory, an embedded model, random:30m, or a hub id, which is downloaded where it
+    isn't in the local cache."""
     policy: str = "fcfs"
     """The scheduling policy, or one with options: NAME:OPTION=VALUE,OPTION=VALUE; or a class of
     yours as FILE.py:CLASS."""

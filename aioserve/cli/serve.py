@@ -53,7 +53,8 @@ def serve(
     """Serve a model over HTTP, with the APIs that clients of OpenAI know.
 
     Args:
-        model: A model directory, an embedded model, a hub id in the local cache, or random:30m.
+        model: A model directory, an embedded model (pyhelp), random:30m, or a hub id, which is
+            downloaded where it isn't in the local cache.
         config: A TOML file with the tables [engine] and [server]; AIOSERVE_CONFIG names one too.
         show_config: Print each setting and where it comes from, and serve nothing.
     """
