@@ -39,20 +39,20 @@ app: App = App(name="bench", help="Measure the engine with random prompts.")
 Model = Annotated[
     str,
     Parameter(
-        help="A model directory, an embedded model (pyhelp), or a hub id, which is downloaded where "
-        "it isn't in the local cache; or random:30m, random:0.6b, a Qwen3 with random weights that "
-        "is written to the user's cache directory once."
+        help="A model directory, an embedded model (pyhelp), or a hub id, which is downloaded "
+        "where it isn't in the local cache; or random:30m, random:0.6b, a Qwen3 with random "
+        "weights that is written to the user's cache directory once."
     ),
 ]
 
 
-@app.command
+@app.command(usage="Usage: aioserve bench throughput [MODEL] [OPTIONS]")
 def throughput(model: Model = "random:30m", /, *, options: BenchOptions | None = None) -> None:
     """Requests and tokens per second, with all requests submitted as early as possible."""
     _bench("throughput", model, options or BenchOptions())
 
 
-@app.command
+@app.command(usage="Usage: aioserve bench latency [MODEL] [OPTIONS]")
 def latency(model: Model = "random:30m", /, *, options: BenchOptions | None = None) -> None:
     """Time to first token, time per output token and whole answers, one request at a time."""
     _bench("latency", model, options or BenchOptions())

@@ -96,7 +96,7 @@ async def converse(
             if not engine.has_chat_template:
                 raise InvalidRequestError(
                     f"{model} has no chat template: type a prompt behind it, as in "
-                    f"aioserve run {shlex.quote(model)} \"...\"",
+                    f'aioserve run {shlex.quote(model)} "..."',
                     argument="model",
                     value=model,
                 )

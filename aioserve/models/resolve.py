@@ -82,7 +82,8 @@ def _gguf_file(path: Path) -> Path | None:
         if path.suffix.lower() == ".gguf":
             return path if os.path.isfile(path) else None
         if os.path.isdir(path):
-            return min((one for one in path.iterdir() if one.suffix.lower() == ".gguf"), default=None)
+            files = [one for one in path.iterdir() if one.suffix.lower() == ".gguf"]
+            return min(files, default=None)
     except OSError:
         pass  # a folder that can't be read
     return None

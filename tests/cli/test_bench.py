@@ -46,9 +46,7 @@ def test_latency_prints_a_table_and_writes_json(
     file = tmp_path / "result.json"
     options = ("--dtype", "bfloat16", "--page-size", 2, "--no-overlap", "--no-prefix-caching")
     memory = ("--num-host-pages", 8, "--preemption", "swap")
-    done = aioserve_here(
-        "bench", "latency", tiny_model, *SMALL, *options, *memory, "--json", file
-    )
+    done = aioserve_here("bench", "latency", tiny_model, *SMALL, *options, *memory, "--json", file)
     assert done.returncode == 0, done.stderr
     for shown in (
         "queued",

@@ -109,7 +109,8 @@ def test_what_the_start_took_is_told_where_it_is_asked_for(
     aioserve_here: Run, tiny_model: Path
 ) -> None:
     options = ("--max-tokens", 1, "--device", "cpu")
-    (start, counts) = aioserve_here("run", tiny_model, "x", *options, "--verbose").stderr.splitlines()
+    done = aioserve_here("run", tiny_model, "x", *options, "--verbose")
+    (start, counts) = done.stderr.splitlines()
     assert re.fullmatch(rf"\[{START}\]", start)
     assert "weights" in start
     assert aioserve_here("run", tiny_model, "x", *options).stderr.count("\n") == 1

@@ -53,7 +53,8 @@ def test_an_id_is_downloaded_once_and_without_what_no_engine_reads(
         first = aioserve(*words, HF_ENDPOINT=hub.url)
         assert first.returncode == 0, first.stderr
         line, counts = first.stderr.splitlines()
-        assert line.startswith("downloading made-up/tiny (") and line.endswith(f" from {hub.url}")
+        assert line.startswith("downloading made-up/tiny (")
+        assert line.endswith(f" from {hub.url}")
         assert "output tokens" in counts
         assert snapshot(cache, "made-up/tiny") == {file.name for file in tiny_model.iterdir()}
         hub.asked.clear()
@@ -247,5 +248,3 @@ def test_a_hub_that_hangs_up_is_one_line(cache: Path) -> None:
     assert done.returncode == 1
     assert "can't be reached" in done.stderr
     assert done.stderr.count("\n") == 1
-
-

@@ -115,8 +115,9 @@ def test_a_model_without_weights_fails_with_its_own_code(
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    options = ("--raw", "import os\n", "--max-tokens", "400")
     process = subprocess.Popen(
-        [sys.executable, "-m", "aioserve", "run", "pyhelp", "--raw", "import os\n", "--max-tokens", "400"],
+        [sys.executable, "-m", "aioserve", "run", "pyhelp", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},

@@ -106,6 +106,32 @@ def test_what_cant_be_a_hub_id_isnt_looked_up(name, tmp_path, monkeypatch):
     assert "hf download" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["pyhlep", "PyHelp", "pyhelp2"])
+def test_a_slip_of_an_embedded_models_name_is_told(hub, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ModelNotFoundError, match=r"did you mean pyhelp\?"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "below", "./below/B.GGUF"])
+def test_a_gguf_file_is_told_not_to_be_supported(hub, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    for file in ("a.gguf", "below/B.GGUF"):
+        (tmp_path / file).write_bytes(b"GGUF")
+
+    with pytest.raises(ModelNotFoundError, match="GGUF files are not supported"):
+        resolve(name)
+
+
+def test_a_model_beside_a_gguf_file_is_found(tmp_path):
+    directory = make_model(tmp_path / "model")
+    (directory / "a.gguf").write_bytes(b"GGUF")
+
+    assert resolve(directory) == directory
+
+
 def test_an_id_that_the_hub_library_refuses_is_not_found(hub):
     with pytest.raises(ModelNotFoundError):
         resolve("a--b..c")
@@ -114,5 +140,5 @@ def test_an_id_that_the_hub_library_refuses_is_not_found(hub):
 def test_a_missing_hub_library_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
-    with pytest.raises(ModelNotFoundError, match="huggingface_hub is not installed"):
+    with pytest.raises(ModelNotFoundError, match="huggingface_hub is not installed.*pip install 'aioserve\\[hub\\]'"):
         resolve("org/absent")
