@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aioserve.arguments import counted
 from aioserve.cli._interrupts import leaving_at_once
 from aioserve.cli._models import local_model
 
@@ -127,8 +128,8 @@ def summary_line(usage: Usage, timings: Timings, reason: object) -> str:
     """Counts and speed of one answer; tokens/s is the rate after the first token."""
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     parts = [
-        f"{usage.prompt_tokens} prompt tokens{cached}",
-        f"{usage.completion_tokens} output tokens",
+        f"{counted(usage.prompt_tokens, 'prompt token')}{cached}",
+        counted(usage.completion_tokens, "output token"),
     ]
     if timings.first_token_seconds is not None:
         parts.append(f"first token {timings.first_token_seconds * 1000:.0f} ms")

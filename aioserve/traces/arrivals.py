@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from aioserve.arguments import counted
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
@@ -58,8 +59,8 @@ def with_arrivals(
     times -= times[0] if len(times) else 0.0
     if len(times) and not times[-1] <= MAX_ARRIVAL_SECONDS:
         raise ConfigError(
-            f"rate {rate} makes {len(drawn)} requests take {times[-1]:g} s; they may take at most "
-            f"{MAX_ARRIVAL_SECONDS:g}"
+            f"rate {rate} makes {counted(len(drawn), 'request')} take {times[-1]:g} s; "
+            f"it may be at most {MAX_ARRIVAL_SECONDS:g}"
         )
     made = list(trace)
     for index, seconds in zip(drawn, times.tolist(), strict=True):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from msgspec.structs import replace
 
+from aioserve.arguments import counted
 from aioserve.errors import ConfigError
 from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
@@ -41,8 +42,8 @@ def synthetic_trace(
     # What is drawn may be longer than it is on average, and as good as never a hundred times.
     if not num_requests / rate <= MAX_ARRIVAL_SECONDS / 100:
         raise ConfigError(
-            f"rate {rate} makes {num_requests} requests take {num_requests / rate:g} s; they may "
-            f"take at most {MAX_ARRIVAL_SECONDS / 100:g}"
+            f"rate {rate} makes {counted(num_requests, 'request')} take {num_requests / rate:g} s; "
+            f"it may be at most {MAX_ARRIVAL_SECONDS / 100:g}"
         )
     return WORKLOADS[name](np.random.default_rng(seed), num_requests, rate)
 

@@ -10,7 +10,7 @@ from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
 
 # Close to uniform noise, so that the answer hardly ever ends by itself.
 ENDLESS = ("--temperature", "100", "--seed", "1")
-COUNTS = r"\[\d+ prompt tokens(?: \(\d+ cached\))? · \d+ output tokens .*\]"
+COUNTS = r"\[\d+ prompt tokens?(?: \(\d+ cached\))? · \d+ output tokens? .*\]"
 
 
 def prompt_tokens(counts: str) -> int:

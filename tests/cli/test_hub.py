@@ -55,7 +55,7 @@ def test_an_id_is_downloaded_once_and_without_what_no_engine_reads(
         line, counts = first.stderr.splitlines()
         assert line.startswith("downloading made-up/tiny (")
         assert line.endswith(f" from {hub.url}")
-        assert "output tokens" in counts
+        assert "output token" in counts
         assert snapshot(cache, "made-up/tiny") == {file.name for file in tiny_model.iterdir()}
         hub.asked.clear()
         again = aioserve(*words, HF_ENDPOINT=hub.url)
@@ -205,7 +205,7 @@ def test_a_bar_shows_how_far_a_download_is(cache: Path, files: dict[str, bytes])
         terminal.expect(r"downloading made-up/tiny")
         terminal.expect(r"[1-9][\d.]*/[\d.]+ kB")  # some of it is here, the weights aren't
         hold.set()
-        terminal.expect("output tokens")
+        terminal.expect("output token")
         assert terminal.exit_code() == 0
 
 

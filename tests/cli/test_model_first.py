@@ -86,7 +86,7 @@ def test_what_comes_after_two_hyphens_is_the_prompt(
     monkeypatch.setattr("sys.stdin", io.StringIO("from stdin"))
     done = aioserve_here("run", "pyhelp", "--max-tokens", "1", "--", prompt)
     assert done.returncode == 0, done.stderr
-    assert "1 output tokens" in done.stderr
+    assert "1 output token " in done.stderr
 
 
 def test_a_prompt_that_is_not_given_is_read_from_stdin(
@@ -203,4 +203,4 @@ def test_a_terminal_is_what_stdin_is_and_not_stdout(
     monkeypatch.setattr("sys.stdin", io.StringIO("/exit\n"))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     done = aioserve_here("run", "pyhelp", "--max-tokens", 1)
-    assert "1 output tokens" in done.stderr
+    assert "1 output token " in done.stderr

@@ -64,6 +64,18 @@ def test_a_plan_of_one_page_tells_of_one(aioserve_here: Run) -> None:
     assert "a request of 1 token." in done.stdout
 
 
+def test_a_completion_of_one_token_tells_of_one(aioserve_here: Run) -> None:
+    done = aioserve_here("run", "pyhelp", "--raw", "a", "--max-tokens", 1)
+    assert "[1 prompt token · 1 output token · first token " in done.stderr
+
+
+def test_a_rate_of_which_one_request_takes_too_long_tells_of_one(aioserve_here: Run) -> None:
+    options = ("--synthetic", "bursts", "--num-requests", 1, "--rate", "1e-30")
+    done = aioserve_here("simulate", *options)
+    assert done.returncode == 2
+    assert "makes 1 request take" in done.stderr
+
+
 def test_one_check_is_one(aioserve_here: Run) -> None:
     done = aioserve_here("plugins", "check", "fcfs", "--examples", 1)
     assert done.stdout.endswith("keeps its contract: 1 random example\n")

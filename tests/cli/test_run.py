@@ -14,7 +14,7 @@ from tests.cli.command import Run
 from tests.cli.terminal import CTRL_C, Terminal
 
 COUNTS = re.compile(
-    r"\[\d+ prompt tokens · (\d+) output tokens · first token \d+ ms · [\d.]+ tokens/s · (\w+)\]"
+    r"\[\d+ prompt tokens? · (\d+) output tokens? · first token \d+ ms · [\d.]+ tokens/s · (\w+)\]"
 )
 
 

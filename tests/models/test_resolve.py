@@ -140,5 +140,8 @@ def test_an_id_that_the_hub_library_refuses_is_not_found(hub):
 def test_a_missing_hub_library_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
-    with pytest.raises(ModelNotFoundError, match="huggingface_hub is not installed.*pip install 'aioserve\\[hub\\]'"):
+    with pytest.raises(
+        ModelNotFoundError,
+        match=r"huggingface_hub is not installed.*pip install 'aioserve\[hub\]'",
+    ):
         resolve("org/absent")

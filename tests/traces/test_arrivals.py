@@ -62,7 +62,7 @@ def test_recorded_arrivals_stay() -> None:
         ("gamma:1e-9", 1.0, "arrivals: gamma must be at least 0.01, got 1e-09"),
         ("gamma:101", 1.0, "arrivals: gamma must be at most 100, got 101.0"),
         ("poisson", 0.0, "rate must be more than 0, got 0.0"),
-        ("poisson", 1e-9, "rate 1e-09 makes 5000 requests take .* s; they may take at most 1e"),
+        ("poisson", 1e-9, "rate 1e-09 makes 5000 requests take .* s; it may be at most 1e"),
     ],
 )
 def test_what_makes_no_arrivals_is_named(arrivals: str, rate: float, message: str) -> None:

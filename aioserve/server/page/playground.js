@@ -102,8 +102,9 @@ function figures(one, began) {
   const seconds = (ms) => `${(ms / 1000).toFixed(2)} s`;
   if (one.usage) {
     const cached = one.usage.prompt_tokens_details?.cached_tokens ?? 0;
-    said.push(`${one.usage.prompt_tokens} prompt tokens, ${cached} cached`);
-    said.push(`${one.usage.completion_tokens} tokens`);
+    const counted = (count, one) => `${count} ${one}${count === 1 ? "" : "s"}`;
+    said.push(`${counted(one.usage.prompt_tokens, "prompt token")}, ${cached} cached`);
+    said.push(counted(one.usage.completion_tokens, "token"));
   }
   if (one.first !== null) said.push(`first after ${seconds(one.first - began)}`);
   if (one.usage?.completion_tokens > 1 && one.last > one.first) {
