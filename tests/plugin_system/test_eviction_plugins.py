@@ -122,8 +122,13 @@ def test_a_strategy_that_fails_costs_no_token(fail, seed, caplog):
 @pytest.mark.parametrize(
     ("eviction", "plugins", "error", "message"),
     [
-        ("mru", [], ConfigError, "eviction: no strategy 'mru'; there are: fifo, lfu, lru, slru"),
-        ("mrv", [EvictionPlugin()], ConfigError, "there are: fifo, lfu, lru, mru, slru"),
+        (
+            "mru",
+            [],
+            ConfigError,
+            r"eviction: no strategy 'mru'; did you mean lru\? There are: fifo, lfu, lru, slru",
+        ),
+        ("mrv", [EvictionPlugin()], ConfigError, "There are: fifo, lfu, lru, mru, slru"),
         ("lru:size=1", [], ConfigError, "eviction strategy 'lru' has no options"),
         ("mru:after=x", [EvictionPlugin()], ConfigError, "must be a whole number or none, got 'x'"),
         ("mru:size=1", [EvictionPlugin()], ConfigError, r"has no option 'size'; there are: after"),

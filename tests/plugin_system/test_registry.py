@@ -346,6 +346,15 @@ def test_a_module_is_a_plugin():
     assert isinstance(PluginRegistry([module]).policy("lifo"), Lifo)
 
 
+@pytest.mark.parametrize("name", ["lifoo", "LIFO", "lif-o"])
+def test_an_unknown_name_is_told_with_the_nearest_one(installed, name):
+    installed.append(entry_point("a", LifoPlugin))
+    with pytest.raises(UnknownPolicyError, match=r"did you mean lifo\? There are: lifo"):
+        PluginRegistry().policy(name)
+    with pytest.raises(ConfigError, match=r"did you mean slru\? There are: fifo, lfu"):
+        PluginRegistry().eviction("slr_u")
+
+
 def test_without_plugins_the_error_says_so(installed):
     with pytest.raises(UnknownPolicyError, match="none is installed"):
         PluginRegistry().policy("fcfs")
