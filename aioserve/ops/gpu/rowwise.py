@@ -99,7 +99,7 @@ def _rms_norm(
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    tile = triton.next_power_of_2(size)
+    tile = 1 << (size - 1).bit_length()
     rms_norm_kernel[(rows,)](
         x,
         out if residual is None else residual,

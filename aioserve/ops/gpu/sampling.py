@@ -131,7 +131,7 @@ def draw(
             logits, rows.temperatures, top_ks, top_ps, rows.min_ps, rows.typical_ps
         )
     width = -(-vocab // LINES)
-    blocks = triton.cdiv(width, COLUMNS)
+    blocks = -(-width // COLUMNS)
     device = logits.device
     block_largest = torch.empty((count, blocks), dtype=torch.float32, device=device)
     block_ids = torch.empty((count, blocks), dtype=torch.int32, device=device)

@@ -38,7 +38,7 @@ def op_builds() -> Iterator[OpBuild]:
 
 def _row_builds(dtype: torch.dtype, size: int) -> Iterator[OpBuild]:
     data, name = POINTERS[dtype], str(dtype).removeprefix("torch.")
-    tile = triton.next_power_of_2(size)
+    tile = 1 << (size - 1).bit_length()
     for add in (False, True):
         yield (
             rowwise.rms_norm_kernel,
