@@ -9,16 +9,22 @@ transformers, imports it.
 
 And where engines compute that are made without a `device`: on the CPU, in programs that tests start
 too, whatever cards and drivers this machine has. A test that wants a card names it.
+
+And signals reach what tests start where they were ignored when the tests began, in the background
+of a shell say.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import Phase, settings
+
+from tests.heard_signals import heard_signals
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -52,3 +58,9 @@ if os.environ.get("AIOSERVE_FUZZ"):
     settings.load_profile("fuzz")
 else:
     settings.load_profile("same-every-time" if os.environ.get("CI") else "developer")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_are_heard() -> Iterator[None]:
+    with heard_signals():
+        yield

@@ -94,6 +94,18 @@ def test_a_program_that_handles_a_signal_goes_on_doing_so(how: signal.Signals) -
 
 
 @pytest.mark.parametrize("how", ENDING)
+def test_a_signal_that_is_ignored_stays_so(how: signal.Signals) -> None:
+    before = signal.signal(how, signal.SIG_IGN)
+    try:
+        with cleaning_up_first():
+            signal.raise_signal(how)
+            assert signal.getsignal(how) is signal.SIG_IGN
+        assert signal.getsignal(how) is signal.SIG_IGN
+    finally:
+        signal.signal(how, before)
+
+
+@pytest.mark.parametrize("how", ENDING)
 def test_signals_are_afterwards_what_they_were(how: signal.Signals) -> None:
     before = signal.signal(how, signal.SIG_DFL)
     try:
