@@ -76,10 +76,15 @@ async def assert_loop_is_free(
     what the machine does to us seldom three times in a row: it is run again before it is believed.
     """
     holds: list[float] = []
+    slow = 1.0
     for _ in range(TRIES):
         async with watched_loop() as held:
             await attack()
-        if held.seconds <= most_seconds or held.seconds <= most_seconds * slowness():
+        if held.seconds <= most_seconds:
+            return
+        # Neighbours come and go: what counts is the slower of before and after the try.
+        before, slow = slow, slowness()
+        if held.seconds <= most_seconds * max(before, slow):
             return
         holds.append(held.seconds)
     shown = ", ".join(f"{seconds * 1e3:.0f}" for seconds in holds)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import resource
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -489,20 +489,27 @@ async def main():
     async with Engine(FakeModel(num_pages=65536, max_model_len=100_000)) as engine:
         stream = engine.stream("x" * 10_000_000)
         await asyncio.sleep(0.1)
-    print(time.time(), flush=True)
+    print(time.process_time(), flush=True)
 
 asyncio.run(main())
 """
 
 
+def computed_by_children() -> float:
+    """Seconds of processor time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_a_process_ends_although_a_text_is_being_encoded():
+    before = computed_by_children()
     done = subprocess.run(
         [sys.executable, "-c", EXIT], capture_output=True, text=True, check=True, timeout=50
     )
-    ended = time.time()
+    computed = computed_by_children() - before
     (told,) = done.stderr.splitlines()
     assert "its thread aioserve-encode-fake is still at work" in told
-    assert ended - float(done.stdout) < 2.0
+    assert computed - float(done.stdout) < 2.0
 
 
 # -- what goes wrong

@@ -16,6 +16,7 @@ from aioserve.execution.gpu.device import Event
 from aioserve.execution.gpu.waiting import Threads, Way
 from aioserve.testing.fake_gpu import FakeGpu, FakeStream
 from tests.execution.gpu.plans import threaded_gpu
+from tests.timing import seconds_at_best
 
 WAYS: list[Way] = ["block", "spin", "callback"]
 every_way = pytest.mark.parametrize("way", WAYS)
@@ -150,23 +151,30 @@ def test_spinning_asks_until_there_is_an_answer(answers):
 def test_spinning_gives_up_in_time_and_lets_others_run():
     function = QUERY(lambda event: 600)
     address = ctypes.cast(function, ctypes.c_void_p).value
-    began = time.monotonic()
-    assert _native.spin_on_event(address, 1, 600, 0.1) == 600
-    assert 0.1 <= time.monotonic() - began < 5.0
 
-    ticks, over = 0, threading.Event()
+    def spin_in_vain() -> None:
+        assert _native.spin_on_event(address, 1, 600, 0.1) == 600
+
+    assert 0.1 <= seconds_at_best(spin_in_vain, enough=5.0) < 5.0
+
     libc = ctypes.CDLL(None)
     # A C function that needs no interpreter's lock and never returns 600: abs(-1) is 1.
-    address = ctypes.cast(libc.abs, ctypes.c_void_p).value
+    quiet = ctypes.cast(libc.abs, ctypes.c_void_p).value
 
-    def spin() -> None:
-        _native.spin_on_event(address, 1, 1, 0.3)
-        over.set()
+    def ticks_meanwhile() -> int:
+        ticks, over = 0, threading.Event()
 
-    thread = threading.Thread(target=spin)
-    thread.start()
-    while not over.is_set():
-        ticks += 1
-        time.sleep(0.001)
-    thread.join()
-    assert ticks > 20
+        def spin() -> None:
+            _native.spin_on_event(quiet, 1, 1, 0.3)
+            over.set()
+
+        thread = threading.Thread(target=spin)
+        thread.start()
+        while not over.is_set():
+            ticks += 1
+            time.sleep(0.001)
+        thread.join()
+        return ticks
+
+    # Other programs may take the machine for a try, and hardly for each.
+    assert any(ticks_meanwhile() > 20 for _ in range(5))
