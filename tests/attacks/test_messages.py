@@ -508,7 +508,7 @@ def test_a_process_ends_although_a_text_is_being_encoded():
     )
     computed = computed_by_children() - before
     (told,) = done.stderr.splitlines()
-    assert "its thread aioserve-encode-fake is still at work" in told
+    assert "its thread aioserve-encode-fake is still at work after 0.5 s" in told
     assert computed - float(done.stdout) < 2.0
 
 
