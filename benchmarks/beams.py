@@ -21,9 +21,10 @@ import msgspec
 from aioserve import Engine
 from aioserve.config import EngineConfig
 from aioserve.execution import loading
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import LoadedModel, Runner
 from aioserve.kv.pages import pages_for
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 
 
 class CountingRunner:

@@ -43,9 +43,9 @@ from typing import Any
 
 import numpy as np
 
-from aioserve.execution.plan import StepPlan
 from aioserve.simulation.cost import CostModel, CostTable
 from aioserve.simulation.records import SimulationResult
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
 
 Times = dict[str, list[float]]

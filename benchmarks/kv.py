@@ -28,7 +28,6 @@ import numpy.typing as npt
 from radix_baseline import RadixTree
 
 from aioserve import _native
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import NO_STEP, PagePool
 from aioserve.kv.pages import pages_for
@@ -36,6 +35,8 @@ from aioserve.kv.prefix_tree import PrefixTree
 from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.formats import MOONCAKE_BLOCK_TOKENS, read_mooncake
 from aioserve.traces.request import TraceRequest
 

@@ -36,13 +36,14 @@ import msgspec
 import numpy as np
 
 from aioserve import RequestView, SchedulingPolicy, _native
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.plugins import PluginRegistry
 from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
-from aioserve.execution.plan import SampleRow, StepPlan, WorkItem
 from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.latency_profile import read_latency_profile
+from aioserve.steps.plan import SampleRow, StepPlan, WorkItem
 
 CONTEXT_TOKENS = 512 + 64
 """Of a decoding sequence, on average, in the profile: 512 tokens of prompt, 128 of answer."""

@@ -20,8 +20,9 @@ import msgspec
 from aioserve import Engine, SamplingParams
 from aioserve.config import EngineConfig
 from aioserve.execution import loading
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import LoadedModel, Runner
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.testing.random_model import write_random_model
 
 VOCAB_SIZE = 256

@@ -29,6 +29,7 @@ ORDER = (
     "scheduling",
     "kv",
     "execution",
+    "steps",
     "sampling",
     "models",
     "ops",
@@ -70,6 +71,7 @@ FORBIDDEN = {
     "cli": ("aioserve.scheduling",),
     "scheduling": TENSORS + CLOCKS_AND_IO,
     "kv": TENSORS + CLOCKS_AND_IO,
+    "steps": TENSORS + CLOCKS_AND_IO,
     "simulation": (*TENSORS, "asyncio", "anyio"),
     "traces": (*TENSORS, "asyncio", "anyio", *SERVING, "aioserve.capacity"),
     "capacity": (*TENSORS, "asyncio", "anyio", *SERVING),
@@ -81,7 +83,7 @@ FORBIDDEN = {
 }
 """What a place must not know, whether imported at the top or inside a function."""
 
-CLOSED = ("engine", "execution", "kv", "scheduling")
+CLOSED = ("engine", "execution", "kv", "scheduling", "steps")
 """Places whose modules leave the private attributes of each other's objects alone."""
 
 OPENED = {

@@ -19,7 +19,9 @@ import aioserve.errors
 PACKAGES = ("aioserve", "aioserve.errors", "aioserve.testing")
 """Where users import from."""
 CONTRACTS = (
-    "aioserve.execution.plan",
+    "aioserve.steps.outcome",
+    "aioserve.steps.pages",
+    "aioserve.steps.plan",
     "aioserve.execution.runner",
     "aioserve.simulation.cost",
     "aioserve.simulation.metrics",

@@ -124,7 +124,7 @@ def test_an_import_against_the_order_is_found(place: str, source: str, message: 
 @pytest.mark.parametrize(
     ("place", "source"),
     [
-        ("scheduling", "from aioserve.execution.plan import StepPlan"),
+        ("scheduling", "from aioserve.steps.plan import StepPlan"),
         ("scheduling", "from aioserve.kv.page_pool import PagePool"),
         ("execution", "from aioserve.kv.pages import token_locations"),
         ("kv", "from aioserve import _native\nfrom aioserve.errors import InvariantError"),

@@ -40,12 +40,13 @@ from aioserve.errors import (
     RequestFailedError,
     StepError,
 )
-from aioserve.execution.plan import StepOutcome, StepPlan, check_outcome
 from aioserve.execution.runner import Runner, RunnerFailedError
 from aioserve.plugins import Observers
 from aioserve.request import FinishReason
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps.outcome import StepOutcome, check_outcome
+from aioserve.steps.plan import StepPlan
 
 __all__ = ["CoreLoop"]
 

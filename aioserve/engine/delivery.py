@@ -25,7 +25,7 @@ from aioserve.errors import (
     StepError,
     StreamStalledError,
 )
-from aioserve.execution.plan import NO_TOKEN_LEFT
+from aioserve.steps.plan import NO_TOKEN_LEFT
 from aioserve.request import FinishReason, Token
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate

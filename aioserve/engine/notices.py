@@ -6,10 +6,10 @@ Costs nothing where there are no observers.
 from __future__ import annotations
 
 from aioserve.engine.requests import LiveRequest, LiveSample, RequestTable
-from aioserve.execution.plan import StepPlan, WorkItem
 from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo, StepPart, info_of
 from aioserve.request import FinishReason
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps.plan import StepPlan, WorkItem
 
 __all__ = ["Notices"]
 

@@ -1,5 +1,5 @@
 """A plan becomes device work and tokens: batch building, runners, KV storage.
 
-Knows neither who asked nor HTTP. `plan` and `runner` import no torch, so that everything above can
+Knows neither who asked nor HTTP. `runner` imports no torch, so that everything above can
 be used without it.
 """

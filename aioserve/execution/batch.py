@@ -12,16 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.execution.decode_reader import DecodeReader, check_pages
-from aioserve.execution.plan import (
-    NO_TOKEN_LEFT,
-    PENDING_TOKEN,
-    CopyKind,
-    PageCopy,
-    SlotStart,
-    StepOutcome,
-    StepPlan,
-    WorkItem,
-)
 from aioserve.kv.pages import pages_for, token_locations
 from aioserve.ops import Drawn, HostBatch, SampleRows
 from aioserve.ops.draws import NOTHING_LEFT
@@ -30,6 +20,9 @@ from aioserve.sampling.edits import SlotEdits
 from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.logprobs import MostLikely
 from aioserve.sampling.sampler import SlotTable
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.plan import PENDING_TOKEN, SlotStart, StepPlan, WorkItem
 
 __all__ = ["HostStep", "PlanReader"]
 

@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 
 from aioserve.execution.batch import HostStep, PlanReader
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.prefault import Prefault
 from aioserve.execution.step_thread import StepThread
 from aioserve.models.decoder import Decoder
 from aioserve.ops import KVCache
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 
 __all__ = ["CpuRunner"]
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import PENDING_TOKEN, WorkItem
 from aioserve.kv.pages import pages_for, token_location
 from aioserve.ops import HostBatch
+from aioserve.steps.plan import PENDING_TOKEN, WorkItem
 
 __all__ = ["DecodeReader", "check_pages"]
 

@@ -6,8 +6,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import Runner
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 
 __all__ = ["NotedStep", "NotingRunner"]
 

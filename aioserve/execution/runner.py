@@ -9,8 +9,9 @@ import msgspec
 
 from aioserve.config import EngineConfig
 from aioserve.errors import AioserveError
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.request import SamplingParams
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.text.chat import ChatTemplate
 from aioserve.text.tokenizer import Tokenizer
 

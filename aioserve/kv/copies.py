@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import CopyKind, PageCopy
+from aioserve.steps.pages import CopyKind, PageCopy
 
 __all__ = ["Copies", "MemoryCounters"]
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import PageCopy
 from aioserve.kv.claims import Claim, Claims
 from aioserve.kv.copies import Copies, MemoryCounters
 from aioserve.kv.eviction import Eviction
@@ -31,6 +30,7 @@ from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.prefix_tree import NO_RECEIPT, PrefixTree
 from aioserve.kv.swapping import Swapping
 from aioserve.kv.usage import KVUsage
+from aioserve.steps.pages import PageCopy
 
 __all__ = ["Claim", "KVMemory"]
 

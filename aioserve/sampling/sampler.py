@@ -127,7 +127,7 @@ class SlotTable:
 
         `scored`: for how many of the most likely tokens beside each of these targets, int32 `[N]`,
         whose rows of logits come behind all that are sampled. `masks`: of each row, what may be
-        drawn from it (`aioserve.execution.plan.SampleRow`).
+        drawn from it (`aioserve.steps.plan.SampleRow`).
         """
         edits = None
         masked = [(row, mask) for row, mask in masks if mask is not None]

@@ -18,7 +18,6 @@ from operator import attrgetter
 
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import WorkItem
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import NO_STEP
@@ -32,6 +31,7 @@ from aioserve.scheduling.slots import SlotPool
 from aioserve.scheduling.updates import SchedulerCounters
 from aioserve.scheduling.view import RequestView
 from aioserve.scheduling.waiting_queue import WaitingQueue, place_of
+from aioserve.steps.plan import WorkItem
 
 __all__ = ["SLOTS_PER_SEQUENCE", "Books", "Entry"]
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from aioserve.execution.plan import PENDING_TOKEN, StepPlan, WorkItem
 from aioserve.scheduling.displacement import by_precedence
 from aioserve.scheduling.queue_head import QueueHead, head_of_queue
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.step_times import NUM_KEPT, StepSummary, summary_of
+from aioserve.steps.plan import PENDING_TOKEN, StepPlan, WorkItem
 
 __all__ = ["DecodePass", "decode_pass"]
 

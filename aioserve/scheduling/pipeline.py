@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 
 __all__ = ["StepPipeline"]
 

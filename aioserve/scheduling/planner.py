@@ -19,13 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from aioserve.execution.plan import (
-    PENDING_TOKEN,
-    SampleRow,
-    ScoredTokens,
-    StepPlan,
-    WorkItem,
-)
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import Claim, KVMemory
 from aioserve.kv.pages import capacity_tokens
@@ -40,6 +33,7 @@ from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.scheduling.view_maker import ViewMaker
 from aioserve.scheduling.wishes import chosen_decodes, grant_wishes
+from aioserve.steps.plan import PENDING_TOKEN, SampleRow, ScoredTokens, StepPlan, WorkItem
 
 __all__ = ["StepPlanner"]
 

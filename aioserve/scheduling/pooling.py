@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import PooledTokens
+from aioserve.steps.plan import PooledTokens
 
 __all__ = ["PoolingState"]
 

@@ -30,13 +30,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import WorkItem
 from aioserve.kv.pages import capacity_tokens
 from aioserve.request import FinishReason
 from aioserve.scheduling.books import Books, Entry
 from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.updates import SequenceUpdate
+from aioserve.steps.plan import WorkItem
 
 __all__ = ["BrokenRow", "after_bad_rows", "after_failed_planning", "after_failed_step"]
 

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import MAX_SCORED_TOKENS, StepOutcome, StepPlan, check_outcome
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens
 from aioserve.request import FinishReason, Logprobs, Request
@@ -37,6 +36,8 @@ from aioserve.scheduling.sanity import check_books
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
+from aioserve.steps.outcome import StepOutcome, check_outcome
+from aioserve.steps.plan import MAX_SCORED_TOKENS, StepPlan
 
 __all__ = ["Scheduler"]
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import SampleRow
 from aioserve.kv.lease import KVLease
 from aioserve.request import FinishReason, Request
 from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.pooling import PoolingState
+from aioserve.steps.plan import SampleRow
 
 __all__ = ["NO_SLOT", "Phase", "SequenceState"]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import SlotStart, StepPlan
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.request import Request
+from aioserve.steps.plan import SlotStart, StepPlan
 
 __all__ = ["SlotPool"]
 

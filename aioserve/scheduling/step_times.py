@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import StepPlan, WorkItem
+from aioserve.steps.plan import StepPlan, WorkItem
 
 __all__ = ["NUM_KEPT", "StepSummary", "StepTimes", "summary_of"]
 

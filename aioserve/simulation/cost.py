@@ -19,9 +19,10 @@ from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
 from aioserve.config import MAX_COUNT
 from aioserve.errors import ConfigError, TraceError
-from aioserve.execution.plan import CopyKind, StepPlan
 from aioserve.isolation import shown
 from aioserve.simulation.scatter import Scatter, drawn, drawn_from
+from aioserve.steps.pages import CopyKind
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import check_int, check_number, named
 from aioserve.traces.files import open_file, short
 

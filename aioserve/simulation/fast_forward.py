@@ -15,11 +15,11 @@ from itertools import accumulate, pairwise
 import msgspec
 import numpy as np
 
-from aioserve.execution.plan import StepPlan
 from aioserve.scheduling.decode_pass import DecodePass, decode_pass
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.cost import CostModel, RooflineCost, StepLoad
 from aioserve.simulation.table_steps import TableSteps
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import named
 from aioserve.traces.request import END_TOKEN
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from aioserve.arguments import counted
 from aioserve.config import Preemption
 from aioserve.errors import ConfigError, InvariantError
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.isolation import shown
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
@@ -47,6 +46,8 @@ from aioserve.simulation.records import Ending, RequestRecord, SimulationResult,
 from aioserve.simulation.table_steps import TableSteps, steps_of
 from aioserve.simulation.timeline import Timeline
 from aioserve.simulation.token_gaps import TokenGaps
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import named
 from aioserve.traces.request import END_TOKEN, TraceRequest
 

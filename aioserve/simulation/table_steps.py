@@ -10,10 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from aioserve.errors import ConfigError
-from aioserve.execution.plan import StepPlan
 from aioserve.isolation import shown
 from aioserve.request import MAX_SEED
 from aioserve.simulation.cost import CostModel, CostTable, StepLoad
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import check_int
 
 __all__ = ["StepsOutside", "TableSteps", "steps_of"]

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import StepPlan
+from aioserve.steps.plan import StepPlan
 
 __all__ = ["Preempted", "Span", "StepSample", "Timeline"]
 

@@ -21,18 +21,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.execution.plan import (
-    PENDING_TOKEN,
-    CopyKind,
-    PageCopy,
-    SampleRow,
-    SlotStart,
-    StepOutcome,
-    StepPlan,
-    WorkItem,
-)
 from aioserve.kv.pages import pages_for
 from aioserve.request import Logprobs, TopLogprob
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
 
 __all__ = [
     "HIDDEN_SIZE",

@@ -22,10 +22,10 @@ from aioserve.execution.gpu.failures import HUNG_SECONDS
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import ResultShape
 from aioserve.execution.gpu.waiting import HostSide
-from aioserve.execution.plan import MAX_SCORED_TOKENS
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
+from aioserve.steps.plan import MAX_SCORED_TOKENS
 from aioserve.testing.fake_device import (
     JUNK,
     VOCAB_SIZE,

@@ -16,11 +16,12 @@ import tokenizers
 
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.isolation import shown
 from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
 from aioserve.testing.faults import Fault, Faults, PlantedError
 from aioserve.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from enum import Enum
 
 import msgspec
 
-from aioserve.execution.plan import StepPlan
+from aioserve.steps.plan import StepPlan
 
 __all__ = ["Fault", "Faults", "PlantedError", "random_step_seconds"]
 

@@ -18,9 +18,9 @@ from aioserve.engine.live import LiveEngine
 from aioserve.engine.reports import stats_of
 from aioserve.engine.requests import LiveRequest, RequestState, RequestTable
 from aioserve.errors import EngineClosedError, InvariantError
-from aioserve.execution.plan import CopyKind
 from aioserve.kv.page_pool import PagePool
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps.pages import CopyKind
 from aioserve.testing.fake_model import FakeRunner
 
 __all__ = ["check_invariants", "count_leaked_pages", "scribble_free_pages"]

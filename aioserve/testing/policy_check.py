@@ -20,7 +20,6 @@ import numpy as np
 
 from aioserve.arguments import plain_int
 from aioserve.errors import ConfigError
-from aioserve.execution.plan import StepPlan
 from aioserve.isolation import shown
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import pages_for
@@ -31,6 +30,7 @@ from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import FakeDevice, expected_tokens
 from aioserve.testing.policy_workloads import (
     MAX_ANSWER_TOKENS,

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from aioserve import SchedulingPolicy
 from aioserve.errors import AioserveError, TraceError
-from aioserve.execution.plan import StepPlan
 from aioserve.simulation.simulator import simulate
+from aioserve.steps.plan import StepPlan
 from aioserve.traces import files
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest, at_rate, with_scaled_lengths

@@ -17,8 +17,8 @@ from aioserve.cli._busy import Busy, MachineWatch
 from aioserve.cli._calibration import MOST_PROMPTS, STEPS_BETWEEN, Grid, measure_grid
 from aioserve.engine.engine import Engine
 from aioserve.errors import ConfigError
-from aioserve.execution.plan import StepPlan
 from aioserve.simulation.cost import StepLoad
+from aioserve.steps.plan import StepPlan
 from aioserve.testing import FakeModel, run_simulated
 
 

@@ -9,8 +9,8 @@ import msgspec
 import tokenizers
 
 from aioserve.config import EngineConfig
-from aioserve.execution.plan import SampleRow, WorkItem
 from aioserve.execution.runner import LoadedModel
+from aioserve.steps.plan import SampleRow, WorkItem
 from aioserve.testing.fake_device import FakeDevice, SlotStart
 from aioserve.testing.fake_model import FakeModel, FakeRunner, byte_tokenizer
 from aioserve.text.chat import ChatTemplate

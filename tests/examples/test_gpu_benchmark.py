@@ -19,7 +19,7 @@ import pytest
 
 from aioserve.execution.gpu.timing import StepTime
 from aioserve.execution.noting import NotedStep
-from aioserve.execution.plan import StepPlan
+from aioserve.steps.plan import StepPlan
 from tests.examples.test_benchmarks import BENCHMARKS
 from tests.execution.gpu.plans import decode, item, plan
 

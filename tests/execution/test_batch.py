@@ -14,20 +14,19 @@ from hypothesis import strategies as st
 
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import HostStep, PlanReader
-from aioserve.execution.plan import (
+from aioserve.ops import Drawn
+from aioserve.request import SamplingParams
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.plan import (
     PENDING_TOKEN,
-    CopyKind,
-    PageCopy,
     PooledTokens,
     SampleRow,
     ScoredTokens,
     SlotStart,
-    StepOutcome,
     StepPlan,
     WorkItem,
 )
-from aioserve.ops import Drawn
-from aioserve.request import SamplingParams
 
 PARAMS = SamplingParams()
 WARM = SamplingParams(temperature=0.7, top_k=5, top_p=0.9)

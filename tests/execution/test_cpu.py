@@ -13,18 +13,11 @@ import torch
 from aioserve.errors import InvariantError
 from aioserve.execution import prefault
 from aioserve.execution.cpu import CpuRunner
-from aioserve.execution.plan import (
-    PENDING_TOKEN,
-    CopyKind,
-    PageCopy,
-    SampleRow,
-    SlotStart,
-    StepOutcome,
-    StepPlan,
-    WorkItem,
-)
 from aioserve.ops import Backend, Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
 from tests.ops.scenarios import BACKENDS, NATIVE, allocate
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from aioserve import Engine, SamplingParams, SchedulingPolicy
-from aioserve.execution.plan import StepPlan
+from aioserve.steps.plan import StepPlan
 from aioserve.testing import FakeModel, Witness, run_simulated
 from tests.faults.harness import SEEDS, STEP_SECONDS, params, run, until, watched
 

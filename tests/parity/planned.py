@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from aioserve.execution.cpu import CpuRunner
-from aioserve.execution.plan import PageCopy, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.models.decoder import Decoder
 from aioserve.ops import Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
+from aioserve.steps.pages import PageCopy
+from aioserve.steps.plan import SampleRow, SlotStart, StepPlan, WorkItem
 
 GREEDY = SamplingParams(temperature=0.0)
 NUM_SLOTS = 32

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioserve.execution.plan import CopyKind, PageCopy
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from aioserve.ops import backend_named
+from aioserve.steps.pages import CopyKind, PageCopy
 from tests.parity.paged import PagedRun
 from tests.parity.planned import PlannedRun, item
 from tests.parity.tiny_models import VOCAB_SIZE

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from aioserve import ConfigError, RequestView
-from aioserve.execution.plan import StepPlan
 from aioserve.plugins import PluginRegistry
+from aioserve.steps.plan import StepPlan
 from aioserve.testing import check_policy
 from aioserve_plugins.cache_aware import CacheAware
 from aioserve_plugins.deadline import Deadline

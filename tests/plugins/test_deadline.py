@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import ConfigError
-from aioserve.execution.plan import StepPlan
 from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.records import Ending
 from aioserve.simulation.simulator import simulate
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace
 from aioserve_plugins.deadline import WARM_UP_STEPS, Deadline

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import CopyKind
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.steps.pages import CopyKind
 
 LONG = [[(5 * k + i) % 7 for i in range(64)] for k in range(2)]
 Prefix = tuple[int, ...]

@@ -18,7 +18,6 @@ import pytest
 
 import aioserve
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import StepPlan
 from aioserve.kv import (
     claims,
     copies,
@@ -52,6 +51,7 @@ from aioserve.scheduling import (
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
 from tests.scheduling.request_model import RequestModel

@@ -17,7 +17,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aioserve.execution.plan import CopyKind, StepPlan
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
@@ -26,6 +25,8 @@ from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
+from aioserve.steps.pages import CopyKind
+from aioserve.steps.plan import StepPlan
 from aioserve.structured_output import StructuredOutput
 from aioserve.testing.fake_device import (
     FakeDevice,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from aioserve.config import Preemption
-from aioserve.execution.plan import StepPlan
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.prefix_tree import PrefixTree
@@ -18,6 +17,7 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.scheduling.view import RequestView
+from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import FakeDevice
 
 GREEDY = SamplingParams(temperature=0.0)

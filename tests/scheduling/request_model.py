@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aioserve.execution.plan import WorkItem
 from aioserve.scheduling.account import RequestAccount
+from aioserve.steps.plan import WorkItem
 
 
 class RequestModel:

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import RequestView, SchedulerView, SchedulingPolicy
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.scheduling.decode_pass import decode_pass
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.fast_forward import _within_pages
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
 

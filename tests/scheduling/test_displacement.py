@@ -8,11 +8,11 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioserve.execution.plan import StepPlan
 from aioserve.scheduling.displacement import who_gives_way
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.view import SchedulerView
+from aioserve.steps.plan import StepPlan
 from tests.scheduling.bench import Bench, work
 
 VIEW = SchedulerView(0, 0.0, *[0] * 11, _source=cast(Any, None))

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.structured_output import StructuredOutput
 
 MASK = np.full(8, -1, np.int32)

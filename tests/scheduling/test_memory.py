@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from aioserve.execution.plan import CopyKind, PageCopy, StepOutcome
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.swapping import SWAP_FROM_TOKENS
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench, work
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import PooledTokens, StepPlan
 from aioserve.request import FinishReason
+from aioserve.steps.plan import PooledTokens, StepPlan
 from aioserve.testing.fake_device import expected_hidden
 from tests.scheduling.bench import Bench, work
 

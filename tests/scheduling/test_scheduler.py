@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aioserve.errors import InvariantError
-from aioserve.execution.plan import PENDING_TOKEN, StepOutcome
 from aioserve.request import FinishReason
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import PENDING_TOKEN
 from tests.scheduling.bench import Bench, work
 
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aioserve import Engine, SamplingParams, TokenStream
-from aioserve.execution.plan import StepPlan
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.simulator import simulate
+from aioserve.steps.plan import StepPlan
 from aioserve.testing import FakeModel, expected_tokens, run_simulated
 from aioserve.traces.request import TraceRequest
 

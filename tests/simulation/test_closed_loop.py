@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from aioserve import RequestView, SchedulerView, SchedulingPolicy, Verdict
 from aioserve.errors import TraceError
-from aioserve.execution.plan import StepPlan
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.arrivals import with_arrivals
 from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace

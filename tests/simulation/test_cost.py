@@ -12,8 +12,9 @@ import pytest
 from aioserve.capacity.hardware import Hardware
 from aioserve.capacity.models import ModelShape
 from aioserve.errors import ConfigError
-from aioserve.execution.plan import CopyKind, PageCopy, SampleRow, StepPlan, WorkItem
 from aioserve.simulation.cost import CostTable, RooflineCost, StepLoad, read_cost_table
+from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.plan import SampleRow, StepPlan, WorkItem
 
 MODEL = ModelShape(
     layer_params=900,

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from aioserve import Refusal, RequestView, SchedulerView, SchedulingPolicy
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
-from aioserve.execution.plan import StepPlan
 from aioserve.kv.eviction import Eviction, PageUse
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation import fast_forward
@@ -24,6 +23,7 @@ from aioserve.simulation.cost import CostTable, RooflineCost
 from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
 
 ROOFLINE = RooflineCost(ModelShape.of(read_model("llama-3-8b")), hardware_preset("h100"))

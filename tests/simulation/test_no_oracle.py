@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import RequestView, SchedulerView, SchedulingPolicy, Verdict
-from aioserve.execution.plan import StepPlan
 from aioserve.simulation.records import SimulationResult
 from aioserve.simulation.simulator import simulate
+from aioserve.steps.plan import StepPlan
 from aioserve.testing import replay
 from aioserve.traces.formats import read_trace
 from aioserve.traces.request import TraceRequest

@@ -21,13 +21,14 @@ from msgspec.structs import replace
 
 from aioserve import Engine, PromptTooLongError, RequestRejectedError, SamplingParams, TokenStream
 from aioserve.config import EngineConfig
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import LoadedModel
 from aioserve.kv.pages import pages_for
 from aioserve.plugins import PluginRegistry
 from aioserve.request import FinishReason
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
 from aioserve.simulation.simulator import simulate
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.testing import FakeModel, run_simulated
 from aioserve.testing.fake_device import VOCAB_SIZE
 from aioserve.traces.formats import read_trace

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from aioserve import Refusal, RequestView, SchedulerView, SchedulingPolicy, Verdict
 from aioserve.errors import ConfigError
-from aioserve.execution.plan import StepPlan
 from aioserve.kv.pages import capacity_tokens
 from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Span, Timeline
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
 from aioserve_plugins.priority import Priority
 

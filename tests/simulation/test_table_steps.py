@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import ConfigError
-from aioserve.execution.plan import SampleRow, StepPlan, WorkItem
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation.cost import CostTable, StepLoad
 from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.table_steps import StepsOutside, TableSteps
+from aioserve.steps.plan import SampleRow, StepPlan, WorkItem
 from aioserve.traces.request import TraceRequest
 
 RATIOS = (0.5, 1.5)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from aioserve.execution.plan import StepPlan, WorkItem
 from aioserve.simulation.timeline import Preempted, Timeline
+from aioserve.steps.plan import StepPlan, WorkItem
 
 NO_PAGES = np.empty(0, np.int32)
 

@@ -8,17 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.execution.plan import (
-    PENDING_TOKEN,
-    CopyKind,
-    PageCopy,
-    SampleRow,
-    SlotStart,
-    StepOutcome,
-    StepPlan,
-    WorkItem,
-)
 from aioserve.request import SamplingParams
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.testing import FakeDevice, expected_tokens
 
 GREEDY = SamplingParams(temperature=0.0)

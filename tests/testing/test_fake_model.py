@@ -18,7 +18,7 @@ from aioserve import (
     SchedulingPolicy,
     StepError,
 )
-from aioserve.execution.plan import SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.testing import (
     FakeDevice,
     FakeModel,

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from aioserve import SchedulingPolicy, Verdict
-from aioserve.execution.plan import CopyKind, StepOutcome, StepPlan
 from aioserve.scheduling.guard import WAYS_TO_PREEMPT
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.pages import CopyKind
+from aioserve.steps.plan import StepPlan
 from aioserve.testing import check_policy, policy_check
 from aioserve.testing.fake_device import FakeDevice
 from aioserve.testing.policy_workloads import Workload, workloads

@@ -11,7 +11,7 @@ import pytest
 
 from aioserve import PageUse, RequestView, SchedulerView, SchedulingPolicy
 from aioserve.errors import ConfigError, TraceError, UnknownPolicyError
-from aioserve.execution.plan import StepPlan
+from aioserve.steps.plan import StepPlan
 from aioserve.testing import replay
 from aioserve.traces.request import TraceRequest
 from aioserve.traces.synthetic import synthetic_trace

@@ -16,7 +16,6 @@ from aioserve.errors import InvariantError
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.step_model import ResultShape
-from aioserve.execution.plan import MAX_SCORED_TOKENS
 from aioserve.kv.pages import pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch, KVCache, SampleRows
@@ -25,6 +24,7 @@ from aioserve.ops.gpu.attention_tiles import decode_splits
 from aioserve.ops.gpu.inputs import InputLayout, InputShape, Padding, fill_pending
 from aioserve.ops.gpu.page_copies import PageCopies
 from aioserve.sampling.extras import RowExtras
+from aioserve.steps.plan import MAX_SCORED_TOKENS
 
 __all__ = ["DecoderSteps"]
 

@@ -32,7 +32,7 @@ from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
 from aioserve.execution.gpu.timing import StepTimer, TimedStep
 from aioserve.execution.gpu.waiting import Waiting
-from aioserve.execution.plan import StepOutcome
+from aioserve.steps.outcome import StepOutcome
 
 __all__ = ["Block", "Launcher", "StepInFlight"]
 

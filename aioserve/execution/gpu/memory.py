@@ -15,12 +15,12 @@ from aioserve.errors import ConfigError
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device
-from aioserve.execution.plan import MAX_SCORED_TOKENS
 from aioserve.ops import HostBatch, SampleRows
 from aioserve.request import MAX_LOGPROBS
 from aioserve.sampling.edits import RowEdits
 from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.logprobs import LogprobRows
+from aioserve.steps.plan import MAX_SCORED_TOKENS
 
 __all__ = ["MemoryCounts", "MemoryUse", "TorchMemory", "largest_step", "measure_step", "room_bytes"]
 

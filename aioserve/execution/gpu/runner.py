@@ -36,9 +36,10 @@ from aioserve.execution.gpu.launching import Block, Launcher, StepInFlight
 from aioserve.execution.gpu.step_model import StepModel
 from aioserve.execution.gpu.timing import StepTime, StepTimer
 from aioserve.execution.gpu.waiting import HostSide, Threads
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.execution.runner import RunnerFailedError
 from aioserve.ops import SampleRows
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 
 __all__ = ["CudaRunner"]
 

@@ -24,9 +24,10 @@ import numpy.typing as npt
 from aioserve.errors import InvariantError
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import DeviceMemory, HostMemory
-from aioserve.execution.plan import MAX_SCORED_TOKENS, StepOutcome
 from aioserve.ops.draws import row_error
 from aioserve.request import MAX_LOGPROBS, Logprobs
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import MAX_SCORED_TOKENS
 
 __all__ = ["PackedStep", "ResultShape", "StepModel", "outcome_of"]
 

@@ -13,15 +13,9 @@ import numpy as np
 
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import StepModel
-from aioserve.execution.plan import (
-    PENDING_TOKEN,
-    PageCopy,
-    SampleRow,
-    SlotStart,
-    StepPlan,
-    WorkItem,
-)
 from aioserve.request import SamplingParams
+from aioserve.steps.pages import PageCopy
+from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.testing.fake_gpu import FakeGpu
 from aioserve.testing.fake_gpu_model import FakeStepModel
 from aioserve.testing.simulated_host import SimulatedHost

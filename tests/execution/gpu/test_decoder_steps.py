@@ -12,7 +12,7 @@ from aioserve import Completion, ConfigError, Engine, SamplingParams
 from aioserve.config import EngineConfig
 from aioserve.execution.gpu.assembling import graph_sizes
 from aioserve.execution.gpu.memory import MemoryUse, largest_step, room_bytes
-from aioserve.execution.plan import MAX_SCORED_TOKENS
+from aioserve.steps.plan import MAX_SCORED_TOKENS
 from tests.execution.gpu.assembled import on_host
 from tests.execution.gpu.host_device import HostCounts
 from tests.parity.tiny_models import write

@@ -25,18 +25,13 @@ from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import outcome_of
-from aioserve.execution.plan import (
-    ScoredTokens,
-    SlotStart,
-    StepOutcome,
-    StepPlan,
-    WorkItem,
-)
 from aioserve.ops import Backend, Batch, KVCache
 from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.reference import ReferenceBackend
 from aioserve.request import SamplingParams
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import ScoredTokens, SlotStart, StepPlan, WorkItem
 from tests.execution.gpu.host_device import HostDevice
 from tests.execution.gpu.plans import decode, item
 

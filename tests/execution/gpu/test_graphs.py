@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from aioserve.execution.batch import PlanReader
 from aioserve.execution.gpu.graphs import DecodeGraphs, default_graph_sizes, is_decode
-from aioserve.execution.plan import SlotStart, WorkItem
 from aioserve.request import SamplingParams
+from aioserve.steps.plan import SlotStart, WorkItem
 from aioserve.testing import expected_tokens, run_simulated
 from aioserve.testing.fake_gpu import FakeGpu
 from aioserve.testing.gpu_faults import GpuFaults

@@ -16,7 +16,7 @@ import pytest
 from aioserve.errors import InvariantError
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.waiting import Threads
-from aioserve.execution.plan import CopyKind, PageCopy
+from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.testing import expected_tokens, run_simulated
 from aioserve.testing.fake_gpu import FakeGpu
 from tests.execution.gpu.plans import (

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.execution.plan import PENDING_TOKEN, CopyKind, PageCopy
 from aioserve.models.loader import load_model
 from aioserve.ops import Backend, Linear
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.linear import GpuLinear
 from aioserve.ops.native_types import NativeLinear
+from aioserve.steps.pages import CopyKind, PageCopy
+from aioserve.steps.plan import PENDING_TOKEN
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.scenarios import REFERENCE, Heads, allocate, lay_out, random
 from tests.parity import tiny_models

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aioserve import SchedulingPolicy
-from aioserve.execution.plan import StepPlan
 from aioserve.simulation.metrics import Targets, metrics_of
 from aioserve.simulation.report import PolicyRun
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
 
 __all__ = ["asking", "run_of"]

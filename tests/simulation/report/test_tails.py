@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aioserve import SchedulingPolicy
-from aioserve.execution.plan import StepOutcome, StepPlan
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.simulation.metrics import Targets, e2e_seconds, metrics_of, tpot_seconds, ttft_seconds
 from aioserve.simulation.report import PolicyRun
@@ -21,6 +20,8 @@ from aioserve.simulation.report.scales import Linear, Log, Tail, fitting
 from aioserve.simulation.report.tails import latencies_of, tails_chart
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.timeline import Timeline
+from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.plan import StepPlan
 from aioserve.traces.request import TraceRequest
 from tests.simulation.report.runs import asking, run_of
 

@@ -1,7 +1,4 @@
-"""What crosses between the scheduler and a runner: frozen values, no tensors.
-
-A `StepPlan` says what one engine step computes; a `StepOutcome` says what came of it. The
-scheduler builds the one and consumes the other, so both run unchanged in a simulator.
+"""What one engine step computes: a `StepPlan`, which the scheduler builds and a runner reads.
 
     slot       0      1      2      3          a place in the runner's state per running sequence
     plan 7     start  .      start  start      "slot 0 belongs to these parameters and this seed"
@@ -15,30 +12,25 @@ Only a slot's start carries anything but numbers; from then on items and rows na
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.errors import InvariantError
-from aioserve.request import Logprobs, SamplingParams
+from aioserve.request import SamplingParams
+from aioserve.steps.pages import PageCopy
 
 __all__ = [
     "MAX_SCORED_TOKENS",
     "NO_TOKEN_LEFT",
     "PENDING_TOKEN",
-    "CopyKind",
-    "PageCopy",
     "PooledTokens",
     "SampleRow",
     "ScoredTokens",
     "SlotStart",
-    "StepOutcome",
     "StepPlan",
     "WorkItem",
-    "check_outcome",
 ]
 
 PENDING_TOKEN = -1
@@ -50,27 +42,6 @@ MAX_SCORED_TOKENS = 256
 
 NO_TOKEN_LEFT = "the parameters of this request leave no token to draw"
 """What a row's failure says where nothing is wrong with its logits."""
-
-
-class CopyKind(Enum):
-    """Between which storages a page is copied."""
-
-    DEVICE = "device"
-    """Within the device: a shared page before it is written, or the valid part of a cached one."""
-    TO_HOST = "to host"
-    FROM_HOST = "from host"
-
-
-class PageCopy(msgspec.Struct, frozen=True, gc=False):
-    """The KV of the first `num_tokens` tokens of page `source` goes to page `target`, all layers.
-
-    Pages on the host have numbers of their own.
-    """
-
-    kind: CopyKind
-    source: int
-    target: int
-    num_tokens: int
 
 
 class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -192,44 +163,3 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def num_pooled(self) -> int:
         """Items of which this step gives a sum of hidden states."""
         return sum([item.pooled is not None for item in self.items])
-
-
-class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a step produced, row by row: the first item's rows, then the second's, and so on."""
-
-    step: int
-    """Number of the plan that it is the outcome of."""
-    token_ids: tuple[int, ...]
-    """The id sampled from each row."""
-    row_errors: dict[int, str] = {}
-    """Index of a row -> why its logits could not be sampled (for example NaN)."""
-    row_failures: dict[int, str] = {}
-    """Index of a row -> what went wrong with it, though nothing is wrong with its logits."""
-    logprobs: dict[int, Logprobs] = {}
-    """Index of a row -> what its slot asked for."""
-    scored: tuple[Logprobs, ...] = ()
-    """Of the targets of all items' `scored`, one item after the other."""
-    pooled: tuple[npt.NDArray[np.float32], ...] = ()
-    """float32 `[hidden]`, for each item with `pooled`, in order: the sum that it asks for."""
-
-
-def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
-    """Raise `InvariantError` for the outcome of another step, or one with other rows, scores or
-    sums."""
-    if outcome.step != plan.step:
-        raise InvariantError(f"step {plan.step} got the outcome of step {outcome.step}")
-    rows = plan.num_rows
-    named = {*outcome.row_errors, *outcome.row_failures, *outcome.logprobs}
-    if len(outcome.token_ids) != rows or not all(0 <= row < rows for row in named):
-        raise InvariantError(
-            f"step {plan.step} has {rows} rows, its outcome {len(outcome.token_ids)} tokens and "
-            f"something to say of the rows {sorted(named)}"
-        )
-    if len(outcome.scored) != plan.num_scored:
-        raise InvariantError(
-            f"step {plan.step} scores {plan.num_scored} tokens, its outcome {len(outcome.scored)}"
-        )
-    if len(outcome.pooled) != plan.num_pooled:
-        raise InvariantError(
-            f"step {plan.step} pools {plan.num_pooled} items, its outcome {len(outcome.pooled)}"
-        )

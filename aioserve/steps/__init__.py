@@ -1,0 +1,5 @@
+"""The step contract: what crosses between the scheduler and a runner. Frozen values, no tensors.
+
+The scheduler builds a plan and consumes its outcome, so both run unchanged in a simulator. Knows
+requests' parameters; knows neither who plans nor who computes.
+"""
