@@ -16,7 +16,7 @@ from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.latency_profile import read_latency_profile
-from aioserve.steps.plan import SampleRow, StepPlan, WorkItem
+from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
 
 CONTEXT_TOKENS = 512 + 64
 """Of a decoding sequence, on average, in the profile: 512 tokens of prompt, 128 of answer."""
@@ -63,6 +63,7 @@ def plan_of(items: list[tuple[int, int]]) -> StepPlan:
     pages = np.empty(0, np.int32)
     work = [
         WorkItem(
+            kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
             sequence_id=1,
             slot=0,
             start=start,

@@ -9,7 +9,7 @@ from aioserve.engine.requests import LiveRequest, LiveSample, RequestTable
 from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo, StepPart, info_of
 from aioserve.request import FinishReason
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.steps.plan import StepPlan, WorkItem
+from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 
 __all__ = ["Notices"]
 
@@ -98,14 +98,13 @@ class Notices:
 
 
 def _part(item: WorkItem, sample: LiveSample) -> StepPart:
-    prompt_tokens = sample.request.mailbox.prompt_tokens
     return StepPart(
         sample.request.mailbox.request_id,
         sample.index,
         item.start,
         item.count,
         len(item.rows),
-        item.count == 1 and item.start >= prompt_tokens,
+        item.kind is ItemKind.DECODE,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.errors import InvariantError
 from aioserve.execution.decode_reader import DecodeReader, check_pages
 from aioserve.kv.pages import pages_for, token_locations
 from aioserve.ops import Drawn, HostBatch, SampleRows
@@ -22,7 +23,14 @@ from aioserve.sampling.logprobs import MostLikely
 from aioserve.sampling.sampler import SlotTable
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import CopyKind, PageCopy
-from aioserve.steps.plan import PENDING_TOKEN, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import (
+    NO_TOKEN_LEFT,
+    PENDING_TOKEN,
+    ItemKind,
+    SlotStart,
+    StepPlan,
+    WorkItem,
+)
 
 __all__ = ["HostStep", "PlanReader"]
 
@@ -122,6 +130,8 @@ class PlanReader:
                 masks = [(row, item.rows[0].mask) for row, item in enumerate(items)]
             extras = self._slots.extras(slots, positions, masks=masks)
             return HostStep(plan.step, copies, batch, samples, extras)
+        for item in items:
+            _check_computable(item)
         slots = [row.slot for item in items for row in item.rows]
         positions = [item.start + row.offset + 1 for item in items for row in item.rows]
         scored = [
@@ -151,10 +161,18 @@ class PlanReader:
         self._tops_scored[start.slot] = params.prompt_logprobs or 0
 
 
+def _check_computable(item: WorkItem) -> None:
+    if item.kind is ItemKind.VERIFY or item.parent is not None:
+        what = "verifies guesses" if item.parent is None else "continues another of its step"
+        raise InvariantError(
+            f"the item of sequence {item.sequence_id} {what}, which this runner can't compute"
+        )
+
+
 def _only_decodes(items: Sequence[WorkItem]) -> bool:
     """Whether each is one token and the sample behind it, as in most steps."""
     for item in items:
-        if item.count != 1 or len(item.rows) != 1 or item.scored is not None:
+        if item.kind is not ItemKind.DECODE or len(item.rows) != 1 or item.scored is not None:
             return False
         if item.pooled is not None:
             return False

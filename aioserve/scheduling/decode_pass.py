@@ -16,7 +16,7 @@ from aioserve.scheduling.queue_head import QueueHead, head_of_queue
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.step_times import NUM_KEPT, StepSummary, summary_of
-from aioserve.steps.plan import PENDING_TOKEN, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
 __all__ = ["DecodePass", "decode_pass"]
 
@@ -254,6 +254,7 @@ class DecodePass:
                 sequence.slot,
                 lease := sequence.lease,
                 WorkItem(
+                    kind=ItemKind.DECODE,
                     sequence_id=sequence.sequence_id,
                     slot=sequence.slot,
                     start=lease.computed - 1,

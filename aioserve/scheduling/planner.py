@@ -33,11 +33,12 @@ from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.scheduling.view_maker import ViewMaker
 from aioserve.scheduling.wishes import chosen_decodes, grant_wishes
-from aioserve.steps.plan import PENDING_TOKEN, SampleRow, ScoredTokens, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, ScoredTokens, StepPlan, WorkItem
 
 __all__ = ["StepPlanner"]
 
 PENDING_IDS = (PENDING_TOKEN,)
+PREFILL, DECODE = ItemKind.PREFILL, ItemKind.DECODE
 NO_ROWS: tuple[SampleRow, ...] = ()
 
 
@@ -199,6 +200,7 @@ class StepPlanner:
             counters.tokens_processed += 1
             self.budget -= 1
             item = WorkItem(
+                kind=DECODE,
                 sequence_id=sequence.sequence_id,
                 slot=slot,
                 start=start,
@@ -477,6 +479,7 @@ class StepPlanner:
             counters.tokens_prefilled += min(end, prompt) - start
         self.budget -= count
         item = WorkItem(
+            kind=DECODE if count == 1 and start >= prompt else PREFILL,
             sequence_id=sequence.sequence_id,
             slot=sequence.slot,
             start=start,

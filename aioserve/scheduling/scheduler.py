@@ -37,11 +37,13 @@ from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 from aioserve.steps.outcome import StepOutcome, check_outcome
-from aioserve.steps.plan import MAX_SCORED_TOKENS, StepPlan
+from aioserve.steps.plan import MAX_SCORED_TOKENS, ItemKind, StepPlan
 
 __all__ = ["Scheduler"]
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+VERIFY = ItemKind.VERIFY
 
 MAX_PLANNING_FAILURES = 16
 """In a row: the next one is raised. Whatever it is, it is no matter of single requests."""
@@ -258,7 +260,7 @@ class Scheduler:
         updates: list[SequenceUpdate] = []
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
-        index = -1
+        index, end, counts = -1, 0, outcome.token_counts
         num_tokens = scores_read = pools_read = 0
         for sequence, slot, _, item in books.in_flight.pop(plan.step):
             # Of a family's entries, which have one item, the first is the prompt's own.
@@ -275,6 +277,8 @@ class Scheduler:
             if not item.rows:
                 continue
             index += 1
+            begin = end
+            end += counts.get(index, 1) if counts else 1
             # The one place where results in flight are dropped: the sequence has ended, or was
             # preempted, and will sample the same token again: noise depends on the position.
             drops = sequence.slot != slot
@@ -296,21 +300,25 @@ class Scheduler:
                 updates.append(_looked_at(sequence))
                 ended.append(sequence)
                 continue
-            num_tokens += 1
-            token_id = token_ids[index]
-            reason = sequence.append(token_id)
+            for at in range(begin, end):
+                num_tokens += 1
+                token_id = token_ids[at]
+                reason = sequence.append(token_id)
+                updates.append(
+                    SequenceUpdate(
+                        sequence.sequence_id, token_id, reason, logprobs=outcome.logprobs.get(at)
+                    )
+                )
+                if reason is not None:  # what was sampled behind it is nothing
+                    ended.append(sequence)
+                    break
             if sequence.first_token_seconds is None:
                 sequence.first_token_seconds = now_seconds
             sequence.last_token_seconds = now_seconds
             sequence.pending -= 1
             sequence.proven_pages = item.page_ids
-            updates.append(
-                SequenceUpdate(
-                    sequence.sequence_id, token_id, reason, logprobs=outcome.logprobs.get(index)
-                )
-            )
-            if reason is not None:
-                ended.append(sequence)
+            if item.kind is VERIFY:  # guesses behind the tokens that were kept are in no answer
+                self.memory.truncate(sequence.lease, sequence.num_known - 1)
         books.counters.tokens_generated += num_tokens
         books.end(ended)
         if broken:

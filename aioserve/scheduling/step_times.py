@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.steps.plan import StepPlan, WorkItem
+from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 
 __all__ = ["NUM_KEPT", "StepSummary", "StepTimes", "summary_of"]
 
@@ -31,9 +31,9 @@ class StepSummary(msgspec.Struct, frozen=True, gc=False):
 
     step: int
     prefill_tokens: int
-    """In work items of more than one token."""
+    """That were known when the step was planned: of prompts, and of what is computed anew."""
     decodes: int
-    """Work items of one token."""
+    """Sequences of which the step computes the token sampled last."""
     context_tokens: int
     """Tokens that the step attended to: for each item, all up to its last."""
     seconds: float
@@ -113,7 +113,7 @@ def summary_of(step: int, items: Iterable[WorkItem], seconds: float) -> StepSumm
     prefill = decodes = context = 0
     for item in items:
         context += item.start + item.count
-        if item.count == 1:
+        if item.kind is ItemKind.DECODE:
             decodes += 1
         else:
             prefill += item.count

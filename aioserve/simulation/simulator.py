@@ -47,7 +47,7 @@ from aioserve.simulation.table_steps import TableSteps, steps_of
 from aioserve.simulation.timeline import Timeline
 from aioserve.simulation.token_gaps import TokenGaps
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.plan import StepPlan
+from aioserve.steps.plan import ItemKind, StepPlan
 from aioserve.traces.checks import named
 from aioserve.traces.request import END_TOKEN, TraceRequest
 
@@ -426,10 +426,7 @@ class _Run:
         timeline.add(
             plan,
             requests=[record.request.number for record in records],
-            decodes=[
-                item.count == 1 and item.start >= record.request.prompt_tokens
-                for item, record in zip(plan.items, records, strict=True)
-            ],
+            decodes=[item.kind is ItemKind.DECODE for item in plan.items],
             preempted=[
                 self.active[victim].request.number
                 for victim in plan.preempted

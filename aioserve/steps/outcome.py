@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +21,16 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step: int
     """Number of the plan that it is the outcome of."""
     token_ids: tuple[int, ...]
-    """The id sampled from each row."""
+    """The ids sampled, row by row."""
+    token_counts: dict[int, int] = {}
+    """Index of a row -> how many tokens it has, where that isn't one. A row with an error has one
+    id, whatever it is."""
     row_errors: dict[int, str] = {}
     """Index of a row -> why its logits could not be sampled (for example NaN)."""
     row_failures: dict[int, str] = {}
     """Index of a row -> what went wrong with it, though nothing is wrong with its logits."""
     logprobs: dict[int, Logprobs] = {}
-    """Index of a row -> what its slot asked for."""
+    """Index of a token in `token_ids` -> what its slot asked for."""
     scored: tuple[Logprobs, ...] = ()
     """Of the targets of all items' `scored`, one item after the other."""
     pooled: tuple[npt.NDArray[np.float32], ...] = ()
@@ -37,12 +42,18 @@ def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
     sums."""
     if outcome.step != plan.step:
         raise InvariantError(f"step {plan.step} got the outcome of step {outcome.step}")
-    rows = plan.num_rows
-    named = {*outcome.row_errors, *outcome.row_failures, *outcome.logprobs}
-    if len(outcome.token_ids) != rows or not all(0 <= row < rows for row in named):
+    rows, counts, num_ids = plan.num_rows, outcome.token_counts, len(outcome.token_ids)
+    named = {*outcome.row_errors, *outcome.row_failures}
+    if (
+        num_ids != rows - len(counts) + sum(counts.values())
+        or not all(0 <= row < rows for row in named)
+        or not all(0 <= index < num_ids for index in outcome.logprobs)
+        or (counts and not _may_have(plan, counts))
+    ):
         raise InvariantError(
-            f"step {plan.step} has {rows} rows, its outcome {len(outcome.token_ids)} tokens and "
-            f"something to say of the rows {sorted(named)}"
+            f"step {plan.step} has {rows} rows, its outcome {num_ids} tokens, of rows {counts}, "
+            f"and something to say of the rows {sorted(named)} and tokens "
+            f"{sorted(outcome.logprobs)}"
         )
     if len(outcome.scored) != plan.num_scored:
         raise InvariantError(
@@ -52,3 +63,8 @@ def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
         raise InvariantError(
             f"step {plan.step} pools {plan.num_pooled} items, its outcome {len(outcome.pooled)}"
         )
+
+
+def _may_have(plan: StepPlan, token_counts: Mapping[int, int]) -> bool:
+    most = dict(enumerate([item.most_tokens(row) for item in plan.items for row in item.rows]))
+    return all(1 <= count <= most.get(row, 0) for row, count in token_counts.items())

@@ -12,12 +12,14 @@ Only a slot's start carries anything but numbers; from then on items and rows na
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import PageCopy
 
@@ -25,6 +27,7 @@ __all__ = [
     "MAX_SCORED_TOKENS",
     "NO_TOKEN_LEFT",
     "PENDING_TOKEN",
+    "ItemKind",
     "PooledTokens",
     "SampleRow",
     "ScoredTokens",
@@ -64,12 +67,25 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Make the `aioserve.sampling.processors.GuardedProcessor`s of the slot."""
 
 
+class ItemKind(Enum):
+    """What the tokens of an item are."""
+
+    PREFILL = 0
+    """Known before the step is planned: part of a prompt, or computed anew, or forced."""
+    DECODE = 1
+    """One token behind the prompt, the last of its sequence."""
+    VERIFY = 2
+    """The last token of a sequence and guesses of those behind it, of which the step keeps as many
+    as it would have sampled."""
+
+
 class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row of logits that a step samples from."""
 
     offset: int
     """Index among the item's tokens of the one whose logits these are, in `[0, count)`. The token
-    sampled from them has position `start + offset + 1`."""
+    sampled from them has position `start + offset + 1`. Where the item is to verify guesses, the
+    row goes on for as long as the sampled token is the item's next one, and has a token more."""
     slot: int
     """Whose parameters and noise decide, and whose last token the sampled one becomes."""
     mask: npt.NDArray[np.int32] | None = None
@@ -86,6 +102,9 @@ class ScoredTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """int32 `[N]`, N at least 1: target `i` is behind the token at `offset + i`, which the item
     computes; the last one may be behind its last token."""
 
+    def __len__(self) -> int:
+        return len(self.target_ids)
+
 
 class PooledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of an item over whose hidden states a sum is wanted: those at `[offset, offset +
@@ -95,6 +114,9 @@ class PooledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     offset: int
     count: int
 
+    def __len__(self) -> int:
+        return self.count
+
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`count` tokens of one sequence, from position `start`, in one step.
@@ -102,8 +124,13 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     The KV of positions `[0, start)` is in the sequence's pages already; this item computes
     `[start, start + count)`. Several rows may name one offset: samples of a prompt that begin to
     differ with the token that is sampled there.
+
+    An item with a parent begins where that one ends, and what is before it is what is before and
+    in the parent: a branch of a tree of guesses, or a sample of a prompt. It has a slot of its own,
+    whose pages hold its own tokens alone.
     """
 
+    kind: ItemKind
     sequence_id: int
     """For logs and tests; the runner goes by the slot."""
     slot: int
@@ -118,6 +145,17 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is sampled; none while a prompt is only computed in part."""
     scored: ScoredTokens | None = None
     pooled: PooledTokens | None = None
+    parent: int | None = None
+    """Index of an item before it in the plan."""
+
+    @property
+    def end(self) -> int:
+        """Position behind its last token."""
+        return self.start + self.count
+
+    def most_tokens(self, row: SampleRow) -> int:
+        """How many tokens may come of one of its rows."""
+        return self.count - row.offset if self.kind is ItemKind.VERIFY else 1
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -139,27 +177,57 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     preempted: tuple[int, ...] = ()
     """Ids of the sequences that gave their pages back since the step before was planned."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that this step computes."""
-        return sum([item.count for item in self.items])
+    num_tokens: int = 0
+    """Tokens that this step computes. This total, and those below, follow from the items."""
+    num_sequences: int = 0
+    """Sequences in this step, those included that begin with it."""
+    num_rows: int = 0
+    """Rows that this step samples."""
+    num_scored: int = 0
+    """Tokens of prompts whose log-probabilities this step gives."""
+    num_pooled: int = 0
+    """Items of which this step gives a sum of hidden states."""
 
-    @property
-    def num_sequences(self) -> int:
-        """Sequences in this step, those included that begin with it."""
-        return sum([len(item.rows) or 1 for item in self.items])
+    def __post_init__(self) -> None:
+        items = self.items
+        rows = [len(item.rows) for item in items]
+        num_rows = sum(rows)
+        told = [i for i in items if i.scored is not None or i.pooled is not None]
+        totals = {
+            "num_tokens": sum([item.count for item in items]),
+            "num_sequences": num_rows + rows.count(0),
+            "num_rows": num_rows,
+            "num_scored": sum([len(i.scored.target_ids) for i in told if i.scored is not None]),
+            "num_pooled": sum([item.pooled is not None for item in told]),
+        }
+        for name, total in totals.items():
+            msgspec.structs.force_setattr(self, name, total)
 
-    @property
-    def num_rows(self) -> int:
-        """Rows that this step samples."""
-        return sum([len(item.rows) for item in self.items])
-
-    @property
-    def num_scored(self) -> int:
-        """Tokens of prompts whose log-probabilities this step gives."""
-        return sum([len(i.scored.target_ids) for i in self.items if i.scored is not None])
-
-    @property
-    def num_pooled(self) -> int:
-        """Items of which this step gives a sum of hidden states."""
-        return sum([item.pooled is not None for item in self.items])
+    def check(self) -> None:
+        """Raise `InvariantError` for an item that isn't what its kind says, or whose parent isn't
+        before it, or whose rows are of none of its tokens."""
+        for index, item in enumerate(self.items):
+            what = f"step {self.step}: item {index} ({item.kind.name}, {item.count} tokens)"
+            if item.count < 1 or item.start < 0 or len(item.token_ids) != item.count:
+                raise InvariantError(
+                    f"{what} computes from {item.start} and brings {len(item.token_ids)} ids"
+                )
+            if item.kind is ItemKind.DECODE and item.count != 1:
+                raise InvariantError(f"{what} must have one token")
+            if item.kind is ItemKind.VERIFY and [row.offset for row in item.rows] != [0]:
+                raise InvariantError(f"{what} must have one row, of its first token")
+            offsets = [row.offset for row in item.rows]
+            for part in (item.scored, item.pooled):
+                if part is not None:
+                    offsets += [part.offset, part.offset + len(part) - 1]
+            for offset in offsets:
+                if not 0 <= offset < item.count:
+                    raise InvariantError(f"{what} has a row of token {offset}")
+            if item.parent is not None:
+                if not 0 <= item.parent < index:
+                    raise InvariantError(f"{what} has item {item.parent} for its parent")
+                if item.start != self.items[item.parent].end:
+                    raise InvariantError(
+                        f"{what} begins at {item.start}, and its parent, item {item.parent}, "
+                        f"ends at {self.items[item.parent].end}"
+                    )

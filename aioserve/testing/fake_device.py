@@ -89,10 +89,12 @@ def expected_hidden(token_ids: Sequence[int]) -> npt.NDArray[np.float64]:
 class FakeDevice:
     """Pages, host pages and slots. Synchronous: one step at a time.
 
-    A plan that no runner could compute raises ValueError: ids or page tables too short, pages or
-    slots outside the device or that haven't started, one page written by two items, rows and scores
-    of tokens that the item doesn't compute, and a mask where no structured output is asked for, or
-    none where it is. What it draws has nothing to do with masks: one that leaves it out is another.
+    A plan that no runner could compute raises `InvariantError`, as `StepPlan.check` does, or
+    ValueError: page tables too short, pages or slots outside the device or that haven't started,
+    one page written by two items, and a mask where no structured output is asked for, or none where
+    it is. What it draws has nothing to do with masks: one that leaves it out is another.
+
+    Unlike other runners it verifies guesses, and computes items that have parents.
     """
 
     def __init__(
@@ -115,16 +117,28 @@ class FakeDevice:
             self._copy(copy)
         for item in plan.items:
             if item.count == 1:
-                self._write_one(item)
+                self._write_one(plan, item)
             else:
-                self._write(item)
-        token_ids = [self._sample(item, row) for item in plan.items for row in item.rows]
+                self._write(plan, item)
+        token_ids: list[int] = []
+        counts: dict[int, int] = {}
+        logprobs: dict[int, Logprobs] = {}
+        rows = [(item, row) for item in plan.items for row in item.rows]
+        for index, (item, row) in enumerate(rows):
+            first, top = len(token_ids), self._start_of(row.slot).params.logprobs
+            token_ids += self._sample(plan, item, row)
+            if len(token_ids) > first + 1:
+                counts[index] = len(token_ids) - first
+            for at in range(first, len(token_ids) if top is not None else first):
+                total = self._total(plan, item, row.offset + at - first)
+                logprobs[at] = logprobs_of(total, token_ids[at], top or 0)
         return StepOutcome(
             step=plan.step,
             token_ids=tuple(token_ids),
-            logprobs=self._logprobs(plan, token_ids),
-            scored=tuple([score for item in plan.items for score in self._scored(item)]),
-            pooled=tuple([self._pooled(item) for item in plan.items if item.pooled is not None]),
+            token_counts=counts,
+            logprobs=logprobs,
+            scored=tuple([score for item in plan.items for score in self._scored(plan, item)]),
+            pooled=tuple([self._pooled(plan, i) for i in plan.items if i.pooled is not None]),
         )
 
     def execute_in_part(self, plan: StepPlan, parts: int) -> None:
@@ -156,34 +170,20 @@ class FakeDevice:
             self._last_tokens[start.slot] = PENDING_TOKEN
 
     def _check(self, plan: StepPlan) -> None:
+        plan.check()
         num_pages, page_size = self._kv.shape
         writers: dict[int, int] = {}
         named = [NO_PAGES]
         for item in plan.items:
-            end = item.start + item.count
+            end = item.end
             used = item.page_ids[: pages_for(end, page_size)]
             what = f"step {plan.step}: item of sequence {item.sequence_id}"
-            if item.start < 0 or len(item.token_ids) != item.count:
-                raise ValueError(
-                    f"{what} computes {item.count} tokens from {item.start} and brings "
-                    f"{len(item.token_ids)} ids"
-                )
             if len(used) * page_size < end:
                 raise ValueError(f"{what} ends at {end} and has {len(used)} pages of {page_size}")
             named.append(used)
-            if item.count < 1:
-                raise ValueError(f"{what} computes {item.count} tokens, from {item.start}")
             for slot in (item.slot, *(row.slot for row in item.rows)):
                 if not 0 <= slot < len(self._slots) or self._slots[slot] is None:
                     raise ValueError(f"{what} names slot {slot}, which hasn't started")
-            offsets = [row.offset for row in item.rows]
-            if (scored := item.scored) is not None:
-                offsets += [scored.offset, scored.offset + len(scored.target_ids) - 1]
-            if (pooled := item.pooled) is not None:
-                offsets += [pooled.offset, pooled.offset + pooled.count - 1]
-            for offset in offsets:
-                if not 0 <= offset < item.count:
-                    raise ValueError(f"{what} has a row of token {offset} of {item.count}")
             for page in used[item.start // page_size :].tolist():
                 other = writers.setdefault(page, item.sequence_id)
                 if other != item.sequence_id:
@@ -208,83 +208,84 @@ class FakeDevice:
         target[copy.target, :count] = source[copy.source, :count]
         target[copy.target, count:] = JUNK
 
-    def _write(self, item: WorkItem) -> None:
+    def _write(self, plan: StepPlan, item: WorkItem) -> None:
         ids = np.array(item.token_ids, np.int64)
-        if ids[-1] == PENDING_TOKEN:
-            ids[-1] = self._last_tokens[item.slot]
-        positions = np.arange(item.start, item.start + item.count)
+        ids[ids == PENDING_TOKEN] = self._last_tokens[item.slot]
+        positions = np.arange(item.start, item.end)
         pages = item.page_ids[positions // self.page_size]
-        entries = entries_of(ids, item.start, self._entry_before(item))
+        entries = entries_of(ids, item.start, self._entry_before(plan, item))
         self._kv[pages, positions % self.page_size] = entries
 
-    def _write_one(self, item: WorkItem) -> None:
+    def _write_one(self, plan: StepPlan, item: WorkItem) -> None:
         token_id, start, page_size = int(item.token_ids[0]), item.start, self.page_size
         if token_id == PENDING_TOKEN:
             token_id = self._last_tokens[item.slot]
-        before = self._entry_before(item)
+        before = self._entry_before(plan, item)
         entry = (before + _scatter(token_id * TOKEN_STRIDE + start + 1)) & BITS_63
         page = int(item.page_ids[start // page_size])
         self._entries[page * page_size + start % page_size] = entry | (before & JUNK_BIT)
 
-    def _entry_before(self, item: WorkItem) -> int:
+    def _entry_before(self, plan: StepPlan, item: WorkItem) -> int:
         """The entry of the token before the item's first, from the page that holds it."""
         if item.start == 0:
             return 0
+        holder = item if item.parent is None else plan.items[item.parent]
         index, offset = divmod(item.start - 1, self.page_size)
-        return self._entries.item(int(item.page_ids[index]) * self.page_size + offset)
+        return self._entries.item(int(holder.page_ids[index]) * self.page_size + offset)
 
-    def _sample(self, item: WorkItem, row: SampleRow) -> int:
+    def _sample(self, plan: StepPlan, item: WorkItem, row: SampleRow) -> list[int]:
+        """One token; of guesses, as many as are what is sampled, and one behind them."""
         start = self._start_of(row.slot)
-        token_id = self._drawn(item, row, start)
         if (row.mask is not None) != (start.params.structured_output is not None):
             raise ValueError(f"a row of slot {row.slot} has a mask {row.mask}")
-        if row.mask is not None and not row.mask[token_id // 32] >> token_id % 32 & 1:
-            self.stray(row, token_id)
-        self._last_tokens[row.slot] = token_id
-        return token_id
+        token_ids: list[int] = []
+        for offset in range(row.offset, row.offset + item.most_tokens(row)):
+            token_id = self._drawn(self._total(plan, item, offset), item, row, start)
+            if row.mask is not None and not row.mask[token_id // 32] >> token_id % 32 & 1:
+                self.stray(row, token_id)
+            token_ids.append(token_id)
+            if offset + 1 < item.count and item.token_ids[offset + 1] != token_id:
+                break
+        self._last_tokens[row.slot] = token_ids[-1]
+        return token_ids
 
     def stray(self, row: SampleRow, token_id: int) -> None:
         """What is drawn is nothing that the row's mask allows. Raises `ValueError`."""
         raise ValueError(f"slot {row.slot} draws {token_id}, which its mask doesn't allow")
 
-    def _drawn(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
-        return token_of(self._total(item, row.offset), start.seed)
+    def _drawn(self, total: int, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
+        return token_of(total, start.seed)
 
-    def _total(self, item: WorkItem, offset: int) -> int:
+    def _total(self, plan: StepPlan, item: WorkItem, offset: int) -> int:
         """The weighted sum of the entries up to the item's token at `offset`."""
         end = item.start + offset + 1
         if end > len(self._weights):
             self._weights = weights_of(2 * end)
+        return int(np.dot(self._entries_up_to(plan, item, end), self._weights[:end]))
+
+    def _entries_up_to(self, plan: StepPlan, item: WorkItem, end: int) -> npt.NDArray[np.uint64]:
         entries = self._kv[item.page_ids[: pages_for(end, self.page_size)]].reshape(-1)[:end]
-        return int(np.dot(entries, self._weights[:end]))
+        if item.parent is not None:
+            before = self._entries_up_to(plan, plan.items[item.parent], item.start)
+            entries = np.concatenate((before, entries[item.start :]))
+        return entries
 
-    def _logprobs(self, plan: StepPlan, token_ids: Sequence[int]) -> dict[int, Logprobs]:
-        rows = [(item, row) for item in plan.items for row in item.rows]
-        counts = [self._start_of(row.slot).params.logprobs for _, row in rows]
-        return {
-            index: logprobs_of(self._total(item, row.offset), token_id, count)
-            for index, ((item, row), token_id, count) in enumerate(
-                zip(rows, token_ids, counts, strict=True)
-            )
-            if count is not None
-        }
-
-    def _scored(self, item: WorkItem) -> list[Logprobs]:
+    def _scored(self, plan: StepPlan, item: WorkItem) -> list[Logprobs]:
         scored = item.scored
         if scored is None:
             return []
         count = self._start_of(item.slot).params.prompt_logprobs or 0
         return [
-            logprobs_of(self._total(item, offset), token_id, count)
+            logprobs_of(self._total(plan, item, offset), token_id, count)
             for offset, token_id in enumerate(scored.target_ids.tolist(), scored.offset)
         ]
 
-    def _pooled(self, item: WorkItem) -> npt.NDArray[np.float32]:
+    def _pooled(self, plan: StepPlan, item: WorkItem) -> npt.NDArray[np.float32]:
         pooled = item.pooled
         if pooled is None:
             return np.zeros(HIDDEN_SIZE, np.float32)
         offsets = range(pooled.offset, pooled.offset + pooled.count)
-        states = [hidden_of(self._total(item, o), item.start + o) for o in offsets]
+        states = [hidden_of(self._total(plan, item, o), item.start + o) for o in offsets]
         return np.array(states, np.float32).sum(axis=0)
 
     def _start_of(self, slot: int) -> SlotStart:

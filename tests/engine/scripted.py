@@ -41,8 +41,7 @@ class ScriptedDevice(FakeDevice):
         """Which one an answer that begins is."""
         return start.seed % len(self._answers)
 
-    def _drawn(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
-        super()._drawn(item, row, start)
+    def _drawn(self, total: int, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
         last, number, count = self._given.get(row.slot, (None, 0, 0))
         if last is start:
             count += 1

@@ -20,6 +20,7 @@ from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.steps.plan import (
     PENDING_TOKEN,
+    ItemKind,
     PooledTokens,
     SampleRow,
     ScoredTokens,
@@ -42,6 +43,7 @@ def item(
 ) -> WorkItem:
     """`rows`: (offset, slot)."""
     return WorkItem(
+        kind=ItemKind.DECODE if len(token_ids) == 1 else ItemKind.PREFILL,
         sequence_id=slot,
         slot=slot,
         start=at,
@@ -76,6 +78,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         page_ids = np.arange(free_page, free_page + pages, dtype=np.int32)[::-1]
         items.append(
             WorkItem(
+                kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
                 sequence_id=slot,
                 slot=slot,
                 start=at,
@@ -151,6 +154,7 @@ def runs(draw: st.DrawFn) -> tuple[list[StepPlan], int]:
             offsets = draw(st.sampled_from([(0,), (0,), (0,), (), (0, 0)]))
             items.append(
                 WorkItem(
+                    kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
                     sequence_id=slot,
                     slot=slot,
                     start=at,
@@ -317,3 +321,15 @@ def test_rows_to_score_and_rows_to_pool_come_behind_those_that_are_sampled():
     assert step.batch is not None
     assert step.batch.logit_rows.tolist() == [0, 0]
     assert (step.pooled, step.num_logits) == ((1,), 1)
+
+
+def test_what_this_runner_cannot_compute_is_refused_by_name():
+    reader = PlanReader(16, NUM_SLOTS)
+    reader.read(StepPlan(step=0, started_slots=(start(3),), items=()))
+    prompt = item(3, 0, [7, 8], [(1, 3)])
+    guesses = msgspec.structs.replace(item(3, 2, [9, 9], [(0, 3)]), kind=ItemKind.VERIFY)
+    with pytest.raises(InvariantError, match="sequence 3 verifies guesses, which this runner"):
+        reader.read(StepPlan(step=1, items=(guesses,)))
+    branch = msgspec.structs.replace(item(3, 2, [9]), parent=0)
+    with pytest.raises(InvariantError, match="sequence 3 continues another of its step"):
+        reader.read(StepPlan(step=2, items=(prompt, branch)))

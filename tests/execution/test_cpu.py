@@ -17,7 +17,7 @@ from aioserve.ops import Backend, Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import CopyKind, PageCopy
-from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
 from tests.ops.scenarios import BACKENDS, NATIVE, allocate
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -91,6 +91,7 @@ async def run(
 def item(slot: int, start: int, ids: list[int], *samples: int) -> WorkItem:
     """Samples from its last token for each of these slots."""
     return WorkItem(
+        kind=ItemKind.DECODE if len(ids) == 1 else ItemKind.PREFILL,
         sequence_id=slot,
         slot=slot,
         start=start,
@@ -182,7 +183,15 @@ async def test_memory_is_provided_past_the_pages_that_steps_have_written(monkeyp
 
     await is_asked_for(0, 1)
     pages = np.array([3], np.int32)
-    writes = WorkItem(sequence_id=0, slot=0, start=0, count=2, token_ids=[6, 7], page_ids=pages)
+    writes = WorkItem(
+        kind=ItemKind.PREFILL,
+        sequence_id=0,
+        slot=0,
+        start=0,
+        count=2,
+        token_ids=[6, 7],
+        page_ids=pages,
+    )
     await runner.launch(StepPlan(step=1, started_slots=starts(0), items=(writes,)))
     await is_asked_for(4, 5)
     await runner.launch(StepPlan(step=2, items=(item(0, 3, [20], 0),)))

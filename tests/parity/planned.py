@@ -13,7 +13,7 @@ from aioserve.models.decoder import Decoder
 from aioserve.ops import Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import PageCopy
-from aioserve.steps.plan import SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
 
 GREEDY = SamplingParams(temperature=0.0)
 NUM_SLOTS = 32
@@ -68,6 +68,7 @@ def item(
 ) -> WorkItem:
     """Compute `token_ids` from position `start`, and sample for these slots, by default its own."""
     return WorkItem(
+        kind=ItemKind.DECODE if len(token_ids) == 1 else ItemKind.PREFILL,
         sequence_id=slot,
         slot=slot,
         start=start,

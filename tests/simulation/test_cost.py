@@ -14,7 +14,7 @@ from aioserve.capacity.models import ModelShape
 from aioserve.errors import ConfigError
 from aioserve.simulation.cost import CostTable, RooflineCost, StepLoad, read_cost_table
 from aioserve.steps.pages import CopyKind, PageCopy
-from aioserve.steps.plan import SampleRow, StepPlan, WorkItem
+from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
 
 MODEL = ModelShape(
     layer_params=900,
@@ -33,6 +33,7 @@ def step(
     pages = np.empty(0, np.int32)
     work = [
         WorkItem(
+            kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
             sequence_id=1,
             slot=0,
             start=start,

@@ -17,7 +17,7 @@ from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.table_steps import StepsOutside, TableSteps
-from aioserve.steps.plan import SampleRow, StepPlan, WorkItem
+from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
 from aioserve.traces.request import TraceRequest
 
 RATIOS = (0.5, 1.5)
@@ -45,6 +45,7 @@ def run(cost: Any, *, count: int = 4, prompt_tokens: int = 40, **options: Any) -
 
 def decode(slot: int, start: int) -> WorkItem:
     return WorkItem(
+        kind=ItemKind.DECODE,
         sequence_id=slot,
         slot=slot,
         start=start,

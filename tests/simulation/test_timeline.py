@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from aioserve.simulation.timeline import Preempted, Timeline
-from aioserve.steps.plan import StepPlan, WorkItem
+from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 
 NO_PAGES = np.empty(0, np.int32)
 
@@ -15,7 +15,15 @@ def add(
 ) -> None:
     """A step of a second; `items` are request, tokens, and whether it goes on with its answer."""
     work = [
-        WorkItem(sequence_id=n, slot=0, start=0, count=tokens, token_ids=(), page_ids=NO_PAGES)
+        WorkItem(
+            kind=ItemKind.DECODE if tokens == 1 else ItemKind.PREFILL,
+            sequence_id=n,
+            slot=0,
+            start=0,
+            count=tokens,
+            token_ids=(),
+            page_ids=NO_PAGES,
+        )
         for n, tokens, _ in items
     ]
     plan = StepPlan(step=step, items=tuple(work))

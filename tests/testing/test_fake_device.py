@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import CopyKind, PageCopy
-from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.testing import FakeDevice, expected_tokens
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -25,6 +26,7 @@ def item(start, ids, pages, *, sequence_id=1, sample=True, slot=None, slots=()) 
     slot = sequence_id if slot is None else slot
     rows = [SampleRow(offset=len(ids) - 1, slot=each) for each in (slot, *slots)]
     return WorkItem(
+        kind=ItemKind.DECODE if len(ids) == 1 else ItemKind.PREFILL,
         sequence_id=sequence_id,
         slot=slot,
         start=start,
@@ -244,10 +246,10 @@ def past_its_end() -> WorkItem:
         ([item(0, [1], [5], slot=8)], (), "slot 8, which hasn't started"),
         ([item(0, [1], [5], slot=-1)], (), "slot -1, which hasn't started"),
         ([item(0, [1], [5], slots=[7])], (), "slot 7, which hasn't started"),
-        ([item(-1, [1], [5])], (), "computes 1 tokens from -1"),
-        ([item(1, [], [5], sample=False)], (), "computes 0 tokens"),
-        ([item(1, [], [5])], (), "computes 0 tokens"),
-        ([past_its_end()], (), "has a row of token 1 of 1"),
+        ([item(-1, [1], [5])], (), "computes from -1"),
+        ([item(1, [], [5], sample=False)], (), "0 tokens\\) computes"),
+        ([item(1, [], [5])], (), "0 tokens\\) computes"),
+        ([past_its_end()], (), "has a row of token 1"),
         ([], [PageCopy(CopyKind.DEVICE, 0, 12, 1)], "target=12.* 12 pages"),
         ([], [PageCopy(CopyKind.DEVICE, -1, 1, 1)], "source=-1"),
         ([], [PageCopy(CopyKind.DEVICE, 0, 1, 5)], "num_tokens=5"),
@@ -257,5 +259,34 @@ def past_its_end() -> WorkItem:
 )
 def test_a_plan_that_no_runner_could_compute_is_refused(items, copies, message):
     it = device(seeds=(3,) * 7)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, InvariantError), match=message):
         step(it, *items, copies=copies)
+
+
+@pytest.mark.parametrize(("num_right", "num_wrong"), [(0, 1), (1, 0), (2, 2), (4, 0)])
+def test_guesses_are_verified_up_to_the_first_wrong_one(num_right, num_wrong):
+    it = device()
+    step(it, item(0, PROMPT, [5, 3, 8, 6, 7]))
+    ids = [PENDING_TOKEN, *TOKENS[1 : 1 + num_right], *[300] * num_wrong]
+    guesses = item(10, ids, [5, 3, 8, 6, 7])
+    rows = (SampleRow(offset=0, slot=1),)
+    outcome = step(it, msgspec.structs.replace(guesses, kind=ItemKind.VERIFY, rows=rows))
+    assert outcome.token_ids == tuple(TOKENS[1 : 2 + num_right])
+    assert outcome.token_counts == ({0: 1 + num_right} if num_right else {})
+    assert decode(it, [5, 3, 8, 6, 7], 2, start=11 + num_right) == TOKENS[2 + num_right :][:2]
+
+
+def test_branches_go_on_from_their_parents():
+    it = device()
+    root = item(0, PROMPT, [5, 3, 8])
+    one = item(10, [7], [0, 0, 9], sequence_id=2)
+    two = item(10, [8, 9], [0, 0, 10], sequence_id=3)
+    leaf = item(12, [4], [0, 0, 0, 11], sequence_id=4)
+    parents = [None, 0, 0, 2]
+    items = [
+        msgspec.structs.replace(each, parent=parent)
+        for each, parent in zip([root, one, two, leaf], parents, strict=True)
+    ]
+    branches = [PROMPT, [*PROMPT, 7], [*PROMPT, 8, 9], [*PROMPT, 8, 9, 4]]
+    expected = [expected_tokens(ids, 1, seed=3)[0] for ids in branches]
+    assert list(step(it, *items).token_ids) == expected

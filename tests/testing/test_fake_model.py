@@ -18,7 +18,7 @@ from aioserve import (
     SchedulingPolicy,
     StepError,
 )
-from aioserve.steps.plan import SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.testing import (
     FakeDevice,
     FakeModel,
@@ -119,6 +119,7 @@ def test_the_tokenizer_has_one_token_per_byte():
 def test_a_plan_that_writes_under_a_step_in_flight_is_refused():
     def item(slot: int, start: int, count: int, pages: list[int], *others: int) -> WorkItem:
         return WorkItem(
+            kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
             sequence_id=slot,
             slot=slot,
             start=start,

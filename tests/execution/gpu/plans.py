@@ -15,7 +15,7 @@ from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import StepModel
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import PageCopy
-from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.testing.fake_gpu import FakeGpu
 from aioserve.testing.fake_gpu_model import FakeStepModel
 from aioserve.testing.simulated_host import SimulatedHost
@@ -71,6 +71,7 @@ def item(
     """Samples for `rows`, slots, from its last token; for its own where none are given."""
     slots = [slot] if rows is None else rows
     return WorkItem(
+        kind=ItemKind.DECODE if len(token_ids) == 1 else ItemKind.PREFILL,
         sequence_id=slot,
         slot=slot,
         start=start,

@@ -1,0 +1,94 @@
+"""What a plan may say, and what is counted of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from aioserve.errors import InvariantError
+from aioserve.steps.outcome import StepOutcome, check_outcome
+from aioserve.steps.plan import (
+    ItemKind,
+    PooledTokens,
+    SampleRow,
+    ScoredTokens,
+    StepPlan,
+    WorkItem,
+)
+
+
+def item(kind: ItemKind, start: int, count: int, *offsets: int, **more: Any) -> WorkItem:
+    return WorkItem(
+        kind=kind,
+        sequence_id=1,
+        slot=0,
+        start=start,
+        count=count,
+        token_ids=[5] * count,
+        page_ids=np.zeros(8, np.int32),
+        rows=tuple(SampleRow(offset=offset, slot=0) for offset in offsets),
+        **more,
+    )
+
+
+PREFILL, DECODE, VERIFY = ItemKind.PREFILL, ItemKind.DECODE, ItemKind.VERIFY
+
+
+def test_totals_are_those_of_the_items() -> None:
+    scored = ScoredTokens(offset=0, target_ids=np.array([1, 2], np.int32))
+    pooled = PooledTokens(offset=1, count=2)
+    items = (
+        item(DECODE, 9, 1, 0),
+        item(PREFILL, 0, 6, 5, 5),
+        item(PREFILL, 4, 3, scored=scored, pooled=pooled),
+        item(VERIFY, 7, 4, 0),
+    )
+    plan = StepPlan(step=1, items=items)
+    plan.check()
+    totals = [getattr(plan, f"num_{what}") for what in ("tokens", "sequences", "rows", "scored")]
+    assert totals == [14, 5, 4, 2]
+    assert plan.num_pooled == 1
+    part = msgspec.structs.replace(plan, items=items[:1])
+    assert (part.num_tokens, part.num_rows, part.num_scored) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([item(DECODE, 4, 2)], "DECODE, 2 tokens.* must have one token"),
+        ([item(VERIFY, 4, 2)], "VERIFY.* must have one row"),
+        ([item(VERIFY, 4, 2, 1)], "VERIFY.* must have one row, of its first token"),
+        ([item(PREFILL, 4, 2, 2)], "row of token 2"),
+        ([item(PREFILL, 4, 2, parent=0)], "item 0 .* has item 0 for its parent"),
+        ([item(PREFILL, 4, 2), item(PREFILL, 6, 1, parent=3)], "has item 3 for its parent"),
+        ([item(PREFILL, 4, 2), item(PREFILL, 5, 1, parent=0)], "begins at 5.* ends at 6"),
+    ],
+)
+def test_an_item_that_is_not_what_it_says_is_refused(items: list[WorkItem], message: str) -> None:
+    with pytest.raises(InvariantError, match=message):
+        StepPlan(step=1, items=tuple(items)).check()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fits"),
+    [
+        ({"token_ids": (1, 2)}, True),
+        ({"token_ids": (1, 2, 3, 4), "token_counts": {1: 3}}, True),
+        ({"token_ids": (1, 2, 3, 4), "token_counts": {1: 3}, "logprobs": {4: None}}, False),
+        ({"token_ids": (1, 2, 3), "token_counts": {0: 2}}, False),
+        ({"token_ids": (1, 2, 3, 4, 5, 6), "token_counts": {1: 5}}, False),
+        ({"token_ids": (1, 2, 3), "token_counts": {1: 3}}, False),
+        ({"token_ids": (1,), "token_counts": {1: 0}}, False),
+        ({"token_ids": (1, 2), "row_errors": {2: "no"}}, False),
+    ],
+)
+def test_a_row_has_one_token_or_as_many_as_were_guessed(outcome: Any, fits: bool) -> None:
+    plan = StepPlan(step=1, items=(item(DECODE, 9, 1, 0), item(VERIFY, 7, 4, 0)))
+    if fits:
+        check_outcome(plan, StepOutcome(step=1, **outcome))
+        return
+    with pytest.raises(InvariantError, match="2 rows"):
+        check_outcome(plan, StepOutcome(step=1, **outcome))
