@@ -12,7 +12,7 @@ holder: pages that the tree holds are complete, and a page that two leases share
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -265,35 +265,6 @@ class KVMemory:
             return False
         lease.shares_partial_page = self.pool.ref_count(self._partial_page(lease)) > 1
         return lease.shares_partial_page
-
-    def grow(self, leases: Sequence[KVLease], count: int, first_step: int) -> None:
-        """What is left when each of `count` steps from number `first_step` on has reserved and
-        advanced one token of each of `leases`, none of which shares a page in part.
-
-        Raises `InvariantError` where so many pages can't be had.
-        """
-        size, last = self.page_size, first_step + count - 1
-        short = [
-            (lease, pages)
-            for lease in leases
-            if (pages := -(-(lease.computed + count) // size) - len(lease.page_table.page_ids)) > 0
-        ]
-        wanted = sum([pages for _, pages in short])
-        fresh = self._acquire(wanted, first_step)
-        if fresh is None:
-            raise InvariantError(f"fewer than {wanted} pages are left for steps up to {last}")
-        begin = 0
-        for lease, pages in short:
-            lease.page_table.append(fresh[begin : begin + pages])
-            begin += pages
-        for lease in leases:
-            lease.computed += count
-            lease.last_step = last
-
-    def frees_at_once(self, count: int) -> bool:
-        """Whether `make_free` would leave `count` pages free: it may evict some that are fenced."""
-        short = count - self.pool.num_free
-        return short <= 0 or (self.tree is not None and self.tree.frees_at_once(short))
 
     def make_free(self, count: int, step: int) -> None:
         """Evict until `count` pages are free, or nothing is left to evict."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["capacity_tokens", "pages_for", "token_location", "token_locations"]
+__all__ = ["capacity_tokens", "pages_for", "pages_for_each", "token_location", "token_locations"]
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -25,6 +25,13 @@ def pages_for(num_tokens: int, page_size: int) -> int:
             "num_tokens must be at least 0 and page_size at least 1, "
             f"got {num_tokens} and {page_size}"
         )
+    return -(-num_tokens // page_size)
+
+
+def pages_for_each(
+    num_tokens: npt.NDArray[np.integer[Any]], page_size: int
+) -> npt.NDArray[np.integer[Any]]:
+    """`pages_for` of each of an array of numbers from 0 on."""
     return -(-num_tokens // page_size)
 
 

@@ -269,17 +269,6 @@ class Books:
         self.pins.end_cut(cut)
         return [s for s in self.running if self.memory.shorten(s.lease, cut)] if cut else []
 
-    def pass_steps(self, count: int) -> None:
-        """So many steps more are launched and as many done, whose entries are those of sequences
-        that go on. Nothing is left for the next plan to carry."""
-        self.launched += count
-        self.slots.clear_changes()
-        self.clear_preempted()
-        done = self.launched - len(self.in_flight)
-        self.memory.complete(done)
-        self.slots.complete(done)
-        self.counters.steps += count
-
     # -- the policy's ear
 
     @property

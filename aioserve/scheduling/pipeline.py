@@ -39,17 +39,18 @@ class StepPipeline(Generic[Handle]):
         self.scheduler = scheduler
         self.depth = depth
         self._launch = launch
-        self._in_flight: deque[tuple[StepPlan, Handle]] = deque()
+        self.steps: deque[tuple[StepPlan, Handle]] = deque()
+        """Steps launched and not finished, oldest first, each with its handle."""
         self._is_dry = False
 
     @property
     def in_flight(self) -> tuple[StepPlan, ...]:
-        """Steps launched and not finished, oldest first."""
-        return tuple([plan for plan, _ in self._in_flight])
+        """Plans of `steps`."""
+        return tuple([plan for plan, _ in self.steps])
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self.steps)
 
     def advance(self, now_seconds: float) -> StepPlan | None:
         """Plan a step and launch it; None where there is nothing to compute now, or no room.
@@ -57,10 +58,10 @@ class StepPipeline(Generic[Handle]):
         `Scheduler.take_ended_unplanned` may have something to tell afterwards.
         """
         plan = None
-        if len(self._in_flight) < self.depth:
+        if len(self.steps) < self.depth:
             plan = self.scheduler.plan(now_seconds)
             if plan is not None:
-                self._in_flight.append((plan, self._launch(plan)))
+                self.steps.append((plan, self._launch(plan)))
         self._is_dry = plan is None
         return plan
 
@@ -68,8 +69,8 @@ class StepPipeline(Generic[Handle]):
     def due(self) -> Handle | None:
         """The handle of the oldest step, where it has to be waited for before the next `advance`:
         as many as may be are in flight, or nothing more could be planned beside them."""
-        if self._in_flight and (self._is_dry or len(self._in_flight) == self.depth):
-            return self._in_flight[0][1]
+        if self.steps and (self._is_dry or len(self.steps) == self.depth):
+            return self.steps[0][1]
         return None
 
     def drain(self) -> None:
@@ -80,19 +81,12 @@ class StepPipeline(Generic[Handle]):
         """The oldest step is done: commit it."""
         return self.scheduler.commit(self._take_oldest(), outcome, now_seconds)
 
-    def passed(self, plan: StepPlan | None, handle: Handle) -> None:
-        """The scheduler has passed steps at once (`aioserve.scheduling.decode_pass`): what was in
-        flight is done, and `plan` is in flight in its place, if one is."""
-        self._in_flight.clear()
-        if plan is not None:
-            self._in_flight.append((plan, handle))
-
     def fail(self, error: str) -> list[SequenceUpdate]:
         """The oldest step has failed."""
         return self.scheduler.fail(self._take_oldest(), error)
 
     def _take_oldest(self) -> StepPlan:
-        if not self._in_flight:
+        if not self.steps:
             raise InvariantError("no step is in flight")
         self._is_dry = False
-        return self._in_flight.popleft()[0]
+        return self.steps.popleft()[0]

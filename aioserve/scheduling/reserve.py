@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-import numpy.typing as npt
-
 from aioserve.scheduling.sequence import SequenceState
 
 __all__ = ["OutputReserve"]
@@ -35,14 +32,6 @@ class OutputReserve:
         if sequence.unborn:
             own += len(sequence.unborn) * (ahead - known // size)
         return own
-
-    def pages_ahead_of(
-        self, known: npt.NDArray[np.int64], max_length: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
-        """The same of sequences that share no page in part and have no unborn samples, by the
-        tokens that they know, pending ones included, and may have."""
-        ahead = np.minimum(known + self.horizon_tokens, max_length)
-        return -(-ahead // self.page_size) + -known // self.page_size
 
     def total(self, sequences: Iterable[SequenceState]) -> int:
         return sum([self.pages_ahead(sequence) for sequence in sequences])

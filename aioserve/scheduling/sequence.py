@@ -39,7 +39,6 @@ class SequenceState:
     """Mutable, and changed by the scheduler alone; its lease by the KV memory alone."""
 
     __slots__ = (
-        "_known_ids",
         "account",
         "answers",
         "arrival_processed_tokens",
@@ -49,6 +48,7 @@ class SequenceState:
         "first_token_seconds",
         "fruitless",
         "guided",
+        "id_buffer",
         "known_when_taken",
         "last_token_seconds",
         "lease",
@@ -96,7 +96,8 @@ class SequenceState:
         self.last_token_seconds: float | None = None
         self.prompt_tokens: int = request.prompt_tokens
         self.num_known: int = request.prompt_tokens
-        self._known_ids = request.prompt_ids
+        self.id_buffer: npt.NDArray[np.int32] = request.prompt_ids
+        """The known ids, and room for more behind them."""
         self.scored: int = request.prompt_tokens
         """Position of the first token of the prompt whose log-probability is wanted and not yet
         known; the end of the prompt where there is none."""
@@ -145,7 +146,7 @@ class SequenceState:
     @property
     def known_ids(self) -> npt.NDArray[np.int32]:
         """All known ids: an int32 view `[num_known]` that later appends don't change."""
-        return self._known_ids[: self.num_known]
+        return self.id_buffer[: self.num_known]
 
     @property
     def remaining(self) -> int:
@@ -192,7 +193,7 @@ class SequenceState:
 
     def ids(self, start: int, count: int) -> npt.NDArray[np.int32]:
         """Known ids `[start, start + count)`: an int32 view that later appends don't change."""
-        return self._known_ids[start : start + count]
+        return self.id_buffer[start : start + count]
 
     def begins_like(self, other: SequenceState, num_tokens: int) -> bool:
         """Whether the first `num_tokens` tokens of both are known, equal and in one namespace."""
@@ -209,11 +210,9 @@ class SequenceState:
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id; why the sequence ends with it, if it does."""
         known = self.num_known
-        if known == len(self._known_ids):
-            grown = np.empty(2 * known + 16, dtype=np.int32)
-            grown[:known] = self._known_ids
-            self._known_ids = grown
-        self._known_ids[known] = token_id
+        if known == len(self.id_buffer):
+            self.grow_ids(known)
+        self.id_buffer[known] = token_id
         self.num_known = known + 1
         self.mask = None
         if token_id in self.end_ids:
@@ -222,15 +221,11 @@ class SequenceState:
             return FinishReason.LENGTH
         return None
 
-    def extend(self, token_id: int, count: int) -> None:
-        """Add one id so often, which doesn't end the sequence."""
-        known, after = self.num_known, self.num_known + count
-        if after > len(self._known_ids):
-            grown = np.empty(2 * after + 16, dtype=np.int32)
-            grown[:known] = self._known_ids[:known]
-            self._known_ids = grown
-        self._known_ids[known:after] = token_id
-        self.num_known = after
+    def grow_ids(self, num_tokens: int) -> None:
+        """Make room for more than `num_tokens` ids in the buffer."""
+        grown = np.empty(2 * num_tokens + 16, dtype=np.int32)
+        grown[: self.num_known] = self.known_ids
+        self.id_buffer = grown
 
     def forget_scores(self) -> None:
         """What was scored may be wrong, and is scored anew unless an answer has begun."""

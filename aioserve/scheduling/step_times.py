@@ -6,7 +6,7 @@ Nothing is counted until a policy asks: a step is kept as its plan, of which the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -43,8 +43,10 @@ class StepTimes:
     """Remembers the last steps, and fits a line through those that were measured."""
 
     def __init__(self) -> None:
-        self._kept: deque[StepSummary | tuple[StepPlan, float]] = deque(maxlen=NUM_KEPT)
-        self._num_steps = 0
+        self.kept: deque[StepSummary | tuple[StepPlan, float]] = deque(maxlen=NUM_KEPT)
+        """The last steps; a plan with its seconds until somebody asks for its summary."""
+        self.num_steps: int = 0
+        """Steps that are done, including those no longer kept."""
         self._num_fitted = 0
         """Steps that the sums below have heard of, or have missed."""
         self._num_counted = 0
@@ -54,29 +56,24 @@ class StepTimes:
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """A step is done, after so many seconds."""
-        self._kept.append((plan, seconds))
-        self._num_steps += 1
+        self.kept.append((plan, seconds))
+        self.num_steps += 1
 
     def failed(self, plan: StepPlan) -> None:
         """The last step that `took` its time has failed: how long others take it doesn't say."""
-        last = self._kept[-1] if self._kept else None
+        last = self.kept[-1] if self.kept else None
         if isinstance(last, tuple) and last[0] is plan:
-            self._kept.pop()
-            self._num_steps -= 1
-
-    def took_several(self, count: int, last: Sequence[StepSummary]) -> None:
-        """So many steps are done, of which the last are these: all, or as many as are kept."""
-        self._kept.extend(last)
-        self._num_steps += count
+            self.kept.pop()
+            self.num_steps -= 1
 
     @property
     def recent(self) -> tuple[StepSummary, ...]:
         """The last steps that are done, oldest first; at most 32."""
-        for index, one in enumerate(self._kept):
+        for index, one in enumerate(self.kept):
             if isinstance(one, tuple):
                 plan, seconds = one
-                self._kept[index] = summary_of(plan.step, plan.items, seconds)
-        return tuple([one for one in self._kept if isinstance(one, StepSummary)])
+                self.kept[index] = summary_of(plan.step, plan.items, seconds)
+        return tuple([one for one in self.kept if isinstance(one, StepSummary)])
 
     def estimate(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float | None:
         """Seconds of such a step; None until enough were measured.
@@ -90,11 +87,11 @@ class StepTimes:
         return float(self._weights @ (1.0, prefill_tokens, decodes, context_tokens))
 
     def _fit(self) -> None:
-        new = min(self._num_steps - self._num_fitted, len(self._kept))
+        new = min(self.num_steps - self._num_fitted, len(self.kept))
         if not new:
             return
-        first_number = self._num_steps - new
-        self._num_fitted = self._num_steps
+        first_number = self.num_steps - new
+        self._num_fitted = self.num_steps
         for number, one in enumerate(self.recent[-new:], first_number):
             if number < WARM_UP_STEPS:
                 continue

@@ -15,9 +15,9 @@ from itertools import accumulate, pairwise
 import msgspec
 import numpy as np
 
-from aioserve.scheduling.decode_pass import DecodePass, decode_pass
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.simulation.cost import CostModel, RooflineCost, StepLoad
+from aioserve.simulation.decode_pass import DecodePass, decode_pass, frees_at_once
 from aioserve.simulation.table_steps import TableSteps
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import named
@@ -152,7 +152,7 @@ def _within_pages(scheduler: Scheduler, steps: DecodePass, count: int) -> tuple[
     free = memory.num_available if memory.host_pool is None else memory.pool.num_free
     less = steps.pages_less(count)
     # Later steps begin when what is in flight is done, which fences no page any longer.
-    if not memory.frees_at_once(less[0]):
+    if not frees_at_once(memory, less[0]):
         return 0, []
     count = steps.num_before_next_start(less)
     held = memory.pool.num_pages - memory.num_available

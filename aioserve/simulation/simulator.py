@@ -356,7 +356,9 @@ class _Run:
             self._count_service(served, self.gap, len(passed.ends))
         self.step_seconds = deque(passed.launched_seconds[-1:] if in_flight else ())
         self.now, self.last_end = passed.ends[-1], passed.last_end
-        self.pipeline.passed(passed.in_flight, passed.last_end)
+        self.pipeline.steps.clear()
+        if passed.in_flight is not None:
+            self.pipeline.steps.append((passed.in_flight, passed.last_end))
         late, ends = passed.late, passed.ends
         if late:
             self.token_gaps.add([one for one in passed.sequence_ids if one not in late], ends[:1])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import RequestView, SchedulerView, SchedulingPolicy
-from aioserve.scheduling.decode_pass import decode_pass
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.simulation.decode_pass import decode_pass
 from aioserve.simulation.fast_forward import _within_pages
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
+from aioserve.kv.pages import pages_for_each
 from aioserve.scheduling.books import Books
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sequence import SequenceState
@@ -90,8 +92,18 @@ class QueueHead:
         for first in range(0, len(left), STEPS_AT_ONCE):
             some = left[first : first + STEPS_AT_ONCE]
             steps = np.arange(first + 1, first + 1 + len(some))[:, None]
-            reserved = self._reserve.pages_ahead_of(known + steps, longest).sum(axis=1)
+            reserved = _pages_ahead(self._reserve, known + steps, longest).sum(axis=1)
             fits = np.array(some) >= ahead + reserved
             if fits.any():
                 return first + int(fits.argmax())
         return len(left)
+
+
+def _pages_ahead(
+    reserve: OutputReserve, known: npt.NDArray[np.int64], longest: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """`reserve.pages_ahead` for sequences that share no page in part and have no unborn samples, by
+    the tokens that they know, pending ones included, and may have."""
+    ahead = np.minimum(known + reserve.horizon_tokens, longest)
+    size = reserve.page_size
+    return pages_for_each(ahead, size) - pages_for_each(known, size)

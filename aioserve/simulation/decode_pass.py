@@ -1,24 +1,29 @@
-"""Passes steps of a scheduler at once in which each running sequence goes on by one token, and
-nothing else happens: what is left behind is what `plan` and `commit` would leave, step by step.
-Answers may begin with what is in flight before them, and end with the last of them.
+"""Many steps of a scheduler passed at once, in each of which every running sequence goes on by one
+token and nothing else happens.
 
-For drivers that know what steps will bring, as a simulator does. In such steps the policy is asked
-nothing, so it can't tell the difference; where it might be asked, or told before the end of the
-last, there is no pass.
+A pass leaves the scheduler as `plan` and `commit` would leave it, step by step. Completions may
+begin with the step in flight before it, and end with its last step. The policy is asked nothing in
+such steps, so it can't tell the difference; there is no pass where it might be asked, or told
+something before the end of the last step. The scheduler knows nothing of passes: this module
+changes the fields of its objects that are public.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from aioserve.errors import InvariantError
+from aioserve.kv.memory import KVMemory
+from aioserve.kv.pages import pages_for
+from aioserve.scheduling.books import Books
 from aioserve.scheduling.displacement import by_precedence
-from aioserve.scheduling.queue_head import QueueHead, head_of_queue
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.step_times import NUM_KEPT, StepSummary, summary_of
+from aioserve.simulation.queue_head import QueueHead, head_of_queue
 from aioserve.steps.plan import PENDING_TOKEN, ItemKind, StepPlan, WorkItem
 
-__all__ = ["DecodePass", "decode_pass"]
+__all__ = ["DecodePass", "decode_pass", "frees_at_once"]
 
 PENDING_IDS = (PENDING_TOKEN,)
 
@@ -99,6 +104,44 @@ def _is_about_to_answer(sequence: SequenceState) -> bool:
     return sequence.pending > 0 and sequence.request.answers
 
 
+def frees_at_once(memory: KVMemory, count: int) -> bool:
+    """Whether `memory.make_free` would leave `count` pages free: it may evict fenced ones."""
+    short = count - memory.pool.num_free
+    return short <= 0 or (memory.tree is not None and memory.tree.frees_at_once(short))
+
+
+def _grow(memory: KVMemory, sequences: Sequence[SequenceState], count: int, first: int) -> None:
+    """Reserve and advance `count` tokens of each sequence, none of which shares a page in part, as
+    so many steps from number `first` on would. Raises `InvariantError` for want of pages."""
+    last = first + count - 1
+    ends = [pages_for(sequence.lease.computed + count, memory.page_size) for sequence in sequences]
+    wanted = [end - s.lease.num_pages for end, s in zip(ends, sequences, strict=True)]
+    memory.make_free(sum([pages for pages in wanted if pages > 0]), first)
+    for sequence, pages in zip(sequences, wanted, strict=True):
+        if pages > 0 and not memory.reserve(sequence.lease, count, first):
+            raise InvariantError(f"{sequence} finds no page for steps up to {last}")
+        memory.advance(sequence.lease, count, last)
+
+
+def _extend(sequence: SequenceState, token_id: int, count: int) -> None:
+    """Append one id `count` times, which doesn't end the sequence."""
+    known, after = sequence.num_known, sequence.num_known + count
+    if after > len(sequence.id_buffer):
+        sequence.grow_ids(after)
+    sequence.id_buffer[known:after] = token_id
+    sequence.num_known = after
+
+
+def _pass_steps(books: Books, count: int) -> None:
+    """Launch `count` steps more and complete as many. Nothing is left for the next plan to carry.
+    The entries in flight are written afterwards."""
+    books.launched += count
+    books.slots.clear_changes()
+    books.clear_preempted()
+    books.complete(books.launched - len(books.in_flight))
+    books.counters.steps += count - 1
+
+
 class DecodePass:
     """Some steps in a row, not yet taken. It is worth nothing once the scheduler has changed."""
 
@@ -168,16 +211,16 @@ class DecodePass:
         memory.make_free(self._pages_in_turn[0], self.first_step)
         if self.num_flying:
             memory.complete(self.first_step - 1)
-        memory.grow([sequence.lease for sequence in self.sequences], count, self.first_step)
+        _grow(memory, self.sequences, count, self.first_step)
         ended: list[SequenceState] = []
         for sequence, token_id in zip(self.sequences, token_ids, strict=True):
             gained = count
             if sequence in self.late:
                 gained, sequence.pending = count - 1, self.num_flying
             if sequence.sequence_id not in last_ids:
-                sequence.extend(token_id, gained)
+                _extend(sequence, token_id, gained)
             else:
-                sequence.extend(token_id, gained - 1)
+                _extend(sequence, token_id, gained - 1)
                 if sequence.append(last_ids[sequence.sequence_id]) is not None:
                     ended.append(sequence)
             if sequence.first_token_seconds is None:
@@ -195,7 +238,7 @@ class DecodePass:
         num_tokens = count * len(self.sequences)
         books.counters.tokens_processed += num_tokens
         books.counters.tokens_generated += num_tokens - len(self.late)
-        books.pass_steps(count)
+        _pass_steps(books, count)
         self._remember(count, seconds)
         in_flight = self._in_flight(last)
         books.end(ended)
@@ -242,7 +285,8 @@ class DecodePass:
             flying = self.scheduler.books.in_flight[first]
             items = {id(item): item for _, _, _, item in flying}.values()
             summaries[0] = summary_of(first, items, seconds[0])
-        self.scheduler.times.took_several(count, summaries)
+        self.scheduler.times.kept.extend(summaries)
+        self.scheduler.times.num_steps += count
 
     def _in_flight(self, last: int) -> StepPlan | None:
         if not self.num_flying:
