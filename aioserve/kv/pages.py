@@ -29,10 +29,10 @@ def pages_for(num_tokens: int, page_size: int) -> int:
 
 
 def pages_for_each(
-    num_tokens: npt.NDArray[np.integer[Any]], page_size: int
+    counts: npt.NDArray[np.integer[Any]], page_size: int
 ) -> npt.NDArray[np.integer[Any]]:
     """`pages_for` of each of an array of numbers from 0 on."""
-    return -(-num_tokens // page_size)
+    return -(-counts // page_size)
 
 
 def capacity_tokens(num_pages: int, page_size: int) -> int:
