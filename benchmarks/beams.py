@@ -24,22 +24,24 @@ from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, Runner
 from aioserve.kv.pages import pages_for
 from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.plan import StepPlan
 
 
 class CountingRunner:
     """A runner that remembers of each step which pages its sequences read."""
 
-    def __init__(self, runner: Runner, page_size: int) -> None:
+    def __init__(self, runner: Runner, page_size: int, num_slots: int) -> None:
         self._runner = runner
         self._page_size = page_size
+        self._tables = SlotPageTables(num_slots)
         self.steps: list[list[list[int]]] = []
         """By step and item."""
 
     def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
-        named = [pages_for(item.start + item.count, self._page_size) for item in plan.items]
-        pages = [item.page_ids[:count] for item, count in zip(plan.items, named, strict=True)]
-        self.steps.append([each.tolist() for each in pages])
+        self._tables.take(plan)
+        named = [(item.slot, pages_for(item.end, self._page_size)) for item in plan.items]
+        self.steps.append([self._tables.page_ids(slot)[:count].tolist() for slot, count in named])
         return self._runner.launch(plan)
 
     @property
@@ -57,7 +59,7 @@ class Counted:
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         loaded = await loading.load("pyhelp", config, num_slots=num_slots)
-        self.runner = CountingRunner(loaded.runner, config.page_size)
+        self.runner = CountingRunner(loaded.runner, config.page_size, num_slots)
         return msgspec.structs.replace(loaded, runner=self.runner)
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 
-import numpy as np
-
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
 from aioserve.simulation.cost import RooflineCost
 from aioserve.simulation.latency_profile import read_latency_profile
-from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, StepPlan, WorkItem
 
 CONTEXT_TOKENS = 512 + 64
 """Of a decoding sequence, on average, in the profile: 512 tokens of prompt, 128 of answer."""
@@ -60,7 +58,6 @@ def main() -> None:
 
 
 def plan_of(items: list[tuple[int, int]]) -> StepPlan:
-    pages = np.empty(0, np.int32)
     work = [
         WorkItem(
             kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
@@ -68,8 +65,7 @@ def plan_of(items: list[tuple[int, int]]) -> StepPlan:
             slot=0,
             start=start,
             count=count,
-            token_ids=(),
-            page_ids=pages,
+            token_ids=PENDING_IDS,
             rows=(SampleRow(offset=count - 1, slot=0),),
         )
         for start, count in items

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.decode_reader import DecodeReader, check_pages
-from aioserve.kv.pages import pages_for, token_locations
+from aioserve.kv.pages import token_locations
 from aioserve.ops import Drawn, HostBatch, SampleRows
 from aioserve.ops.draws import NOTHING_LEFT
 from aioserve.request import Logprobs
@@ -22,6 +21,7 @@ from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.logprobs import MostLikely
 from aioserve.sampling.sampler import SlotTable
 from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.steps.plan import (
     NO_TOKEN_LEFT,
@@ -106,44 +106,46 @@ class PlanReader:
 
     def __init__(self, page_size: int, num_slots: int) -> None:
         self._page_size = page_size
+        self._tables = SlotPageTables(num_slots)
         self._slots = SlotTable(num_slots)
         self._tops_scored = [0] * num_slots
         """By slot: how many of the most likely tokens are wanted beside those of its prompt."""
-        self._decodes = DecodeReader(page_size)
+        self._rows = np.arange(0)
+        self._query_start = np.arange(1, dtype=np.int32)
 
     def read(self, plan: StepPlan) -> HostStep:
-        """Raises `InvariantError` for a row of a slot that hasn't started, and for an item without
-        pages for its tokens. Slots have ended and started all the same."""
+        """Raises `InvariantError` for a row of a slot that hasn't started, for an item of a slot
+        without pages for its tokens, and for one that no such runner can compute. Slots have ended,
+        started and changed all the same."""
         for slot in plan.ended_slots:
             self._slots.end(slot)
         for start in plan.started_slots:
             self._start(start)
+        self._tables.take(plan)
         copies = _copies(plan.copies) if plan.copies else NO_COPIES
         items = plan.items
-        if items and _only_decodes(items):
-            batch = self._decodes.read(items)
-            slots = [item.rows[0].slot for item in items]
+        if not items:
+            return HostStep(plan.step, copies, None, self._slots.rows([], []))
+        item_slots = slots = [item.slot for item in items]
+        if plan.num_decodes == len(items):  # as in most steps
             positions = [item.start + 1 for item in items]
-            samples = self._slots.rows(slots, positions)
-            masks = []
-            if self._slots.any_guided:
-                masks = [(row, item.rows[0].mask) for row, item in enumerate(items)]
-            extras = self._slots.extras(slots, positions, masks=masks)
-            return HostStep(plan.step, copies, batch, samples, extras)
-        for item in items:
-            _check_computable(item)
-        slots = [row.slot for item in items for row in item.rows]
-        positions = [item.start + row.offset + 1 for item in items for row in item.rows]
-        scored = [
-            (self._tops_scored[item.slot], item.scored.target_ids)
-            for item in items
-            if item.scored is not None
-        ]
+        else:
+            slots = [row.slot for item in items for row in item.rows]
+            positions = [item.start + row.offset + 1 for item in items for row in item.rows]
         samples = self._slots.rows(slots, positions)
-        masks = list(enumerate([row.mask for item in items for row in item.rows]))
+        batch = self._batch(plan, samples.slots if slots is item_slots else np.array(item_slots))
+        scored, pooled = [], ()
+        if plan.num_scored or plan.num_pooled:
+            scored = [
+                (self._tops_scored[item.slot], item.scored.target_ids)
+                for item in items
+                if item.scored is not None
+            ]
+            pooled = tuple([item.pooled.count for item in items if item.pooled is not None])
+        masks = []
+        if self._slots.any_guided:
+            masks = list(enumerate([row.mask for item in items for row in item.rows]))
         extras = self._slots.extras(slots, positions, scored, masks)
-        batch = _batch(items, self._page_size) if items else None
-        pooled = tuple([item.pooled.count for item in items if item.pooled is not None])
         return HostStep(plan.step, copies, batch, samples, extras, pooled)
 
     def _start(self, start: SlotStart) -> None:
@@ -160,23 +162,59 @@ class PlanReader:
         self._slots.start(start.slot, params, start.seed, edits)
         self._tops_scored[start.slot] = params.prompt_logprobs or 0
 
-
-def _check_computable(item: WorkItem) -> None:
-    if item.kind is ItemKind.VERIFY or item.parent is not None:
-        what = "verifies guesses" if item.parent is None else "continues another of its step"
-        raise InvariantError(
-            f"the item of sequence {item.sequence_id} {what}, which this runner can't compute"
+    def _batch(self, plan: StepPlan, slots: npt.NDArray[np.int64]) -> HostBatch:
+        """The items one after the other; `slots` are theirs."""
+        items, size, num_tokens = plan.items, len(plan.items), plan.num_tokens
+        starts = np.array([item.start for item in items], np.int64)
+        if size != len(self._rows):
+            self._rows = np.arange(size)
+            self._query_start = np.arange(size + 1, dtype=np.int32)
+        query_start, rows, positions, logit_rows = self._query_start, self._rows, starts, self._rows
+        ends = starts + 1
+        if plan.num_decodes != size:
+            counts = np.array([item.count for item in items], np.int64)
+            query_start = np.zeros(size + 1, np.int32)
+            np.cumsum(counts, out=query_start[1:])
+            rows, ends = np.repeat(self._rows, counts), starts + counts
+            positions = np.arange(num_tokens) + (starts - query_start[:-1])[rows]
+            logit_rows = _logit_rows(items, query_start)
+        page_table = self._tables.rows(slots, ends, self._page_size)
+        token_ids = np.concatenate([item.token_ids for item in items]).astype(np.int64)
+        pending = np.flatnonzero(token_ids == PENDING_TOKEN)
+        return HostBatch(
+            token_ids=token_ids,
+            query_start=query_start,
+            context_lens=ends.astype(np.int32),
+            page_table=page_table,
+            token_locations=token_locations(page_table, rows, positions, self._page_size),
+            positions=positions.astype(np.int32),
+            logit_rows=logit_rows,
+            pending_rows=pending,
+            pending_slots=slots[rows[pending]],
         )
 
 
-def _only_decodes(items: Sequence[WorkItem]) -> bool:
-    """Whether each is one token and the sample behind it, as in most steps."""
-    for item in items:
-        if item.kind is not ItemKind.DECODE or len(item.rows) != 1 or item.scored is not None:
-            return False
-        if item.pooled is not None:
-            return False
-    return True
+def _logit_rows(
+    items: Sequence[WorkItem], query_start: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int64]:
+    """Those that are sampled, then those of tokens that are scored, then of those that are pooled.
+
+    Raises `InvariantError` for an item that can't be computed.
+    """
+    sampled, scored_rows, pooled_rows = [], [], []
+    for first, item in zip(query_start.tolist(), items, strict=False):
+        if item.kind is ItemKind.VERIFY or item.parent is not None:
+            what = "verifies guesses" if item.parent is None else "continues another of its step"
+            raise InvariantError(
+                f"the item of sequence {item.sequence_id} {what}, which this runner can't compute"
+            )
+        sampled += [first + row.offset for row in item.rows]
+        if (scored := item.scored) is not None:
+            begin = first + scored.offset
+            scored_rows += range(begin, begin + len(scored))
+        if (pooled := item.pooled) is not None:
+            pooled_rows += range(first + pooled.offset, first + pooled.offset + pooled.count)
+    return np.array(sampled + scored_rows + pooled_rows, np.int64)
 
 
 def _copies(copies: Sequence[PageCopy]) -> npt.NDArray[np.int32]:
@@ -185,62 +223,3 @@ def _copies(copies: Sequence[PageCopy]) -> npt.NDArray[np.int32]:
         source_cache, target_cache = _CACHES[copy.kind]
         rows += (source_cache, copy.source, target_cache, copy.target, copy.num_tokens)
     return np.array(rows, np.int32).reshape(-1, 5)
-
-
-def _batch(items: Sequence[WorkItem], page_size: int) -> HostBatch:
-    """The items one after the other."""
-    size = len(items)
-    counts = np.fromiter((item.count for item in items), np.int64, size)
-    starts = np.fromiter((item.start for item in items), np.int64, size)
-    context_lens = starts + counts
-    query_start = np.zeros(size + 1, np.int64)
-    np.cumsum(counts, out=query_start[1:])
-    page_table = _page_table(items, context_lens, page_size)
-    token_ids = _token_ids(items, query_start)
-    rows = np.repeat(np.arange(size), counts)
-    positions = np.arange(len(rows)) - query_start[rows] + starts[rows]
-    firsts = zip(query_start.tolist(), items, strict=False)
-    logit_rows, scored_rows, pooled_rows = [], [], []
-    for first, item in firsts:
-        logit_rows += [first + row.offset for row in item.rows]
-        if (scored := item.scored) is not None:
-            begin = first + scored.offset
-            scored_rows += range(begin, begin + len(scored.target_ids))
-        if (pooled := item.pooled) is not None:
-            pooled_rows += range(first + pooled.offset, first + pooled.offset + pooled.count)
-    pending = np.flatnonzero(token_ids == PENDING_TOKEN)
-    return HostBatch(
-        token_ids=token_ids,
-        query_start=query_start.astype(np.int32),
-        context_lens=context_lens.astype(np.int32),
-        page_table=page_table,
-        token_locations=token_locations(page_table, rows, positions, page_size),
-        positions=positions.astype(np.int32),
-        logit_rows=np.array(logit_rows + scored_rows + pooled_rows, np.int64),
-        pending_rows=pending,
-        pending_slots=np.array([items[row].slot for row in rows[pending]], np.int64),
-    )
-
-
-def _page_table(
-    items: Sequence[WorkItem], context_lens: npt.NDArray[np.int64], page_size: int
-) -> npt.NDArray[np.int32]:
-    width = pages_for(int(context_lens.max()), page_size)
-    table = np.zeros((len(items), width), np.int32)
-    for row, item in enumerate(items):
-        pages = pages_for(item.start + item.count, page_size)
-        check_pages(item, pages)
-        table[row, :pages] = item.page_ids[:pages]
-    return table
-
-
-def _token_ids(
-    items: Sequence[WorkItem], query_start: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    total = int(query_start[-1])
-    if total == len(items):
-        return np.array([item.token_ids[0] for item in items], np.int64)
-    token_ids = np.empty(total, np.int64)
-    for row, item in enumerate(items):
-        token_ids[query_start[row] : query_start[row + 1]] = item.token_ids
-    return token_ids

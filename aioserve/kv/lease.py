@@ -42,6 +42,7 @@ class KVLease:
     __slots__ = (
         "borrowed",
         "cached",
+        "carried",
         "computed",
         "inherited_step",
         "last_step",
@@ -57,6 +58,8 @@ class KVLease:
         self.namespace: bytes = namespace
         """Pages are shared with leases of the same namespace alone."""
         self.page_table: PageTable = PageTable()
+        self.carried: int = 0
+        """Leading pages that plans have told the runner of."""
         self.computed: int = 0
         """Tokens whose KV is in pages once every launched step is done."""
         self.last_step: int = NO_STEP

@@ -248,6 +248,7 @@ class KVMemory:
             shared = lease.page_ids[index : index + 1]
             self._copies.on_device(shared, pages[:1], offset)
             lease.page_table = lease.page_table.replaced(index, pages[:1])
+            lease.carried = min(lease.carried, index)
             lease.shares_partial_page = False
             self.pool.release(shared, step)
         lease.page_table.append(pages[copies:])
@@ -299,6 +300,7 @@ class KVMemory:
         kept = pages_for(num_tokens, self.page_size)
         rest = lease.page_ids[kept:]
         lease.page_table = lease.page_table.first(kept)
+        lease.carried = min(lease.carried, kept)
         lease.computed = num_tokens
         lease.cached = min(lease.cached, num_tokens)
         lease.borrowed = min(lease.borrowed, num_tokens)
@@ -334,6 +336,7 @@ class KVMemory:
         changed = np.flatnonzero(table[first:end] != page_ids)
         self.pool.retain(page_ids[changed])
         lease.page_table = PageTable.of(table[:first], page_ids, table[end:])
+        lease.carried = min(lease.carried, first + int(changed[0]))
         lease.borrowed = capacity_tokens(first + int(changed[-1]) + 1, self.page_size)
         self.pool.release(table[first:end][changed], lease.last_step)
 

@@ -16,6 +16,9 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
+import numpy as np
+import numpy.typing as npt
+
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
 from aioserve.kv.lease import KVLease
@@ -40,9 +43,10 @@ SLOTS_PER_SEQUENCE = 2
 
 _by_arrival = attrgetter("sequence_id")
 
-Entry = tuple[SequenceState, int, KVLease, WorkItem]
-"""A sequence in a launched step, with the slot and the lease that it had then, and its item: one
-entry for each row of an item, in order, or one for an item without rows."""
+Entry = tuple[SequenceState, int, KVLease, WorkItem, npt.NDArray[np.int32]]
+"""A sequence in a launched step, with the slot and the lease that it had then, its item, and the
+pages that this reads: one entry for each row of an item, in order, or one for an item without
+rows."""
 
 
 class Books:

@@ -33,11 +33,10 @@ from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.scheduling.view_maker import ViewMaker
 from aioserve.scheduling.wishes import chosen_decodes, grant_wishes
-from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, ScoredTokens, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, ScoredTokens, StepPlan, WorkItem
 
 __all__ = ["StepPlanner"]
 
-PENDING_IDS = (PENDING_TOKEN,)
 PREFILL, DECODE = ItemKind.PREFILL, ItemKind.DECODE
 NO_ROWS: tuple[SampleRow, ...] = ()
 
@@ -106,11 +105,12 @@ class StepPlanner:
             return None
         books = self.books
         if self._plan is None:
-            ended, started = books.slots.changes
+            ended, started, pages = books.slots.changes
             self._plan = StepPlan(
                 step=self.step,
                 ended_slots=ended,
                 started_slots=started,
+                pages=pages,
                 copies=self.memory.copies,
                 items=self._items(),
                 preempted=books.preempted,
@@ -180,36 +180,42 @@ class StepPlanner:
         `may_grow` has those that may need a page. A large batch has asked once: in the course of
         this no lease comes to need one.
         """
-        memory, counters, entries, step = self.memory, self.books.counters, self.entries, self.step
-        page_size = memory.page_size
-        for sequence in ready:
-            self.working_on = sequence
-            lease = sequence.lease
-            short = may_grow and lease in may_grow and memory.short_of_pages([lease])
-            if short and not memory.reserve(lease, 1, step):
-                continue
-            start, slot, pending = lease.computed, sequence.slot, sequence.pending
-            if sequence.unborn or start < sequence.prompt_tokens or sequence.guided:
-                self._launch(sequence, 1)
-                continue
-            page_ids = lease.page_table.page_ids
-            memory.advance(lease, 1, step)
-            if sequence.num_known // page_size > lease.published:
-                memory.publish(lease, sequence.known_ids)
-            sequence.pending = pending + 1
-            counters.tokens_processed += 1
-            self.budget -= 1
-            item = WorkItem(
-                kind=DECODE,
-                sequence_id=sequence.sequence_id,
-                slot=slot,
-                start=start,
-                count=1,
-                token_ids=PENDING_IDS if pending else sequence.ids(start, 1),
-                page_ids=page_ids,
-                rows=sequence.decode_rows,
-            )
-            entries.append((sequence, slot, lease, item))
+        memory, entries, step = self.memory, self.entries, self.step
+        page_size, carry = memory.page_size, self.books.slots.carry
+        num_launched = 0
+        try:
+            for sequence in ready:
+                self.working_on = sequence
+                lease = sequence.lease
+                short = may_grow and lease in may_grow and memory.short_of_pages([lease])
+                if short and not memory.reserve(lease, 1, step):
+                    continue
+                start, slot, pending = lease.computed, sequence.slot, sequence.pending
+                if sequence.unborn or start < sequence.prompt_tokens or sequence.guided:
+                    self._launch(sequence, 1)
+                    continue
+                page_ids, carried = lease.page_table.page_ids, lease.carried
+                if carried != len(page_ids):
+                    carry(slot, carried, page_ids[carried:])
+                    lease.carried = len(page_ids)
+                memory.advance(lease, 1, step)
+                if sequence.num_known // page_size > lease.published:
+                    memory.publish(lease, sequence.known_ids)
+                sequence.pending = pending + 1
+                num_launched += 1
+                item = WorkItem(
+                    kind=DECODE,
+                    sequence_id=sequence.sequence_id,
+                    slot=slot,
+                    start=start,
+                    count=1,
+                    token_ids=PENDING_IDS if pending else sequence.ids(start, 1),
+                    rows=sequence.decode_rows,
+                )
+                entries.append((sequence, slot, lease, item, page_ids))
+        finally:
+            self.books.counters.tokens_processed += num_launched
+            self.budget -= num_launched
         self.working_on = None
 
     def _make_room(self, growing: list[SequenceState]) -> None:
@@ -454,6 +460,9 @@ class StepPlanner:
         """Add `count` tokens of a sequence to the step and move its books past them."""
         lease = sequence.lease
         start, written_step, page_ids = lease.computed, lease.last_step, lease.page_table.page_ids
+        if lease.carried != len(page_ids):
+            self.books.slots.carry(sequence.slot, lease.carried, page_ids[lease.carried :])
+            lease.carried = len(page_ids)
         end, pending = start + count, sequence.pending
         token_ids = PENDING_IDS if pending else sequence.ids(start, count)
         family, rows, scored = [sequence], NO_ROWS, None
@@ -479,17 +488,16 @@ class StepPlanner:
             counters.tokens_prefilled += min(end, prompt) - start
         self.budget -= count
         item = WorkItem(
-            kind=DECODE if count == 1 and start >= prompt else PREFILL,
+            kind=DECODE if count == 1 and rows and start >= prompt else PREFILL,
             sequence_id=sequence.sequence_id,
             slot=sequence.slot,
             start=start,
             count=count,
             token_ids=token_ids,
-            page_ids=page_ids,
             rows=rows,
             scored=scored,
             pooled=pooled,
         )
         self._has_families |= len(family) > 1
-        self.entries += [(one, one.slot, one.lease, item) for one in family]
+        self.entries += [(one, one.slot, one.lease, item, page_ids) for one in family]
         self.working_on = None

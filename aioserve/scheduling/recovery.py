@@ -53,10 +53,10 @@ def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdat
     memory, page_size = books.memory, books.memory.page_size
     failed = books.in_flight.pop(step)
     cut = memory.withdraw(step)
-    for sequence, _, lease, item in failed:
+    for sequence, _, lease, item, _ in failed:
         # A page that it wrote in part may have been completed, and published, by a later step.
         cut |= memory.forget(lease.namespace, sequence.known_ids, item.start // page_size)
-    for sequence, _, lease, _ in chain.from_iterable(books.in_flight.values()):
+    for sequence, _, lease, _, _ in chain.from_iterable(books.in_flight.values()):
         # So may a page that it should have copied to the host, and a later step copied back.
         if lease.inherited_step >= step:
             first = lease.cached // page_size
@@ -64,7 +64,7 @@ def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdat
     books.complete(step)
     ended = [
         one
-        for sequence, slot, _, _ in failed
+        for sequence, slot, *_ in failed
         if sequence.slot == slot  # and not ended or begun again since
         for one in (sequence, *sequence.unborn)
     ]
@@ -161,14 +161,17 @@ def _in_the_middle(books: Books, planner: StepPlanner) -> list[SequenceState]:
 def _without(entries: list[Entry], lost: list[SequenceState]) -> list[Entry]:
     """The entries of others, with items that sample nothing for the lost ones."""
     kept = [entry for entry in entries if entry[0] not in lost]
-    slots = {slot for _, slot, _, _ in kept}
+    slots = {entry[1] for entry in kept}
     ids = {sequence.sequence_id for sequence, *_ in kept}
     items: dict[int, WorkItem] = {}
-    for _, _, _, item in kept:
+    for _, _, _, item, _ in kept:
         rows = tuple(row for row in item.rows if row.slot in slots)
         if len(rows) != len(item.rows):
             scored = item.scored if item.sequence_id in ids else None
             items[id(item)] = msgspec.structs.replace(item, rows=rows, scored=scored)
         else:
             items[id(item)] = item
-    return [(sequence, slot, lease, items[id(item)]) for sequence, slot, lease, item in kept]
+    return [
+        (sequence, slot, lease, items[id(item)], page_ids)
+        for sequence, slot, lease, item, page_ids in kept
+    ]

@@ -43,8 +43,6 @@ __all__ = ["Scheduler"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-VERIFY = ItemKind.VERIFY
-
 MAX_PLANNING_FAILURES = 16
 """In a row: the next one is raised. Whatever it is, it is no matter of single requests."""
 MAX_UNEXPLAINED_FAILURES = 3
@@ -239,7 +237,7 @@ class Scheduler:
         to be called once, before its `commit` or `fail`."""
         self.times.took(plan, step_seconds)
         token_seconds = step_seconds / plan.num_tokens
-        for sequence, _, _, item in self.books.in_flight[plan.step]:
+        for sequence, _, _, item, _ in self.books.in_flight[plan.step]:
             count, num_rows = item.count, len(item.rows)
             # An item with several rows has as many entries, all of one request.
             share = count / num_rows if num_rows > 1 else count
@@ -260,48 +258,48 @@ class Scheduler:
         updates: list[SequenceUpdate] = []
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
+        decodes = plan.num_decodes == len(plan.items)
         index, end, counts = -1, 0, outcome.token_counts
         num_tokens = scores_read = pools_read = 0
-        for sequence, slot, _, item in books.in_flight.pop(plan.step):
-            # Of a family's entries, which have one item, the first is the prompt's own.
-            if item.scored is not None and sequence.sequence_id == item.sequence_id:
-                begin, scores_read = scores_read, scores_read + len(item.scored.target_ids)
-                if sequence.slot == slot:
-                    scored = outcome.scored[begin:scores_read]
-                    updates.append(_scored(sequence, scored))
-                    sequence.scored += len(scored)
-            if item.pooled is not None:
-                if sequence.slot == slot and sequence.pooling is not None:
-                    sequence.pooling.add(outcome.pooled[pools_read], item.pooled.count)
-                pools_read += 1
-            if not item.rows:
-                continue
-            index += 1
-            begin = end
-            end += counts.get(index, 1) if counts else 1
+        for sequence, slot, lease, item, page_ids in books.in_flight.pop(plan.step):
             # The one place where results in flight are dropped: the sequence has ended, or was
             # preempted, and will sample the same token again: noise depends on the position.
             drops = sequence.slot != slot
+            if not decodes:
+                # Of a family's entries, which have one item, the first is the prompt's own.
+                if item.scored is not None and sequence.sequence_id == item.sequence_id:
+                    begin, scores_read = scores_read, scores_read + len(item.scored)
+                    if not drops:
+                        scored = outcome.scored[begin:scores_read]
+                        updates.append(_scored(sequence, scored))
+                        sequence.scored += len(scored)
+                if item.pooled is not None:
+                    if not drops and sequence.pooling is not None:
+                        sequence.pooling.add(outcome.pooled[pools_read], item.pooled.count)
+                    pools_read += 1
+                if not item.rows:
+                    continue
+            index += 1
+            at, end = end, end + (counts.get(index, 1) if counts else 1)
             if errors and index in errors:
-                broken.append((sequence, slot, item.page_ids))
+                broken.append((sequence, slot, page_ids))
                 if not drops:
                     sequence.pending -= 1
                     updates.append(_failed(sequence, errors[index]))
                 continue
             if drops:
                 continue
+            sequence.pending -= 1
             if index in failures:
-                sequence.pending -= 1
                 updates.append(_failed(sequence, failures[index]))
                 ended.append(sequence)
                 continue
             if not sequence.answers:
-                sequence.pending -= 1
                 updates.append(_looked_at(sequence))
                 ended.append(sequence)
                 continue
-            for at in range(begin, end):
-                num_tokens += 1
+            reason = None
+            while at < end and reason is None:  # what is sampled behind the end is nothing
                 token_id = token_ids[at]
                 reason = sequence.append(token_id)
                 updates.append(
@@ -309,16 +307,16 @@ class Scheduler:
                         sequence.sequence_id, token_id, reason, logprobs=outcome.logprobs.get(at)
                     )
                 )
-                if reason is not None:  # what was sampled behind it is nothing
-                    ended.append(sequence)
-                    break
+                num_tokens += 1
+                at += 1
             if sequence.first_token_seconds is None:
                 sequence.first_token_seconds = now_seconds
             sequence.last_token_seconds = now_seconds
-            sequence.pending -= 1
-            sequence.proven_pages = item.page_ids
-            if item.kind is VERIFY:  # guesses behind the tokens that were kept are in no answer
-                self.memory.truncate(sequence.lease, sequence.num_known - 1)
+            sequence.proven_pages = page_ids
+            if reason is not None:
+                ended.append(sequence)
+            if not decodes and item.kind is ItemKind.VERIFY:  # what was guessed behind that is gone
+                self.memory.truncate(lease, sequence.num_known - 1)
         books.counters.tokens_generated += num_tokens
         books.end(ended)
         if broken:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.request import Request
+from aioserve.steps.pages import SlotPages
 from aioserve.steps.plan import SlotStart, StepPlan
 
 __all__ = ["SlotPool"]
@@ -31,6 +32,7 @@ class SlotPool:
         self._done = NO_STEP
         self._started: dict[int, SlotStart] = {}
         self._ended: list[int] = []
+        self._pages: list[SlotPages] = []
 
     @property
     def num_free(self) -> int:
@@ -56,26 +58,33 @@ class SlotPool:
         """End a slot that step `last_step` is the last to name."""
         if self._started.pop(slot, None) is None:  # one that no runner heard of needs no end
             self._ended.append(slot)
+        if self._pages:
+            self._pages = [change for change in self._pages if change.slot != slot]
         if last_step <= self._done:
             self._free.append(slot)
         else:
             self._fenced.append((last_step, slot))
 
+    def carry(self, slot: int, first: int, page_ids: npt.NDArray[np.int32]) -> None:
+        """From its page number `first` on a slot has these, int32 `[n]`, which are never
+        changed."""
+        self._pages.append(SlotPages(slot, first, page_ids))
+
     @property
-    def changes(self) -> tuple[tuple[int, ...], tuple[SlotStart, ...]]:
-        """Slots ended and started that no plan has carried yet: the next one must."""
-        if not self._ended and not self._started:
-            return (), ()
-        return tuple(self._ended), tuple(self._started.values())
+    def changes(self) -> tuple[tuple[int, ...], tuple[SlotStart, ...], tuple[SlotPages, ...]]:
+        """Slots ended and started, and pages of slots, that no plan has carried yet: the next one
+        must."""
+        return tuple(self._ended), tuple(self._started.values()), tuple(self._pages)
 
     def clear_changes(self) -> None:
         """A plan carries the `changes`."""
-        self._ended, self._started = [], {}
+        self._ended, self._started, self._pages = [], {}, []
 
     def repeat_changes(self, plan: StepPlan) -> None:
         """No runner heard of the plan that carried these: the next one carries them too."""
         self._ended[:0] = plan.ended_slots
         self._started = {start.slot: start for start in plan.started_slots} | self._started
+        self._pages[:0] = plan.pages
 
     def complete(self, step: int) -> None:
         """Step number `step`, and every one before it, is done."""

@@ -21,11 +21,9 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.step_times import NUM_KEPT, StepSummary, summary_of
 from aioserve.simulation.queue_head import QueueHead, head_of_queue
-from aioserve.steps.plan import PENDING_TOKEN, ItemKind, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_IDS, ItemKind, StepPlan, WorkItem
 
 __all__ = ["DecodePass", "decode_pass", "frees_at_once"]
-
-PENDING_IDS = (PENDING_TOKEN,)
 
 
 def decode_pass(scheduler: Scheduler) -> DecodePass | None:
@@ -283,7 +281,7 @@ class DecodePass:
         ]
         if self.num_flying and not kept.start:  # others may be in it
             flying = self.scheduler.books.in_flight[first]
-            items = {id(item): item for _, _, _, item in flying}.values()
+            items = {id(entry[3]): entry[3] for entry in flying}.values()
             summaries[0] = summary_of(first, items, seconds[0])
         self.scheduler.times.kept.extend(summaries)
         self.scheduler.times.num_steps += count
@@ -304,9 +302,9 @@ class DecodePass:
                     start=lease.computed - 1,
                     count=1,
                     token_ids=PENDING_IDS,
-                    page_ids=lease.page_table.page_ids,
                     rows=sequence.decode_rows,
                 ),
+                lease.page_table.page_ids,
             )
             for sequence in self.sequences
         ]

@@ -1,12 +1,22 @@
-"""What happens to pages before a step computes anything."""
+"""What happens to pages before a step computes anything: some are copied, and the page tables of
+slots change.
+
+    plan 7   slot 3 starts, pages (3, from 0: 10, 11)     table of slot 3: 10 11
+    plan 8   pages (3, from 2: 14)                        10 11 14
+    plan 9   nothing                                      10 11 14
+    plan 10  pages (3, from 1: 9, 14)                     10 9 14
+    plan 11  slot 3 ends                                  none
+"""
 
 from __future__ import annotations
 
 from enum import Enum
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["CopyKind", "PageCopy"]
+__all__ = ["CopyKind", "PageCopy", "SlotPages"]
 
 
 class CopyKind(Enum):
@@ -28,3 +38,13 @@ class PageCopy(msgspec.Struct, frozen=True, gc=False):
     source: int
     target: int
     num_tokens: int
+
+
+class SlotPages(msgspec.Struct, frozen=True, gc=False):
+    """A slot's pages from one index of its page table on: they take the place of what was there,
+    and nothing is behind them."""
+
+    slot: int
+    first: int
+    page_ids: npt.NDArray[np.int32]
+    """int32 `[n]`, in order of position."""

@@ -6,12 +6,13 @@
     plan 8     one item per slot: the token that the slot sampled last, one row each
     plan 9     end    .                        slot 0 may be forgotten
 
-Only a slot's start carries anything but numbers; from then on items and rows name the slot.
+Only a slot's start carries anything but numbers; from then on items and rows name the slot. Its
+page table is the runner's: plans say what changes in it (`aioserve.steps.pages`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -21,11 +22,12 @@ import numpy.typing as npt
 
 from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
-from aioserve.steps.pages import PageCopy
+from aioserve.steps.pages import PageCopy, SlotPages
 
 __all__ = [
     "MAX_SCORED_TOKENS",
     "NO_TOKEN_LEFT",
+    "PENDING_IDS",
     "PENDING_TOKEN",
     "ItemKind",
     "PooledTokens",
@@ -39,6 +41,10 @@ __all__ = [
 PENDING_TOKEN = -1
 """Stands for the token that an earlier step samples for the item's slot. It never leaves the core:
 the runner replaces it on the device before the forward pass."""
+
+PENDING_IDS: npt.NDArray[np.int32] = np.array([PENDING_TOKEN], np.int32)
+"""The same alone, as most items have it."""
+PENDING_IDS.flags.writeable = False
 
 MAX_SCORED_TOKENS = 256
 """In a step: each takes a row of logits, which is 0.6 MB with a vocabulary of 151,936."""
@@ -67,13 +73,25 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Make the `aioserve.sampling.processors.GuardedProcessor`s of the slot."""
 
 
+TOTALS = (
+    "num_tokens",
+    "num_sequences",
+    "num_rows",
+    "num_scored",
+    "num_pooled",
+    "num_decodes",
+    "num_verified",
+)
+
+
 class ItemKind(Enum):
     """What the tokens of an item are."""
 
     PREFILL = 0
     """Known before the step is planned: part of a prompt, or computed anew, or forced."""
     DECODE = 1
-    """One token behind the prompt, the last of its sequence."""
+    """The last token of a sequence, behind its prompt, and the sample behind it: one row, and
+    nothing is asked of it."""
     VERIFY = 2
     """The last token of a sequence and guesses of those behind it, of which the step keeps as many
     as it would have sampled."""
@@ -121,7 +139,7 @@ class PooledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`count` tokens of one sequence, from position `start`, in one step.
 
-    The KV of positions `[0, start)` is in the sequence's pages already; this item computes
+    The KV of positions `[0, start)` is in the slot's pages already; this item computes
     `[start, start + count)`. Several rows may name one offset: samples of a prompt that begin to
     differ with the token that is sampled there.
 
@@ -137,10 +155,8 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     start: int
     count: int
     """At least 1."""
-    token_ids: Sequence[int] | npt.NDArray[np.int32]
-    """`count` ids; the last may be `PENDING_TOKEN`."""
-    page_ids: npt.NDArray[np.int32]
-    """int32 `[ceil((start + count) / page_size)]` or longer: pages in order of position."""
+    token_ids: npt.NDArray[np.int32]
+    """int32 `[count]`; one may be `PENDING_TOKEN`."""
     rows: tuple[SampleRow, ...] = ()
     """What is sampled; none while a prompt is only computed in part."""
     scored: ScoredTokens | None = None
@@ -161,15 +177,17 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One engine step: what to compute, in batch order. Decodes come first.
 
-    A runner goes from top to bottom: slots end, slots start, pages are copied, items are computed,
-    rows are sampled. Where a step fails in the middle, its slots have ended and started all the
-    same.
+    A runner goes from top to bottom: slots end, slots start, their page tables change, pages are
+    copied, items are computed, rows are sampled. Where a step fails in the middle, its slots have
+    ended, started and changed all the same.
     """
 
     step: int
     ended_slots: tuple[int, ...] = ()
     """Their sequences ended, or gave their pages back: no item names them until they start anew."""
     started_slots: tuple[SlotStart, ...] = ()
+    pages: tuple[SlotPages, ...] = ()
+    """What changes in the page tables of slots, in this order."""
     copies: tuple[PageCopy, ...] = ()
     """Done one after the other, in this order, before anything of `items` is written: a page may
     be the target of one copy and the source of a later one."""
@@ -187,20 +205,27 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of prompts whose log-probabilities this step gives."""
     num_pooled: int = 0
     """Items of which this step gives a sum of hidden states."""
+    num_decodes: int = 0
+    """Items of that kind."""
+    num_verified: int = 0
+    """Items of that kind."""
 
     def __post_init__(self) -> None:
-        items = self.items
-        rows = [len(item.rows) for item in items]
-        num_rows = sum(rows)
-        told = [i for i in items if i.scored is not None or i.pooled is not None]
-        totals = {
-            "num_tokens": sum([item.count for item in items]),
-            "num_sequences": num_rows + rows.count(0),
-            "num_rows": num_rows,
-            "num_scored": sum([len(i.scored.target_ids) for i in told if i.scored is not None]),
-            "num_pooled": sum([item.pooled is not None for item in told]),
-        }
-        for name, total in totals.items():
+        kinds = [item.kind for item in self.items]
+        decodes = tokens = sequences = rows = kinds.count(ItemKind.DECODE)
+        scored = pooled = guesses = 0
+        if decodes < len(kinds):
+            for item in self.items:
+                if item.kind is ItemKind.DECODE:
+                    continue
+                tokens += item.count
+                rows += len(item.rows)
+                sequences += len(item.rows) or 1
+                scored += 0 if item.scored is None else len(item.scored)
+                pooled += item.pooled is not None
+                guesses += item.kind is ItemKind.VERIFY
+        totals = (tokens, sequences, rows, scored, pooled, decodes, guesses)
+        for name, total in zip(TOTALS, totals, strict=True):
             msgspec.structs.force_setattr(self, name, total)
 
     def check(self) -> None:
@@ -212,8 +237,12 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 raise InvariantError(
                     f"{what} computes from {item.start} and brings {len(item.token_ids)} ids"
                 )
-            if item.kind is ItemKind.DECODE and item.count != 1:
-                raise InvariantError(f"{what} must have one token")
+            if item.kind is ItemKind.DECODE and (
+                item.count != 1
+                or [(row.offset, row.slot) for row in item.rows] != [(0, item.slot)]
+                or (item.scored, item.pooled, item.parent) != (None, None, None)
+            ):
+                raise InvariantError(f"{what} must have one token, and a row of its own alone")
             if item.kind is ItemKind.VERIFY and [row.offset for row in item.rows] != [0]:
                 raise InvariantError(f"{what} must have one row, of its first token")
             offsets = [row.offset for row in item.rows]

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from aioserve.kv.pages import pages_for
 from aioserve.request import Logprobs, TopLogprob
 from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
 
@@ -104,7 +105,9 @@ class FakeDevice:
         self._kv = np.full((num_pages, page_size), JUNK, np.uint64)
         self._host_kv = np.full((num_host_pages, page_size), JUNK, np.uint64)
         self._entries = self._kv.reshape(-1)
+        self.num_slots = num_slots
         self._slots: list[SlotStart | None] = [None] * num_slots
+        self.page_tables: SlotPageTables = SlotPageTables(num_slots)
         self._last_tokens = [PENDING_TOKEN] * num_slots
         self._weights = weights_of(FIRST_WEIGHTS)
 
@@ -163,6 +166,7 @@ class FakeDevice:
         )
 
     def _change_slots(self, plan: StepPlan) -> None:
+        self.page_tables.take(plan)
         for slot in plan.ended_slots:
             self._slots[slot] = None
         for start in plan.started_slots:
@@ -176,14 +180,14 @@ class FakeDevice:
         named = [NO_PAGES]
         for item in plan.items:
             end = item.end
-            used = item.page_ids[: pages_for(end, page_size)]
             what = f"step {plan.step}: item of sequence {item.sequence_id}"
-            if len(used) * page_size < end:
-                raise ValueError(f"{what} ends at {end} and has {len(used)} pages of {page_size}")
-            named.append(used)
             for slot in (item.slot, *(row.slot for row in item.rows)):
                 if not 0 <= slot < len(self._slots) or self._slots[slot] is None:
                     raise ValueError(f"{what} names slot {slot}, which hasn't started")
+            used = self.page_tables.page_ids(item.slot)[: pages_for(end, page_size)]
+            if len(used) * page_size < end:
+                raise ValueError(f"{what} ends at {end} and has {len(used)} pages of {page_size}")
+            named.append(used)
             for page in used[item.start // page_size :].tolist():
                 other = writers.setdefault(page, item.sequence_id)
                 if other != item.sequence_id:
@@ -212,7 +216,7 @@ class FakeDevice:
         ids = np.array(item.token_ids, np.int64)
         ids[ids == PENDING_TOKEN] = self._last_tokens[item.slot]
         positions = np.arange(item.start, item.end)
-        pages = item.page_ids[positions // self.page_size]
+        pages = self.page_tables.page_ids(item.slot)[positions // self.page_size]
         entries = entries_of(ids, item.start, self._entry_before(plan, item))
         self._kv[pages, positions % self.page_size] = entries
 
@@ -222,7 +226,7 @@ class FakeDevice:
             token_id = self._last_tokens[item.slot]
         before = self._entry_before(plan, item)
         entry = (before + _scatter(token_id * TOKEN_STRIDE + start + 1)) & BITS_63
-        page = int(item.page_ids[start // page_size])
+        page = int(self.page_tables.page_ids(item.slot)[start // page_size])
         self._entries[page * page_size + start % page_size] = entry | (before & JUNK_BIT)
 
     def _entry_before(self, plan: StepPlan, item: WorkItem) -> int:
@@ -231,7 +235,8 @@ class FakeDevice:
             return 0
         holder = item if item.parent is None else plan.items[item.parent]
         index, offset = divmod(item.start - 1, self.page_size)
-        return self._entries.item(int(holder.page_ids[index]) * self.page_size + offset)
+        page = int(self.page_tables.page_ids(holder.slot)[index])
+        return self._entries.item(page * self.page_size + offset)
 
     def _sample(self, plan: StepPlan, item: WorkItem, row: SampleRow) -> list[int]:
         """One token; of guesses, as many as are what is sampled, and one behind them."""
@@ -264,7 +269,8 @@ class FakeDevice:
         return int(np.dot(self._entries_up_to(plan, item, end), self._weights[:end]))
 
     def _entries_up_to(self, plan: StepPlan, item: WorkItem, end: int) -> npt.NDArray[np.uint64]:
-        entries = self._kv[item.page_ids[: pages_for(end, self.page_size)]].reshape(-1)[:end]
+        pages = self.page_tables.page_ids(item.slot)[: pages_for(end, self.page_size)]
+        entries = self._kv[pages].reshape(-1)[:end]
         if item.parent is not None:
             before = self._entries_up_to(plan, plan.items[item.parent], item.start)
             entries = np.concatenate((before, entries[item.start :]))

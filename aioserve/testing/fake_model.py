@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 
 from aioserve.config import EngineConfig
@@ -21,6 +23,8 @@ from aioserve.isolation import shown
 from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
+from aioserve.steps.page_tables import SlotPageTables
+from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import VOCAB_SIZE, FakeDevice, expected_tokens
 from aioserve.testing.faults import Fault, Faults, PlantedError
@@ -40,12 +44,18 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(backend, source="byte tokenizer")
 
 
+PageTables = dict[int, npt.NDArray[np.int32]]
+"""By slot."""
+
+
 class _Launched(msgspec.Struct):
     plan: StepPlan
     future: asyncio.Future[StepOutcome]
     index: int
     fault: Fault | None
     source: random.Random
+    page_ids: PageTables
+    """Of the slots whose items it has."""
 
 
 class FakeRunner:
@@ -59,15 +69,21 @@ class FakeRunner:
         self.device = device
         self.wake_delays_seconds: deque[float] = deque()
         self._in_flight: deque[_Launched] = deque()
+        self._page_tables = SlotPageTables(device.num_slots)
         self._model = model
         self._loop = asyncio.get_running_loop()
         self._free_at_seconds = 0.0
         self._num_launched = 0
 
     @property
-    def in_flight(self) -> tuple[StepPlan, ...]:
-        """Steps that are launched and not done."""
-        return tuple(launched.plan for launched in self._in_flight)
+    def copies_in_flight(self) -> list[PageCopy]:
+        """What steps copy that are launched and not done."""
+        return [copy for launched in self._in_flight for copy in launched.plan.copies]
+
+    @property
+    def pages_in_flight(self) -> list[npt.NDArray[np.int32]]:
+        """The page tables of their items."""
+        return [page_ids for one in self._in_flight for page_ids in one.page_ids.values()]
 
     def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
         index = self._num_launched
@@ -75,14 +91,17 @@ class FakeRunner:
         fault, source = self._model.faults.draw(index)
         if fault is Fault.LAUNCH_RAISES:
             raise PlantedError(f"launch {index}")
+        self._page_tables.take(plan)
+        slots = [item.slot for item in plan.items]
+        page_ids = {slot: self._page_tables.page_ids(slot).copy() for slot in slots}
         for launched in self._in_flight:
-            _check_fence(launched.plan, plan, self.device.page_size)
+            _check_fence(launched, plan, page_ids, self.device.page_size)
         seconds = self._model.step_seconds(plan)
         if fault is Fault.SLOW:
             seconds += self._model.faults.slow_seconds
         future: asyncio.Future[StepOutcome] = self._loop.create_future()
         self._free_at_seconds = max(self._loop.time(), self._free_at_seconds) + seconds
-        self._in_flight.append(_Launched(plan, future, index, fault, source))
+        self._in_flight.append(_Launched(plan, future, index, fault, source, page_ids))
         self._loop.call_at(self._free_at_seconds, self._execute_next)
         return future
 
@@ -113,21 +132,21 @@ class FakeRunner:
         return self._model.disturb(launched.index, plan, outcome)
 
 
-def _check_fence(earlier: StepPlan, plan: StepPlan, page_size: int) -> None:
+def _check_fence(earlier: _Launched, plan: StepPlan, page_ids: PageTables, page_size: int) -> None:
     """Raise ValueError if `plan` writes to a page that `earlier`, which isn't done, names for
     other slots alone. While a step is in flight, nobody else gets its slots."""
     named: dict[int, set[int]] = {}
-    for item in earlier.items:
-        for page in item.page_ids[: pages_for(item.start + item.count, page_size)].tolist():
+    for item in earlier.plan.items:
+        for page in earlier.page_ids[item.slot][: pages_for(item.end, page_size)].tolist():
             named.setdefault(page, set()).update({item.slot, *(row.slot for row in item.rows)})
     for item in plan.items:
-        end = pages_for(item.start + item.count, page_size)
-        for page in item.page_ids[item.start // page_size : end].tolist():
+        end = pages_for(item.end, page_size)
+        for page in page_ids[item.slot][item.start // page_size : end].tolist():
             owners = named.get(page)
             if owners and item.slot not in owners:
                 raise ValueError(
                     f"step {plan.step} writes page {page} for slot {item.slot}, which step "
-                    f"{earlier.step}, still in flight, names for slots {sorted(owners)}"
+                    f"{earlier.plan.step}, still in flight, names for slots {sorted(owners)}"
                 )
 
 

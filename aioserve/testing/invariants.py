@@ -59,10 +59,9 @@ def scribble_free_pages(engine: Engine) -> None:
     free = _unheld(memory.pool)
     free_on_host = np.zeros(0, bool) if memory.host_pool is None else _unheld(memory.host_pool)
     copies = list(memory.copies)  # those of the next plan
-    for plan in runner.in_flight:
-        copies += plan.copies
-        for item in plan.items:
-            free[item.page_ids] = False
+    copies += runner.copies_in_flight
+    for page_ids in runner.pages_in_flight:
+        free[page_ids] = False
     for copy in copies:
         (free_on_host if copy.kind is CopyKind.FROM_HOST else free)[copy.source] = False
         (free_on_host if copy.kind is CopyKind.TO_HOST else free)[copy.target] = False

@@ -12,6 +12,7 @@ import pytest
 
 from aioserve import Engine, EngineClosedError, InvalidSamplingError, StepError
 from aioserve.engine.beams import Beams
+from aioserve.steps.page_tables import SlotPageTables
 from aioserve.testing import FakeModel, expected_logprobs
 from aioserve.testing.fake_model import byte_tokenizer
 from tests.engine.idle import all_given_back
@@ -62,11 +63,11 @@ async def test_a_text_will_do_and_beams_end_with_the_context():
 
 async def test_beams_share_the_pages_of_what_they_have_in_common():
     shared: list[tuple[int, int]] = []
+    tables = SlotPageTables(1024)
 
     def disturb(index, plan, outcome):
-        named = [
-            item.page_ids[: -(-(item.start + item.count) // 4)].tolist() for item in plan.items
-        ]
+        tables.take(plan)
+        named = [tables.page_ids(item.slot)[: -(-item.end // 4)].tolist() for item in plan.items]
         if len(named) == 4:
             copies = sum(map(len, named))
             shared.append((len({page for pages in named for page in pages}), copies))

@@ -28,6 +28,7 @@ from aioserve.steps.plan import (
     StepPlan,
     WorkItem,
 )
+from tests.placed import placed_item, placed_plan
 
 PARAMS = SamplingParams()
 WARM = SamplingParams(temperature=0.7, top_k=5, top_p=0.9)
@@ -42,13 +43,12 @@ def item(
     slot: int, at: int, token_ids: Sequence[int], rows: Sequence[tuple[int, int]] = ()
 ) -> WorkItem:
     """`rows`: (offset, slot)."""
-    return WorkItem(
-        kind=ItemKind.DECODE if len(token_ids) == 1 else ItemKind.PREFILL,
+    return placed_item(
         sequence_id=slot,
         slot=slot,
         start=at,
         count=len(token_ids),
-        token_ids=token_ids,
+        token_ids=np.array(token_ids, np.int32),
         page_ids=np.zeros(8, np.int32),
         rows=tuple(SampleRow(offset=offset, slot=slot) for offset, slot in rows),
     )
@@ -72,24 +72,23 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         rows = []
         offsets = [0] if only_decodes else draw(st.lists(st.integers(0, count - 1), max_size=4))
         for offset in sorted(offsets):
-            rows.append(SampleRow(offset=offset, slot=next(slots)))
+            rows.append(SampleRow(offset=offset, slot=slot if only_decodes else next(slots)))
             params = SamplingParams(temperature=offset / 100, top_k=offset)
             starts.append(start(rows[-1].slot, params, seed=2**64 - 1 - offset))
         page_ids = np.arange(free_page, free_page + pages, dtype=np.int32)[::-1]
         items.append(
-            WorkItem(
-                kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
+            placed_item(
                 sequence_id=slot,
                 slot=slot,
                 start=at,
                 count=count,
-                token_ids=ids,
+                token_ids=np.array(ids, np.int32),
                 page_ids=page_ids,
                 rows=tuple(rows),
             )
         )
         free_page += pages
-    return StepPlan(step=1, started_slots=tuple(starts), items=tuple(items)), page_size
+    return placed_plan(step=1, started_slots=tuple(starts), items=tuple(items)), page_size
 
 
 @given(plans())
@@ -153,18 +152,17 @@ def runs(draw: st.DrawFn) -> tuple[list[StepPlan], int]:
             ids = [draw(st.sampled_from([PENDING_TOKEN, 7, 8])) for _ in range(count)]
             offsets = draw(st.sampled_from([(0,), (0,), (0,), (), (0, 0)]))
             items.append(
-                WorkItem(
-                    kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
+                placed_item(
                     sequence_id=slot,
                     slot=slot,
                     start=at,
                     count=count,
-                    token_ids=ids,
+                    token_ids=np.array(ids, np.int32),
                     page_ids=pages[slot],
                     rows=tuple(SampleRow(offset=offset, slot=slot) for offset in offsets),
                 )
             )
-        plans.append(StepPlan(step=step, items=tuple(items)))
+        plans.append(placed_plan(step=step, items=tuple(items)))
     return plans, page_size
 
 
@@ -180,7 +178,7 @@ def arrays_of(step: HostStep) -> dict[str, Any]:
 def test_a_step_reads_the_same_whatever_was_read_before(drawn: tuple[list[StepPlan], int]) -> None:
     plans, page_size = drawn
     started = tuple(start(slot, WARM, slot) for slot in range(4))
-    begin = StepPlan(step=99, started_slots=started, items=())
+    begin = placed_plan(step=99, started_slots=started, items=())
     reader = PlanReader(page_size, NUM_SLOTS)
     reader.read(begin)
     steps, before = [], []
@@ -206,17 +204,15 @@ def test_a_step_reads_the_same_whatever_was_read_before(drawn: tuple[list[StepPl
 @pytest.mark.parametrize("count", [1, 2])
 def test_tokens_without_a_page_are_refused(count: int) -> None:
     reader = PlanReader(2, NUM_SLOTS)
-    reader.read(StepPlan(step=0, started_slots=(start(3), start(4)), items=()))
+    reader.read(placed_plan(step=0, started_slots=(start(3), start(4)), items=()))
     whole = item(4, 2, [7], [(0, 4)])
     for at in (14, 15, 16):  # eight pages of two tokens
         one = item(3, at, [7] * count, [(0, 3)])
-        plan = StepPlan(step=at, items=(whole, one))
+        plan = placed_plan(step=at, items=(whole, one))
         if at + count <= 16:
             reader.read(plan)
             continue
-        with pytest.raises(
-            InvariantError, match=f"sequence 3 has 8 pages.*position {at + count - 1}"
-        ):
+        with pytest.raises(InvariantError, match=f"slot 3 has 8 pages.*position {at + count - 1}"):
             reader.read(plan)
 
 
@@ -228,12 +224,12 @@ def test_a_step_that_is_refused_leaves_no_trace_in_those_behind_it() -> None:
             msgspec.structs.replace(item(slot, at[slot], [7], [(0, slot)]), page_ids=page_ids)
             for slot in (0, 1)
         ]
-        return StepPlan(step=step, items=tuple(found))
+        return placed_plan(step=step, items=tuple(found))
 
     reader = PlanReader(2, NUM_SLOTS)
-    reader.read(StepPlan(step=0, started_slots=(start(0), start(1)), items=()))
+    reader.read(placed_plan(step=0, started_slots=(start(0), start(1)), items=()))
     reader.read(decodes(1, first, (2, 4)))
-    with pytest.raises(InvariantError, match="sequence 1 has 4 pages"):
+    with pytest.raises(InvariantError, match="slot 1 has 4 pages"):
         reader.read(decodes(2, other, (3, 8)))
     batch = reader.read(decodes(3, other, (3, 5))).batch
     assert batch is not None
@@ -246,7 +242,7 @@ def test_copies_keep_their_order_and_name_their_caches() -> None:
         PageCopy(CopyKind.DEVICE, 4, 1, 16),
         PageCopy(CopyKind.FROM_HOST, 2, 7, 3),
     )
-    step = PlanReader(16, NUM_SLOTS).read(StepPlan(step=1, items=(), copies=copies))
+    step = PlanReader(16, NUM_SLOTS).read(placed_plan(step=1, items=(), copies=copies))
     assert step.batch is None
     assert step.copies.dtype == np.int32
     assert step.copies.tolist() == [[0, 1, 1, 2, 3], [0, 4, 0, 1, 16], [1, 2, 0, 7, 3]]
@@ -255,12 +251,12 @@ def test_copies_keep_their_order_and_name_their_caches() -> None:
 def test_a_slot_keeps_its_parameters_until_it_starts_anew() -> None:
     reader = PlanReader(16, NUM_SLOTS)
     decode = (item(3, 0, [7], [(0, 3)]),)
-    first = StepPlan(step=1, started_slots=(start(3, WARM, 8),), items=decode)
-    for plan in (first, StepPlan(step=2, items=decode)):
+    first = placed_plan(step=1, started_slots=(start(3, WARM, 8),), items=decode)
+    for plan in (first, placed_plan(step=2, items=decode)):
         samples = reader.read(plan).samples
         assert (samples.temperatures[0], samples.top_ks[0], samples.top_ps[0]) == (0.7, 5, 0.9)
         assert samples.seeds[0] == 8
-    anew = StepPlan(step=3, ended_slots=(3,), started_slots=(start(3, PARAMS, 9),), items=decode)
+    anew = placed_plan(step=3, ended_slots=(3,), started_slots=(start(3, PARAMS, 9),), items=decode)
     samples = reader.read(anew).samples
     assert (samples.temperatures[0], samples.top_ks[0], samples.top_ps[0]) == (1.0, 0, 1.0)
     assert samples.seeds[0] == 9
@@ -270,16 +266,16 @@ def test_a_slot_that_has_not_started_or_has_ended_samples_nothing() -> None:
     reader = PlanReader(16, NUM_SLOTS)
     decode = item(3, 0, [7], [(0, 3)])
     with pytest.raises(InvariantError, match=r"slots \[3\] sample, but have not started"):
-        reader.read(StepPlan(step=1, items=(decode,)))
-    reader.read(StepPlan(step=2, started_slots=(start(3),), items=(decode,)))
+        reader.read(placed_plan(step=1, items=(decode,)))
+    reader.read(placed_plan(step=2, started_slots=(start(3),), items=(decode,)))
     with pytest.raises(InvariantError, match=r"slots \[3\] sample"):
-        reader.read(StepPlan(step=3, ended_slots=(3,), items=(decode,)))
+        reader.read(placed_plan(step=3, ended_slots=(3,), items=(decode,)))
     # A step that failed may end what the runner never heard of.
-    reader.read(StepPlan(step=4, ended_slots=(3, 5), items=()))
+    reader.read(placed_plan(step=4, ended_slots=(3, 5), items=()))
 
 
 def test_an_outcome_has_a_token_for_each_row() -> None:
-    plan = StepPlan(
+    plan = placed_plan(
         step=7,
         started_slots=(start(0), start(1), start(2)),
         items=(item(0, 4, [7], [(0, 0), (0, 1)]), item(9, 0, [1, 2]), item(2, 6, [9], [(0, 2)])),
@@ -300,9 +296,11 @@ def test_rows_to_score_and_rows_to_pool_come_behind_those_that_are_sampled():
     )
     third = item(6, 8, [30], [(0, 6)])
     one = msgspec.structs.replace(
-        item(7, 0, [40], [(0, 7)]), pooled=PooledTokens(offset=0, count=1)
+        item(7, 0, [40], [(0, 7)]),
+        kind=ItemKind.PREFILL,
+        pooled=PooledTokens(offset=0, count=1),
     )
-    plan = StepPlan(
+    plan = placed_plan(
         step=1,
         started_slots=tuple(start(slot) for slot in (3, 5, 6, 7)),
         items=(first, second, third),
@@ -317,7 +315,7 @@ def test_rows_to_score_and_rows_to_pool_come_behind_those_that_are_sampled():
     assert len(step.samples) == 2
 
     # A step that looks like decodes and is none.
-    step = reader.read(StepPlan(step=2, items=(one,)))
+    step = reader.read(placed_plan(step=2, items=(one,)))
     assert step.batch is not None
     assert step.batch.logit_rows.tolist() == [0, 0]
     assert (step.pooled, step.num_logits) == ((1,), 1)
@@ -325,11 +323,11 @@ def test_rows_to_score_and_rows_to_pool_come_behind_those_that_are_sampled():
 
 def test_what_this_runner_cannot_compute_is_refused_by_name():
     reader = PlanReader(16, NUM_SLOTS)
-    reader.read(StepPlan(step=0, started_slots=(start(3),), items=()))
+    reader.read(placed_plan(step=0, started_slots=(start(3),), items=()))
     prompt = item(3, 0, [7, 8], [(1, 3)])
     guesses = msgspec.structs.replace(item(3, 2, [9, 9], [(0, 3)]), kind=ItemKind.VERIFY)
     with pytest.raises(InvariantError, match="sequence 3 verifies guesses, which this runner"):
-        reader.read(StepPlan(step=1, items=(guesses,)))
+        reader.read(placed_plan(step=1, items=(guesses,)))
     branch = msgspec.structs.replace(item(3, 2, [9]), parent=0)
     with pytest.raises(InvariantError, match="sequence 3 continues another of its step"):
-        reader.read(StepPlan(step=2, items=(prompt, branch)))
+        reader.read(placed_plan(step=2, items=(prompt, branch)))

@@ -17,8 +17,9 @@ from aioserve.ops import Backend, Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import CopyKind, PageCopy
-from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
 from tests.ops.scenarios import BACKENDS, NATIVE, allocate
+from tests.placed import placed_item, placed_plan
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=1.0)
@@ -90,13 +91,12 @@ async def run(
 
 def item(slot: int, start: int, ids: list[int], *samples: int) -> WorkItem:
     """Samples from its last token for each of these slots."""
-    return WorkItem(
-        kind=ItemKind.DECODE if len(ids) == 1 else ItemKind.PREFILL,
+    return placed_item(
         sequence_id=slot,
         slot=slot,
         start=start,
         count=len(ids),
-        token_ids=ids,
+        token_ids=np.array(ids, np.int32),
         page_ids=PAGES,
         rows=tuple(SampleRow(offset=len(ids) - 1, slot=sample) for sample in samples),
     )
@@ -118,8 +118,8 @@ async def test_samples_of_one_row_go_on_in_their_own_slots(backend):
     then = tuple(item(slot, 6, [PENDING_TOKEN], slot) for slot in (5, 1, 6, 4, 0, 2))
 
     first, second = await run(
-        StepPlan(step=1, started_slots=starts(*range(7)), items=items),
-        StepPlan(step=2, items=then),
+        placed_plan(step=1, started_slots=starts(*range(7)), items=items),
+        placed_plan(step=2, items=then),
         model=LogitsByToken(backend),
     )
 
@@ -131,7 +131,7 @@ async def test_samples_of_one_row_go_on_in_their_own_slots(backend):
 async def test_samples_of_one_row_are_computed_once():
     model = LogitsByToken()
     items = (item(0, 3, [20], 0, 1, 2), item(3, 7, [5], 3))
-    await run(StepPlan(step=1, started_slots=starts(0, 1, 2, 3), items=items), model=model)
+    await run(placed_plan(step=1, started_slots=starts(0, 1, 2, 3), items=items), model=model)
     (batch,) = model.batches
     assert batch.positions.tolist() == [3, 7]
     assert batch.token_ids.tolist() == [20, 5]
@@ -141,17 +141,17 @@ async def test_samples_of_one_row_are_computed_once():
 @pytest.mark.asyncio
 async def test_torch_keeps_nothing_for_gradients():
     model = LogitsByToken()
-    plans = [StepPlan(step=1, started_slots=starts(0), items=(item(0, 3, [20], 0),))]
-    await run(*plans, StepPlan(step=2, items=(item(0, 4, [PENDING_TOKEN], 0),)), model=model)
+    plans = [placed_plan(step=1, started_slots=starts(0), items=(item(0, 3, [20], 0),))]
+    await run(*plans, placed_plan(step=2, items=(item(0, 4, [PENDING_TOKEN], 0),)), model=model)
     assert model.inference == [True, True]
 
 
 @pytest.mark.asyncio
 async def test_a_plan_that_cannot_be_read_fails_its_step_alone():
     """Slots that it starts have started all the same, as the scheduler believes."""
-    bad = StepPlan(step=2, started_slots=starts(1), items=(item(5, 3, [20], 5),))
-    good = StepPlan(step=3, items=(item(0, 4, [PENDING_TOKEN], 0), item(1, 3, [30], 1)))
-    first = StepPlan(step=1, started_slots=starts(0), items=(item(0, 3, [20], 0),))
+    bad = placed_plan(step=2, started_slots=starts(1), items=(item(5, 3, [20], 5),))
+    good = placed_plan(step=3, items=(item(0, 4, [PENDING_TOKEN], 0), item(1, 3, [30], 1)))
+    first = placed_plan(step=1, started_slots=starts(0), items=(item(0, 3, [20], 0),))
     runner = CpuRunner(cast(Any, LogitsByToken()), cache(8), num_slots=16, name="test")
     handles = [runner.launch(plan) for plan in (first, bad, good)]
     assert (await handles[0]).token_ids == (21,)
@@ -183,18 +183,17 @@ async def test_memory_is_provided_past_the_pages_that_steps_have_written(monkeyp
 
     await is_asked_for(0, 1)
     pages = np.array([3], np.int32)
-    writes = WorkItem(
-        kind=ItemKind.PREFILL,
+    writes = placed_item(
         sequence_id=0,
         slot=0,
         start=0,
         count=2,
-        token_ids=[6, 7],
+        token_ids=np.array([6, 7], np.int32),
         page_ids=pages,
     )
-    await runner.launch(StepPlan(step=1, started_slots=starts(0), items=(writes,)))
+    await runner.launch(placed_plan(step=1, started_slots=starts(0), items=(writes,)))
     await is_asked_for(4, 5)
-    await runner.launch(StepPlan(step=2, items=(item(0, 3, [20], 0),)))
+    await runner.launch(placed_plan(step=2, items=(item(0, 3, [20], 0),)))
     await is_asked_for()
     await runner.aclose()
 
@@ -203,7 +202,7 @@ async def test_memory_is_provided_past_the_pages_that_steps_have_written(monkeyp
 async def test_any_offset_of_an_item_may_be_sampled():
     rows = tuple(SampleRow(offset=offset, slot=offset) for offset in (0, 2))
     chunk = msgspec.structs.replace(item(0, 0, [6, 30, 8]), rows=rows)
-    plan = StepPlan(step=1, started_slots=starts(0, 2), items=(chunk,))
+    plan = placed_plan(step=1, started_slots=starts(0, 2), items=(chunk,))
     (outcome,) = await run(plan)
     assert outcome.token_ids == (7, 9)
 
@@ -215,8 +214,8 @@ async def test_each_sample_draws_what_a_request_of_its_seed_draws_alone():
     slots = range(8)
     started = [starts(i, params=WARM, seed=(first_seed + i) % 2**64) for i in slots]
     both = tuple(start for each in started for start in each)
-    fork = StepPlan(step=1, started_slots=both, items=(item(0, 3, [20], *slots),))
-    alone = [StepPlan(step=2 + i, items=(item(i, 3, [20], i),)) for i in slots]
+    fork = placed_plan(step=1, started_slots=both, items=(item(0, 3, [20], *slots),))
+    alone = [placed_plan(step=2 + i, items=(item(i, 3, [20], i),)) for i in slots]
 
     together, *separate = await run(fork, *alone)
 
@@ -227,7 +226,7 @@ async def test_each_sample_draws_what_a_request_of_its_seed_draws_alone():
 @pytest.mark.asyncio
 async def test_a_sample_obeys_its_own_parameters():
     started = (*starts(0, 2, seed=5), *starts(1, params=WARM, seed=5))
-    plan = StepPlan(step=1, started_slots=started, items=(item(0, 3, [20], 0, 1, 2),))
+    plan = placed_plan(step=1, started_slots=started, items=(item(0, 3, [20], 0, 1, 2),))
     draws = [(await run(plan))[0] for _ in range(2)]
     assert draws[0] == draws[1]
     assert draws[0].token_ids[0] == draws[0].token_ids[2] == 21
@@ -242,7 +241,7 @@ async def test_a_row_that_cannot_be_sampled_fails_its_samples_and_nobody_else():
         item(0, 3, [VOCAB_SIZE - 1], 0, 1),
         item(3, 3, [10], 3),
     )
-    (outcome,) = await run(StepPlan(step=1, started_slots=starts(0, 1, 2, 3), items=items))
+    (outcome,) = await run(placed_plan(step=1, started_slots=starts(0, 1, 2, 3), items=items))
     assert sorted(outcome.row_errors) == [1, 2]
     assert (outcome.token_ids[0], outcome.token_ids[3]) == (10, 11)
 
@@ -260,7 +259,7 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
         PageCopy(CopyKind.FROM_HOST, 2, 6, 4),
         PageCopy(CopyKind.FROM_HOST, 0, 7, 3),
     )
-    plan = StepPlan(step=1, items=(item(0, 0, [1]),), copies=copies)
+    plan = placed_plan(step=1, items=(item(0, 0, [1]),), copies=copies)
 
     await run(plan, model=model, device=device, host=host)
 
@@ -277,7 +276,7 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
 @pytest.mark.asyncio
 async def test_a_step_may_do_nothing_but_copies():
     device, model = cache(8), LogitsByToken()
-    plan = StepPlan(step=1, items=(), copies=(PageCopy(CopyKind.DEVICE, 3, 4, 4),))
+    plan = placed_plan(step=1, items=(), copies=(PageCopy(CopyKind.DEVICE, 3, 4, 4),))
     (outcome,) = await run(plan, model=model, device=device)
     assert outcome == StepOutcome(step=1, token_ids=())
     assert torch.equal(device.plain()[:, :, 4], device.plain()[:, :, 3])
@@ -286,6 +285,8 @@ async def test_a_step_may_do_nothing_but_copies():
 
 @pytest.mark.asyncio
 async def test_a_copy_to_a_host_pool_that_is_not_there_fails_its_step_alone():
-    bad = StepPlan(step=1, items=(item(0, 0, [1]),), copies=(PageCopy(CopyKind.TO_HOST, 0, 0, 4),))
+    bad = placed_plan(
+        step=1, items=(item(0, 0, [1]),), copies=(PageCopy(CopyKind.TO_HOST, 0, 0, 4),)
+    )
     with pytest.raises(ValueError, match="target cache 1 of 1"):
         await run(bad)

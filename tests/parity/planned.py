@@ -13,7 +13,8 @@ from aioserve.models.decoder import Decoder
 from aioserve.ops import Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import PageCopy
-from aioserve.steps.plan import ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import SampleRow, SlotStart, WorkItem
+from tests.placed import placed_item, placed_plan
 
 GREEDY = SamplingParams(temperature=0.0)
 NUM_SLOTS = 32
@@ -51,7 +52,7 @@ class PlannedRun:
         """Run one step; return the logits of each row, float32 [rows, vocab]."""
         self._step += 1
         started = () if self._step > 1 else EVERY_SLOT
-        plan = StepPlan(
+        plan = placed_plan(
             step=self._step, started_slots=started, items=tuple(items), copies=tuple(copies)
         )
         await self._runner.launch(plan)
@@ -67,13 +68,12 @@ def item(
     samples: Sequence[int] | None = None,
 ) -> WorkItem:
     """Compute `token_ids` from position `start`, and sample for these slots, by default its own."""
-    return WorkItem(
-        kind=ItemKind.DECODE if len(token_ids) == 1 else ItemKind.PREFILL,
+    return placed_item(
         sequence_id=slot,
         slot=slot,
         start=start,
         count=len(token_ids),
-        token_ids=token_ids,
+        token_ids=np.array(token_ids, np.int32),
         page_ids=np.array(pages, np.int32),
         rows=tuple(
             SampleRow(offset=len(token_ids) - 1, slot=sample)

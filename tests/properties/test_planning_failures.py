@@ -51,6 +51,7 @@ from aioserve.scheduling import (
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps import plan
 from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
@@ -58,7 +59,7 @@ from tests.scheduling.request_model import RequestModel
 
 MODULES = (planner, scheduler, books, slots, sequence, reserve, memory, lease, page_table)
 MODULES += (guard, view, account, displacement, pooling, page_pool, pages, prefix_tree)
-MODULES += (pins, view_maker, waiting_queue, claims, copies, swapping, usage)
+MODULES += (pins, view_maker, waiting_queue, claims, copies, swapping, usage, plan)
 FILES = {module.__file__ for module in MODULES}
 
 
@@ -150,7 +151,7 @@ class Workload:
         return prompt, draw.randint(1, min(8, longest - len(prompt))), n
 
     def _launched(self, plan: StepPlan) -> StepPlan:
-        for one, slot, _, item in self.bench.scheduler.books.in_flight[plan.step]:
+        for one, slot, _, item, _ in self.bench.scheduler.books.in_flight[plan.step]:
             if item.slot == slot:
                 self.models[item.sequence_id].plan(item, one.epoch, self.now)
         return plan

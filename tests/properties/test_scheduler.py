@@ -25,6 +25,7 @@ from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
+from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan
 from aioserve.structured_output import StructuredOutput
@@ -185,6 +186,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             output_reserve_tokens=reserve,
             max_scored_tokens=scored,
         )
+        self.page_tables = SlotPageTables(self.scheduler.num_slots)
+        self.pages = {}
         self.device = StrayingDevice(num_pages, page_size, self.scheduler.num_slots, host_pages)
         self.pipeline = StepPipeline(self.scheduler, self.launched, depth=2)
         self.runs: dict[int, set[tuple[int, int, int]]] = {}
@@ -308,8 +311,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
         assert plan.num_scored <= self.scheduler.max_scored_tokens
         assert len({item.sequence_id for item in plan.items}) == len(plan.items)
+        self.page_tables.take(plan)
+        for item in plan.items:
+            self.pages[plan.step, item.slot] = self.page_tables.page_ids(item.slot).copy()
         self.assert_fenced(plan)
-        for sequence, slot, _, item in self.scheduler.books.in_flight[plan.step]:
+        for sequence, slot, _, item, _ in self.scheduler.books.in_flight[plan.step]:
             if item.slot == slot:
                 self.request_of[item.sequence_id].plan(item, sequence.epoch, self.now)
         return plan
@@ -324,7 +330,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         for earlier in self.in_flight:
             for item in earlier.items:
-                assert not written & self.token_places(item, 0, item.start + item.count)
+                assert not written & self.token_places(earlier, item, 0, item.end)
             both = self.runs[plan.step] | self.runs[earlier.step]
             assert len({slot for slot, _, _ in both}) == len(both)
 
@@ -339,14 +345,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         items = [
             slot
             for item in plan.items
-            for slot in self.token_places(item, item.start, item.start + item.count)
+            for slot in self.token_places(plan, item, item.start, item.end)
         ]
         assert len(items) == len(set(items)), "two items write one place"
         return {*slots, *items}
 
-    def token_places(self, item, start: int, end: int) -> set[int]:
-        size = self.pool.page_size
-        return {int(item.page_ids[p // size]) * size + p % size for p in range(start, end)}
+    def token_places(self, plan, item, start: int, end: int) -> set[int]:
+        size, pages = self.pool.page_size, self.pages[plan.step, item.slot].tolist()
+        return {pages[p // size] * size + p % size for p in range(start, end)}
 
     @rule(
         prompts=st.lists(prompts(), min_size=2, max_size=5),
@@ -418,7 +424,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             item = items[choice % len(items)]
             end = item.start + item.count
             first = item.start // self.pool.page_size
-            self.device.scribble(item.page_ids[first : pages_for(end, self.pool.page_size)])
+            pages = self.pages[plan.step, item.slot]
+            self.device.scribble(pages[first : pages_for(end, self.pool.page_size)])
             self.suspects = set(self.live())
             self.found_bad_rows = True
         self.find_bad_rows(plan, outcome)
@@ -439,7 +446,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         which a sequence will hear."""
         rows = [(item, row.slot) for item in plan.items for row in item.rows]
         for index, (item, _) in enumerate(rows if self.found_bad_rows else ()):
-            if self.device.holds_junk(list(self.token_places(item, 0, item.start + item.count))):
+            if self.device.holds_junk(list(self.token_places(plan, item, 0, item.end))):
                 outcome.row_errors[index] = "NaN"
         bad = {rows[index][1] for index in outcome.row_errors}
         entries = self.scheduler.books.in_flight[plan.step]

@@ -17,6 +17,7 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.updates import SequenceUpdate
 from aioserve.scheduling.view import RequestView
+from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.plan import StepPlan
 from aioserve.testing.fake_device import FakeDevice
 
@@ -54,6 +55,9 @@ class Bench:
             self.memory, policy or SchedulingPolicy(), **{**limits, **options}
         )
         self.device = FakeDevice(num_pages, page_size, self.scheduler.num_slots, num_host_pages)
+        self.page_tables = SlotPageTables(self.scheduler.num_slots)
+        self.pages: list[list[int]] = []
+        """Of each item of the last plan: the pages of its slot."""
 
     @property
     def sequences(self) -> dict[int, SequenceState]:
@@ -115,6 +119,8 @@ class Bench:
         plan = self.scheduler.plan(now_seconds)
         self.scheduler.sanity_check()
         assert plan is not None
+        self.page_tables.take(plan)
+        self.pages = [self.page_tables.page_ids(item.slot).tolist() for item in plan.items]
         return plan
 
     def commit(self, plan: StepPlan, now_seconds: float = 0.0) -> list[SequenceUpdate]:

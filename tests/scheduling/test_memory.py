@@ -34,7 +34,7 @@ def test_requests_planned_in_one_step_share_the_prefix_that_none_has_computed():
     plan = bench.plan()
 
     assert work(plan) == [(a, 0, 17), (b, 16, 1)]
-    assert plan.items[0].page_ids[:4].tolist() == plan.items[1].page_ids[:4].tolist()
+    assert bench.pages[0][:4] == bench.pages[1][:4]
     bench.commit(plan)
     tokens = bench.run()
     assert tokens[b] == expected_tokens([*range(16), 101], 8)[1:]
@@ -128,7 +128,7 @@ def test_a_prompt_that_differs_within_a_page_copies_the_part_that_agrees():
     assert work(plan) == [(b, 10, 2)]
     (copy,) = plan.copies
     assert (copy.kind, copy.num_tokens) == (CopyKind.DEVICE, 2)
-    assert copy.target == plan.items[0].page_ids[2]
+    assert copy.target == bench.pages[0][2]
     bench.commit(plan)
     assert bench.run()[b] == expected_tokens([*range(10), 99, 98], 8)[1:]
 
@@ -180,12 +180,13 @@ def test_a_duplicate_of_a_cached_page_is_given_up_for_it_after_its_step():
     b = bench.submit(12, 4)
 
     first = bench.plan()
+    (pages,) = bench.pages
 
     # Its last prompt token is computed in a page of its own, which the tree has already.
     assert work(first) == [(b, 11, 1)]
     assert (bench.pool.num_free, bench.pool.num_fenced) == (1, 1)
     second = bench.plan()
-    assert first.items[0].page_ids[2] != second.items[0].page_ids[2]
+    assert bench.pages[0][2] != pages[2]
     bench.commit(first)
     bench.commit(second)
     bench.run()
@@ -348,9 +349,8 @@ def test_a_shared_page_is_copied_before_the_first_write_by_all_but_the_last():
 
     assert work(plan) == [(a, 6, 1), (b, 6, 1), (c, 6, 1)]
     assert [copy.num_tokens for copy in plan.copies] == [2, 2]
-    pages = [item.page_ids.tolist() for item in plan.items]
-    assert len({table[0] for table in pages}) == 1
-    assert len({table[1] for table in pages}) == 3
+    assert len({table[0] for table in bench.pages}) == 1
+    assert len({table[1] for table in bench.pages}) == 3
     bench.commit(plan)
     tokens = bench.run()
     for sample, sequence_id in enumerate((a, b, c)):

@@ -128,7 +128,7 @@ def test_one_that_comes_within_the_budget_by_a_preemption_gets_its_page_too():
 
     assert plan.preempted == (b,)
     assert work(plan) == [(a, 8, 1), (c, 4, 1)]
-    assert [len(item.page_ids) for item in plan.items] == [3, 2]
+    assert [len(table) for table in bench.pages] == [3, 2]
 
 
 def test_what_was_preempted_is_not_started_again_in_the_same_step():

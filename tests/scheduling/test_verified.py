@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 import pytest
 
 from aioserve.errors import InvariantError
 from aioserve.request import FinishReason
+from aioserve.steps.pages import SlotPages
 from aioserve.steps.plan import PENDING_TOKEN, ItemKind, StepPlan
 from aioserve.testing import expected_tokens
 from tests.scheduling.bench import Bench
@@ -21,18 +23,21 @@ WRONG = -7
 def with_guesses(bench: Bench, plan: StepPlan, guesses: Sequence[int]) -> StepPlan:
     """A plan of one decode, as it would be with these guesses behind its token."""
     (entry,) = bench.scheduler.books.in_flight[plan.step]
-    sequence, slot, lease, item = entry
+    sequence, slot, lease, item, _ = entry
     assert bench.memory.reserve(lease, len(guesses), plan.step)
     bench.memory.advance(lease, len(guesses), plan.step)
     item = msgspec.structs.replace(
         item,
         kind=ItemKind.VERIFY,
         count=1 + len(guesses),
-        token_ids=[item.token_ids[0], *guesses],
-        page_ids=lease.page_ids,
+        token_ids=np.array([item.token_ids[0], *guesses], np.int32),
     )
-    bench.scheduler.books.in_flight[plan.step] = [(sequence, slot, lease, item)]
-    return msgspec.structs.replace(plan, items=(item,))
+    pages = lease.page_ids
+    lease.carried = len(pages)
+    bench.scheduler.books.in_flight[plan.step] = [(sequence, slot, lease, item, pages)]
+    plan = msgspec.structs.replace(plan, items=(item,), pages=(SlotPages(slot, 0, pages),))
+    bench.page_tables.take(plan)
+    return plan
 
 
 @pytest.mark.parametrize(

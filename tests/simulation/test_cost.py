@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from aioserve.capacity.hardware import Hardware
@@ -14,7 +13,7 @@ from aioserve.capacity.models import ModelShape
 from aioserve.errors import ConfigError
 from aioserve.simulation.cost import CostTable, RooflineCost, StepLoad, read_cost_table
 from aioserve.steps.pages import CopyKind, PageCopy
-from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, StepPlan, WorkItem
 
 MODEL = ModelShape(
     layer_params=900,
@@ -30,7 +29,6 @@ MACHINE = Hardware("machine", 1e6, 1e6, 10**9, 0.5, 1.0, 1.0)
 def step(
     *items: tuple[int, int], copies: tuple[PageCopy, ...] = (), samples: bool = True
 ) -> StepPlan:
-    pages = np.empty(0, np.int32)
     work = [
         WorkItem(
             kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
@@ -38,8 +36,7 @@ def step(
             slot=0,
             start=start,
             count=count,
-            token_ids=(),
-            page_ids=pages,
+            token_ids=PENDING_IDS,
             rows=(SampleRow(offset=count - 1, slot=0),) if samples else (),
         )
         for start, count in items

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from aioserve.simulation.metrics import metrics_of
 from aioserve.simulation.records import Ending, SimulationResult
 from aioserve.simulation.simulator import simulate
 from aioserve.simulation.table_steps import StepsOutside, TableSteps
-from aioserve.steps.plan import ItemKind, SampleRow, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, StepPlan, WorkItem
 from aioserve.traces.request import TraceRequest
 
 RATIOS = (0.5, 1.5)
@@ -50,8 +49,7 @@ def decode(slot: int, start: int) -> WorkItem:
         slot=slot,
         start=start,
         count=1,
-        token_ids=(),
-        page_ids=np.empty(0, np.int32),
+        token_ids=PENDING_IDS,
         rows=(SampleRow(offset=0, slot=slot),),
     )
 

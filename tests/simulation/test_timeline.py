@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from aioserve.simulation.timeline import Preempted, Timeline
-from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
-
-NO_PAGES = np.empty(0, np.int32)
+from aioserve.steps.plan import PENDING_IDS, ItemKind, StepPlan, WorkItem
 
 
 def add(
@@ -21,8 +17,7 @@ def add(
             slot=0,
             start=0,
             count=tokens,
-            token_ids=(),
-            page_ids=NO_PAGES,
+            token_ids=PENDING_IDS,
         )
         for n, tokens, _ in items
     ]

@@ -27,8 +27,7 @@ def item(kind: ItemKind, start: int, count: int, *offsets: int, **more: Any) -> 
         slot=0,
         start=start,
         count=count,
-        token_ids=[5] * count,
-        page_ids=np.zeros(8, np.int32),
+        token_ids=np.full(count, 5, np.int32),
         rows=tuple(SampleRow(offset=offset, slot=0) for offset in offsets),
         **more,
     )
@@ -50,7 +49,7 @@ def test_totals_are_those_of_the_items() -> None:
     plan.check()
     totals = [getattr(plan, f"num_{what}") for what in ("tokens", "sequences", "rows", "scored")]
     assert totals == [14, 5, 4, 2]
-    assert plan.num_pooled == 1
+    assert (plan.num_pooled, plan.num_decodes) == (1, 1)
     part = msgspec.structs.replace(plan, items=items[:1])
     assert (part.num_tokens, part.num_rows, part.num_scored) == (1, 1, 0)
 
@@ -59,6 +58,8 @@ def test_totals_are_those_of_the_items() -> None:
     ("items", "message"),
     [
         ([item(DECODE, 4, 2)], "DECODE, 2 tokens.* must have one token"),
+        ([item(DECODE, 4, 1)], "DECODE, 1 tokens.* a row of its own alone"),
+        ([item(DECODE, 4, 1, 0, parent=0)], "a row of its own alone"),
         ([item(VERIFY, 4, 2)], "VERIFY.* must have one row"),
         ([item(VERIFY, 4, 2, 1)], "VERIFY.* must have one row, of its first token"),
         ([item(PREFILL, 4, 2, 2)], "row of token 2"),

@@ -12,8 +12,9 @@ from aioserve.errors import InvariantError
 from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import CopyKind, PageCopy
-from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, SlotStart, WorkItem
 from aioserve.testing import FakeDevice, expected_tokens
+from tests.placed import placed_item, placed_plan
 
 GREEDY = SamplingParams(temperature=0.0)
 PAGE_SIZE = 4
@@ -25,20 +26,19 @@ def item(start, ids, pages, *, sequence_id=1, sample=True, slot=None, slots=()) 
     """`slots` sample from its last token beside its own."""
     slot = sequence_id if slot is None else slot
     rows = [SampleRow(offset=len(ids) - 1, slot=each) for each in (slot, *slots)]
-    return WorkItem(
-        kind=ItemKind.DECODE if len(ids) == 1 else ItemKind.PREFILL,
+    return placed_item(
         sequence_id=sequence_id,
         slot=slot,
         start=start,
         count=len(ids),
-        token_ids=ids,
+        token_ids=np.array(ids, np.int32),
         page_ids=np.array(pages, np.int32),
         rows=tuple(rows) if sample else (),
     )
 
 
 def step(device: FakeDevice, *items: WorkItem, copies=()) -> StepOutcome:
-    return device.execute(StepPlan(step=0, items=items, copies=tuple(copies)))
+    return device.execute(placed_plan(step=0, items=items, copies=tuple(copies)))
 
 
 def device(num_host_pages=0, *, seeds=(3,) * 8) -> FakeDevice:
@@ -50,7 +50,7 @@ def device(num_host_pages=0, *, seeds=(3,) * 8) -> FakeDevice:
 
 def start_slots(it: FakeDevice, seeds) -> None:
     starts = [SlotStart(slot=i, params=GREEDY, seed=seed) for i, seed in enumerate(seeds)]
-    it.execute(StepPlan(step=0, items=(), started_slots=tuple(starts)))
+    it.execute(placed_plan(step=0, items=(), started_slots=tuple(starts)))
 
 
 def decode(it: FakeDevice, pages, count=3, *, start=10, slot=1) -> list[int]:
@@ -222,7 +222,7 @@ def test_a_step_that_fails_leaves_what_it_had_done():
     first = item(0, PROMPT[:4], [5], sample=False)
     second = item(0, PROMPT, [1, 2, 4], sequence_id=2)
     copy = PageCopy(CopyKind.DEVICE, 0, 3, 1)
-    it.execute_in_part(StepPlan(step=0, items=(first, second), copies=(copy,)), 2)
+    it.execute_in_part(placed_plan(step=0, items=(first, second), copies=(copy,)), 2)
     assert step(it, item(4, PROMPT[4:], [5, 3, 8])).token_ids == (TOKENS[0],)
     assert decode(it, [1, 2, 4]) != TOKENS[1:4]
 
@@ -243,13 +243,13 @@ def past_its_end() -> WorkItem:
         ([item(0, [1] * 5, [5])], (), "ends at 5 and has 1 pages of 4"),
         ([item(0, [1], [-1])], (), r"names pages \[.*-1\] of 12"),
         ([item(0, [1], [12])], (), r"names pages \[.*12\] of 12"),
-        ([item(0, [1], [5], slot=8)], (), "slot 8, which hasn't started"),
-        ([item(0, [1], [5], slot=-1)], (), "slot -1, which hasn't started"),
+        ([item(0, [1], [5], slot=8)], (), "slot 8 gets pages, and there are 8"),
+        ([item(0, [1], [5], slot=-1)], (), "slot -1 gets pages, and there are 8"),
         ([item(0, [1], [5], slots=[7])], (), "slot 7, which hasn't started"),
         ([item(-1, [1], [5])], (), "computes from -1"),
         ([item(1, [], [5], sample=False)], (), "0 tokens\\) computes"),
         ([item(1, [], [5])], (), "0 tokens\\) computes"),
-        ([past_its_end()], (), "has a row of token 1"),
+        ([past_its_end()], (), "a row of its own alone"),
         ([], [PageCopy(CopyKind.DEVICE, 0, 12, 1)], "target=12.* 12 pages"),
         ([], [PageCopy(CopyKind.DEVICE, -1, 1, 1)], "source=-1"),
         ([], [PageCopy(CopyKind.DEVICE, 0, 1, 5)], "num_tokens=5"),
@@ -284,7 +284,7 @@ def test_branches_go_on_from_their_parents():
     leaf = item(12, [4], [0, 0, 0, 11], sequence_id=4)
     parents = [None, 0, 0, 2]
     items = [
-        msgspec.structs.replace(each, parent=parent)
+        msgspec.structs.replace(each, kind=ItemKind.PREFILL, parent=parent)
         for each, parent in zip([root, one, two, leaf], parents, strict=True)
     ]
     branches = [PROMPT, [*PROMPT, 7], [*PROMPT, 8, 9], [*PROMPT, 8, 9, 4]]

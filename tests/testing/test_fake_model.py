@@ -18,7 +18,7 @@ from aioserve import (
     SchedulingPolicy,
     StepError,
 )
-from aioserve.steps.plan import ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import SampleRow, SlotStart, WorkItem
 from aioserve.testing import (
     FakeDevice,
     FakeModel,
@@ -31,6 +31,7 @@ from aioserve.testing import (
     random_step_seconds,
     run_simulated,
 )
+from tests.placed import placed_item, placed_plan
 
 PARAMS = SamplingParams(max_tokens=8, seed=1)
 
@@ -118,13 +119,12 @@ def test_the_tokenizer_has_one_token_per_byte():
 
 def test_a_plan_that_writes_under_a_step_in_flight_is_refused():
     def item(slot: int, start: int, count: int, pages: list[int], *others: int) -> WorkItem:
-        return WorkItem(
-            kind=ItemKind.DECODE if count == 1 else ItemKind.PREFILL,
+        return placed_item(
             sequence_id=slot,
             slot=slot,
             start=start,
             count=count,
-            token_ids=[0] * count,
+            token_ids=np.array([0] * count, np.int32),
             page_ids=np.array(pages, np.int32),
             rows=tuple(SampleRow(offset=count - 1, slot=each) for each in (slot, *others)),
         )
@@ -134,15 +134,15 @@ def test_a_plan_that_writes_under_a_step_in_flight_is_refused():
         runner = FakeRunner(device, FakeModel(step_seconds=lambda plan: 1.0))
         starts = tuple(SlotStart(slot=slot, params=PARAMS, seed=0) for slot in range(4))
         first = item(1, 0, 6, [5, 3], 2)
-        done = runner.launch(StepPlan(step=0, items=(first,), started_slots=starts))
+        done = runner.launch(placed_plan(step=0, items=(first,), started_slots=starts))
         # Its slots may write what it named, and others may read.
         items = (item(1, 6, 1, [5, 3]), item(3, 4, 1, [5, 7]))
-        runner.launch(StepPlan(step=1, items=items))
+        runner.launch(placed_plan(step=1, items=items))
         for other in (item(3, 4, 1, [7, 3]), item(0, 0, 2, [5])):
             with pytest.raises(ValueError, match=r"writes page [35] .* still in flight"):
-                runner.launch(StepPlan(step=2, items=(other,)))
+                runner.launch(placed_plan(step=2, items=(other,)))
         await done
         await asyncio.sleep(5)
-        await runner.launch(StepPlan(step=2, items=(item(3, 4, 1, [7, 3]),)))
+        await runner.launch(placed_plan(step=2, items=(item(3, 4, 1, [7, 3]),)))
 
     run_simulated(main)

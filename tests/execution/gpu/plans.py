@@ -15,10 +15,11 @@ from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import StepModel
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import PageCopy
-from aioserve.steps.plan import PENDING_TOKEN, ItemKind, SampleRow, SlotStart, StepPlan, WorkItem
+from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
 from aioserve.testing.fake_gpu import FakeGpu
 from aioserve.testing.fake_gpu_model import FakeStepModel
 from aioserve.testing.simulated_host import SimulatedHost
+from tests.placed import PlacedItem, placed_item, placed_plan
 
 PAGE_SIZE = 4
 NUM_SLOTS = 8
@@ -67,22 +68,21 @@ def item(
     *,
     rows: Sequence[int] | None = None,
     pages: Sequence[int] | np.ndarray | None = None,
-) -> WorkItem:
+) -> PlacedItem:
     """Samples for `rows`, slots, from its last token; for its own where none are given."""
     slots = [slot] if rows is None else rows
-    return WorkItem(
-        kind=ItemKind.DECODE if len(token_ids) == 1 else ItemKind.PREFILL,
+    return placed_item(
         sequence_id=slot,
         slot=slot,
         start=start,
         count=len(token_ids),
-        token_ids=token_ids,
+        token_ids=np.array(token_ids, np.int32),
         page_ids=np.array(pages_of(slot) if pages is None else pages, np.int32),
         rows=tuple(SampleRow(offset=len(token_ids) - 1, slot=each) for each in slots),
     )
 
 
-def decode(slot: int, start: int, **options: Any) -> WorkItem:
+def decode(slot: int, start: int, **options: Any) -> PlacedItem:
     return item(slot, start, [PENDING_TOKEN], **options)
 
 
@@ -92,7 +92,7 @@ def plan(
     started: Sequence[int] = (),
     copies: Sequence[PageCopy] = (),
 ) -> StepPlan:
-    return StepPlan(step=step, items=items, started_slots=starts(*started), copies=tuple(copies))
+    return placed_plan(step=step, items=items, started_slots=starts(*started), copies=tuple(copies))
 
 
 class DeviceThread:

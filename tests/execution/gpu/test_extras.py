@@ -34,6 +34,7 @@ from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ScoredTokens, SlotStart, StepPlan, WorkItem
 from tests.execution.gpu.host_device import HostDevice
 from tests.execution.gpu.plans import decode, item
+from tests.placed import placed_plan
 
 VOCAB_SIZE = 60
 NUM_SLOTS = 8
@@ -153,7 +154,7 @@ def plans_of(num_decodes: int) -> list[StepPlan]:
     ]
     started = starts()
     return [
-        StepPlan(step=step, items=tuple(items), started_slots=started if step == 0 else ())
+        placed_plan(step=step, items=tuple(items), started_slots=started if step == 0 else ())
         for step, items in enumerate(work)
     ]
 
@@ -187,7 +188,7 @@ async def test_a_mixed_batch_is_that_of_the_reference() -> None:
     # Without those that ask for something the rest of them run as a graph.
     plain = [decode(slot, len(PROMPTS[slot]) + 6) for slot in (0, 5)]
     for step in (8, 9):
-        plan = StepPlan(step=step, items=tuple(plain), ended_slots=(1, 2, 3, 4))
+        plan = placed_plan(step=step, items=tuple(plain), ended_slots=(1, 2, 3, 4))
         check_equal(await runner.launch(plan), await reference.launch(plan))
         plain = [decode(slot, len(PROMPTS[slot]) + 7) for slot in (0, 5)]
     assert (device.captured, device.replays) == (1, 1)
@@ -209,7 +210,7 @@ async def test_a_slot_that_starts_anew_brings_its_history() -> None:
         order = rows if outcome is outcomes[1] else range(len(PARAMS))
         for slot, token_id in zip(order, outcome.token_ids, strict=True):
             known[slot].append(token_id)
-    again = StepPlan(
+    again = placed_plan(
         step=4,
         items=tuple(item(slot, 0, ids) for slot, ids in enumerate(known)),
         started_slots=starts(known),

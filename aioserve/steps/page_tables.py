@@ -1,0 +1,72 @@
+"""The page tables that a runner keeps for its slots, from what plans say of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import InvariantError
+from aioserve.kv.pages import pages_for
+from aioserve.steps.pages import SlotPages
+from aioserve.steps.plan import StepPlan
+
+__all__ = ["SlotPageTables"]
+
+FIRST_WIDTH = 16
+
+
+class SlotPageTables:
+    """The page tables of a runner's slots, as the plans say one after the other."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._pages = np.zeros((num_slots, FIRST_WIDTH), np.int32)
+        self._lengths = np.zeros(num_slots, np.int64)
+
+    def take(self, plan: StepPlan) -> None:
+        """Change them as a plan says. Raises `InvariantError` for pages that leave a gap."""
+        for slot in plan.ended_slots:
+            self._lengths[slot] = 0
+        for start in plan.started_slots:
+            self._lengths[start.slot] = 0
+        for change in plan.pages:
+            self._change(change)
+
+    def _change(self, change: SlotPages) -> None:
+        slot, first, page_ids = change.slot, change.first, change.page_ids
+        end = first + len(page_ids)
+        if not 0 <= slot < len(self._lengths):
+            raise InvariantError(f"slot {slot} gets pages, and there are {len(self._lengths)}")
+        if first > self._lengths[slot]:
+            raise InvariantError(
+                f"slot {slot} has {self._lengths[slot]} pages, and gets more from {first} on"
+            )
+        if end > self._pages.shape[1]:
+            wider = np.zeros((len(self._pages), max(end, 2 * self._pages.shape[1])), np.int32)
+            wider[:, : self._pages.shape[1]] = self._pages
+            self._pages = wider
+        self._pages[slot, first:end] = page_ids
+        self._lengths[slot] = end
+
+    def page_ids(self, slot: int) -> npt.NDArray[np.int32]:
+        """The pages of a slot in order of position: a view, int32 `[n]`, good until the next
+        plan."""
+        return self._pages[slot, : self._lengths[slot]]
+
+    def rows(
+        self, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64], page_size: int
+    ) -> npt.NDArray[np.int32]:
+        """The tables of these slots, int32 `[len(slots), n]`, wide enough for the longest of them;
+        what is behind a slot's pages is no matter.
+
+        Raises `InvariantError` for a slot without pages for so many tokens.
+        """
+        lengths = self._lengths[slots]
+        short = lengths * page_size < num_tokens
+        if short.any():
+            row = int(short.argmax())
+            tokens = int(num_tokens[row])
+            raise InvariantError(
+                f"slot {slots[row]} has {lengths[row]} pages, and its tokens up to position "
+                f"{tokens - 1} need {pages_for(tokens, page_size)}"
+            )
+        return self._pages[slots, : int(lengths.max())]
