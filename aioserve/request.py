@@ -6,7 +6,7 @@ anywhere in the package.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -241,8 +241,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Token ids that end an answer."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """`params.bad_words` as the tokenizer writes them."""
-    logits_processors: tuple[Callable[[], Any], ...] = ()
-    """Each makes one of `params.logits_processors` for one answer."""
+    logits_processors: tuple[int, ...] = ()
+    """Numbers of `params.logits_processors` where the runner makes them."""
     score_from: int | None = None
     """Position, at least 1, of the first token of the prompt whose log-probability is wanted."""
     pooled: range | None = None

@@ -4,8 +4,8 @@
 
 `--running` sequences decode at `--context` tokens of context, each plan made while the step before
 it is in flight, as an engine does. Times are medians and minima of processor time, in microseconds.
-Sizes are those of msgpack and JSON, for the largest and the median of 16 steps in a row: a sequence
-gets a page in one of them.
+Sizes are of 16 steps in a row, in one of which each sequence gets a page. When plans carried page
+tables, 256 decodes at 8,192 tokens were 552 kB, 525 of them page ids.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import argparse
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 import numpy as np
 
 from aioserve.execution.batch import PlanReader
@@ -25,6 +24,7 @@ from aioserve.kv.pages import pages_for
 from aioserve.request import Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
+from aioserve.steps.encoding import encoded_plan
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 
@@ -83,12 +83,6 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
     return result, (time.thread_time_ns() - began) / 1000
 
 
-def hook(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    raise NotImplementedError(f"{type(value)} isn't encoded")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,9 +100,8 @@ def main() -> None:
     both = [plan_us + commit_us for _, (plan_us, _, commit_us) in steps]
     print(f"{'both':8}{median(both):8.0f} us, at least {min(both):.0f}: plan and commit")
     plans = [plan for plan, _ in steps[-STEPS_PER_ROUND:]]
-    for name, encode in ("msgpack", msgspec.msgpack.encode), ("JSON", msgspec.json.encode):
-        sizes = [len(encode(plan, enc_hook=hook)) for plan in plans]
-        print(f"{name:8}{median(sizes) / 1000:8.1f} kB, at most {max(sizes) / 1000:.1f}")
+    sizes = [len(encoded_plan(plan)) for plan in plans]
+    print(f"encoded {median(sizes) / 1000:8.1f} kB, at most {max(sizes) / 1000:.1f}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -269,10 +270,10 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
         )
     for offer in filter(meant, registry.logits_processors.values()):
         full = offer.spec.name + colon + options
-        maker = registry.logits_processor(full)
+        make = partial(registry.processor_makers[registry.logits_processor(full)].make, full)
         yield (
             f"logits processor {full} ({offer.origin})",
-            lambda n, make=maker.make: check_logits_processor(make, max_examples=n),
+            lambda n, make=make: check_logits_processor(make, max_examples=n),
         )
     if colon:
         return

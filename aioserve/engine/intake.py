@@ -103,9 +103,9 @@ class Intake:
         model: LoadedModel,
         core: CoreLoop,
         admission: Admission,
-        logits_processor: Callable[[str], Callable[[], Any]],
+        logits_processor: Callable[[str], int],
     ) -> None:
-        """`logits_processor`: what makes the processors of a name; raises `ConfigError` or
+        """`logits_processor`: number of the processor of a name; raises `ConfigError` or
         `PluginError`."""
         self._config = config
         self._model = model

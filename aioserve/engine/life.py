@@ -127,6 +127,7 @@ class Life:
             observers,
             registry.admission(),
             registry.logits_processor,
+            registry.processor_makers,
         )
 
     async def _load(self) -> LoadedModel:

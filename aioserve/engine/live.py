@@ -22,6 +22,7 @@ from aioserve.execution.runner import LoadedModel
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
 from aioserve.plugins import Admission, Observers
+from aioserve.sampling.processors import ProcessorMaker
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 
@@ -43,8 +44,10 @@ class Chosen(msgspec.Struct, frozen=True):
     eviction: Eviction
     observers: Observers
     admission: Admission
-    logits_processor: Callable[[str], Callable[[], Any]]
-    """What makes the processors of a name. Raises `ConfigError` or `PluginError`."""
+    logits_processor: Callable[[str], int]
+    """Number of a name's logits processor. Raises `ConfigError` or `PluginError`."""
+    processors: tuple[ProcessorMaker, ...]
+    """What makes them, by number."""
 
 
 class LiveEngine:
@@ -89,6 +92,7 @@ class LiveEngine:
             jump_forward=config.jump_forward,
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
+        model.processors[:] = chosen.processors
         self.intake: Intake = Intake(
             config, model, self.core, chosen.admission, chosen.logits_processor
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 from aioserve.arguments import shown
 from aioserve.errors import ConfigError, InvalidSamplingError, PluginError
@@ -53,9 +52,9 @@ class ParamsIntake:
         self,
         model: LoadedModel,
         max_num_seqs: int,
-        logits_processor: Callable[[str], Callable[[], Any]],
+        logits_processor: Callable[[str], int],
     ) -> None:
-        """`logits_processor`: what makes the processors of a name; raises `ConfigError` or
+        """`logits_processor`: number of the processor of a name; raises `ConfigError` or
         `PluginError`."""
         self._model = model
         self._max_num_seqs = max_num_seqs
@@ -154,19 +153,19 @@ class ParamsIntake:
 
     # -- what a request has of them
 
-    def processors(self, params: SamplingParams) -> tuple[Callable[[], Any], ...]:
-        """What makes the logits processors that they name. Raises `InvalidSamplingError`."""
-        makers: list[Callable[[], Any]] = []
+    def processors(self, params: SamplingParams) -> tuple[int, ...]:
+        """Numbers of the logits processors that they name. Raises `InvalidSamplingError`."""
+        numbers: list[int] = []
         for index, given in enumerate(params.logits_processors):
             try:
-                makers.append(self._logits_processor(given))
+                numbers.append(self._logits_processor(given))
             except (ConfigError, PluginError) as error:
                 raise InvalidSamplingError(
                     f"logits_processors[{index}]: {error}",
                     argument="logits_processors",
                     value=given,
                 ) from error
-        return tuple(makers)
+        return tuple(numbers)
 
     def end_ids(self, params: SamplingParams) -> frozenset[int]:
         """Those that may be drawn: a config may name others."""

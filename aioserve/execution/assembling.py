@@ -60,6 +60,7 @@ async def loaded_model(
     host_cache = None
     if config.num_host_pages:
         host_cache = _reserve(decoder, "num_host_pages", config.num_host_pages, config.page_size)
+    processors: list[Callable[[str], Any]] = []
     runner = CpuRunner(
         decoder,
         cache,
@@ -67,10 +68,18 @@ async def loaded_model(
         num_slots=num_slots,
         name=name.rstrip("/").rsplit("/", 1)[-1],
         prefault_pages=_prefault_pages(cache, config),
+        processors=processors,
     )
     kept = Kept(num_pages, cache, host_cache)
     return described(
-        name, decoder, runner, text, kept, max_model_len=max_model_len, seconds=seconds
+        name,
+        decoder,
+        runner,
+        text,
+        kept,
+        max_model_len=max_model_len,
+        processors=processors,
+        seconds=seconds,
     )
 
 
@@ -91,6 +100,7 @@ def described(
     kept: Kept,
     *,
     max_model_len: int,
+    processors: list[Callable[[str], Any]],
     seconds: dict[str, float],
     facts: Mapping[str, Any] | None = None,
     pools: bool = True,
@@ -122,6 +132,7 @@ def described(
             **(facts or {}),
         },
         why_no_tokenizer=text.why_no_tokenizer,
+        processors=processors,
         pools=pools,
     )
 

@@ -5,8 +5,9 @@ Knows plans and numpy; a backend takes it from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +105,11 @@ class PlanReader:
     What it gives is for reading alone: some arrays are those of the step before as well.
     """
 
-    def __init__(self, page_size: int, num_slots: int) -> None:
+    def __init__(
+        self, page_size: int, num_slots: int, processors: Sequence[Callable[[str], Any]] = ()
+    ) -> None:
+        """`processors`: what makes logits processors, by number; more may come."""
+        self._processors = processors
         self._page_size = page_size
         self._tables = SlotPageTables(num_slots)
         self._slots = SlotTable(num_slots)
@@ -157,7 +162,12 @@ class PlanReader:
                 known_ids=start.known_ids,
                 end_ids=start.end_ids,
                 bad_word_ids=start.bad_word_ids,
-                processors=[make() for make in start.logits_processors],
+                processors=[
+                    self._processors[number](text)
+                    for number, text in zip(
+                        start.logits_processors, params.logits_processors, strict=True
+                    )
+                ],
             )
         self._slots.start(start.slot, params, start.seed, edits)
         self._tops_scored[start.slot] = params.prompt_logprobs or 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Sequence
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +36,14 @@ class CpuRunner:
         name: str,
         host_cache: KVCache | None = None,
         prefault_pages: int = 0,
+        processors: Sequence[Callable[[str], Any]] = (),
     ) -> None:
         """`prefault_pages`: of `cache`, as many past those in use have their memory before they
-        are needed, from times when no step runs."""
+        are needed, from times when no step runs. `processors` are as `PlanReader` has them."""
         self._model = model
         self._cache = cache
         self._caches = (cache,) if host_cache is None else (cache, host_cache)
-        self._reader = PlanReader(cache.page_size, num_slots)
+        self._reader = PlanReader(cache.page_size, num_slots, processors)
         # Token ids stay here between steps: the next step may be launched before the host has
         # seen them. One writer and one reader, both on the step thread.
         self._last_tokens = model.backend.allocate_slots(num_slots)

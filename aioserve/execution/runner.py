@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -76,6 +76,8 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """Facts for `Engine.dump()`: architecture, dtype, bytes."""
     why_no_tokenizer: str = "it was loaded without a tokenizer"
     """Of a model that has none, and what to do about it."""
+    processors: list[Callable[[str], Any]] = []
+    """What the runner makes logits processors with, by number: filled by the engine."""
     pools: bool = True
     """Whether its runner gives sums of hidden states, as `WorkItem.pooled` asks for them."""
 

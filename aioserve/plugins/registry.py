@@ -172,9 +172,20 @@ class PluginRegistry:
 
     # -- what a request chooses
 
-    def logits_processor(self, text: str) -> ProcessorMaker:
-        """What makes logits processors of a name, options as of a policy. Makes one, to see that it
-        can.
+    @property
+    def processor_makers(self) -> tuple[ProcessorMaker, ...]:
+        """What makes logits processors, of each name that there is: a runner is told of them by
+        their numbers in here."""
+        return tuple(
+            [
+                ProcessorMaker(offer.label, lambda text, offer=offer: _made_of(offer, text))
+                for _, offer in sorted(self.logits_processors.items())
+            ]
+        )
+
+    def logits_processor(self, text: str) -> int:
+        """Number in `processor_makers` of a name, options as of a policy. Makes a processor, to see
+        that it can.
 
         Raises `ConfigError` for a name or an option that there isn't, and `PluginError` for a
         processor that can't be made.
@@ -185,7 +196,7 @@ class PluginRegistry:
             known = self._known(name, self.logits_processors)
             raise ConfigError(f"no logits processor {shown(name)}; {known}")
         _made(offer, options)
-        return ProcessorMaker(offer.label, lambda: _made(offer, options))
+        return sorted(self.logits_processors).index(name)
 
     # -- what every engine has
 
@@ -327,6 +338,10 @@ def _wrong_method(thing: object, kind: type) -> str | None:
                 "(A method of your own may begin with an underscore.)"
             )
     return None
+
+
+def _made_of(offer: Offer[T], text: str) -> T:
+    return _made(offer, split_name(text)[1])
 
 
 def _made(offer: Offer[T], options: Mapping[str, str]) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aioserve.isolation import Guard, NotAnAnswer, PluginFault
@@ -35,23 +36,24 @@ class LogitsProcessor:
 
 
 class ProcessorMaker:
-    """Makes objects of one offer, guarded. `label` names it and its distribution."""
+    """Makes objects of one offer, guarded, where the runner is. `label` names the offer and its
+    distribution; `make` is given what a request says, the name with its options."""
 
-    def __init__(self, label: str, make: Callable[[], LogitsProcessor]) -> None:
-        self.label = label
+    def __init__(self, label: str, make: Callable[[str], LogitsProcessor]) -> None:
+        self._label = label
         self.make = make
 
-    def __call__(self) -> GuardedProcessor:
-        return GuardedProcessor(self)
+    def __call__(self, text: str) -> GuardedProcessor:
+        return GuardedProcessor(self._label, partial(self.make, text))
 
 
 class GuardedProcessor:
     """One processor of one answer. It is made when it is first asked."""
 
-    def __init__(self, maker: ProcessorMaker) -> None:
-        self._maker = maker
+    def __init__(self, label: str, make: Callable[[], LogitsProcessor]) -> None:
+        self._make = make
         self._processor: LogitsProcessor | None = None
-        self._guard = Guard(f"logits processor {maker.label}", "its request ends", logger)
+        self._guard = Guard(f"logits processor {label}", "its request ends", logger)
 
     def apply(self, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor) -> str | None:
         """Change `row`, float32 `[V]`; what went wrong, if something did."""
@@ -63,7 +65,7 @@ class GuardedProcessor:
 
     def _process(self, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor) -> None:
         if self._processor is None:
-            self._processor = self._maker.make()
+            self._processor = self._make()
         changed = changed_by(self._processor, prompt_ids, answer_ids, row)
         if row.device.type == "cpu" and changed.isnan().any() and not row.isnan().any():
             raise NotAnAnswer(changed, "which has a NaN")  # elsewhere to look is to wait

@@ -28,7 +28,7 @@ class CopyKind(Enum):
     FROM_HOST = "from host"
 
 
-class PageCopy(msgspec.Struct, frozen=True, gc=False):
+class PageCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The KV of the first `num_tokens` tokens of page `source` goes to page `target`, all layers.
 
     Pages on the host have numbers of their own.
@@ -40,7 +40,7 @@ class PageCopy(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
 
 
-class SlotPages(msgspec.Struct, frozen=True, gc=False):
+class SlotPages(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A slot's pages from one index of its page table on: they take the place of what was there,
     and nothing is behind them."""
 

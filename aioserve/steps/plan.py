@@ -12,9 +12,7 @@ page table is the runner's: plans say what changes in it (`aioserve.steps.pages`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -69,8 +67,8 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     end_ids: frozenset[int] = frozenset()
     """That end an answer which has `min_tokens` tokens."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    logits_processors: tuple[Callable[[], Any], ...] = ()
-    """Make the `aioserve.sampling.processors.GuardedProcessor`s of the slot."""
+    logits_processors: tuple[int, ...] = ()
+    """Numbers of `params.logits_processors` in what the runner makes them with."""
 
 
 TOTALS = (
@@ -97,7 +95,7 @@ class ItemKind(Enum):
     as it would have sampled."""
 
 
-class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """One row of logits that a step samples from."""
 
     offset: int
@@ -111,7 +109,7 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     be drawn. None: all may."""
 
 
-class ScoredTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ScoredTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """Tokens of a prompt whose log-probabilities are wanted from this step."""
 
     offset: int
@@ -124,7 +122,7 @@ class ScoredTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return len(self.target_ids)
 
 
-class PooledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class PooledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """Tokens of an item over whose hidden states a sum is wanted: those at `[offset, offset +
     count)` of the item, at least one. A hidden state is what the head makes logits of: it has
     passed the last layer and the final norm."""
@@ -136,7 +134,7 @@ class PooledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.count
 
 
-class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """`count` tokens of one sequence, from position `start`, in one step.
 
     The KV of positions `[0, start)` is in the slot's pages already; this item computes

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -97,6 +98,7 @@ class GpuAssembling:
         )
         seconds["kv_cache"] = time.perf_counter() - began
         graphs = graph_sizes(config)
+        processors: list[Callable[[str], Any]] = []
         runner = CudaRunner(
             self._device,
             model,
@@ -104,6 +106,7 @@ class GpuAssembling:
             name=name.rsplit("/", 1)[-1],
             graph_sizes=graphs,
             host_side=self._host_side,
+            processors=processors,
         )
         try:
             if graphs and config.capture_graphs:
@@ -117,6 +120,7 @@ class GpuAssembling:
                 text,
                 kept,
                 max_model_len=max_model_len,
+                processors=processors,
                 seconds=seconds,
                 facts={
                     "attention": {

@@ -20,6 +20,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -69,11 +70,12 @@ class CudaRunner:
         name: str,
         graph_sizes: Sequence[int] = (),
         host_side: HostSide | None = None,
+        processors: Sequence[Callable[[str], Any]] = (),
         hung_seconds: float = HUNG_SECONDS,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._device = device
-        self._reader = PlanReader(model.page_size, num_slots)
+        self._reader = PlanReader(model.page_size, num_slots, processors)
         self._graphs = DecodeGraphs(device, graph_sizes)
         self._variants = tuple(model.variants)
         with device.within():
