@@ -14,7 +14,7 @@ from aioserve.kv.lease import KVLease
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.kv.prefix_tree import NO_RECEIPT, Match, PrefixTree
 
-__all__ = ["Claim", "Claims"]
+__all__ = ["Claim", "Claims", "PagesNeeded"]
 
 TokenIds = npt.NDArray[np.int32]
 NO_PAGES = np.empty(0, np.int32)
@@ -32,6 +32,21 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     num_new_pages: int
     """Pages to acquire for all tokens known."""
     uses_swapped: bool
+
+
+class PagesNeeded(msgspec.Struct, frozen=True, gc=False):
+    """Pages that a lease would take if it began now, less the page that it would copy in part."""
+
+    num_new: int
+    num_found: int
+    """Cached pages that it finds and no other lease uses: they could be evicted no longer."""
+    page_ids: npt.NDArray[np.int32]
+    """All device pages that it finds."""
+
+    @property
+    def total(self) -> int:
+        """Pages that it takes of those that are free or evictable."""
+        return self.num_new + self.num_found
 
 
 class Claims:

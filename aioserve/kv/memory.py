@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
-from aioserve.kv.claims import Claim, Claims
+from aioserve.kv.claims import Claim, Claims, PagesNeeded
 from aioserve.kv.copies import Copies, MemoryCounters
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.lease import KVLease, SwappedPages
@@ -150,6 +150,17 @@ class KVMemory:
         """The claim, made with the same `limit`, less the page that it would copy in part, which
         others may evict again."""
         return self._claims.without_tail(lease, num_known, claim, limit)
+
+    def pages_needed(
+        self, lease: KVLease, token_ids: TokenIds, limit: int | None = None
+    ) -> PagesNeeded:
+        """Pages that the lease would take if it claimed and began now. Changes nothing."""
+        available = self.num_available
+        claim = self.claim(lease, token_ids, limit)
+        claim = self.without_tail(lease, len(token_ids), claim, limit)
+        found = available - self.num_available
+        self.drop(claim)
+        return PagesNeeded(claim.num_new_pages, found, claim.match.page_ids)
 
     def drop(self, claim: Claim) -> None:
         """Unlock what a claim found."""

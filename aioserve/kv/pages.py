@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["capacity_tokens", "pages_for", "pages_for_each", "token_location", "token_locations"]
+__all__ = [
+    "capacity_tokens",
+    "full_pages",
+    "pages_for",
+    "pages_for_each",
+    "token_location",
+    "token_locations",
+]
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -33,6 +40,11 @@ def pages_for_each(
 ) -> npt.NDArray[np.integer[Any]]:
     """`pages_for` of each of an array of numbers from 0 on."""
     return -(-counts // page_size)
+
+
+def full_pages(num_tokens: int, page_size: int) -> int:
+    """Pages that `num_tokens` tokens fill to the end: the index of the page of the next token."""
+    return num_tokens // page_size
 
 
 def capacity_tokens(num_pages: int, page_size: int) -> int:

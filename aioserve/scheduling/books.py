@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
-from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.recovery import recover
@@ -29,7 +28,7 @@ from aioserve.request import Request
 from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.pins import PinnedPrefixes
-from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
+from aioserve.scheduling.sequence import NO_SLOT, Phase, Run, SequenceState
 from aioserve.scheduling.slots import SlotPool
 from aioserve.scheduling.updates import SchedulerCounters
 from aioserve.scheduling.view import RequestView
@@ -43,10 +42,9 @@ SLOTS_PER_SEQUENCE = 2
 
 _by_arrival = attrgetter("sequence_id")
 
-Entry = tuple[SequenceState, int, KVLease, WorkItem, npt.NDArray[np.int32]]
-"""A sequence in a launched step, with the slot and the lease that it had then, its item, and the
-pages that this reads: one entry for each row of an item, in order, or one for an item without
-rows."""
+Entry = tuple[Run, WorkItem, npt.NDArray[np.int32]]
+"""A sequence's run in a launched step, its item, and the pages that this reads: one entry for each
+row of an item, in order, or one for an item without rows."""
 
 
 class Books:
@@ -104,12 +102,6 @@ class Books:
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
-
-    @property
-    def num_seats_free(self) -> int:
-        """Sequences that may start now; unborn samples of those that run have their seats."""
-        taken = sum([1 + len(s.unborn) for s in self.running])
-        return min(self.max_num_seqs - taken, self.slots.num_free)
 
     def view(self, sequence: SequenceState) -> RequestView:
         return sequence.view

@@ -17,23 +17,32 @@ whose entries in the books are being changed; an exception spoils these and no o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
 
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import Claim, KVMemory
-from aioserve.kv.pages import capacity_tokens
 from aioserve.scheduling.books import Books, Entry
 from aioserve.scheduling.displacement import by_precedence, lowest_precedence, who_gives_way
 from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.reserve import OutputReserve
+from aioserve.scheduling.room import Room
 from aioserve.scheduling.sanity import check_idle
 from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
 from aioserve.scheduling.step_times import StepTimes
-from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.scheduling.view_maker import ViewMaker
 from aioserve.scheduling.wishes import chosen_decodes, grant_wishes
-from aioserve.steps.plan import PENDING_IDS, ItemKind, SampleRow, ScoredTokens, StepPlan, WorkItem
+from aioserve.steps.plan import (
+    PENDING_IDS,
+    ItemKind,
+    PooledTokens,
+    SampleRow,
+    ScoredTokens,
+    StepPlan,
+    WorkItem,
+)
 
 __all__ = ["StepPlanner"]
 
@@ -59,14 +68,16 @@ class StepPlanner:
         self.step: int = books.launched + 1
         self.memory: KVMemory = books.memory
         self.guard: PolicyGuard = books.guard
-        self.reserve = reserve
-        limits = (now_seconds, max_num_batched_tokens)
-        self.views: ViewMaker = ViewMaker(books, times, reserve, self.step, *limits)
+        self.room: Room = Room(
+            books,
+            reserve,
+            step=self.step,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_scored_tokens=max_scored_tokens,
+        )
+        self.views: ViewMaker = ViewMaker(books, times, self.room, self.step, now_seconds)
         self.reject = reject
         self.now_seconds = now_seconds
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.budget: int = max_num_batched_tokens
-        self.score_budget: int = max_scored_tokens
         self.entries: list[Entry] = []
         self.working_on: SequenceState | None = None
         self._plan: StepPlan | None = None
@@ -75,7 +86,6 @@ class StepPlanner:
         self._has_families = False
         self._started: list[tuple[SequenceState, int]] = []
         """With the prompt tokens that each found in the prefix tree."""
-        self._reserved: int | None = None
 
     def fill(self) -> None:
         """Choose the work of the step, and move the books of its sequences past it."""
@@ -88,7 +98,7 @@ class StepPlanner:
             decoding = chosen_decodes(books, decoding, self.views.view())
         self._decode(decoding)
         self._continue_prefills(prefilling)
-        may_admit = not self._has_preempted and books.waiting and self.budget > 0
+        may_admit = not self._has_preempted and books.waiting and self.room.tokens > 0
         if may_admit and self._admit(forced=False):
             self._displace_a_paused_one()
         if not self.entries and books.launched == self.memory.pool.done_step:
@@ -118,6 +128,7 @@ class StepPlanner:
         for sequence, found in self._started:
             if sequence.slot != NO_SLOT:  # else what it found was lost again before the step was
                 sequence.account.start(sequence.sequence_id, found, self.now_seconds)
+        books.counters.tokens_processed = self.room.num_processed_before + self._plan.num_tokens
         books.in_flight[self.step] = self.entries
         books.launched = self.step
         books.slots.clear_changes()
@@ -126,7 +137,7 @@ class StepPlanner:
         return self._plan
 
     def _items(self) -> tuple[WorkItem, ...]:
-        items = [entry[3] for entry in self.entries]
+        items = [item for _, item, _ in self.entries]
         if self._has_families:  # with an entry for each row
             items = list({id(item): item for item in items}.values())
         return tuple(items)
@@ -157,79 +168,42 @@ class StepPlanner:
         return decoding, prefilling
 
     def _decode(self, ready: list[SequenceState]) -> None:
-        """A sequence for which no page is left sits this step out: pages that are fenced now are
-        free in the next."""
-        memory = self.memory
-        growing = memory.short_of_pages([s.lease for s in ready[: self.budget]])
-        needed = memory.num_pages_to_reserve(growing)
-        memory.make_free(needed, self.step)
-        if needed > memory.pool.num_free:
-            self.books.pins.make_room(needed)
-            memory.make_free(needed, self.step)
-        if needed > memory.pool.num_free:
+        """Launch a token of each sequence that has a page for it. One for which no page is left
+        sits this step out: pages that are fenced now are free in the next."""
+        memory, num_tokens = self.memory, self.room.tokens
+        growing = memory.short_of_pages([s.lease for s in ready[:num_tokens]])
+        if growing and not self.room.make_free(memory.num_pages_to_reserve(growing)):
             short = set(growing)
             self._make_room([s for s in ready if s.lease in short])
             ready = [s for s in ready if s.phase is Phase.RUNNING]
             # Some that were beyond the budget may be within it now.
             growing = [s.lease for s in ready]
-        self._launch_decodes(ready[: self.budget], set(growing))
+        ready = ready[:num_tokens]
+        self._launch(self._with_pages(ready, set(growing)) if growing else ready, 1)
 
-    def _launch_decodes(self, ready: list[SequenceState], may_grow: set[KVLease]) -> None:
-        """Launch one token of each, which is most of what is planned: `_launch` in one loop.
-
-        `may_grow` has those that may need a page. A large batch has asked once: in the course of
-        this no lease comes to need one.
-        """
-        memory, entries, step = self.memory, self.entries, self.step
-        page_size, carry = memory.page_size, self.books.slots.carry
-        num_launched = 0
-        try:
-            for sequence in ready:
-                self.working_on = sequence
-                lease = sequence.lease
-                short = may_grow and lease in may_grow and memory.short_of_pages([lease])
-                if short and not memory.reserve(lease, 1, step):
-                    continue
-                start, slot, pending = lease.computed, sequence.slot, sequence.pending
-                if sequence.unborn or start < sequence.prompt_tokens or sequence.guided:
-                    self._launch(sequence, 1)
-                    continue
-                page_ids, carried = lease.page_table.page_ids, lease.carried
-                if carried != len(page_ids):
-                    carry(slot, carried, page_ids[carried:])
-                    lease.carried = len(page_ids)
-                memory.advance(lease, 1, step)
-                if sequence.num_known // page_size > lease.published:
-                    memory.publish(lease, sequence.known_ids)
-                sequence.pending = pending + 1
-                num_launched += 1
-                item = WorkItem(
-                    kind=DECODE,
-                    sequence_id=sequence.sequence_id,
-                    slot=slot,
-                    start=start,
-                    count=1,
-                    token_ids=PENDING_IDS if pending else sequence.ids(start, 1),
-                    rows=sequence.decode_rows,
-                )
-                entries.append((sequence, slot, lease, item, page_ids))
-        finally:
-            self.books.counters.tokens_processed += num_launched
-            self.budget -= num_launched
+    def _with_pages(self, ready: list[SequenceState], growing: set[KVLease]) -> list[SequenceState]:
+        """The sequences that have a page for their next token, or get it now. No lease but those
+        that are `growing` may lack one."""
+        memory, served = self.memory, []
+        for sequence in ready:
+            lease = sequence.lease
+            self.working_on = sequence
+            is_short = lease in growing and memory.short_of_pages([lease])
+            if not is_short or memory.reserve(lease, 1, self.step):
+                served.append(sequence)
         self.working_on = None
+        return served
 
     def _make_room(self, growing: list[SequenceState]) -> None:
         """Preempt until every growing sequence can have its page, now or after the step in flight.
 
         Counts what comes back, not what is held: fenced pages of a victim are on their way.
         """
-        books, memory = self.books, self.memory
+        books = self.books
         growing.sort(key=by_precedence)
         while True:
             growing = [s for s in growing if s.phase is Phase.RUNNING]
-            ending = sum(memory.num_reclaimable(s.lease) for s in books.running if s.exhausted)
-            coming = memory.num_available + memory.pool.num_fenced + ending
-            short = memory.num_pages_to_reserve([s.lease for s in growing]) - coming
+            short = self.room.pages_short(growing)
             if short <= 0:
                 return
             first = by_precedence(growing[0])
@@ -256,7 +230,7 @@ class StepPlanner:
         if sequence is None or sequence.phase is not Phase.WAITING or sequence.is_held:
             return
         self.working_on = sequence
-        for victim in who_gives_way(self.books, sequence, self.reserve, self.views.view()):
+        for victim in who_gives_way(self.books, sequence, self.room, self.views.view()):
             self._gave_way.add(victim)
             self.working_on = victim
             self.books.preempt(victim, self.step)
@@ -282,33 +256,33 @@ class StepPlanner:
     def _continue_prefills(self, prefilling: list[SequenceState]) -> None:
         """Next chunks of prompts that have begun, and were not just preempted."""
         prefilling = [s for s in prefilling if s.phase is Phase.RUNNING]
-        if not prefilling or self.budget <= 0:
+        if not prefilling or self.room.tokens <= 0:
             return
         view = self.views.view()
         if self.guard.orders_prefills:
             named = self.guard.order_prefills([s.view for s in prefilling], view)
             prefilling = [self.books.sequence_of(request) for request in named]
         for sequence in self._one_by_one(prefilling):
-            if self.budget <= 0:
+            if self.room.tokens <= 0:
                 break
-            wanted = self._within_budgets(sequence, sequence.lease.computed)
+            wanted = self.room.tokens_from(sequence, sequence.lease.computed)
             if not wanted:
                 continue
             count = self.guard.chunk(self.books.view(sequence), wanted, view)
-            if count := self._within_pages(sequence, count):
-                self._launch(sequence, count)
+            if count := self.room.tokens_with_pages(sequence, count):
+                self._launch([sequence], count)
 
     # -- those that wait
 
     def _admit(self, *, forced: bool) -> bool:
-        """Start waiting sequences in the policy's order while seats, budget and pages last.
+        """Start waiting sequences in the policy's order while there is room for them.
 
         Returns whether nothing was started for want of room.
         """
-        books = self.books
-        seats = books.num_seats_free
+        books, room = self.books, self.room
+        num_slots = room.num_slots_free
         lowest = lowest_precedence(books)
-        if seats <= 0 and (forced or not books.waits_above(lowest)):
+        if num_slots <= 0 and (forced or not books.waits_above(lowest)):
             return any(not s.is_held for s in books.waiting)
         view = self.views.view()
         gave_way = () if forced else self._gave_way
@@ -321,8 +295,8 @@ class StepPlanner:
         order = waiting if forced else self.guard.order(waiting, view)
         for sequence in self._one_by_one(books.sequence_of(request) for request in order):
             request = books.view(sequence)
-            has_seats = len(sequence.unborn) < seats
-            if not has_seats and sequence.precedence <= lowest:
+            has_slots = room.has_slots(sequence, num_slots)
+            if not has_slots and sequence.precedence <= lowest:
                 blocked = not started
                 break
             verdict = Verdict.NOW if forced else self.guard.admit(request, view)
@@ -332,31 +306,33 @@ class StepPlanner:
                 refused.append((sequence, None))
             if verdict is not Verdict.NOW:
                 continue
-            ahead = self.reserve.pages_ahead(sequence)
             claim = None
-            if has_seats:
-                left = self._pages_to_leave(request, ahead, view)
-                claim = self._claim(sequence, left)
+            if has_slots:
+                kept = None
+                if self.guard.reserves:
+                    kept = self.guard.reserve(request, self.memory.pool.num_pages, view)
+                to_leave = room.pages_to_leave(sequence, kept)
+                claim = room.claim(sequence, to_leave)
                 if claim is None and forced and books.pins:
                     books.pins.end_all()
-                    claim = self._claim(sequence, left)
+                    claim = room.claim(sequence, to_leave)
             if claim is None:
                 blocked = not started
                 books.stopped_at = sequence
                 break
-            count = self._within_budgets(sequence, claim.num_cached)
+            count = room.tokens_from(sequence, claim.num_cached)
             if count:  # asked even where it must start: policies keep their books of starts by it
                 chosen = self.guard.chunk(request, count, view)
                 count = chosen or (count if forced else 0)
             if count == 0:
                 self.memory.drop(claim)
                 continue
-            if not self._start(sequence, claim, count, ahead):
+            if not self._start(sequence, claim, count):
                 blocked = not started
                 break
             started += 1
-            seats = books.num_seats_free
-            if forced or self.budget <= 0 or seats <= 0:
+            num_slots = room.num_slots_free
+            if forced or room.tokens <= 0 or num_slots <= 0:
                 break
         for sequence, refusal in refused:
             self.working_on = sequence
@@ -370,49 +346,16 @@ class StepPlanner:
             yield sequence
             self.working_on = None
 
-    def _pages_to_leave(self, request: RequestView, ahead: int, view: SchedulerView) -> int:
-        """Pages that have to be left for answers when a request starts."""
-        answer = None
-        if self.guard.reserves:
-            answer = self.guard.reserve(request, self.memory.pool.num_pages, view)
-        return ahead + self._pages_reserved() if answer is None else answer
-
-    def _claim(self, sequence: SequenceState, pages_to_leave: int) -> Claim | None:
-        """What is cached of a waiting sequence, locked; None where the rest doesn't fit."""
-        memory, lease = self.memory, sequence.lease
-        limit = sequence.num_cacheable
-        claim = memory.claim(lease, sequence.known_ids, limit)
-        if not self._fits(claim, pages_to_leave):
-            claim = memory.without_tail(lease, sequence.num_known, claim, limit)
-        if self._fits(claim, pages_to_leave):
-            return claim
-        memory.drop(claim)
-        return None
-
-    def _fits(self, claim: Claim, pages_to_leave: int) -> bool:
-        """Whether there is memory for what a sequence claims and for the answers of all that run.
-        One that is alone may have all of it."""
-        room = self.memory.num_available - claim.num_new_pages
-        if room < 0:
-            return False
-        alone = not self.books.running and not self.memory.pool.num_fenced
-        return alone or pages_to_leave <= room
-
-    def _pages_reserved(self) -> int:
-        if self._reserved is None:
-            self._reserved = self.views.pages_reserved()
-        return self._reserved
-
-    def _start(self, sequence: SequenceState, claim: Claim, count: int, pages_ahead: int) -> bool:
+    def _start(self, sequence: SequenceState, claim: Claim, count: int) -> bool:
         """Let a waiting sequence run; False where pages that it needs are still fenced."""
         if not self.memory.begin(sequence.lease, claim, self.step):
             return False
         found = min(claim.num_found, sequence.prompt_tokens)
         self.books.counters.tokens_cached += found
-        self._reserved = self._pages_reserved() + pages_ahead
+        self.room.started(sequence)
         self.books.start(sequence)
         self._started.append((sequence, found))
-        self._launch(sequence, count)
+        self._launch([sequence], count)
         return True
 
     def _force_progress(self) -> None:
@@ -422,9 +365,9 @@ class StepPlanner:
             if sequence.is_held or sequence.remaining <= 1:
                 continue
             self.working_on = sequence
-            wanted = self._within_budgets(sequence, sequence.lease.computed)
-            if count := self._within_pages(sequence, wanted):
-                self._launch(sequence, count)
+            wanted = self.room.tokens_from(sequence, sequence.lease.computed)
+            if count := self.room.tokens_with_pages(sequence, wanted):
+                self._launch([sequence], count)
                 return
         if self.guard.chooses_decodes:
             decoding, _ = self._split_running()
@@ -437,67 +380,86 @@ class StepPlanner:
 
     # -- both
 
-    def _within_budgets(self, sequence: SequenceState, start: int) -> int:
-        """Tokens of a sequence from position `start` on that the step may still compute."""
-        reach = sequence.num_known + sequence.pending
-        if sequence.num_cacheable is not None:
-            # The tokens before `score_at` need no score; the last token of a prompt gives none.
-            last = sequence.score_at + self.score_budget
-            reach = reach if last >= sequence.prompt_tokens else min(reach, last - 1)
-        return max(0, min(reach - start, self.budget))
+    def _launch(self, sequences: Sequence[SequenceState], count: int) -> None:
+        """Add `count` tokens of each sequence to the step, and move its state past them.
 
-    def _within_pages(self, sequence: SequenceState, count: int) -> int:
-        """How many of the next `count` tokens of a running sequence have pages. A prompt has all of
-        its own; those of tokens that a grammar forced are taken here, if they are to be had."""
-        lease = sequence.lease
-        if not count or not sequence.guided or self.memory.reserve(lease, count, self.step):
-            return count
-        if self.memory.short_of_pages([lease]):
-            return 0
-        return min(count, capacity_tokens(lease.num_pages, self.memory.page_size) - lease.computed)
+        Most sequences of most steps decode one token, so the loop makes no call that these don't
+        need.
+        """
+        memory, step = self.memory, self.step
+        page_size, add, carry = memory.page_size, self.entries.append, self.books.slots.carry
+        for sequence in sequences:
+            self.working_on = sequence
+            lease, pending, known = sequence.lease, sequence.pending, sequence.num_known
+            start, written_step = lease.computed, lease.last_step
+            page_ids, slot, end = lease.page_table.page_ids, sequence.slot, start + count
+            token_ids = PENDING_IDS if pending else sequence.ids(start, count)
+            kind, scored, pooled = DECODE, None, None
+            if lease.carried != len(page_ids):
+                carry(slot, lease.carried, page_ids[lease.carried :])
+                lease.carried = len(page_ids)
+            samples = end == known + pending
+            if count > 1 or start < sequence.prompt_tokens or not samples:
+                kind, scored, pooled = PREFILL, *self._wanted_of_prompt(sequence, start, end)
+            memory.advance(lease, count, step)
+            if known >= (lease.published + 1) * page_size <= end:
+                memory.publish(lease, sequence.known_ids)
+            rows, children = NO_ROWS, ()
+            if samples:
+                sequence.pending, rows = pending + 1, sequence.decode_rows
+                if count > 1 or sequence.unborn or sequence.mask is not None:
+                    children = self.books.bear(sequence, step, written_step)
+                    family = (sequence, *children)
+                    rows = tuple(
+                        [SampleRow(offset=count - 1, slot=s.slot, mask=s.mask) for s in family]
+                    )
+            item = WorkItem(
+                kind=kind,
+                sequence_id=sequence.sequence_id,
+                slot=slot,
+                start=start,
+                count=count,
+                token_ids=token_ids,
+                rows=rows,
+                scored=scored,
+                pooled=pooled,
+            )
+            add((sequence.run, item, page_ids))
+            if children:
+                self._has_families = True
+                self.entries += [(child.run, item, page_ids) for child in children]
+        self.room.take(count * len(sequences))
+        self.working_on = None
 
-    def _launch(self, sequence: SequenceState, count: int) -> None:
-        """Add `count` tokens of a sequence to the step and move its books past them."""
-        lease = sequence.lease
-        start, written_step, page_ids = lease.computed, lease.last_step, lease.page_table.page_ids
-        if lease.carried != len(page_ids):
-            self.books.slots.carry(sequence.slot, lease.carried, page_ids[lease.carried :])
-            lease.carried = len(page_ids)
-        end, pending = start + count, sequence.pending
-        token_ids = PENDING_IDS if pending else sequence.ids(start, count)
-        family, rows, scored = [sequence], NO_ROWS, None
+    def _wanted_of_prompt(
+        self, sequence: SequenceState, start: int, end: int
+    ) -> tuple[ScoredTokens | None, PooledTokens | None]:
+        """What a step gives beside tokens that computes the prompt's positions `[start, end)`."""
+        scored = pooled = None
         if num_scored := sequence.num_scored_by(end):
             first = sequence.score_at
             targets = sequence.ids(first, num_scored)
             scored = ScoredTokens(offset=first - 1 - start, target_ids=targets)
             sequence.score_at = first + num_scored
-            self.score_budget -= num_scored
-        pooled = None if sequence.pooling is None else sequence.pooling.launch(start, end)
-        self.memory.advance(lease, count, self.step)
-        if end // self.memory.page_size > lease.published:
-            self.memory.publish(lease, sequence.known_ids)
-        if end == sequence.num_known + pending:
-            sequence.pending = pending + 1
-            family += self.books.bear(sequence, self.step, written_step)
-            rows = tuple(
-                [SampleRow(offset=count - 1, slot=one.slot, mask=one.mask) for one in family]
-            )
-        counters, prompt = self.books.counters, sequence.prompt_tokens
-        counters.tokens_processed += count
-        if start < prompt:
-            counters.tokens_prefilled += min(end, prompt) - start
-        self.budget -= count
-        item = WorkItem(
-            kind=DECODE if count == 1 and rows and start >= prompt else PREFILL,
-            sequence_id=sequence.sequence_id,
-            slot=sequence.slot,
-            start=start,
-            count=count,
-            token_ids=token_ids,
-            rows=rows,
-            scored=scored,
-            pooled=pooled,
-        )
-        self._has_families |= len(family) > 1
-        self.entries += [(one, one.slot, one.lease, item, page_ids) for one in family]
-        self.working_on = None
+            self.room.scored_tokens -= num_scored
+        if sequence.pooling is not None:
+            pooled = sequence.pooling.launch(start, end)
+        if (num_prefilled := min(end, sequence.prompt_tokens) - start) > 0:
+            self.books.counters.tokens_prefilled += num_prefilled
+        return scored, pooled
+
+    # -- what fails
+
+    def leave_out(self, lost: Iterable[SequenceState]) -> None:
+        """Take sequences out of the step: items sample nothing for them."""
+        out = set(lost)
+        kept = [(run, item, ids) for run, item, ids in self.entries if run.sequence not in out]
+        slots = {run.slot for run, _, _ in kept}
+        left = {run.sequence.sequence_id for run, _, _ in kept}
+        items = {id(item): item for _, item, _ in kept}
+        for key, item in items.items():
+            rows = tuple([row for row in item.rows if row.slot in slots])
+            if len(rows) != len(item.rows):
+                scored = item.scored if item.sequence_id in left else None
+                items[key] = msgspec.structs.replace(item, rows=rows, scored=scored)
+        self.entries = [(run, items[id(item)], ids) for run, item, ids in kept]

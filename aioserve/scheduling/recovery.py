@@ -26,17 +26,15 @@ from __future__ import annotations
 import logging
 from itertools import chain
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.kv.pages import capacity_tokens
+from aioserve.kv.pages import capacity_tokens, full_pages
 from aioserve.request import FinishReason
-from aioserve.scheduling.books import Books, Entry
+from aioserve.scheduling.books import Books
 from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.updates import SequenceUpdate
-from aioserve.steps.plan import WorkItem
 
 __all__ = ["BrokenRow", "after_bad_rows", "after_failed_planning", "after_failed_step"]
 
@@ -53,20 +51,19 @@ def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdat
     memory, page_size = books.memory, books.memory.page_size
     failed = books.in_flight.pop(step)
     cut = memory.withdraw(step)
-    for sequence, _, lease, item, _ in failed:
+    for run, item, _ in failed:
         # A page that it wrote in part may have been completed, and published, by a later step.
-        cut |= memory.forget(lease.namespace, sequence.known_ids, item.start // page_size)
-    for sequence, _, lease, _, _ in chain.from_iterable(books.in_flight.values()):
+        first, known_ids = full_pages(item.start, page_size), run.sequence.known_ids
+        cut |= memory.forget(run.lease.namespace, known_ids, first)
+    for run, *_ in chain.from_iterable(books.in_flight.values()):
         # So may a page that it should have copied to the host, and a later step copied back.
+        lease = run.lease
         if lease.inherited_step >= step:
-            first = lease.cached // page_size
-            cut |= memory.forget(lease.namespace, sequence.known_ids, first)
+            first = full_pages(lease.cached, page_size)
+            cut |= memory.forget(lease.namespace, run.sequence.known_ids, first)
     books.complete(step)
     ended = [
-        one
-        for sequence, slot, *_ in failed
-        if sequence.slot == slot  # and not ended or begun again since
-        for one in (sequence, *sequence.unborn)
+        one for run, *_ in failed if run.goes_on for one in (run.sequence, *run.sequence.unborn)
     ]
     books.end(ended, publish=False)
     lost = books.shorten(cut)
@@ -132,7 +129,7 @@ def after_failed_planning(
     books.lose(culprits, planner.step if planner.entries else books.launched)
     # What the culprits published won't be written, and can't be told from what others published.
     lost = books.shorten(books.memory.withdraw(planner.step))
-    planner.entries = _without(planner.entries, lost)
+    planner.leave_out(lost)
     for sequence in lost:
         if not planner.entries:
             books.memory.retract(sequence.lease, books.launched)
@@ -143,7 +140,7 @@ def after_failed_planning(
 def _in_the_middle(books: Books, planner: StepPlanner) -> list[SequenceState]:
     """The sequence that the planner was working on, and those that were about to fork off it."""
     culprit = planner.working_on
-    planned = {sequence for sequence, *_ in planner.entries}
+    planned = {run.sequence for run, *_ in planner.entries}
     if culprit is None or culprit in planned:
         return []
     return [
@@ -155,23 +152,4 @@ def _in_the_middle(books: Books, planner: StepPlanner) -> list[SequenceState]:
             and sequence not in planned
             and (sequence.phase is Phase.UNBORN or sequence.lease.last_step == planner.step)
         )
-    ]
-
-
-def _without(entries: list[Entry], lost: list[SequenceState]) -> list[Entry]:
-    """The entries of others, with items that sample nothing for the lost ones."""
-    kept = [entry for entry in entries if entry[0] not in lost]
-    slots = {entry[1] for entry in kept}
-    ids = {sequence.sequence_id for sequence, *_ in kept}
-    items: dict[int, WorkItem] = {}
-    for _, _, _, item, _ in kept:
-        rows = tuple(row for row in item.rows if row.slot in slots)
-        if len(rows) != len(item.rows):
-            scored = item.scored if item.sequence_id in ids else None
-            items[id(item)] = msgspec.structs.replace(item, rows=rows, scored=scored)
-        else:
-            items[id(item)] = item
-    return [
-        (sequence, slot, lease, items[id(item)], page_ids)
-        for sequence, slot, lease, item, page_ids in kept
     ]

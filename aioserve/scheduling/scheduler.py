@@ -237,11 +237,11 @@ class Scheduler:
         to be called once, before its `commit` or `fail`."""
         self.times.took(plan, step_seconds)
         token_seconds = step_seconds / plan.num_tokens
-        for sequence, _, _, item, _ in self.books.in_flight[plan.step]:
+        for run, item, _ in self.books.in_flight[plan.step]:
             count, num_rows = item.count, len(item.rows)
             # An item with several rows has as many entries, all of one request.
             share = count / num_rows if num_rows > 1 else count
-            sequence.account.device_seconds += token_seconds * share
+            run.sequence.account.device_seconds += token_seconds * share
 
     def commit(
         self, plan: StepPlan, outcome: StepOutcome, now_seconds: float
@@ -261,7 +261,8 @@ class Scheduler:
         decodes = plan.num_decodes == len(plan.items)
         index, end, counts = -1, 0, outcome.token_counts
         num_tokens = scores_read = pools_read = 0
-        for sequence, slot, lease, item, page_ids in books.in_flight.pop(plan.step):
+        for run, item, page_ids in books.in_flight.pop(plan.step):
+            sequence, slot = run.sequence, run.slot
             # The one place where results in flight are dropped: the sequence has ended, or was
             # preempted, and will sample the same token again: noise depends on the position.
             drops = sequence.slot != slot
@@ -316,7 +317,7 @@ class Scheduler:
             if reason is not None:
                 ended.append(sequence)
             if not decodes and item.kind is ItemKind.VERIFY:  # what was guessed behind that is gone
-                self.memory.truncate(lease, sequence.num_known - 1)
+                self.memory.truncate(run.lease, sequence.num_known - 1)
         books.counters.tokens_generated += num_tokens
         books.end(ended)
         if broken:

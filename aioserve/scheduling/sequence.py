@@ -20,7 +20,7 @@ from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.pooling import PoolingState
 from aioserve.steps.plan import SampleRow
 
-__all__ = ["NO_SLOT", "Phase", "SequenceState"]
+__all__ = ["NO_SLOT", "Phase", "Run", "SequenceState"]
 
 NO_SLOT = -1
 MAX_FRUITLESS = 8
@@ -33,6 +33,22 @@ class Phase(Enum):
     UNBORN = "unborn"
     """A further sample of a prompt: begins when the first one has computed it."""
     FINISHED = "finished"
+
+
+class Run:
+    """What a sequence has from its start until it ends or begins again."""
+
+    __slots__ = ("lease", "sequence", "slot")
+
+    def __init__(self, sequence: SequenceState) -> None:
+        self.sequence = sequence
+        self.slot: int = sequence.slot
+        self.lease: KVLease = sequence.lease
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the sequence has neither ended nor begun again."""
+        return self.sequence.slot == self.slot
 
 
 class SequenceState:
@@ -64,6 +80,7 @@ class SequenceState:
         "prompt_tokens",
         "proven_pages",
         "request",
+        "run",
         "score_at",
         "scored",
         "seed",
@@ -138,6 +155,7 @@ class SequenceState:
         if self.pooling is not None:
             self.pooling.begin_again()
         self.slot: int = NO_SLOT
+        self.run: Run = Run(self)
         self.decode_rows: tuple[SampleRow, ...] = ()
         """What a step that computes one token samples."""
         self.proven_pages: npt.NDArray[np.int32] = self.lease.page_ids
@@ -205,6 +223,7 @@ class SequenceState:
 
     def take_slot(self, slot: int) -> None:
         self.slot = slot
+        self.run = Run(self)
         self.decode_rows = (SampleRow(offset=0, slot=slot),)
 
     def append(self, token_id: int) -> FinishReason | None:

@@ -188,12 +188,8 @@ class RequestView:
         sequence, memory = self._sequence, self._memory
         if sequence.phase is not Phase.WAITING:
             return 0
-        limit, available = sequence.num_cacheable, memory.num_available
-        claim = memory.claim(sequence.lease, sequence.known_ids, limit)
-        claim = memory.without_tail(sequence.lease, sequence.num_known, claim, limit)
-        found = available - memory.num_available
-        memory.drop(claim)
-        return claim.num_new_pages + found
+        limit = sequence.num_cacheable
+        return memory.pages_needed(sequence.lease, sequence.known_ids, limit).total
 
     @property
     def reclaimable_pages(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aioserve.scheduling.books import Books
-from aioserve.scheduling.reserve import OutputReserve
+from aioserve.scheduling.room import Room
 from aioserve.scheduling.step_times import StepSummary, StepTimes
 from aioserve.scheduling.view import RequestView, SchedulerView
 
@@ -20,25 +20,23 @@ class ViewMaker:
         self,
         books: Books,
         times: StepTimes,
-        reserve: OutputReserve,
+        room: Room,
         step: int,
         now_seconds: float,
-        max_num_batched_tokens: int,
     ) -> None:
         self._books = books
         self._times = times
-        self._reserve = reserve
+        self._room = room
         self._step = step
         self._now_seconds = now_seconds
-        self._max_num_batched_tokens = max_num_batched_tokens
 
     def view(self) -> SchedulerView:
         books, pool = self._books, self._books.memory.pool
         return SchedulerView(
             self._step,
             self._now_seconds,
-            books.counters.tokens_processed,
-            self._max_num_batched_tokens,
+            self._room.num_processed,
+            self._room.max_num_batched_tokens,
             books.max_num_seqs,
             pool.page_size,
             pool.num_pages,
@@ -64,9 +62,8 @@ class ViewMaker:
         return self._times.estimate(prefill_tokens, decodes, context_tokens)
 
     def pages_reserved(self) -> int:
-        """Pages kept for the answers of those that run; counted each time."""
-        return self._reserve.total(s for s in self._books.running if not s.paused)
+        return self._room.pages_reserved()
 
     def pages_reserved_for(self, request: RequestView) -> int:
         sequence = self._books.sequences.get(request.arrival_index)
-        return 0 if sequence is None else self._reserve.pages_ahead(sequence)
+        return 0 if sequence is None else self._room.pages_ahead(sequence)

@@ -51,13 +51,15 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     late: Set[SequenceState] = frozenset()
     if num_flying:
         # Results of those that have ended or were preempted meanwhile are dropped.
-        kept = [entry for entry in books.in_flight[books.launched] if entry[1] == entry[0].slot]
-        flying = [entry[0] for entry in kept]
+        kept = [
+            (run.sequence, item) for run, item, _ in books.in_flight[books.launched] if run.goes_on
+        ]
+        flying = [sequence for sequence, _ in kept]
         if flying != sequences:
             late = set(sequences).difference(flying)
         if [sequence for sequence in sequences if sequence not in late] != flying or any(
-            entry[3].rows is not entry[0].decode_rows and _brings_more_than_a_token(entry[3])
-            for entry in kept
+            item.rows is not sequence.decode_rows and _brings_more_than_a_token(item)
+            for sequence, item in kept
         ):
             return None
     elif memory.pool.num_fenced:
@@ -281,7 +283,7 @@ class DecodePass:
         ]
         if self.num_flying and not kept.start:  # others may be in it
             flying = self.scheduler.books.in_flight[first]
-            items = {id(entry[3]): entry[3] for entry in flying}.values()
+            items = {id(item): item for _, item, _ in flying}.values()
             summaries[0] = summary_of(first, items, seconds[0])
         self.scheduler.times.kept.extend(summaries)
         self.scheduler.times.num_steps += count
@@ -292,21 +294,19 @@ class DecodePass:
         books = self.scheduler.books
         entries = [
             (
-                sequence,
-                sequence.slot,
-                lease := sequence.lease,
+                sequence.run,
                 WorkItem(
                     kind=ItemKind.DECODE,
                     sequence_id=sequence.sequence_id,
                     slot=sequence.slot,
-                    start=lease.computed - 1,
+                    start=sequence.lease.computed - 1,
                     count=1,
                     token_ids=PENDING_IDS,
                     rows=sequence.decode_rows,
                 ),
-                lease.page_table.page_ids,
+                sequence.lease.page_ids,
             )
             for sequence in self.sequences
         ]
         books.in_flight = {last: entries}
-        return StepPlan(step=last, items=tuple([entry[3] for entry in entries]))
+        return StepPlan(step=last, items=tuple([item for _, item, _ in entries]))

@@ -38,15 +38,12 @@ def head_of_queue(books: Books, reserve: OutputReserve) -> QueueHead | None:
         or memory.host_pool is not None
     ):
         return None
-    claim = memory.claim(head.lease, head.known_ids)
-    claim = memory.without_tail(head.lease, head.num_known, claim)
-    num_pages, found = memory.num_available - claim.num_new_pages, claim.match.page_ids
-    memory.drop(claim)
-    size, pages = memory.page_size, found.tolist()
+    needed = memory.pages_needed(head.lease, head.known_ids)
+    size, pages = memory.page_size, needed.page_ids.tolist()
     near = [s for s in books.running if s.lease.published <= len(pages)]
     if any(_may_write_for(head, pages, sequence, size) for sequence in near):
         return None
-    return QueueHead(head, num_pages, books.running, reserve)
+    return QueueHead(head, memory.num_available - needed.total, books.running, reserve)
 
 
 def _may_write_for(

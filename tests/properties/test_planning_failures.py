@@ -40,6 +40,7 @@ from aioserve.scheduling import (
     planner,
     pooling,
     reserve,
+    room,
     scheduler,
     sequence,
     slots,
@@ -57,7 +58,7 @@ from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
 from tests.scheduling.request_model import RequestModel
 
-MODULES = (planner, scheduler, books, slots, sequence, reserve, memory, lease, page_table)
+MODULES = (planner, scheduler, books, slots, sequence, reserve, room, memory, lease, page_table)
 MODULES += (guard, view, account, displacement, pooling, page_pool, pages, prefix_tree)
 MODULES += (pins, view_maker, waiting_queue, claims, copies, swapping, usage, plan)
 FILES = {module.__file__ for module in MODULES}
@@ -151,9 +152,9 @@ class Workload:
         return prompt, draw.randint(1, min(8, longest - len(prompt))), n
 
     def _launched(self, plan: StepPlan) -> StepPlan:
-        for one, slot, _, item, _ in self.bench.scheduler.books.in_flight[plan.step]:
-            if item.slot == slot:
-                self.models[item.sequence_id].plan(item, one.epoch, self.now)
+        for run, item, _ in self.bench.scheduler.books.in_flight[plan.step]:
+            if item.slot == run.slot:
+                self.models[item.sequence_id].plan(item, run.sequence.epoch, self.now)
         return plan
 
     def run(self) -> None:

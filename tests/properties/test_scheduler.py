@@ -315,7 +315,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for item in plan.items:
             self.pages[plan.step, item.slot] = self.page_tables.page_ids(item.slot).copy()
         self.assert_fenced(plan)
-        for sequence, slot, _, item, _ in self.scheduler.books.in_flight[plan.step]:
+        for run, item, _ in self.scheduler.books.in_flight[plan.step]:
+            sequence, slot = run.sequence, run.slot
             if item.slot == slot:
                 self.request_of[item.sequence_id].plan(item, sequence.epoch, self.now)
         return plan
@@ -325,8 +326,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         somebody else's, or its own of another run."""
         written = self.written_places(plan)
         self.runs[plan.step] = {
-            (slot, sequence.sequence_id, sequence.epoch)
-            for sequence, slot, *_ in self.scheduler.books.in_flight[plan.step]
+            (run.slot, run.sequence.sequence_id, run.sequence.epoch)
+            for run, *_ in self.scheduler.books.in_flight[plan.step]
         }
         for earlier in self.in_flight:
             for item in earlier.items:
@@ -450,7 +451,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 outcome.row_errors[index] = "NaN"
         bad = {rows[index][1] for index in outcome.row_errors}
         entries = self.scheduler.books.in_flight[plan.step]
-        heard = {slot for sequence, slot, *_ in entries if sequence.slot == slot}
+        heard = {run.slot for run, *_ in entries if run.goes_on}
         assert not self.device.stray_slots & heard - bad
 
     @precondition(lambda self: self.live())

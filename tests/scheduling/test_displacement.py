@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from aioserve.scheduling.displacement import who_gives_way
 from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.room import Room
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.view import SchedulerView
 from aioserve.steps.plan import StepPlan
@@ -274,7 +275,14 @@ def test_those_who_give_way_are_enough_and_none_of_them_was_spare(
     stopped_at = scheduler.books.stopped_at
     if stopped_at is not None and stopped_at.phase is Phase.WAITING:
         policy.named = []  # it may have been asked for another, and not be asked for this one
-        leaving = who_gives_way(scheduler.books, stopped_at, scheduler.reserve, VIEW)
+        room = Room(
+            scheduler.books,
+            scheduler.reserve,
+            step=0,
+            max_num_batched_tokens=512,
+            max_scored_tokens=1,
+        )
+        leaving = who_gives_way(scheduler.books, stopped_at, room, VIEW)
         ids, named = {s.sequence_id for s in leaving}, set(policy.named)
         assert all(s.precedence < stopped_at.precedence for s in leaving)
         if ids:

@@ -1,0 +1,220 @@
+"""Whether something fits in the step that is being planned: the one place that answers it.
+
+    tokens   of the step's budget, and tokens of prompts that it may score
+    slots    one per sequence, and one for each sample that is to fork off it
+    pages    free or evictable, less those reserved for the output of sequences that run
+    pins     give way to sequences that run, and to the next one when nothing runs
+
+The planner, the choice of who gives way, the views of policies and the simulator ask here. A new
+constraint, such as slots of adapters or pages of a second kind of KV, is one more term of `claim`
+and of `RoomWithout.suffices`. Knows nothing of policies beyond what they want to keep free.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aioserve.kv.memory import Claim, KVMemory
+from aioserve.kv.pages import capacity_tokens
+from aioserve.scheduling.books import Books
+from aioserve.scheduling.reserve import OutputReserve
+from aioserve.scheduling.sequence import SequenceState
+
+__all__ = ["Room", "RoomWithout"]
+
+
+def slots_of(sequence: SequenceState) -> int:
+    """Slots that a sequence takes when it starts."""
+    return 1 + len(sequence.unborn)
+
+
+def _fits(pages_left: int, pages_to_leave: int, *, alone: bool) -> bool:
+    """Whether a sequence may start that leaves so many pages; alone, it may have all of them."""
+    return pages_left >= 0 and (alone or pages_to_leave <= pages_left)
+
+
+class Room:
+    """What is left for one step. `tokens` and `scored_tokens` shrink as the planner takes them."""
+
+    def __init__(
+        self,
+        books: Books,
+        reserve: OutputReserve,
+        *,
+        step: int,
+        max_num_batched_tokens: int,
+        max_scored_tokens: int,
+    ) -> None:
+        self._books = books
+        self._memory: KVMemory = books.memory
+        self._reserve = reserve
+        self._step = step
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.tokens: int = max_num_batched_tokens
+        self.num_processed_before: int = books.counters.tokens_processed
+        """Tokens that all steps before this one have computed."""
+        self.scored_tokens: int = max_scored_tokens
+        self._reserved: int | None = None
+
+    # -- tokens
+
+    def take(self, num_tokens: int) -> None:
+        """The step computes so many tokens more."""
+        self.tokens -= num_tokens
+
+    @property
+    def num_processed(self) -> int:
+        """Tokens that all steps have computed, those that this one has taken included."""
+        return self.num_processed_before + self.max_num_batched_tokens - self.tokens
+
+    def tokens_from(self, sequence: SequenceState, start: int) -> int:
+        """Tokens of a sequence from position `start` on that the step may still compute."""
+        reach = sequence.num_known + sequence.pending
+        if sequence.num_cacheable is not None:
+            # The tokens before `score_at` need no score; the last token of a prompt gives none.
+            last = sequence.score_at + self.scored_tokens
+            reach = reach if last >= sequence.prompt_tokens else min(reach, last - 1)
+        return max(0, min(reach - start, self.tokens))
+
+    # -- slots
+
+    @property
+    def num_slots_free(self) -> int:
+        """Sequences that may start now. Pending samples of running sequences have their slots."""
+        books = self._books
+        taken = sum([slots_of(sequence) for sequence in books.running])
+        return min(books.max_num_seqs - taken, books.slots.num_free)
+
+    def has_slots(self, sequence: SequenceState, num_free: int) -> bool:
+        """Whether `num_free` slots are enough for a sequence to start."""
+        return slots_of(sequence) <= num_free
+
+    # -- pages of sequences that run
+
+    def make_free(self, num_pages: int) -> bool:
+        """Evict, and end pins, until `num_pages` pages are free; False where fewer are."""
+        memory = self._memory
+        memory.make_free(num_pages, self._step)
+        if num_pages > memory.pool.num_free:
+            self._books.pins.make_room(num_pages)
+            memory.make_free(num_pages, self._step)
+        return num_pages <= memory.pool.num_free
+
+    def pages_short(self, growing: list[SequenceState]) -> int:
+        """Pages that a token more of each of `growing` needs beyond those that are free, evictable,
+        or on their way back: of steps in flight, and of sequences at their end."""
+        memory = self._memory
+        ending = [s for s in self._books.running if s.exhausted]
+        coming = memory.num_available + memory.pool.num_fenced
+        coming += sum([memory.num_reclaimable(s.lease) for s in ending])
+        return memory.num_pages_to_reserve([s.lease for s in growing]) - coming
+
+    def tokens_with_pages(self, sequence: SequenceState, count: int) -> int:
+        """How many of the next `count` tokens of a running sequence have pages. A prompt has all of
+        its own; forced tokens of structured output get theirs here, if there are any."""
+        memory, lease = self._memory, sequence.lease
+        if not count or not sequence.guided or memory.reserve(lease, count, self._step):
+            return count
+        if memory.short_of_pages([lease]):
+            return 0
+        return min(count, capacity_tokens(lease.num_pages, memory.page_size) - lease.computed)
+
+    # -- pages of a sequence that waits
+
+    def pages_ahead(self, sequence: SequenceState) -> int:
+        """Pages that the reserve keeps for the output of one sequence."""
+        return self._reserve.pages_ahead(sequence)
+
+    def pages_reserved(self) -> int:
+        """Pages that the reserve keeps for all sequences that run. Counted each time."""
+        return self._reserve.total(s for s in self._books.running if not s.paused)
+
+    def pages_to_leave(self, sequence: SequenceState, kept: int | None) -> int:
+        """Pages that must be left when a sequence starts: `kept`, where the policy says so."""
+        if kept is not None:
+            return kept
+        if self._reserved is None:
+            self._reserved = self.pages_reserved()
+        return self.pages_ahead(sequence) + self._reserved
+
+    def claim(self, sequence: SequenceState, pages_to_leave: int) -> Claim | None:
+        """What is cached of a waiting sequence, locked; None where the rest doesn't fit."""
+        memory, lease = self._memory, sequence.lease
+        limit = sequence.num_cacheable
+        alone = not self._books.running and not memory.pool.num_fenced
+        claim = memory.claim(lease, sequence.known_ids, limit)
+        if not _fits(self._left(claim), pages_to_leave, alone=alone):
+            claim = memory.without_tail(lease, sequence.num_known, claim, limit)
+        if _fits(self._left(claim), pages_to_leave, alone=alone):
+            return claim
+        memory.drop(claim)
+        return None
+
+    def _left(self, claim: Claim) -> int:
+        return self._memory.num_available - claim.num_new_pages
+
+    def started(self, sequence: SequenceState) -> None:
+        """A sequence is about to run: the reserve has pages for its output, too."""
+        if self._reserved is None:
+            self._reserved = self.pages_reserved()
+        self._reserved += self.pages_ahead(sequence)
+
+    def without(self, sequence: SequenceState) -> RoomWithout:
+        """The room that a waiting sequence would have if others gave way to it."""
+        return RoomWithout(self._books, sequence, self._reserve)
+
+
+class RoomWithout:
+    """Slots and pages that there will be for a waiting sequence when the steps in flight are done,
+    if no other sequence comes and those leave that are told to.
+
+    A page is counted by the sequences that name it, since one that two share comes back when both
+    have left. A page that none names is free, fenced or evictable.
+    """
+
+    def __init__(self, books: Books, sequence: SequenceState, reserve: OutputReserve) -> None:
+        memory = books.memory
+        needed = memory.pages_needed(sequence.lease, sequence.known_ids, sequence.num_cacheable)
+        self._needed = needed
+        self._reserve = reserve
+        self._names = np.zeros(memory.pool.num_pages, np.int32)
+        self._names[needed.page_ids] += 1
+        self._slots = books.max_num_seqs - slots_of(sequence)
+        self._pages_ahead = reserve.pages_ahead(sequence)
+        self._others = 0
+        self._kept: int | None = None
+        for other in books.running:
+            if not other.exhausted:
+                self.stay(other)
+
+    def keep(self, num_pages: int | None) -> None:
+        """Leave so many pages for output in place of the reserve's, unless None."""
+        self._kept = num_pages
+
+    @property
+    def _pages_to_leave(self) -> int:
+        return self._pages_ahead if self._kept is None else self._kept
+
+    @property
+    def num_pages_wanted(self) -> int:
+        """Pages that must be free or evictable now for the sequence to start."""
+        return self._needed.total + self._pages_to_leave
+
+    def stay(self, other: SequenceState) -> None:
+        self._count(other, 1)
+
+    def leave(self, other: SequenceState) -> None:
+        self._count(other, -1)
+
+    def _count(self, other: SequenceState, sign: int) -> None:
+        self._others += sign
+        self._names[other.lease.page_ids] += sign
+        self._slots -= sign * slots_of(other)
+        if not other.paused:
+            self._pages_ahead += sign * self._reserve.pages_ahead(other)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the sequence could start."""
+        left = len(self._names) - int(np.count_nonzero(self._names)) - self._needed.num_new
+        return self._slots >= 0 and _fits(left, self._pages_to_leave, alone=not self._others)
