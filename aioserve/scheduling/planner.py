@@ -404,12 +404,11 @@ class StepPlanner:
             memory.advance(lease, count, step)
             if known >= (lease.published + 1) * page_size <= end:
                 memory.publish(lease, sequence.known_ids)
-            rows, children = NO_ROWS, ()
+            rows, family = NO_ROWS, None
             if samples:
                 sequence.pending, rows = pending + 1, sequence.decode_rows
                 if count > 1 or sequence.unborn or sequence.mask is not None:
-                    children = self.books.bear(sequence, step, written_step)
-                    family = (sequence, *children)
+                    family = [sequence, *self.books.bear(sequence, step, written_step)]
                     rows = tuple(
                         [SampleRow(offset=count - 1, slot=s.slot, mask=s.mask) for s in family]
                     )
@@ -424,10 +423,11 @@ class StepPlanner:
                 scored=scored,
                 pooled=pooled,
             )
-            add((sequence.run, item, page_ids))
-            if children:
-                self._has_families = True
-                self.entries += [(child.run, item, page_ids) for child in children]
+            if family is None:
+                add((sequence.run, item, page_ids))
+            else:  # all at once: what raises in between would tear the samples apart
+                self._has_families |= len(family) > 1
+                self.entries += [(one.run, item, page_ids) for one in family]
         self.room.take(count * len(sequences))
         self.working_on = None
 
