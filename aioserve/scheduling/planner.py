@@ -388,30 +388,30 @@ class StepPlanner:
         """
         memory, step = self.memory, self.step
         page_size, add, carry = memory.page_size, self.entries.append, self.books.slots.carry
+        kind, scored, pooled, family = DECODE, None, None, None
         for sequence in sequences:
             self.working_on = sequence
             lease, pending, known = sequence.lease, sequence.pending, sequence.num_known
-            start, written_step = lease.computed, lease.last_step
-            page_ids, slot, end = lease.page_table.page_ids, sequence.slot, start + count
+            start, written_step, page_ids = (
+                lease.computed,
+                lease.last_step,
+                lease.page_table.page_ids,
+            )
+            slot = sequence.slot
             token_ids = PENDING_IDS if pending else sequence.ids(start, count)
-            kind, scored, pooled = DECODE, None, None
             if lease.carried != len(page_ids):
                 carry(slot, lease.carried, page_ids[lease.carried :])
                 lease.carried = len(page_ids)
-            samples = end == known + pending
-            if count > 1 or start < sequence.prompt_tokens or not samples:
-                kind, scored, pooled = PREFILL, *self._wanted_of_prompt(sequence, start, end)
             memory.advance(lease, count, step)
-            if known >= (lease.published + 1) * page_size <= end:
+            if known >= (lease.published + 1) * page_size <= start + count:
                 memory.publish(lease, sequence.known_ids)
-            rows, family = NO_ROWS, None
-            if samples:
+            # The last token of a sequence, behind its prompt, so that no sample is to fork off it.
+            is_last = start + 1 == known + pending
+            if is_last and start >= sequence.prompt_tokens and sequence.mask is None:
                 sequence.pending, rows = pending + 1, sequence.decode_rows
-                if count > 1 or sequence.unborn or sequence.mask is not None:
-                    family = [sequence, *self.books.bear(sequence, step, written_step)]
-                    rows = tuple(
-                        [SampleRow(offset=count - 1, slot=s.slot, mask=s.mask) for s in family]
-                    )
+            else:
+                kind, rows, family = self._rows(sequence, start, count, written_step)
+                scored, pooled = self._wanted_of_prompt(sequence, start, start + count)
             item = WorkItem(
                 kind=kind,
                 sequence_id=sequence.sequence_id,
@@ -428,13 +428,28 @@ class StepPlanner:
             else:  # all at once: what raises in between would tear the samples apart
                 self._has_families |= len(family) > 1
                 self.entries += [(one.run, item, page_ids) for one in family]
+                kind, scored, pooled, family = DECODE, None, None, None
         self.room.take(count * len(sequences))
         self.working_on = None
+
+    def _rows(
+        self, sequence: SequenceState, start: int, count: int, written_step: int
+    ) -> tuple[ItemKind, tuple[SampleRow, ...], list[SequenceState]]:
+        """What an item is and samples, and all sequences that get a token of it: further samples of
+        a prompt fork off its first one here."""
+        family = [sequence]
+        if start + count != sequence.num_known + sequence.pending:
+            return PREFILL, NO_ROWS, family
+        sequence.pending += 1
+        family += self.books.bear(sequence, self.step, written_step)
+        rows = [SampleRow(offset=count - 1, slot=one.slot, mask=one.mask) for one in family]
+        is_decode = count == 1 and start >= sequence.prompt_tokens
+        return DECODE if is_decode else PREFILL, tuple(rows), family
 
     def _wanted_of_prompt(
         self, sequence: SequenceState, start: int, end: int
     ) -> tuple[ScoredTokens | None, PooledTokens | None]:
-        """What a step gives beside tokens that computes the prompt's positions `[start, end)`."""
+        """What a step gives beside tokens that computes the positions `[start, end)`."""
         scored = pooled = None
         if num_scored := sequence.num_scored_by(end):
             first = sequence.score_at
