@@ -295,7 +295,7 @@ def measure(
             plans, commits = zip(*steps, strict=True)
             medians[name].append((median(plans), median(commits)))
     gc.unfreeze()
-    faults = {name: load.scheduler.guard.last_fault for name, load in loads.items()}
+    faults = {name: load.scheduler.policy_calls.last_fault for name, load in loads.items()}
     for name, fault in faults.items():
         if fault is not None:
             raise AssertionError(f"{name}: {fault}")

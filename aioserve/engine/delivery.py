@@ -82,7 +82,7 @@ class Delivery:
         self, update: SequenceUpdate, request: LiveRequest, step_error: StepError | None
     ) -> AioserveError:
         if update.rejected:
-            policy = self._scheduler.guard.name
+            policy = self._scheduler.policy_calls.name
             refused = f"the policy {policy} refused request {request.request_id!r}"
             return RequestRejectedError(
                 refused if update.error is None else f"{refused}: {update.error}",

@@ -24,8 +24,8 @@ from aioserve.errors import EngineClosedError, EngineError, EngineState, WrongLo
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, ModelSource
 from aioserve.plugins import Observer, PluginRegistry
-from aioserve.scheduling.books import SLOTS_PER_SEQUENCE
 from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.state import SLOTS_PER_SEQUENCE
 
 __all__ = ["Given", "Life"]
 

@@ -28,7 +28,7 @@ def stats_of(live: LiveEngine) -> EngineStats:
         planning_seconds_total=times.planning_seconds,
         commit_seconds_total=times.commit_seconds,
         delivery_seconds_total=times.delivery_seconds,
-        policy_faults_total=scheduler.guard.faults_total,
+        policy_faults_total=scheduler.policy_calls.faults_total,
         step_age_seconds=live.core.step_age_seconds,
         loop_lag_seconds=max(live.model.runner.wake_delays_seconds, default=0.0),
     )
@@ -40,7 +40,7 @@ def dump_of(live: LiveEngine) -> dict[str, Any]:
         "model": {"name": live.model.name, **live.model.description},
         "limits": {**limits, "eos_token_ids": sorted(limits["eos_token_ids"])},
         "config": msgspec.structs.asdict(live.config),
-        "policy": live.scheduler.guard.name,
+        "policy": live.scheduler.policy_calls.name,
         "observers": list(live.core.notices.observers.labels),
         "stats": msgspec.structs.asdict(stats_of(live)),
         "steps_in_flight": [

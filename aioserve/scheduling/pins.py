@@ -12,7 +12,7 @@ from collections.abc import Container
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens
-from aioserve.scheduling.guard import PolicyGuard
+from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.view import Pin, SchedulerView
 
@@ -25,9 +25,9 @@ PINNED_SHARE = 0.25
 class PinnedPrefixes:
     """All pins, oldest first."""
 
-    def __init__(self, memory: KVMemory, guard: PolicyGuard) -> None:
+    def __init__(self, memory: KVMemory, policy_calls: PolicyCalls) -> None:
         self.memory = memory
-        self.guard = guard
+        self.policy_calls = policy_calls
         self.max_pages: int = int(PINNED_SHARE * memory.pool.num_pages)
         self._leases: dict[Pin, KVLease] = {}
         self.num_pages: int = 0
@@ -45,7 +45,7 @@ class PinnedPrefixes:
         """A sequence is about to end, and what it computed is published."""
         lease = sequence.lease
         most = min(lease.computed, sequence.num_known)
-        tokens = self.guard.pin(sequence.view, most)
+        tokens = self.policy_calls.pin(sequence.view, most)
         pages = min(tokens // self.memory.page_size, self.max_pages)
         if not pages:
             return
@@ -71,7 +71,7 @@ class PinnedPrefixes:
         self.num_pages += pages
 
     def ask_to_unpin(self, view: SchedulerView) -> None:
-        for pin in self.guard.unpin(tuple(self._leases), view) if self._leases else ():
+        for pin in self.policy_calls.unpin(tuple(self._leases), view) if self._leases else ():
             self._end(pin)
 
     def make_room(self, num_pages: int) -> None:

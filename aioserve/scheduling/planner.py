@@ -7,7 +7,7 @@ back that are younger than the one in need, or to which the policy gave a lower 
 first in the order of precedence and age is never preempted for another and fits alone, so it always
 gets to its end, and so does everyone in turn. One whose reader is behind doesn't run: it may be
 preempted for anyone, and loses time but no token. Where the next one to start has no room, those of
-lower precedence may have to give way to it (`aioserve.scheduling.displacement`).
+lower precedence may have to give way to it (`aioserve.scheduling.priority_preemption`).
 
 The planner decides one sequence at a time and then applies what it decided, because a request may
 find in the prefix tree what another was given in the same step. `working_on` names the sequence
@@ -23,17 +23,17 @@ import msgspec
 
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import Claim, KVMemory
-from aioserve.scheduling.books import Books, Entry
-from aioserve.scheduling.displacement import by_precedence, lowest_precedence, who_gives_way
-from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.policy import Refusal, Verdict
+from aioserve.scheduling.policy_calls import PolicyCalls
+from aioserve.scheduling.policy_preemptions import chosen_decodes, preempt_for_policy
+from aioserve.scheduling.priority_preemption import by_precedence, lowest_precedence, who_gives_way
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.room import Room
 from aioserve.scheduling.sanity import check_idle
 from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
+from aioserve.scheduling.state import Entry, SchedulerState
 from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.view_maker import ViewMaker
-from aioserve.scheduling.wishes import chosen_decodes, grant_wishes
 from aioserve.steps.plan import (
     PENDING_IDS,
     ItemKind,
@@ -55,7 +55,7 @@ class StepPlanner:
 
     def __init__(
         self,
-        books: Books,
+        books: SchedulerState,
         *,
         max_num_batched_tokens: int,
         max_scored_tokens: int,
@@ -67,7 +67,7 @@ class StepPlanner:
         self.books = books
         self.step: int = books.launched + 1
         self.memory: KVMemory = books.memory
-        self.guard: PolicyGuard = books.guard
+        self.policy_calls: PolicyCalls = books.policy_calls
         self.room: Room = Room(
             books,
             reserve,
@@ -90,11 +90,11 @@ class StepPlanner:
     def fill(self) -> None:
         """Choose the work of the step, and move the books of its sequences past it."""
         books = self.books
-        if self.guard.has_wishes:
-            self._gave_way |= grant_wishes(books, self)
+        if self.policy_calls.acts_on_running:
+            self._gave_way |= preempt_for_policy(books, self)
         self._give_way()
         decoding, prefilling = self._split_running()
-        if self.guard.chooses_decodes and decoding:
+        if self.policy_calls.chooses_decodes and decoding:
             decoding = chosen_decodes(books, decoding, self.views.view())
         self._decode(decoding)
         self._continue_prefills(prefilling)
@@ -155,13 +155,13 @@ class StepPlanner:
             running = sorted(running, key=by_precedence)
         short_of_pages = self.memory.short_of_pages
         for sequence in running:
-            if sequence.paused or (sequence.guided and sequence.is_held):
+            if sequence.paused or (sequence.constrained and sequence.is_held):
                 continue
             reach = sequence.num_known + sequence.pending
             remaining = reach - sequence.lease.computed
             if remaining > 1:
                 # Those of a prompt have their pages; those that a grammar forced may have none.
-                grows = sequence.guided and short_of_pages([sequence.lease])
+                grows = sequence.constrained and short_of_pages([sequence.lease])
                 (decoding if grows else prefilling).append(sequence)
             elif remaining == 1 and reach < sequence.max_length:
                 decoding.append(sequence)
@@ -208,7 +208,7 @@ class StepPlanner:
                 return
             first = by_precedence(growing[0])
             behind = {s for s in books.running if by_precedence(s) > first or s.paused}
-            of_any_age = self.guard.victim_of_any_age
+            of_any_age = self.policy_calls.victim_of_any_age
             candidates = [
                 books.view(s)
                 for s in books.running
@@ -216,12 +216,14 @@ class StepPlanner:
             ]
             if not candidates:
                 return
-            victim = books.sequence_of(self.guard.victim(candidates, short, self.views.view()))
+            victim = books.sequence_of(
+                self.policy_calls.victim(candidates, short, self.views.view())
+            )
             if victim not in behind:
                 victim.count_taken()
             self._preempt(victim)
-            if self.guard.chooses_decodes:
-                books.owed.update({s: s.lease.computed for s in growing})
+            if self.policy_calls.chooses_decodes:
+                books.reserved_next_page.update({s: s.lease.computed for s in growing})
 
     def _give_way(self) -> None:
         """Preempt for the one at whom the last admission stopped. Before anything else is planned:
@@ -259,8 +261,8 @@ class StepPlanner:
         if not prefilling or self.room.tokens <= 0:
             return
         view = self.views.view()
-        if self.guard.orders_prefills:
-            named = self.guard.order_prefills([s.view for s in prefilling], view)
+        if self.policy_calls.orders_prefills:
+            named = self.policy_calls.order_prefills([s.view for s in prefilling], view)
             prefilling = [self.books.sequence_of(request) for request in named]
         for sequence in self._one_by_one(prefilling):
             if self.room.tokens <= 0:
@@ -268,7 +270,7 @@ class StepPlanner:
             wanted = self.room.tokens_from(sequence, sequence.lease.computed)
             if not wanted:
                 continue
-            count = self.guard.chunk(self.books.view(sequence), wanted, view)
+            count = self.policy_calls.chunk(self.books.view(sequence), wanted, view)
             if count := self.room.tokens_with_pages(sequence, count):
                 self._launch([sequence], count)
 
@@ -287,19 +289,19 @@ class StepPlanner:
         view = self.views.view()
         gave_way = () if forced else self._gave_way
         waiting = (s.view for s in books.waiting_in_turn() if not s.is_held and s not in gave_way)
-        if self.guard.orders and not forced:
+        if self.policy_calls.orders and not forced:
             waiting = books.views_of_waiting(gave_way)
         refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False
-        order = waiting if forced else self.guard.order(waiting, view)
+        order = waiting if forced else self.policy_calls.order(waiting, view)
         for sequence in self._one_by_one(books.sequence_of(request) for request in order):
             request = books.view(sequence)
             has_slots = room.has_slots(sequence, num_slots)
             if not has_slots and sequence.precedence <= lowest:
                 blocked = not started
                 break
-            verdict = Verdict.NOW if forced else self.guard.admit(request, view)
+            verdict = Verdict.NOW if forced else self.policy_calls.admit(request, view)
             if isinstance(verdict, Refusal):
                 refused.append((sequence, verdict))
             elif verdict is Verdict.NEVER:
@@ -309,8 +311,8 @@ class StepPlanner:
             claim = None
             if has_slots:
                 kept = None
-                if self.guard.reserves:
-                    kept = self.guard.reserve(request, self.memory.pool.num_pages, view)
+                if self.policy_calls.reserves:
+                    kept = self.policy_calls.reserve(request, self.memory.pool.num_pages, view)
                 to_leave = room.pages_to_leave(sequence, kept)
                 claim = room.claim(sequence, to_leave)
                 if claim is None and forced and books.pins:
@@ -322,7 +324,7 @@ class StepPlanner:
                 break
             count = room.tokens_from(sequence, claim.num_cached)
             if count:  # asked even where it must start: policies keep their books of starts by it
-                chosen = self.guard.chunk(request, count, view)
+                chosen = self.policy_calls.chunk(request, count, view)
                 count = chosen or (count if forced else 0)
             if count == 0:
                 self.memory.drop(claim)
@@ -369,7 +371,7 @@ class StepPlanner:
             if count := self.room.tokens_with_pages(sequence, wanted):
                 self._launch([sequence], count)
                 return
-        if self.guard.chooses_decodes:
+        if self.policy_calls.chooses_decodes:
             decoding, _ = self._split_running()
             self._decode(decoding[:1])
             if self.entries:
@@ -441,7 +443,7 @@ class StepPlanner:
         if start + count != sequence.num_known + sequence.pending:
             return PREFILL, NO_ROWS, family
         sequence.pending += 1
-        family += self.books.bear(sequence, self.step, written_step)
+        family += self.books.fork_samples(sequence, self.step, written_step)
         rows = [SampleRow(offset=count - 1, slot=one.slot, mask=one.mask) for one in family]
         is_decode = count == 1 and start >= sequence.prompt_tokens
         return DECODE if is_decode else PREFILL, tuple(rows), family

@@ -31,9 +31,9 @@ import numpy.typing as npt
 
 from aioserve.kv.pages import capacity_tokens, full_pages
 from aioserve.request import FinishReason
-from aioserve.scheduling.books import Books
 from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.state import SchedulerState
 from aioserve.scheduling.updates import SequenceUpdate
 
 __all__ = ["BrokenRow", "after_bad_rows", "after_failed_planning", "after_failed_step"]
@@ -45,7 +45,7 @@ BrokenRow = tuple[SequenceState, int, PageIds]
 """A sequence whose logits were no numbers, with the slot and the pages that it had."""
 
 
-def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdate]:
+def after_failed_step(books: SchedulerState, step: int, error: str) -> list[SequenceUpdate]:
     """Step number `step` failed as a whole: end the sequences in it. Those planned since that took
     over what it should have written begin again."""
     memory, page_size = books.memory, books.memory.page_size
@@ -63,7 +63,10 @@ def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdat
             cut |= memory.forget(lease.namespace, run.sequence.known_ids, first)
     books.complete(step)
     ended = [
-        one for run, *_ in failed if run.goes_on for one in (run.sequence, *run.sequence.unborn)
+        one
+        for run, *_ in failed
+        if run.goes_on
+        for one in (run.sequence, *run.sequence.pending_samples)
     ]
     books.end(ended, publish=False)
     lost = books.shorten(cut)
@@ -78,7 +81,7 @@ def after_failed_step(books: Books, step: int, error: str) -> list[SequenceUpdat
     return [SequenceUpdate(s.sequence_id, None, FinishReason.ERROR, error) for s in ended]
 
 
-def after_bad_rows(books: Books, broken: list[BrokenRow]) -> None:
+def after_bad_rows(books: SchedulerState, broken: list[BrokenRow]) -> None:
     """Rows of logits were not numbers: end their sequences, and let nobody go on from the KV that
     may be to blame: all of theirs, but for leading pages over which another has sampled a token."""
     suspects = [(s, _num_proven_pages(books, s, page_ids)) for s, _, page_ids in broken]
@@ -98,7 +101,7 @@ def after_bad_rows(books: Books, broken: list[BrokenRow]) -> None:
                 suspects.append((sequence, num_pages))
 
 
-def _num_proven_pages(books: Books, broken: SequenceState, page_ids: PageIds) -> int:
+def _num_proven_pages(books: SchedulerState, broken: SequenceState, page_ids: PageIds) -> int:
     """How many of `page_ids`, from the first on, another sequence has sampled over."""
     most = 0
     for sequence in books.running:
@@ -111,7 +114,7 @@ def _num_proven_pages(books: Books, broken: SequenceState, page_ids: PageIds) ->
 
 
 def after_failed_planning(
-    books: Books, planner: StepPlanner, error: Exception
+    books: SchedulerState, planner: StepPlanner, error: Exception
 ) -> list[SequenceUpdate]:
     """Something was raised while a step was planned: end the sequence that was being worked on, and
     no other. What the planner chose before is a step all the same."""
@@ -137,7 +140,7 @@ def after_failed_planning(
     return updates
 
 
-def _in_the_middle(books: Books, planner: StepPlanner) -> list[SequenceState]:
+def _in_the_middle(books: SchedulerState, planner: StepPlanner) -> list[SequenceState]:
     """The sequence that the planner was working on, and those that were about to fork off it."""
     culprit = planner.working_on
     planned = {run.sequence for run, *_ in planner.entries}
@@ -150,6 +153,6 @@ def _in_the_middle(books: Books, planner: StepPlanner) -> list[SequenceState]:
         or (
             sequence.request is culprit.request
             and sequence not in planned
-            and (sequence.phase is Phase.UNBORN or sequence.lease.last_step == planner.step)
+            and (sequence.phase is Phase.PENDING_SAMPLE or sequence.lease.last_step == planner.step)
         )
     ]

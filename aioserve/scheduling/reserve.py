@@ -29,8 +29,8 @@ class OutputReserve:
         size, known = self.page_size, sequence.num_known + sequence.pending
         ahead = -(-min(known + self.horizon_tokens, sequence.max_length) // size)
         own = ahead + -known // size + sequence.lease.shares_partial_page
-        if sequence.unborn:
-            own += len(sequence.unborn) * (ahead - known // size)
+        if sequence.pending_samples:
+            own += len(sequence.pending_samples) * (ahead - known // size)
         return own
 
     def total(self, sequences: Iterable[SequenceState]) -> int:

@@ -16,16 +16,16 @@ import numpy as np
 
 from aioserve.kv.memory import Claim, KVMemory
 from aioserve.kv.pages import capacity_tokens
-from aioserve.scheduling.books import Books
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.state import SchedulerState
 
 __all__ = ["Room", "RoomWithout"]
 
 
 def slots_of(sequence: SequenceState) -> int:
     """Slots that a sequence takes when it starts."""
-    return 1 + len(sequence.unborn)
+    return 1 + len(sequence.pending_samples)
 
 
 def _fits(pages_left: int, pages_to_leave: int, *, alone: bool) -> bool:
@@ -38,7 +38,7 @@ class Room:
 
     def __init__(
         self,
-        books: Books,
+        books: SchedulerState,
         reserve: OutputReserve,
         *,
         step: int,
@@ -113,7 +113,7 @@ class Room:
         """How many of the next `count` tokens of a running sequence have pages. A prompt has all of
         its own; forced tokens of structured output get theirs here, if there are any."""
         memory, lease = self._memory, sequence.lease
-        if not count or not sequence.guided or memory.reserve(lease, count, self._step):
+        if not count or not sequence.constrained or memory.reserve(lease, count, self._step):
             return count
         if memory.short_of_pages([lease]):
             return 0
@@ -172,7 +172,9 @@ class RoomWithout:
     have left. A page that none names is free, fenced or evictable.
     """
 
-    def __init__(self, books: Books, sequence: SequenceState, reserve: OutputReserve) -> None:
+    def __init__(
+        self, books: SchedulerState, sequence: SequenceState, reserve: OutputReserve
+    ) -> None:
         memory = books.memory
         needed = memory.pages_needed(sequence.lease, sequence.known_ids, sequence.num_cacheable)
         self._needed = needed

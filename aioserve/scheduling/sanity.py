@@ -11,13 +11,13 @@ from aioserve.errors import InvariantError
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import capacity_tokens
 from aioserve.kv.prefix_tree import NO_RECEIPT
-from aioserve.scheduling.books import Books
 from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.state import SchedulerState
 
 __all__ = ["check_books", "check_idle"]
 
 
-def check_books(books: Books) -> None:
+def check_books(books: SchedulerState) -> None:
     """Raise `InvariantError` unless every page has exactly the references that page tables, swapped
     sequences and the prefix tree have to it, and every sequence is in exactly one place."""
     memory = books.memory
@@ -59,7 +59,7 @@ def check_books(books: Books) -> None:
         _check_sequence(sequence, memory.page_size)
 
 
-def check_idle(books: Books) -> None:
+def check_idle(books: SchedulerState) -> None:
     """Raise `InvariantError` unless there is a reason that nothing is planned while nothing is in
     flight: no work, readers that are behind, or answers of which nobody has said what may come
     next."""
@@ -89,7 +89,7 @@ def _check_references(
         )
 
 
-def _check_queues(books: Books) -> None:
+def _check_queues(books: SchedulerState) -> None:
     queues = {Phase.WAITING: books.waiting, Phase.RUNNING: books.running}
     placed: list[int] = []
     for phase, queue in queues.items():
@@ -97,7 +97,7 @@ def _check_queues(books: Books) -> None:
         if ids != sorted(ids) or any(s.phase is not phase for s in queue):
             raise InvariantError(f"the {phase.value} queue is {queue}")
         for sequence in queue:
-            family = (sequence, *sequence.unborn)
+            family = sequence.family
             placed += [s.sequence_id for s in family]
             if any((s.slot >= 0) != (phase is Phase.RUNNING) for s in family):
                 raise InvariantError(

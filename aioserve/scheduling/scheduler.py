@@ -3,7 +3,7 @@
     submit ──► plan ──► (a runner computes the step) ──► commit, or fail
 
 Steps may overlap: a step can be planned while others run. They are committed in the order in which
-they were planned. Where sequences are meanwhile is in the books (`aioserve.scheduling.books`), what
+they were planned. Where sequences are meanwhile is in the books (`aioserve.scheduling.state`), what
 goes into a step is the planner's, and what happens when something fails is in
 `aioserve.scheduling.recovery`.
 """
@@ -21,10 +21,9 @@ from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens
 from aioserve.request import FinishReason, Logprobs, Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.books import SLOTS_PER_SEQUENCE, Books
-from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.planner import StepPlanner
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy
+from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.recovery import (
     BrokenRow,
     after_bad_rows,
@@ -34,6 +33,7 @@ from aioserve.scheduling.recovery import (
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sanity import check_books
 from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.state import SLOTS_PER_SEQUENCE, SchedulerState
 from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 from aioserve.steps.outcome import StepOutcome, check_outcome
@@ -68,8 +68,10 @@ class Scheduler:
         `policy_name` stands in logs and errors, that of its class unless given. A step scores at
         most `max_scored_tokens` tokens of prompts."""
         self.memory = memory
-        self.guard: PolicyGuard = PolicyGuard(policy, clock, name=policy_name)
-        self.books: Books = Books(memory, self.guard, max_num_seqs=max_num_seqs)
+        self.policy_calls: PolicyCalls = PolicyCalls(policy, clock, name=policy_name)
+        self.books: SchedulerState = SchedulerState(
+            memory, self.policy_calls, max_num_seqs=max_num_seqs
+        )
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_scored_tokens = max_scored_tokens
         self.reserve: OutputReserve = OutputReserve(memory.page_size, output_reserve_tokens)
@@ -123,7 +125,7 @@ class Scheduler:
         return self.books.sequences[sequence_id].account
 
     def finish(self, sequence_id: int) -> None:
-        """End a sequence from outside (cancelled, stop string found), and the unborn samples that
+        """End a sequence from outside (cancelled, stop string found), and the pending samples that
         depend on it. Unknown ids are ignored, so that a cancel may cross the natural end. Tokens
         still in flight are dropped at commit."""
         sequence = self.books.sequences.get(sequence_id)
@@ -151,7 +153,7 @@ class Scheduler:
         if sequence is None:
             return []
         has_begun = sequence.num_known > sequence.prompt_tokens
-        if not sequence.guided or sequence.pending or (forced and not has_begun):
+        if not sequence.constrained or sequence.pending or (forced and not has_begun):
             raise InvariantError(f"{sequence} can't be guided by {len(forced)} tokens now")
         updates: list[SequenceUpdate] = []
         for token_id in forced:
@@ -182,7 +184,7 @@ class Scheduler:
             planner = None
             try:
                 if attempt == 0:
-                    self.guard.begin_step()
+                    self.policy_calls.begin_step()
                 self.books.tell_arrivals()
                 planner = StepPlanner(
                     self.books,
@@ -295,7 +297,7 @@ class Scheduler:
                 updates.append(_failed(sequence, failures[index]))
                 ended.append(sequence)
                 continue
-            if not sequence.answers:
+            if not sequence.wants_output:
                 updates.append(_looked_at(sequence))
                 ended.append(sequence)
                 continue
@@ -322,7 +324,7 @@ class Scheduler:
         books.end(ended)
         if broken:
             after_bad_rows(books, broken)
-        self.guard.step_finished(plan.step, plan.num_tokens)
+        self.policy_calls.step_finished(plan.step, plan.num_tokens)
         return updates
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceUpdate]:
@@ -331,7 +333,7 @@ class Scheduler:
         self._check_order(plan)
         self.times.failed(plan)
         ended = after_failed_step(self.books, plan.step, error)
-        self.guard.step_finished(plan.step, plan.num_tokens)
+        self.policy_calls.step_finished(plan.step, plan.num_tokens)
         return ended
 
     def _check_order(self, plan: StepPlan) -> None:
@@ -344,7 +346,7 @@ class Scheduler:
         check_books(self.books)
 
     def _reject(self, request: SequenceState, refusal: Refusal | None) -> None:
-        for sequence in (request, *request.unborn):
+        for sequence in request.family:
             update = SequenceUpdate(
                 sequence.sequence_id,
                 None,

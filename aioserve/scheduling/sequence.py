@@ -23,14 +23,14 @@ from aioserve.steps.plan import SampleRow
 __all__ = ["NO_SLOT", "Phase", "Run", "SequenceState"]
 
 NO_SLOT = -1
-MAX_FRUITLESS = 8
+MAX_POLICY_PREEMPTIONS = 8
 """Preemptions at the policy's wish between two tokens of one answer."""
 
 
 class Phase(Enum):
     WAITING = "waiting"
     RUNNING = "running"
-    UNBORN = "unborn"
+    PENDING_SAMPLE = "pending sample"
     """A further sample of a prompt: begins when the first one has computed it."""
     FINISHED = "finished"
 
@@ -56,14 +56,12 @@ class SequenceState:
 
     __slots__ = (
         "account",
-        "answers",
         "arrival_processed_tokens",
+        "constrained",
         "decode_rows",
         "end_ids",
         "epoch",
         "first_token_seconds",
-        "fruitless",
-        "guided",
         "id_buffer",
         "known_when_taken",
         "last_token_seconds",
@@ -74,9 +72,11 @@ class SequenceState:
         "num_known",
         "paused",
         "pending",
+        "pending_samples",
         "phase",
         "pooling",
         "precedence",
+        "preemptions_without_progress",
         "prompt_tokens",
         "proven_pages",
         "request",
@@ -86,8 +86,8 @@ class SequenceState:
         "seed",
         "sequence_id",
         "slot",
-        "unborn",
         "view",
+        "wants_output",
     )
 
     def __init__(
@@ -105,7 +105,7 @@ class SequenceState:
         self.sequence_id: int = sequence_id
         """Unique, and growing in order of arrival."""
         self.seed: int = request.seed_of(sample)
-        self.answers: bool = request.answers
+        self.wants_output: bool = request.answers
         self.end_ids: frozenset[int] = request.end_ids
         self.max_length: int = request.max_length
         self.arrival_processed_tokens: int = arrival_processed_tokens
@@ -124,21 +124,21 @@ class SequenceState:
         """Where the request asks for hidden states."""
         if request.pooled is not None:
             self.pooling = PoolingState(request.pooled)
-        self.guided: bool = request.params.structured_output is not None
+        self.constrained: bool = request.params.structured_output is not None
         """Each of its tokens is drawn under a mask that `Scheduler.guide` brings."""
         self.mask: npt.NDArray[np.int32] | None = None
         """What may come behind the known tokens; None while nobody has said."""
         self.lease: KVLease = KVLease(request.namespace)
-        self.unborn: list[SequenceState] = []
+        self.pending_samples: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
-        self.phase = Phase.UNBORN if sample else Phase.WAITING
+        self.phase = Phase.PENDING_SAMPLE if sample else Phase.WAITING
         self.epoch: int = 0
         """How often it gave its pages back and began again."""
         self.precedence: int = 0
         """Given by the policy when it hears of the sequence, and then fixed."""
         self.num_displaced: int = 0
         """Others that gave way to it since it waits."""
-        self.fruitless: int = 0
+        self.preemptions_without_progress: int = 0
         """How often it was preempted, at the policy's wish, since it had `known_when_taken`."""
         self.known_when_taken: int = 0
         self.paused: bool = False
@@ -167,6 +167,11 @@ class SequenceState:
         return self.id_buffer[: self.num_known]
 
     @property
+    def family(self) -> tuple[SequenceState, ...]:
+        """The sequence, and the samples that are to fork off it."""
+        return (self, *self.pending_samples)
+
+    @property
     def remaining(self) -> int:
         """Tokens to compute before the next one is sampled, the pending one included."""
         return self.num_known + self.pending - self.lease.computed
@@ -175,9 +180,9 @@ class SequenceState:
     def is_held(self) -> bool:
         """Whether it can't be planned now: its reader is behind, or what may come next isn't known,
         of it or of a sample that is to fork off it."""
-        if self.paused or not self.guided:
+        if self.paused or not self.constrained:
             return self.paused
-        return bool(self.pending) or any(one.mask is None for one in (self, *self.unborn))
+        return bool(self.pending) or any(one.mask is None for one in self.family)
 
     @property
     def num_cacheable(self) -> int | None:
@@ -196,13 +201,16 @@ class SequenceState:
     def may_be_taken(self) -> bool:
         """Whether a policy may have it preempted although nobody ahead of it is in need: so often
         and no more for each token that it comes to know, so that every answer gets to its end."""
-        return self.num_known > self.known_when_taken or self.fruitless < MAX_FRUITLESS
+        return (
+            self.num_known > self.known_when_taken
+            or self.preemptions_without_progress < MAX_POLICY_PREEMPTIONS
+        )
 
     def count_taken(self) -> None:
         """It is preempted at the policy's wish."""
         if self.num_known > self.known_when_taken:
-            self.known_when_taken, self.fruitless = self.num_known, 0
-        self.fruitless += 1
+            self.known_when_taken, self.preemptions_without_progress = self.num_known, 0
+        self.preemptions_without_progress += 1
 
     @property
     def exhausted(self) -> bool:

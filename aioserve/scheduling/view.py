@@ -140,7 +140,7 @@ class RequestView:
     def num_samples(self) -> int:
         """Answers to one prompt that this request stands for: they run as one until the prompt is
         computed, and each for itself from then on."""
-        return 1 + len(self._sequence.unborn)
+        return 1 + len(self._sequence.pending_samples)
 
     @property
     def cached_tokens(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aioserve.scheduling.books import Books
 from aioserve.scheduling.room import Room
+from aioserve.scheduling.state import SchedulerState
 from aioserve.scheduling.step_times import StepSummary, StepTimes
 from aioserve.scheduling.view import RequestView, SchedulerView
 
@@ -18,7 +18,7 @@ class ViewMaker:
 
     def __init__(
         self,
-        books: Books,
+        books: SchedulerState,
         times: StepTimes,
         room: Room,
         step: int,

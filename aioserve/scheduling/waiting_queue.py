@@ -71,7 +71,7 @@ class WaitingQueue:
 
     def add(self, sequence: SequenceState) -> None:
         self._shown = None
-        if sequence.paused or sequence.guided:
+        if sequence.paused or sequence.constrained:
             self._may_be_held.add(sequence)
         place = bisect_left(self._sequences, sequence.sequence_id, key=_by_arrival)
         self._sequences.insert(place, sequence)
@@ -97,7 +97,7 @@ class WaitingQueue:
         self._shown, self._ended = None, []
         self._sequences = list(sequences)
         self._views = [s.view for s in self._sequences]
-        self._may_be_held = {s for s in self._sequences if s.paused or s.guided}
+        self._may_be_held = {s for s in self._sequences if s.paused or s.constrained}
 
     def _take_out_ended(self) -> None:
         if len(self._ended) > MOST_ONE_BY_ONE:

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence, Set
 from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import pages_for
-from aioserve.scheduling.books import Books
-from aioserve.scheduling.displacement import by_precedence
+from aioserve.scheduling.priority_preemption import by_precedence
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.state import SchedulerState
 from aioserve.scheduling.step_times import NUM_KEPT, StepSummary, summary_of
 from aioserve.simulation.queue_head import QueueHead, head_of_queue
 from aioserve.steps.plan import PENDING_IDS, ItemKind, StepPlan, WorkItem
@@ -29,15 +29,15 @@ __all__ = ["DecodePass", "decode_pass", "frees_at_once"]
 def decode_pass(scheduler: Scheduler) -> DecodePass | None:
     """A pass from where the scheduler is now, with one step in flight or none; None where the next
     step may be another than one token of each sequence that is running."""
-    books, guard, memory = scheduler.books, scheduler.guard, scheduler.memory
+    books, policy_calls, memory = scheduler.books, scheduler.policy_calls, scheduler.memory
     if (
         not books.running
         or len(books.in_flight) > 1
-        or guard.has_wishes
-        or guard.chooses_decodes
-        or guard.hears_of_steps
+        or policy_calls.acts_on_running
+        or policy_calls.chooses_decodes
+        or policy_calls.hears_of_steps
         or (books.has_precedences and (books.stopped_at is not None or books.num_waiting))
-        or (books.has_news and guard.hears_of_arrivals)
+        or (books.has_news and policy_calls.hears_of_arrivals)
         or len(books.running) > scheduler.max_num_batched_tokens
         or memory.copies
         # Its own strategy is told of ticks, of which there are fewer.
@@ -90,8 +90,8 @@ def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
             (sequence.first_token_seconds is None and not _is_about_to_answer(sequence))
             or lease.computed != sequence.num_known + sequence.pending - 1
             or sequence.paused
-            or sequence.guided
-            or sequence.unborn
+            or sequence.constrained
+            or sequence.pending_samples
             or lease.shares_partial_page
             or len(lease.page_table.page_ids) > -(-lease.computed // page_size)
         ):
@@ -132,7 +132,7 @@ def _extend(sequence: SequenceState, token_id: int, count: int) -> None:
     sequence.num_known = after
 
 
-def _pass_steps(books: Books, count: int) -> None:
+def _pass_steps(books: SchedulerState, count: int) -> None:
     """Launch `count` steps more and complete as many. Nothing is left for the next plan to carry.
     The entries in flight are written afterwards."""
     books.launched += count
@@ -203,7 +203,7 @@ class DecodePass:
         many pages as each step takes, free or to be evicted as far as it may.
         """
         scheduler, books, memory = self.scheduler, self.scheduler.books, self.scheduler.memory
-        scheduler.guard.begin_step()
+        scheduler.policy_calls.begin_step()
         books.tell_arrivals()
         books.stopped_at = None if self._head is None else self._head.sequence
         last = self.first_step + count - 1

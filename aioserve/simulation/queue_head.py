@@ -13,26 +13,26 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.kv.pages import pages_for_each
-from aioserve.scheduling.books import Books
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.state import SchedulerState
 
 __all__ = ["QueueHead", "head_of_queue"]
 
 STEPS_AT_ONCE = 64
 
 
-def head_of_queue(books: Books, reserve: OutputReserve) -> QueueHead | None:
+def head_of_queue(books: SchedulerState, reserve: OutputReserve) -> QueueHead | None:
     """The head of the queue, if nobody is asked who starts, and pages are all that it may lack:
-    fewer run than may, and none of them has unborn samples."""
-    guard, memory = books.guard, books.memory
+    fewer run than may, and none of them has pending samples."""
+    policy_calls, memory = books.policy_calls, books.memory
     head = books.waiting[0]
     if (
-        guard.chooses_who_starts
-        or guard.reserves
+        policy_calls.chooses_who_starts
+        or policy_calls.reserves
         or books.has_precedences
         or head.is_held
-        or head.unborn
+        or head.pending_samples
         or head.num_cacheable is not None
         # What is on the host would be copied back, into pages to be found for it.
         or memory.host_pool is not None
@@ -99,7 +99,7 @@ class QueueHead:
 def _pages_ahead(
     reserve: OutputReserve, known: npt.NDArray[np.int64], longest: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """`reserve.pages_ahead` for sequences that share no page in part and have no unborn samples, by
+    """`reserve.pages_ahead` for sequences without pending samples that share no page in part, by
     the tokens that they know, pending ones included, and may have."""
     ahead = np.minimum(known + reserve.horizon_tokens, longest)
     size = reserve.page_size

@@ -234,7 +234,7 @@ class _Run:
             counters.tokens_prefilled,
             counters.tokens_cached,
             counters.preemptions,
-            self.scheduler.guard.faults_total,
+            self.scheduler.policy_calls.faults_total,
             # Rounded, the mean of what was always the same may be above it.
             min(self.page_seconds / (self.busy_seconds or 1), self.pages_held_max),
             self.pages_held_max,

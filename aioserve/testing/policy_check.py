@@ -25,7 +25,7 @@ from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import pages_for
 from aioserve.plugins import check_policy_object
 from aioserve.request import Request, SamplingParams
-from aioserve.scheduling import guard
+from aioserve.scheduling import policy_calls
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
@@ -216,8 +216,8 @@ class _Run:
                     plans.append((*_work(plan), plan.preempted))
                 if (due := pipeline.due) is not None:
                     self._finish(pipeline, due, step * STEP_SECONDS)
-                if self.scheduler.guard.last_fault is not None:
-                    raise AssertionError(self.scheduler.guard.last_fault)
+                if self.scheduler.policy_calls.last_fault is not None:
+                    raise AssertionError(self.scheduler.policy_calls.last_fault)
                 if not (self.todo or pipeline.in_flight or self.scheduler.books.sequences):
                     break
             else:
@@ -374,8 +374,8 @@ def _quiet() -> Iterator[None]:
     def drop(record: object) -> bool:
         return False
 
-    guard.logger.addFilter(drop)
+    policy_calls.logger.addFilter(drop)
     try:
         yield
     finally:
-        guard.logger.removeFilter(drop)
+        policy_calls.logger.removeFilter(drop)

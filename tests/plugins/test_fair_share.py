@@ -132,7 +132,7 @@ def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, we
                 assert lead <= max(first.setdefault(pair, lead), LEAD) + slack
             else:
                 first.pop(pair, None)
-    assert bench.scheduler.guard.faults_total == 0
+    assert bench.scheduler.policy_calls.faults_total == 0
 
 
 ticks = st.lists(
@@ -170,7 +170,7 @@ def test_all_end_and_none_is_kept_although_readers_stop_and_memory_is_short(todo
         bench.scheduler.resume(sequence_id)
     while bench.sequences:
         bench.step()
-    assert bench.scheduler.guard.faults_total == 0
+    assert bench.scheduler.policy_calls.faults_total == 0
     assert [policy._live, policy._charged, policy._longest] == [{}, {}, {}]
     assert policy._counters.keys() <= policy._idle.keys()
 
@@ -410,7 +410,7 @@ def test_what_the_cache_saved_is_not_charged_and_generated_tokens_are():
     bench = Bench(policy=FairShare(), max_num_seqs=1, prefix_caching=True)
     bench.submit([7] * 17, 1, tenant="a")
     bench.run()
-    policy = bench.scheduler.guard.policy
+    policy = bench.scheduler.policy_calls.policy
     assert isinstance(policy, FairShare)
     assert policy._counters["a"] == 17 + 2
     bench.submit([7] * 17, 3, tenant="b")
@@ -423,7 +423,7 @@ def test_further_samples_share_the_charge_for_their_prompt():
     bench = Bench(policy=FairShare())
     bench.submit_all(9, 2, n=3, tenant="a")
     bench.run()
-    policy = bench.scheduler.guard.policy
+    policy = bench.scheduler.policy_calls.policy
     assert isinstance(policy, FairShare)
     assert policy._counters["a"] == 9 + 2 * 2 * 3
 

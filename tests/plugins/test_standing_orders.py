@@ -105,7 +105,7 @@ def test_so_it_is_in_a_deep_queue(name: str, seed: int) -> None:
         plan = bench.scheduler.plan(0.0)
         if plan is not None:
             bench.commit(plan)
-    assert bench.scheduler.guard.last_fault is None
+    assert bench.scheduler.policy_calls.last_fault is None
 
 
 # -- the parts

@@ -33,17 +33,17 @@ from aioserve.kv import (
 from aioserve.request import FinishReason
 from aioserve.scheduling import (
     account,
-    books,
-    displacement,
-    guard,
     pins,
     planner,
+    policy_calls,
     pooling,
+    priority_preemption,
     reserve,
     room,
     scheduler,
     sequence,
     slots,
+    state,
     updates,
     view,
     view_maker,
@@ -58,8 +58,17 @@ from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench
 from tests.scheduling.request_model import RequestModel
 
-MODULES = (planner, scheduler, books, slots, sequence, reserve, room, memory, lease, page_table)
-MODULES += (guard, view, account, displacement, pooling, page_pool, pages, prefix_tree)
+MODULES = (planner, scheduler, state, slots, sequence, reserve, room, memory, lease, page_table)
+MODULES += (
+    policy_calls,
+    view,
+    account,
+    priority_preemption,
+    pooling,
+    page_pool,
+    pages,
+    prefix_tree,
+)
 MODULES += (pins, view_maker, waiting_queue, claims, copies, swapping, usage, plan)
 FILES = {module.__file__ for module in MODULES}
 

@@ -20,7 +20,7 @@ class Sequence:
         self.view: str = f"view {sequence_id}"
         self.phase = Phase.WAITING
         self.paused: bool = False
-        self.guided = self.is_held = guided
+        self.constrained = self.is_held = guided
 
 
 class QueueMachine(RuleBasedStateMachine):

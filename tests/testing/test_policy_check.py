@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from aioserve import SchedulingPolicy, Verdict
-from aioserve.scheduling.guard import WAYS_TO_PREEMPT
+from aioserve.scheduling.policy_calls import WAYS_TO_PREEMPT
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan

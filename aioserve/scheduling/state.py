@@ -5,8 +5,8 @@
                  └────begin_again───┘
 
 The verbs here are the only ways along these arrows. A request for several samples of one prompt is
-as many sequences. The first runs, the others are unborn: they fork off, with its pages, in the step
-that has computed the prompt.
+as many sequences. The first runs, the others are pending: they fork off, with its pages, in the
+step that has computed the prompt.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from aioserve.kv.page_pool import NO_STEP
 from aioserve.kv.recovery import recover
 from aioserve.request import Request
 from aioserve.scheduling.account import RequestAccount
-from aioserve.scheduling.guard import PolicyGuard
 from aioserve.scheduling.pins import PinnedPrefixes
+from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.sequence import NO_SLOT, Phase, Run, SequenceState
 from aioserve.scheduling.slots import SlotPool
 from aioserve.scheduling.updates import SchedulerCounters
@@ -35,7 +35,7 @@ from aioserve.scheduling.view import RequestView
 from aioserve.scheduling.waiting_queue import WaitingQueue, place_of
 from aioserve.steps.plan import WorkItem
 
-__all__ = ["SLOTS_PER_SEQUENCE", "Books", "Entry"]
+__all__ = ["SLOTS_PER_SEQUENCE", "Entry", "SchedulerState"]
 
 SLOTS_PER_SEQUENCE = 2
 """Slots of ended sequences stay fenced for a step; with spare ones, successors need not wait."""
@@ -47,16 +47,16 @@ Entry = tuple[Run, WorkItem, npt.NDArray[np.int32]]
 row of an item, in order, or one for an item without rows."""
 
 
-class Books:
+class SchedulerState:
     """Owns every sequence and, through its memory, every page. Tells the policy who came and
     went."""
 
-    def __init__(self, memory: KVMemory, guard: PolicyGuard, *, max_num_seqs: int) -> None:
+    def __init__(self, memory: KVMemory, policy_calls: PolicyCalls, *, max_num_seqs: int) -> None:
         self.memory = memory
-        self.guard = guard
+        self.policy_calls = policy_calls
         self.max_num_seqs = max_num_seqs
         self.counters: SchedulerCounters = SchedulerCounters()
-        self.pins: PinnedPrefixes = PinnedPrefixes(memory, guard)
+        self.pins: PinnedPrefixes = PinnedPrefixes(memory, policy_calls)
         self.slots: SlotPool = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
         self.launched: int = NO_STEP
         """Number of the last step planned; `memory.pool.done_step` is the last one done."""
@@ -67,7 +67,7 @@ class Books:
         self.running: list[SequenceState] = []
         self.stopped_at: SequenceState | None = None
         """The next to start, which the last plan had no room for."""
-        self.owed: dict[SequenceState, int] = {}
+        self.reserved_next_page: dict[SequenceState, int] = {}
         """Running sequences for whose next page others were preempted, with the tokens that they
         had computed then: kept where the policy chooses who decodes."""
         self.has_precedences: bool = False
@@ -125,7 +125,7 @@ class Books:
             for sample in range(request.num_samples)
         ]
         self._last_id += len(family)
-        first.unborn = others
+        first.pending_samples = others
         for sequence in family:
             self.sequences[sequence.sequence_id] = sequence
             sequence.view = RequestView(sequence, self.memory)
@@ -134,18 +134,20 @@ class Books:
         return tuple(s.sequence_id for s in family)
 
     def start(self, sequence: SequenceState) -> None:
-        """A waiting sequence has its pages, and gets slots, as its unborn samples do."""
-        for one in (sequence, *sequence.unborn):
+        """A waiting sequence has its pages, and gets slots, as its pending samples do."""
+        for one in sequence.family:
             one.take_slot(self.slots.acquire(one.request, one.seed, one.known_ids))
         sequence.phase = Phase.RUNNING
         sequence.num_displaced = 0
         self._queue.remove(sequence)
         insort(self.running, sequence, key=_by_arrival)
 
-    def bear(self, parent: SequenceState, step: int, written_step: int) -> list[SequenceState]:
-        """The unborn samples of a prompt that `step` has computed, and steps up to `written_step`
+    def fork_samples(
+        self, parent: SequenceState, step: int, written_step: int
+    ) -> list[SequenceState]:
+        """The pending samples of a prompt that `step` has computed, and steps up to `written_step`
         before it, run from now on: each waits for a token of its own."""
-        children, parent.unborn = parent.unborn, []
+        children, parent.pending_samples = parent.pending_samples, []
         for child in children:
             self.memory.fork(parent.lease, child.lease, written_step, step)
             self.announce([child])
@@ -178,32 +180,32 @@ class Books:
             self._queue.hold(sequence)
 
     def end(self, sequences: Iterable[SequenceState], *, publish: bool = True) -> None:
-        """Forget sequences, and the unborn samples that depend on them. Where `publish` is set,
+        """Forget sequences, and the pending samples that depend on them. Where `publish` is set,
         others may find what they computed."""
         sequences = list(sequences)
         self.tell_arrivals()
-        known = tuple(self.view(s) for s in sequences if s.phase is not Phase.UNBORN)
+        known = tuple(self.view(s) for s in sequences if s.phase is not Phase.PENDING_SAMPLE)
         for sequence in sequences:
             if sequence.phase is Phase.RUNNING:
                 del self.running[place_of(self.running, sequence)]
                 if publish:
                     self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
-                    if self.guard.pins:
+                    if self.policy_calls.pins:
                         self.pins.ask_to_pin(sequence)
-            elif sequence.phase is Phase.UNBORN:
-                self._parent_of(sequence).unborn.remove(sequence)
+            elif sequence.phase is Phase.PENDING_SAMPLE:
+                self._parent_of(sequence).pending_samples.remove(sequence)
             self._give_back(sequence)
             self.memory.forget_swapped(sequence.lease)
             self._strike_out(sequence)
         if known:
-            self.guard.finished(known)
+            self.policy_calls.finished(known)
 
     def lose(self, sequences: Iterable[SequenceState], last_step: int) -> None:
         """Strike out sequences whose entries may be wrong, because something was raised in the
         middle of a change, and take back whatever nobody else has. Step `last_step` may be the
         last to touch it."""
         sequences = list(sequences)
-        views = [self.view(s) for s in sequences if s.phase is not Phase.UNBORN]
+        views = [self.view(s) for s in sequences if s.phase is not Phase.PENDING_SAMPLE]
         known = tuple(view for view in views if view not in self._arrived)
         # Of those that the policy hasn't heard of it hears nothing at all.
         unheard = [self.view(s) for s in sequences]
@@ -216,27 +218,27 @@ class Books:
         self.slots.recover([s.slot for s in left if s.slot != NO_SLOT], last_step)
         recover(self.memory, [*(s.lease for s in left), *self.pins.leases], last_step)
         if known:
-            self.guard.finished(known)
+            self.policy_calls.finished(known)
 
     def _strike_out(self, sequence: SequenceState) -> None:
         if sequence.phase is Phase.WAITING:
             self._queue.end(sequence)
-        for one in (sequence, *sequence.unborn):
+        for one in sequence.family:
             self.sequences.pop(one.sequence_id, None)
             one.phase = Phase.FINISHED
             one.slot = NO_SLOT
-        sequence.unborn = []
+        sequence.pending_samples = []
 
     def _parent_of(self, child: SequenceState) -> SequenceState:
         for parent in (*self.running, *self.waiting):
-            if child in parent.unborn:
+            if child in parent.pending_samples:
                 return parent
         raise InvariantError(f"{child} has no parent among those that run and wait")
 
     def _give_back(self, sequence: SequenceState) -> None:
         """Return pages and slots, fenced by the last step of the sequence."""
         self.memory.leave(sequence.lease)
-        for one in (sequence, *sequence.unborn):
+        for one in sequence.family:
             if one.slot != NO_SLOT:
                 self.slots.release(one.slot, one.lease.last_step)
                 one.slot = NO_SLOT
@@ -280,9 +282,9 @@ class Books:
     def tell_arrivals(self) -> None:
         if self._arrived:
             arrived, self._arrived = tuple(self._arrived), []
-            self.guard.arrived(arrived)
+            self.policy_calls.arrived(arrived)
             for view in arrived:
-                precedence = self.guard.precedence(view)
+                precedence = self.policy_calls.precedence(view)
                 self.sequence_of(view).precedence = precedence
                 self._most_waiting = max(self._most_waiting, precedence)
                 self.has_precedences |= precedence != 0

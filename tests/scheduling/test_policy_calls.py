@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.scheduling import guard as guard_module
-from aioserve.scheduling.guard import PolicyGuard
+from aioserve.scheduling import policy_calls as guard_module
 from aioserve.scheduling.policy import Refusal, SchedulingPolicy, Verdict
+from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.view import RequestView
 from tests.plugin_system.hostile import ERRORS, TOUCHES, HostileText, contained, hostile
 from tests.scheduling.test_scheduler import Bench, work
@@ -74,7 +74,7 @@ def test_nonsense_is_logged_once_and_first_come_first_served_decides(
     (record,) = caplog.records
     assert "Odd" in record.getMessage()
     assert message in record.getMessage()
-    assert bench.scheduler.guard.faults_total == 1
+    assert bench.scheduler.policy_calls.faults_total == 1
 
 
 def test_a_policy_that_failed_is_asked_again_in_the_next_step(caplog):
@@ -92,7 +92,7 @@ def test_a_policy_that_failed_is_asked_again_in_the_next_step(caplog):
     assert work(bench.plan()) == [(a, 0, 3)]
     bench.scheduler.finish(a)
     assert work(bench.plan()) == [(c, 0, 3)]
-    assert bench.scheduler.guard.faults_total == 1
+    assert bench.scheduler.policy_calls.faults_total == 1
 
 
 def test_a_policy_that_always_fails_does_not_fill_the_log(caplog):
@@ -101,7 +101,7 @@ def test_a_policy_that_always_fails_does_not_fill_the_log(caplog):
     for _ in range(100):
         bench.submit(2, 1)
         bench.step()
-    assert bench.scheduler.guard.faults_total == 100
+    assert bench.scheduler.policy_calls.faults_total == 100
     numbers = [record.getMessage().split("(fault ")[1].rstrip(")") for record in caplog.records]
     assert numbers == [*map(str, range(1, 11)), "16", "32", "64"]
 
@@ -141,7 +141,7 @@ def test_nobody_gives_way_where_a_policy_says_nonsense(answer, message, caplog):
         assert bench.step()
     assert bench.scheduler.counters.preemptions == 0
     assert message in caplog.text
-    assert bench.scheduler.guard.faults_total == 2
+    assert bench.scheduler.policy_calls.faults_total == 2
     bench.run()
 
 
@@ -188,7 +188,7 @@ def test_an_answer_that_raises_when_it_is_looked_at_is_one_fault(touches, error,
         bench.commit(plan)
         bench.step()
         assert bench.plan().preempted == (b,)
-        guard = bench.scheduler.guard
+        guard = bench.scheduler.policy_calls
         assert guard.faults_total == 1
         assert str(guard.last_fault).startswith(f"scheduling policy Odd: {question} ")
 
@@ -204,7 +204,7 @@ def test_an_exception_that_raises_when_it_is_looked_at_is_one_fault(question, er
     bench.submit(3, max_tokens=1)
     (end,) = bench.step()
     assert end.finish_reason is not None
-    assert bench.scheduler.guard.faults_total == 1
+    assert bench.scheduler.policy_calls.faults_total == 1
 
 
 def raise_it(error):
@@ -220,7 +220,7 @@ def test_a_refusal_is_made_anew_of_plain_values():
         def reason(self):
             return HostileText("closed")
 
-    guard = PolicyGuard(answering("admit", Mine("open")))
+    guard = PolicyCalls(answering("admit", Mine("open")))
     answer = guard.admit(None, None)  # pyright: ignore[reportArgumentType]
     kind, kind_of_reason = type(answer), type(answer.reason)  # pyright: ignore[reportAttributeAccessIssue]
     assert (kind, kind_of_reason) == (Refusal, str)
@@ -231,7 +231,7 @@ def test_an_object_that_only_says_that_it_is_a_verdict_is_none():
     class Lie:
         __class__ = Verdict  # pyright: ignore[reportAssignmentType]
 
-    guard = PolicyGuard(answering("admit", Lie()))
+    guard = PolicyCalls(answering("admit", Lie()))
     assert guard.admit(None, None) is Verdict.NOW  # pyright: ignore[reportArgumentType]
     assert guard.faults_total == 1
 
@@ -248,7 +248,7 @@ def test_a_policy_whose_attributes_come_to_raise_is_replaced_in_each_step():
     broken = True
     ids = [bench.submit(4, 4) for _ in range(2)]
     assert list(bench.run()) == ids
-    assert bench.scheduler.guard.faults_total == bench.scheduler.counters.steps
+    assert bench.scheduler.policy_calls.faults_total == bench.scheduler.counters.steps
 
 
 def test_a_policy_that_failed_still_hears_of_every_end():
@@ -276,7 +276,7 @@ def test_an_interrupt_is_no_answer_of_the_policys(question, caplog):
     bench.submit(3)
     with pytest.raises(KeyboardInterrupt):
         bench.plan()
-    assert bench.scheduler.guard.faults_total == 0
+    assert bench.scheduler.policy_calls.faults_total == 0
     assert not caplog.records
 
 
@@ -336,7 +336,7 @@ def test_an_order_holds_up_to_its_first_fault_and_the_rest_follows_by_arrival(
             break
         expected.append(index)
 
-    guard = PolicyGuard(answering("order", [requests[index] for index in answer]))
+    guard = PolicyCalls(answering("order", [requests[index] for index in answer]))
     with mock.patch.object(guard_module, "MOST_SEARCHES", most_searches):
         order = guard.order(requests[:num_waiting], None)  # pyright: ignore[reportArgumentType]
         assert [requests.index(request) for request in order] == expected

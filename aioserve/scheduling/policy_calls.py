@@ -18,7 +18,7 @@ from aioserve.isolation import Guard, NotAnAnswer, PluginFault, shown
 from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 
-__all__ = ["PolicyGuard"]
+__all__ = ["PolicyCalls"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ MOST_SEARCHES = 64
 WAYS_TO_PREEMPT: tuple[Preemption, ...] = ("auto", "swap", "recompute")
 
 
-class PolicyGuard(Guard):
+class PolicyCalls(Guard):
     """Stands between the scheduler and one policy; its answers can be used as they are.
 
     A policy has at most one fault a step: `faults_total` counts steps in which it had one.
@@ -54,7 +54,7 @@ class PolicyGuard(Guard):
         self.drops: bool = _overrides(policy, "drop")
         self.pins: bool = _overrides(policy, "pin")
         self.victim_of_any_age: bool = bool(policy.victim_of_any_age)
-        self.has_wishes: bool = self.preempts or self.drops or self.pins
+        self.acts_on_running: bool = self.preempts or self.drops or self.pins
         # Looked up by nothing of the policy's own, which may raise.
         self._attributes: Mapping[str, object] = object.__getattribute__(policy, "__dict__")
         self._failed = False

@@ -8,8 +8,8 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioserve.scheduling.displacement import who_gives_way
 from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.priority_preemption import who_gives_way
 from aioserve.scheduling.room import Room
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.view import SchedulerView
@@ -61,7 +61,7 @@ def test_a_policy_that_gives_no_precedence_displaces_nobody():
     bench.step()
     bench.submit(4, 4, priority=9)
     serve(bench)
-    assert bench.scheduler.counters.preemptions == bench.scheduler.guard.faults_total == 0
+    assert bench.scheduler.counters.preemptions == bench.scheduler.policy_calls.faults_total == 0
 
 
 def test_the_seat_is_free_in_the_step_after_and_whoever_gave_way_comes_back_first():
@@ -232,7 +232,7 @@ def has_room(bench: Bench, sequence: SequenceState, leaving: set[int]) -> bool:
     taken = set(claim.match.page_ids.tolist()).union(*(s.lease.page_ids.tolist() for s in others))
     free = memory.pool.num_pages - len(taken) - claim.num_new_pages
     ahead = reserve.total([sequence, *(s for s in others if not s.paused)]) if others else 0
-    seats = sum(1 + len(s.unborn) for s in [sequence, *others])
+    seats = sum(1 + len(s.pending_samples) for s in [sequence, *others])
     return free >= ahead and seats <= books.max_num_seqs
 
 
@@ -295,7 +295,7 @@ def test_those_who_give_way_are_enough_and_none_of_them_was_spare(
         assert ids <= set(plan.preempted)
         bench.commit(plan)
     serve(bench)
-    assert scheduler.guard.faults_total == 0
+    assert scheduler.policy_calls.faults_total == 0
 
 
 def test_one_that_is_preempted_counts_among_those_that_wait_above_others():

@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from aioserve.scheduling.books import Books
 from aioserve.scheduling.room import Room
 from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.state import SchedulerState
 from aioserve.scheduling.view import SchedulerView
 
 __all__ = ["by_precedence", "lowest_precedence", "who_gives_way"]
@@ -29,7 +29,7 @@ def by_precedence(sequence: SequenceState) -> tuple[int, int]:
     return -sequence.precedence, sequence.sequence_id
 
 
-def lowest_precedence(books: Books) -> float:
+def lowest_precedence(books: SchedulerState) -> float:
     """Of those that run: one that waits with a greater may displace somebody."""
     if not books.has_precedences:  # all are equal
         return math.inf
@@ -37,7 +37,7 @@ def lowest_precedence(books: Books) -> float:
 
 
 def who_gives_way(
-    books: Books, sequence: SequenceState, room: Room, view: SchedulerView
+    books: SchedulerState, sequence: SequenceState, room: Room, view: SchedulerView
 ) -> Sequence[SequenceState]:
     """Running sequences, in the policy's order, without which a waiting one has its seats and its
     pages, now or after the steps in flight. Nobody, if it has them anyway or not even so."""
@@ -45,12 +45,12 @@ def who_gives_way(
     if not candidates:
         return ()
     left = room.without(sequence)
-    if books.guard.reserves:
-        left.keep(books.guard.reserve(sequence.view, books.memory.pool.num_pages, view))
+    if books.policy_calls.reserves:
+        left.keep(books.policy_calls.reserve(sequence.view, books.memory.pool.num_pages, view))
     books.pins.make_room(left.num_pages_wanted)
     if left.suffices:
         return ()
-    named = books.guard.displaces(sequence.view, [s.view for s in candidates], view)
+    named = books.policy_calls.displaces(sequence.view, [s.view for s in candidates], view)
     leaving: list[SequenceState] = []
     for chosen in map(books.sequence_of, named):
         leaving.append(chosen)
@@ -69,6 +69,6 @@ def who_gives_way(
     return leaving if within else ()
 
 
-def _candidates(books: Books, sequence: SequenceState) -> list[SequenceState]:
+def _candidates(books: SchedulerState, sequence: SequenceState) -> list[SequenceState]:
     lower = [s for s in books.running if s.precedence < sequence.precedence]
     return [s for s in lower if not s.exhausted]  # the others end by themselves

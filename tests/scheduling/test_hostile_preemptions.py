@@ -19,7 +19,7 @@ from aioserve.scheduling.view import Pin
 from aioserve.testing.fake_device import expected_tokens
 from tests.plugin_system.hostile import ERRORS, TOUCHES, HostileText, contained, hostile
 from tests.scheduling.bench import Bench
-from tests.scheduling.test_guard import answering
+from tests.scheduling.test_policy_calls import answering
 
 PROMPTS = [[20 * i + j for j in range(9)] for i in range(3)]
 MAX_TOKENS = 7
@@ -103,10 +103,10 @@ def test_nonsense_is_one_fault_a_step_and_everybody_is_served(question, answer, 
     bench = Bench(policy=answering(question, answer), prefix_caching=True)
     with caplog.at_level(logging.ERROR):
         served(bench)
-    guard = bench.scheduler.guard
-    assert 1 <= guard.faults_total <= bench.scheduler.counters.steps + 1
-    assert f"scheduling policy Odd: {question} " in str(guard.last_fault)
-    assert said in str(guard.last_fault)
+    policy_calls = bench.scheduler.policy_calls
+    assert 1 <= policy_calls.faults_total <= bench.scheduler.counters.steps + 1
+    assert f"scheduling policy Odd: {question} " in str(policy_calls.last_fault)
+    assert said in str(policy_calls.last_fault)
     assert bench.scheduler.counters.preemptions == 0
 
 
@@ -118,7 +118,7 @@ def test_pins_stay_where_a_policy_names_them_in_nonsense(pins):
     for _ in range(2):
         bench.submit(8, 1)
         bench.run()
-    assert str(bench.scheduler.guard.last_fault).startswith("scheduling policy Odd: unpin ")
+    assert str(bench.scheduler.policy_calls.last_fault).startswith("scheduling policy Odd: unpin ")
     assert [pin.published for pin in bench.scheduler.books.pins.leases] == [2]
 
 
@@ -140,7 +140,7 @@ def test_an_answer_that_raises_when_it_is_looked_at_harms_nobody(touches, error)
     for question, method in asked.items():
         bench = Bench(policy=answering(question, method), prefix_caching=True)
         served(bench)
-        assert str(bench.scheduler.guard.last_fault).startswith(
+        assert str(bench.scheduler.policy_calls.last_fault).startswith(
             f"scheduling policy Odd: {question} "
         )
 
@@ -155,7 +155,7 @@ def test_a_way_to_preempt_is_made_anew_of_a_plain_str():
     policy = answering("preempt", lambda running, view: [Preempt(r, way) for r in running])
     bench = Bench(policy=policy, num_host_pages=32)
     served(bench)
-    assert bench.scheduler.guard.faults_total == 0
+    assert bench.scheduler.policy_calls.faults_total == 0
     assert bench.memory.counters.pages_swapped_out > 0
 
 
@@ -207,7 +207,7 @@ def ill_willed(draw: st.DrawFn) -> SchedulingPolicy:
 def test_everybody_is_served_by_a_policy_of_ill_will(policy, **options):
     bench = Bench(policy=policy, **options)
     served(bench, [*PROMPTS, PROMPTS[0]])
-    assert bench.scheduler.guard.faults_total == 0
+    assert bench.scheduler.policy_calls.faults_total == 0
 
 
 def test_one_is_dropped_once_whatever_else_is_wished_of_it():

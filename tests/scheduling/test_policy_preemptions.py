@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aioserve.request import FinishReason
 from aioserve.scheduling.pins import PINNED_SHARE
 from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
-from aioserve.scheduling.sequence import MAX_FRUITLESS
+from aioserve.scheduling.sequence import MAX_POLICY_PREEMPTIONS
 from aioserve.testing.fake_device import expected_tokens
 from tests.scheduling.bench import Bench, work
 
@@ -149,12 +149,16 @@ def test_one_is_preempted_at_a_wish_only_so_often_for_each_token():
     policy = Preempts(preempt=lambda running, view: running)
     bench = Bench(policy=policy, max_num_batched_tokens=16)
     bench.submit(40, 3)
-    for _ in range(3 * 3 * (MAX_FRUITLESS + 2)):
+    for _ in range(3 * 3 * (MAX_POLICY_PREEMPTIONS + 2)):
         if not bench.sequences:
             break
         bench.step()
     assert not bench.sequences
-    assert MAX_FRUITLESS <= bench.scheduler.counters.preemptions <= 3 * (MAX_FRUITLESS + 1)
+    assert (
+        MAX_POLICY_PREEMPTIONS
+        <= bench.scheduler.counters.preemptions
+        <= 3 * (MAX_POLICY_PREEMPTIONS + 1)
+    )
 
 
 def test_candidates_for_preemption_are_those_that_will_not_end_by_themselves():

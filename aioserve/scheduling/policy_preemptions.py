@@ -1,0 +1,85 @@
+"""What a policy may have done to running sequences, and how far: who is dropped, preempted or
+unpinned, and who decodes.
+
+Every run ends, whatever the policy says. A planned step computes a token at least, so there are
+endlessly many steps only where tokens are computed again endlessly often, after preemptions. There
+are two kinds of preemption. The policy may preempt a sequence `MAX_POLICY_PREEMPTIONS` times for
+each token that it comes to know, and completions are finite. A sequence is preempted for the page
+of another only if that one is ahead of it in the order of precedence and age, and that one gets the
+page: its next token is reserved, whatever the policy chooses. So the first in this order, which
+only the policy preempts, takes finitely many pages; the second is preempted finitely often for
+these and takes finitely many; and so on to the last. Where nothing is chosen and nothing is in
+flight, one sequence goes on without a question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from aioserve.scheduling.policy import Refusal
+from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.state import SchedulerState
+from aioserve.scheduling.view import SchedulerView
+from aioserve.scheduling.view_maker import ViewMaker
+
+__all__ = ["Granting", "chosen_decodes", "preempt_for_policy"]
+
+
+class Granting(Protocol):
+    """What is needed here of the planner of a step."""
+
+    step: int
+    working_on: SequenceState | None
+    reject: Callable[[SequenceState, Refusal | None], None]
+    views: ViewMaker
+
+
+def preempt_for_policy(books: SchedulerState, planner: Granting) -> set[SequenceState]:
+    """Drop, preempt and unpin before a step is planned; those preempted, who don't start in it."""
+    policy_calls = books.policy_calls
+    if policy_calls.pins and books.pins:
+        books.pins.ask_to_unpin(planner.views.view())
+    if policy_calls.drops and books.running:
+        _drop(books, planner)
+    if not policy_calls.preempts or not books.running:
+        return set()
+    candidates = [s.view for s in books.running if s.may_be_taken and not s.exhausted]
+    taken: set[SequenceState] = set()
+    for one in policy_calls.preempt(candidates, planner.views.view()) if candidates else ():
+        sequence = books.sequence_of(one.request)
+        planner.working_on = sequence
+        sequence.count_taken()
+        books.preempt(sequence, planner.step, one.how)
+        taken.add(sequence)
+    planner.working_on = None
+    return taken
+
+
+def _drop(books: SchedulerState, planner: Granting) -> None:
+    view = planner.views.view()
+    for sequence in list(books.running):
+        if sequence.phase is not Phase.RUNNING or sequence.exhausted:
+            continue
+        refusal = books.policy_calls.drop(sequence.view, view)
+        if refusal is not None:
+            planner.working_on = sequence
+            planner.reject(sequence, refusal)
+            planner.working_on = None
+
+
+def chosen_decodes(
+    books: SchedulerState, ready: list[SequenceState], view: SchedulerView
+) -> list[SequenceState]:
+    """Sequences that get a token, in the policy's order: first those that have one reserved."""
+    books.reserved_next_page = {
+        s: computed
+        for s, computed in books.reserved_next_page.items()
+        if s.phase is Phase.RUNNING and s.lease.computed <= computed
+    }
+    named = books.policy_calls.decode([s.view for s in ready], view)
+    first = [s for s in ready if s in books.reserved_next_page]
+    return [
+        *first,
+        *(s for s in map(books.sequence_of, named) if s not in books.reserved_next_page),
+    ]
