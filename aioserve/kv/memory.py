@@ -26,7 +26,7 @@ from aioserve.kv.eviction import Eviction
 from aioserve.kv.lease import KVLease, SwappedPages
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import capacity_tokens, pages_for
+from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, tokens_in_part
 from aioserve.kv.prefix_tree import NO_RECEIPT, PrefixTree
 from aioserve.kv.swapping import Swapping
 from aioserve.kv.usage import KVUsage
@@ -216,7 +216,7 @@ class KVMemory:
         if lease.receipt != NO_RECEIPT:
             child.receipt = self._tree.fork(lease.receipt)
             child.published = lease.published
-        if lease.computed % self.page_size:
+        if tokens_in_part(lease.computed, self.page_size):
             lease.shares_partial_page = child.shares_partial_page = True
 
     # -- a lease grows and shrinks
@@ -255,7 +255,8 @@ class KVMemory:
         if pages is None:
             return False
         if copies:
-            index, offset = divmod(lease.computed, self.page_size)
+            index = full_pages(lease.computed, self.page_size)
+            offset = tokens_in_part(lease.computed, self.page_size)
             shared = lease.page_ids[index : index + 1]
             self._copies.on_device(shared, pages[:1], offset)
             lease.page_table = lease.page_table.replaced(index, pages[:1])
@@ -270,7 +271,7 @@ class KVMemory:
         return max(0, whole - len(lease.page_table))
 
     def _partial_page(self, lease: KVLease) -> int:
-        return int(lease.page_ids[lease.computed // self.page_size])
+        return int(lease.page_ids[full_pages(lease.computed, self.page_size)])
 
     def _must_copy(self, lease: KVLease) -> bool:
         if not lease.shares_partial_page:
@@ -316,7 +317,7 @@ class KVMemory:
         lease.cached = min(lease.cached, num_tokens)
         lease.borrowed = min(lease.borrowed, num_tokens)
         # Whole pages are never written again; of the others one may have become the partial one.
-        lease.shares_partial_page = num_tokens % self.page_size > 0
+        lease.shares_partial_page = tokens_in_part(num_tokens, self.page_size) > 0
         self.pool.release(rest, lease.last_step)
 
     def publish(self, lease: KVLease, token_ids: TokenIds, *, leaving: bool = False) -> None:
@@ -325,7 +326,7 @@ class KVMemory:
         Called when the step that computes them has their numbers. Where the tree has a run already,
         later steps of the sequence read the tree's pages, and its own come back.
         """
-        full = min(lease.computed, len(token_ids)) // self.page_size
+        full = full_pages(min(lease.computed, len(token_ids)), self.page_size)
         first = lease.published
         if full <= first or self.tree is None:
             return

@@ -10,7 +10,7 @@ imports nothing else of the package, so every folder may use it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,11 @@ __all__ = [
     "pages_for_each",
     "token_location",
     "token_locations",
+    "tokens_in_part",
 ]
+
+
+Count = TypeVar("Count", int, npt.NDArray[np.int64])
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -35,16 +39,19 @@ def pages_for(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
 
 
-def pages_for_each(
-    counts: npt.NDArray[np.integer[Any]], page_size: int
-) -> npt.NDArray[np.integer[Any]]:
-    """`pages_for` of each of an array of numbers from 0 on."""
+def pages_for_each(counts: Count, page_size: int) -> Count:
+    """`pages_for` of each of an array of numbers from 0 on, or of one, without a check."""
     return -(-counts // page_size)
 
 
 def full_pages(num_tokens: int, page_size: int) -> int:
     """Pages that `num_tokens` tokens fill to the end: the index of the page of the next token."""
     return num_tokens // page_size
+
+
+def tokens_in_part(num_tokens: int, page_size: int) -> int:
+    """Tokens of `num_tokens` that are in a page which they don't fill: the offset of the next."""
+    return num_tokens % page_size
 
 
 def capacity_tokens(num_pages: int, page_size: int) -> int:

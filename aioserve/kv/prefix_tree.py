@@ -15,6 +15,7 @@ import numpy.typing as npt
 from aioserve import _native
 from aioserve.kv.eviction import Eviction, GuardedStrategy
 from aioserve.kv.page_pool import PagePool
+from aioserve.kv.pages import full_pages
 
 __all__ = ["EVICTION_STRATEGIES", "NO_RECEIPT", "Evicted", "Match", "PrefixTree", "TreeNode"]
 
@@ -188,7 +189,7 @@ class PrefixTree:
         found too: the one with the most of them, among those written by a step that is done. Of a
         great many siblings only those closest in token order are looked at.
         """
-        pages = np.empty(len(token_ids) // self.page_size, np.int32)
+        pages = np.empty(full_pages(len(token_ids), self.page_size), np.int32)
         receipt, device, host, *tail = self._native.match(namespace, token_ids, partial, use, pages)
         return Match(receipt, pages[:device], pages[device : device + host], *tail)
 

@@ -11,7 +11,7 @@ from collections.abc import Container
 
 from aioserve.kv.lease import KVLease
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.pages import capacity_tokens
+from aioserve.kv.pages import capacity_tokens, full_pages
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.view import Pin, SchedulerView
@@ -46,7 +46,7 @@ class PinnedPrefixes:
         lease = sequence.lease
         most = min(lease.computed, sequence.num_known)
         tokens = self.policy_calls.pin(sequence.view, most)
-        pages = min(tokens // self.memory.page_size, self.max_pages)
+        pages = min(full_pages(tokens, self.memory.page_size), self.max_pages)
         if not pages:
             return
         count = capacity_tokens(pages, self.memory.page_size)

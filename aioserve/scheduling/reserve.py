@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from aioserve.kv.pages import full_pages, pages_for_each
 from aioserve.scheduling.sequence import SequenceState
 
 __all__ = ["OutputReserve"]
@@ -27,10 +28,10 @@ class OutputReserve:
         Further samples of its prompt will share the full pages, and need their own after those.
         """
         size, known = self.page_size, sequence.num_known + sequence.pending
-        ahead = -(-min(known + self.horizon_tokens, sequence.max_length) // size)
-        own = ahead + -known // size + sequence.lease.shares_partial_page
+        ahead = pages_for_each(min(known + self.horizon_tokens, sequence.max_length), size)
+        own = ahead - pages_for_each(known, size) + sequence.lease.shares_partial_page
         if sequence.pending_samples:
-            own += len(sequence.pending_samples) * (ahead - known // size)
+            own += len(sequence.pending_samples) * (ahead - full_pages(known, size))
         return own
 
     def total(self, sequences: Iterable[SequenceState]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.pages import pages_for
+from aioserve.kv.pages import full_pages, pages_for, pages_for_each, tokens_in_part
 from aioserve.scheduling.priority_preemption import by_precedence
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.sequence import SequenceState
@@ -93,7 +93,7 @@ def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
             or sequence.constrained
             or sequence.pending_samples
             or lease.shares_partial_page
-            or len(lease.page_table.page_ids) > -(-lease.computed // page_size)
+            or len(lease.page_table.page_ids) > pages_for_each(lease.computed, page_size)
         ):
             return False
     return True
@@ -170,7 +170,7 @@ class DecodePass:
         size = scheduler.memory.page_size
         self._pages_in_turn = [0] * size
         for num_tokens in computed:
-            self._pages_in_turn[-num_tokens % size] += 1
+            self._pages_in_turn[tokens_in_part(-num_tokens, size)] += 1
 
     def pages_less(self, count: int) -> list[int]:
         """How many pages fewer each of `count` steps leaves: those that it takes, less those that
@@ -231,9 +231,10 @@ class DecodePass:
             self._publish(count)
         for sequence in self.sequences:
             pages, known = sequence.lease.page_table.page_ids, sequence.num_known - 1
+            size = memory.page_size
             # A page that begins behind them is that of the step in flight.
             sequence.proven_pages = (
-                pages if known % memory.page_size else pages[: known // memory.page_size]
+                pages if tokens_in_part(known, size) else pages[: full_pages(known, size)]
             )
         num_tokens = count * len(self.sequences)
         books.counters.tokens_processed += num_tokens
@@ -268,7 +269,7 @@ class DecodePass:
                 lease.last_step = last - 1
                 memory.publish(lease, sequence.ids(0, before + max(0, count - 2 - behind)))
                 lease.last_step = last
-            if known // size > lease.published:
+            if full_pages(known, size) > lease.published:
                 memory.publish(lease, sequence.ids(0, known))
 
     def _remember(self, count: int, seconds: Sequence[float]) -> None:

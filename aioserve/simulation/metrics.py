@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from aioserve.kv.pages import capacity_tokens
+from aioserve.kv.pages import capacity_tokens, full_pages
 from aioserve.simulation.options import MAX_TARGET_SECONDS
 from aioserve.simulation.records import Ending, RequestRecord, SimulationResult
 from aioserve.simulation.spread import Spread, spread_of
@@ -198,7 +198,7 @@ def block_hits(record: RequestRecord, page_size: int) -> int:
     """
     request = record.request
     whole, rest = divmod(record.cached_tokens, request.block_tokens)
-    reachable = capacity_tokens((request.prompt_tokens - 1) // page_size, page_size)
+    reachable = capacity_tokens(full_pages(request.prompt_tokens - 1, page_size), page_size)
     if rest and record.cached_tokens >= reachable:
         whole += 1
     return min(whole, len(request.block_ids))
