@@ -23,6 +23,7 @@ from aioserve.config import EngineConfig
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, Runner
 from aioserve.kv.pages import pages_for
+from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.plan import StepPlan
@@ -38,11 +39,11 @@ class CountingRunner:
         self.steps: list[list[list[int]]] = []
         """By step and item."""
 
-    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+    def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
         self._tables.take(plan)
         named = [(item.slot, pages_for(item.end, self._page_size)) for item in plan.items]
         self.steps.append([self._tables.page_ids(slot)[:count].tolist() for slot, count in named])
-        return self._runner.launch(plan)
+        return self._runner.launch(plan, masks)
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:

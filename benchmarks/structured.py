@@ -12,6 +12,7 @@ Answers are greedy, of `--output-tokens` each, all submitted at once. In one run
 The schema is a list of records that never ends. Those with a neighbour are put against plain + 1,
 the others against plain, in two ways: by the best of `--repeats` runs, since whatever else the
 machine does only ever makes a run slower, and by the median over the repeats of two runs in a row.
+The share of a neighbour is how many tokens it has when the others have all of theirs, of as many.
 
     python benchmarks/structured.py
 """
@@ -87,6 +88,7 @@ async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
 
     path = model_or_random(model)
     rates: dict[str, list[float]] = {side: [] for side in AGAINST}
+    shares: dict[str, list[float]] = {side: [] for side in ONE_MORE}
     async with (
         Engine(path, dtype=options.dtype, num_pages=4096) as engine,
         Engine(path, dtype=options.dtype, num_pages=4096, jump_forward=False) as one_by_one,
@@ -94,10 +96,12 @@ async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
         for repeat in range(-1, options.repeats):
             for side in AGAINST:
                 on = one_by_one if side in STEP_BY_STEP else engine
-                rate = await run(on, side, options)
+                rate, share = await run(on, side, options)
                 if repeat >= 0:
                     print(f"{model}: {side}, {rate:.0f} tokens/s", file=sys.stderr, flush=True)
                     rates[side].append(rate)
+                    if side in shares:
+                        shares[side].append(share)
     best = {side: max(rates[side]) for side in AGAINST}
     return {
         "model": model,
@@ -108,11 +112,13 @@ async def compare(model: str, options: argparse.Namespace) -> dict[str, Any]:
             for side, other in AGAINST.items()
         },
         "all_tokens_per_second": rates,
+        "share": {side: statistics.median(shares[side]) for side in ONE_MORE},
     }
 
 
-async def run(engine: Any, side: str, options: argparse.Namespace) -> float:
-    """Tokens per second of the `--requests` answers."""
+async def run(engine: Any, side: str, options: argparse.Namespace) -> tuple[float, float]:
+    """Tokens per second of the `--requests` answers, and the share of the one more, where there is
+    one."""
     from aioserve import SamplingParams, StructuredOutput
 
     plain = SamplingParams(max_tokens=options.output_tokens, temperature=0, ignore_eos=True)
@@ -127,18 +133,26 @@ async def run(engine: Any, side: str, options: argparse.Namespace) -> float:
         for place in range(options.requests + 1)
     ]
     began = time.perf_counter()
-    neighbour = None
+    neighbour = reading = None
     if side in ONE_MORE:
         one_more = plain if side == "plain + 1" else constrained
-        neighbour = asyncio.ensure_future(engine.generate(prompts[-1], one_more))
+        neighbour = engine.stream(prompts[-1], one_more)
+        reading = asyncio.ensure_future(read(neighbour))
     answers = await asyncio.gather(*map(engine.generate, prompts, params))
     seconds = time.perf_counter() - began
-    if neighbour is not None:
-        await neighbour
+    share = 0.0
+    if neighbour is not None and reading is not None:
+        share = neighbour.usage.completion_tokens / options.output_tokens
+        await reading
     tokens = sum(len(answer.token_ids) for answer in answers)
     if tokens != options.requests * options.output_tokens:
         raise RuntimeError(f"{tokens} tokens came: the model's context is too short")
-    return tokens / seconds
+    return tokens / seconds, share
+
+
+async def read(stream: Any) -> None:
+    async for _ in stream:
+        pass
 
 
 def print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
@@ -159,6 +173,7 @@ def print_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> None
         figures += [
             f"{row['tokens_per_second'][side]:,.0f} "
             f"({row['ratio'][side]:.3f}, {row['median_ratio'][side]:.3f})"
+            + (f", share {row['share'][side]:.2f}" if side in row["share"] else "")
             for side in list(AGAINST)[1:]
         ]
         table.add_row(Path(row["model"]).name, *figures)

@@ -21,6 +21,7 @@ from aioserve import Engine, SamplingParams
 from aioserve.config import EngineConfig
 from aioserve.execution import loading
 from aioserve.execution.runner import LoadedModel, Runner
+from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 from aioserve.testing.random_model import write_random_model
@@ -173,9 +174,9 @@ class _Runner:
         self.runner = runner
         self.source = source
 
-    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+    def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
         self.source.launched(plan)
-        return self.runner.launch(plan)
+        return self.runner.launch(plan, masks)
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:

@@ -19,6 +19,7 @@ import aioserve.errors
 PACKAGES = ("aioserve", "aioserve.errors", "aioserve.testing")
 """Where users import from."""
 CONTRACTS = (
+    "aioserve.sampling.masks",
     "aioserve.steps.outcome",
     "aioserve.steps.pages",
     "aioserve.steps.plan",

@@ -22,7 +22,8 @@ from collections.abc import Awaitable
 
 from aioserve.engine.delivery import Delivery
 from aioserve.engine.event_loop import running_loop
-from aioserve.engine.guides import Guide, Guides
+from aioserve.engine.guided import Guide
+from aioserve.engine.guides import Guides
 from aioserve.engine.host_times import HostTimes
 from aioserve.engine.notices import Notices
 from aioserve.engine.requests import (
@@ -255,8 +256,11 @@ class CoreLoop:
         self._progress_seconds = self._loop.time()
 
     def _launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+        masked = self.scheduler.masked_rows(plan) if self.guides.is_used else ()
+        samples = self.table.samples
         try:
-            return self._runner.launch(plan)
+            masks = self.guides.expect([(row, samples.get(id), at) for row, id, at in masked])
+            return self._runner.launch(plan, masks)
         except Exception as error:
             self.scheduler.not_launched(plan)
             failed: asyncio.Future[StepOutcome] = self._loop.create_future()
@@ -282,7 +286,7 @@ class CoreLoop:
             self.delivery.deliver(self.pipeline.fail(repr(error)), failed.with_cause(error))
         else:
             self._commit(outcome)
-            await self.guides.settle()
+        self.guides.release(self.table.samples)
         self._progress_seconds = self._loop.time()
         self.notices.tell_of_step(
             plan,
@@ -301,7 +305,7 @@ class CoreLoop:
             return  # it has ended meanwhile
         sequence_id, error = sample.sequence_id, guide.error
         try:
-            self.delivery.deliver(self.scheduler.guide(sequence_id, guide.mask, guide.forced))
+            self.delivery.deliver(self.scheduler.guide(sequence_id, guide.forced))
         except Exception as raised:
             failed = RequestFailedError("what may come next in this answer can't be said")
             error = failed.with_cause(raised)

@@ -1,46 +1,31 @@
 """Says of each answer that has a form what may come next, off the event loop.
 
-    a token is known ──► on a thread: accept it, take what is forced, make a mask ──► the scheduler
+    a token is known ──► on a thread: accept it, take what is forced, make a mask ──► the step that
+                                                                                      draws the next
 
-While one answer waits for that, steps with other answers go on. A step's answers are asked about
-together, and mostly told before the next step is planned: the core loop waits for them that long.
+That step runs meanwhile: its masks come while its forward pass does (`aioserve.sampling.masks`).
+Answers of one step are asked about together.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
-import msgspec
-import numpy as np
-import numpy.typing as npt
-
+from aioserve.engine.guided import Guide, GuidedAnswer
 from aioserve.engine.requests import LiveSample
-from aioserve.errors import AioserveError, InvalidSamplingError, RequestFailedError
+from aioserve.errors import InvalidSamplingError, RequestFailedError
 from aioserve.execution.step_thread import StepThread
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.sampling.masks import LateMasks
 
-__all__ = ["Guide", "Guides"]
+__all__ = ["Guides"]
 
-SETTLE_SECONDS = 0.002
-"""How long a step may be planned later for those that could be in it. An answer takes a tenth of it
-or so; one whose grammar is costly comes too late, and sits the step out."""
 MAX_JUMP = 64
 """Tokens that are taken at once. They come to a reader's mailbox together, which is bounded; the
 next one is drawn, and may be followed by as many."""
-
-
-class Guide(msgspec.Struct, frozen=True, gc=False):
-    """What comes next in one answer."""
-
-    forced: tuple[int, ...]
-    """Tokens that must come first."""
-    mask: npt.NDArray[np.int32] | None
-    """Of the token behind them; None where they end the answer."""
-    error: AioserveError | None = None
-    """Why nothing can be said of it."""
 
 
 class Guides:
@@ -60,12 +45,15 @@ class Guides:
         """Samples, with tokens of theirs, that are asked about next."""
         self._running: asyncio.Future[list[Guide]] | None = None
         """The last call."""
+        self._expecting: set[LiveSample] = set()
+        """Those of which steps were launched, until they are known to have ended."""
 
     def begin(self, sample: LiveSample, grammar: CompiledGrammar) -> None:
         """A new answer. Raises `RuntimeError` where the system has no thread to give."""
         request = sample.request.request
         if request is None:
             return
+        sample.guided = GuidedAnswer(request.prompt_tokens)
         self._call([sample], partial(_begin, sample, grammar, request.end_ids))
 
     def note(self, sample: LiveSample, token_id: int) -> None:
@@ -80,14 +68,36 @@ class Guides:
             self._call([sample for sample, _ in asked], partial(_advance, steps))
 
     @property
+    def is_used(self) -> bool:
+        """Whether there has been an answer that has a form."""
+        return self._thread is not None
+
+    @property
     def is_busy(self) -> bool:
         """Whether something was asked and hasn't been told yet."""
         return self._running is not None and not self._running.done()
 
-    async def settle(self) -> None:
-        """Wait a little for what was asked."""
-        if self._running is not None and self.is_busy:
-            await asyncio.wait([self._running], timeout=SETTLE_SECONDS)
+    def expect(self, rows: Iterable[tuple[int, LiveSample | None, int]]) -> LateMasks | None:
+        """The masks of a step that is about to be launched: of the row with this index, which
+        samples that answer's token at that position."""
+        rows = list(rows)
+        if not rows:
+            return None
+        masks = LateMasks([row for row, *_ in rows])
+        for row, sample, position in rows:
+            if sample is None or sample.guided is None:
+                masks.bring(row, None)
+            else:
+                self._expecting.add(sample)
+                sample.guided.expect(position, masks, row)
+        return masks
+
+    def release(self, live: Container[int]) -> None:
+        """Let no step wait for answers that have ended: all but those of these sequences."""
+        for sample in [s for s in self._expecting if s.sequence_id not in live]:
+            self._expecting.discard(sample)
+            if sample.guided is not None:
+                sample.guided.ended()
 
     async def aclose(self) -> None:
         if self._thread is not None:
@@ -109,7 +119,9 @@ class Guides:
             failed = RequestFailedError("the form of this answer can't be followed")
             guides = [Guide((), None, failed.with_cause(error))] * len(samples)
         for sample, guide in zip(samples, guides, strict=True):
-            self._tell(sample, guide)
+            self._tell(sample, guide)  # before a step can bring what follows from it
+            if sample.guided is not None:
+                sample.guided.told(guide)
 
 
 def _may_jump(sample: LiveSample) -> bool:

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from aioserve.engine.compiling import Compiling
 from aioserve.engine.encoding import Encoding
+from aioserve.engine.guided import GuidedAnswer
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.waiting import Waiting
 from aioserve.grammars.grammar import CompiledGrammar
@@ -52,6 +53,7 @@ class LiveSample:
 
     __slots__ = (
         "assembler",
+        "guided",
         "index",
         "mailbox",
         "matcher",
@@ -72,6 +74,8 @@ class LiveSample:
         self.num_delivered: int = 0
         self.matcher: GrammarMatcher | None = None
         """Of an answer that has a form: for the thread of `aioserve.engine.guides` alone."""
+        self.guided: GuidedAnswer | None = None
+        """Of such an answer."""
 
 
 class Readers(Protocol):

@@ -20,6 +20,7 @@ from aioserve.request import Logprobs
 from aioserve.sampling.edits import SlotEdits
 from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.logprobs import MostLikely
+from aioserve.sampling.masks import LateMasks
 from aioserve.sampling.sampler import SlotTable
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.page_tables import SlotPageTables
@@ -82,20 +83,40 @@ class HostStep:
     ) -> StepOutcome:
         """What was drawn for `samples`, with the log-probabilities that `extras` asks for, and the
         sums of hidden states, float32 `[len(self.pooled), hidden]`."""
-        errors, failures = self.told_apart(drawn.row_errors)
         logprobs: dict[int, Logprobs] = {}
         scored: tuple[Logprobs, ...] = ()
         if most_likely is not None and self.extras is not None and self.extras.logprobs is not None:
             values, ids = most_likely.values.numpy(), most_likely.ids.numpy()
             logprobs, scored = self.extras.logprobs.read(values, ids)
+        sums = () if pooled is None else tuple(pooled)
+        token_ids: list[int] = drawn.token_ids.tolist()
+        return self.outcome_with(token_ids, drawn.row_errors, logprobs, scored, sums)
+
+    def outcome_with(
+        self,
+        token_ids: list[int],
+        row_errors: Mapping[int, str],
+        logprobs: dict[int, Logprobs],
+        scored: tuple[Logprobs, ...],
+        pooled: tuple[npt.NDArray[np.float32], ...] = (),
+    ) -> StepOutcome:
+        """The same of a token and perhaps log-probabilities for each row."""
+        errors, failures = self.told_apart(row_errors)
+        edits = None if self.extras is None else self.extras.edits
+        late = frozenset() if edits is None else edits.late - errors.keys() - failures.keys()
+        if late:
+            token_ids = [token_id for row, token_id in enumerate(token_ids) if row not in late]
+            shifted = {row: row - sum([other < row for other in late]) for row in logprobs}
+            logprobs = {shifted[row]: logprobs[row] for row in logprobs if row not in late}
         return StepOutcome(
             step=self.step,
-            token_ids=tuple(drawn.token_ids.tolist()),
+            token_ids=tuple(token_ids),
+            token_counts=dict.fromkeys(late, 0),
             row_errors=errors,
             row_failures=failures,
             logprobs=logprobs,
             scored=scored,
-            pooled=() if pooled is None else tuple(pooled),
+            pooled=pooled,
         )
 
 
@@ -118,7 +139,7 @@ class PlanReader:
         self._rows = np.arange(0)
         self._query_start = np.arange(1, dtype=np.int32)
 
-    def read(self, plan: StepPlan) -> HostStep:
+    def read(self, plan: StepPlan, masks: LateMasks | None = None) -> HostStep:
         """Raises `InvariantError` for a row of a slot that hasn't started, for an item of a slot
         without pages for its tokens, and for one that no such runner can compute. Slots have ended,
         started and changed all the same."""
@@ -147,9 +168,6 @@ class PlanReader:
                 if item.scored is not None
             ]
             pooled = tuple([item.pooled.count for item in items if item.pooled is not None])
-        masks = []
-        if self._slots.any_guided:
-            masks = list(enumerate([row.mask for item in items for row in item.rows]))
         extras = self._slots.extras(slots, positions, scored, masks)
         return HostStep(plan.step, copies, batch, samples, extras, pooled)
 

@@ -15,6 +15,7 @@ from aioserve.execution.prefault import Prefault
 from aioserve.execution.step_thread import StepThread
 from aioserve.models.decoder import Decoder
 from aioserve.ops import KVCache
+from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 
@@ -56,10 +57,10 @@ class CpuRunner:
     def wake_delays_seconds(self) -> Sequence[float]:
         return self._thread.wake_delays_seconds
 
-    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+    def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
         """Its arrays are made here, while the step before is computed."""
         try:
-            step = self._reader.read(plan)
+            step = self._reader.read(plan, masks)
         except Exception as error:
             return self._thread.submit(functools.partial(_raise, error))
         return self._thread.submit(functools.partial(self._step, step))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from aioserve.execution.runner import Runner
+from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 
@@ -40,8 +41,8 @@ class NotingRunner:
     def wake_delays_seconds(self) -> Sequence[float]:
         return self._runner.wake_delays_seconds
 
-    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
-        return self._noted(plan, time.perf_counter(), self._runner.launch(plan))
+    def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
+        return self._noted(plan, time.perf_counter(), self._runner.launch(plan, masks))
 
     async def _noted(
         self, plan: StepPlan, launched: float, handle: Awaitable[StepOutcome]

@@ -10,6 +10,7 @@ import msgspec
 from aioserve.config import EngineConfig
 from aioserve.errors import AioserveError
 from aioserve.request import SamplingParams
+from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 from aioserve.text.chat import ChatTemplate
@@ -25,8 +26,9 @@ class RunnerFailedError(AioserveError):
 class Runner(Protocol):
     """Computes steps in the order in which they are launched."""
 
-    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
-        """Start a step without blocking; several may be in flight, each is awaited once.
+    def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
+        """Start a step without blocking; several may be in flight, each is awaited once. `masks`
+        are of those of its rows whose slots ask for structured output, and may come later.
 
         The awaitable raises what the step raised, and `RunnerFailedError` where no other step can
         succeed either. Called on the event loop.

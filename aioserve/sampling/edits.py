@@ -32,8 +32,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aioserve.ops import RowMask, leave_out
+from aioserve.ops import leave_out
 from aioserve.request import SamplingParams
+from aioserve.sampling.masks import LateMasks
 from aioserve.sampling.processors import GuardedProcessor
 from aioserve.sampling.uploads import upload
 
@@ -150,18 +151,19 @@ class _Placed:
 
 class RowEdits:
     """The edits of a step: (index of a row, the slot's edits, position of the token drawn), and
-    masks of what may be drawn: (index of a row, int32 `[ceil(V / 32)]`)."""
+    masks of what may be drawn, which are waited for where they are applied."""
 
     def __init__(
         self,
         rows: Sequence[tuple[int, SlotEdits, int]],
-        masks: Sequence[RowMask] = (),
+        masks: LateMasks | None = None,
     ) -> None:
         self._rows = rows
         self._masks = masks
         self.failures: dict[int, str] = {}
         """By index of a row: what went wrong in a processor."""
-        self.rows: frozenset[int] = frozenset([row for row, *_ in (*rows, *masks)])
+        masked: frozenset[int] = frozenset() if masks is None else masks.rows
+        self.rows: frozenset[int] = masked.union([row for row, *_ in rows])
         """Indices of those that are changed."""
 
     def apply(self, logits: Tensor) -> None:
@@ -171,13 +173,22 @@ class RowEdits:
             failure = edits.apply(logits[row], position)
             if failure is not None:
                 self.failures[row] = failure
-        if self._masks and logits.device.type == "cpu":
-            leave_out(logits, self._masks)
+        if self._masks is None:
             return
-        for row, mask in self._masks:
+        found = self._masks.found()
+        if logits.device.type == "cpu":
+            leave_out(logits, found)
+            return
+        for row, mask in found:
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=logits.shape[1])
             left_out = upload(bits == 0, np.bool_, logits.device)
             logits[row].masked_fill_(left_out, -math.inf)
+
+    @property
+    def late(self) -> frozenset[int]:
+        """Rows that were drawn from without the mask that they needed."""
+        late = None if self._masks is None else self._masks.late
+        return late or frozenset()
 
     def note(self, token_ids: Tensor) -> None:
         """`token_ids`, int64 `[S]`, were drawn."""

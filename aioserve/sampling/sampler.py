@@ -34,6 +34,7 @@ from aioserve.request import SamplingParams
 from aioserve.sampling.edits import RowEdits, SlotEdits
 from aioserve.sampling.extras import RowExtras
 from aioserve.sampling.logprobs import LogprobRows
+from aioserve.sampling.masks import LateMasks
 
 __all__ = ["SlotTable"]
 
@@ -52,8 +53,6 @@ class SlotTable:
         self._edits: dict[int, SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
         """Of slots that want any: how many of the most likely tokens."""
-        self._guided: set[int] = set()
-        """Slots whose rows may bring masks."""
         self._last: tuple[Sequence[int], SampleRows] | None = None
         """The slots asked for last, and their rows, while no slot has started or ended since: from
         one step to the next seldom more than the positions change."""
@@ -67,8 +66,6 @@ class SlotTable:
             self._edits[slot] = edits
         if params.logprobs is not None:
             self._logprobs[slot] = params.logprobs
-        if params.structured_output is not None:
-            self._guided.add(slot)
         self._started[slot] = True
         self._temperatures[slot] = params.temperature
         self._top_ks[slot] = params.top_k
@@ -83,12 +80,6 @@ class SlotTable:
         self._started[slot] = False
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
-        self._guided.discard(slot)
-
-    @property
-    def any_guided(self) -> bool:
-        """Whether a slot has started whose rows may bring masks."""
-        return bool(self._guided)
 
     def rows(self, slots: Sequence[int], positions: Sequence[int]) -> SampleRows:
         """A row for each of these slots, which samples the token at the position beside it. For
@@ -121,23 +112,21 @@ class SlotTable:
         slots: Sequence[int],
         positions: Sequence[int],
         scored: Sequence[tuple[int, npt.NDArray[np.int32]]] = (),
-        masks: Sequence[tuple[int, npt.NDArray[np.int32] | None]] = (),
+        masks: LateMasks | None = None,
     ) -> RowExtras | None:
         """What the same rows ask for beyond a draw; None if that is nothing.
 
         `scored`: for how many of the most likely tokens beside each of these targets, int32 `[N]`,
-        whose rows of logits come behind all that are sampled. `masks`: of each row, what may be
-        drawn from it (`aioserve.steps.plan.SampleRow`).
+        whose rows of logits come behind all that are sampled. `masks` are of the same rows.
         """
         edits = None
-        masked = [(row, mask) for row, mask in masks if mask is not None]
-        if self._edits or masked:
+        if self._edits or masks is not None:
             found = [
                 (row, self._edits[slot], position)
                 for row, (slot, position) in enumerate(zip(slots, positions, strict=True))
                 if slot in self._edits
             ]
-            edits = RowEdits(found, masked) if found or masked else None
+            edits = RowEdits(found, masks) if found or masks is not None else None
         wanted = self._logprobs
         sampled = [row for row, slot in enumerate(slots) if slot in wanted] if wanted else []
         logprobs = None

@@ -155,7 +155,7 @@ class StepPlanner:
             running = sorted(running, key=by_precedence)
         short_of_pages = self.memory.short_of_pages
         for sequence in running:
-            if sequence.paused or (sequence.constrained and sequence.is_held):
+            if sequence.paused:
                 continue
             reach = sequence.num_known + sequence.pending
             remaining = reach - sequence.lease.computed
@@ -405,11 +405,12 @@ class StepPlanner:
                 carry(slot, lease.carried, page_ids[lease.carried :])
                 lease.carried = len(page_ids)
             memory.advance(lease, count, step)
-            if known >= (lease.published + 1) * page_size <= start + count:
+            is_full = known >= (lease.published + 1) * page_size <= start + count
+            if is_full and not sequence.foretold:
                 memory.publish(lease, sequence.known_ids)
             # The last token of a sequence, behind its prompt, so that no sample is to fork off it.
             is_last = start + 1 == known + pending
-            if is_last and start >= sequence.prompt_tokens and sequence.mask is None:
+            if is_last and start >= sequence.prompt_tokens:
                 sequence.pending, rows = pending + 1, sequence.decode_rows
             else:
                 kind, rows, family = self._rows(sequence, start, count, written_step)
@@ -444,7 +445,7 @@ class StepPlanner:
             return PREFILL, NO_ROWS, family
         sequence.pending += 1
         family += self.books.fork_samples(sequence, self.step, written_step)
-        rows = [SampleRow(offset=count - 1, slot=one.slot, mask=one.mask) for one in family]
+        rows = [SampleRow(offset=count - 1, slot=one.slot) for one in family]
         is_decode = count == 1 and start >= sequence.prompt_tokens
         return DECODE if is_decode else PREFILL, tuple(rows), family
 

@@ -13,9 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens
@@ -32,7 +29,7 @@ from aioserve.scheduling.recovery import (
 )
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sanity import check_books
-from aioserve.scheduling.sequence import SequenceState
+from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE, SchedulerState
 from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
@@ -141,30 +138,40 @@ class Scheduler:
         if sequence_id in self.books.sequences:
             self.books.sequences[sequence_id].paused = False
 
-    def guide(
-        self, sequence_id: int, mask: npt.NDArray[np.int32] | None, forced: Sequence[int] = ()
-    ) -> list[SequenceUpdate]:
-        """Say what may come next in a sequence whose request asks for structured output, of which
-        no token is in flight: first the `forced` tokens, which are taken without being sampled, and
-        then one that `mask` allows (`SampleRow.mask`; None where the last forced one ends it).
-        Unknown ids are ignored. The first token of an answer is always sampled: before it, samples
-        share what they have, and nobody waits any shorter."""
+    def guide(self, sequence_id: int, forced: Sequence[int] = ()) -> list[SequenceUpdate]:
+        """A mask can be had for what comes next in a sequence whose request asks for structured
+        output, behind the `forced` tokens, which are taken without being sampled. Where steps in
+        flight sample some of these, they bring nothing new. Unknown ids are ignored. The first
+        token of an answer is always sampled: before it, samples share what they have."""
         sequence = self.books.sequences.get(sequence_id)
         if sequence is None:
             return []
         has_begun = sequence.num_known > sequence.prompt_tokens
-        if not sequence.constrained or sequence.pending or (forced and not has_begun):
+        if not sequence.constrained or (forced and not has_begun):
             raise InvariantError(f"{sequence} can't be guided by {len(forced)} tokens now")
         updates: list[SequenceUpdate] = []
         for token_id in forced:
+            if sequence.pending:
+                sequence.pending -= 1
+                sequence.foretold += 1
             reason = sequence.append(token_id)
             updates.append(SequenceUpdate(sequence_id, token_id, reason, forced=True))
             if reason is not None:
                 self.books.end([sequence])
                 break
-        sequence.mask = mask
+        sequence.masked_to = sequence.num_known
         self.books.counters.tokens_generated += len(updates)
         return updates
+
+    def masked_rows(self, plan: StepPlan) -> list[tuple[int, int, int]]:
+        """Rows of a step in flight that are drawn from under a mask: index, sequence, and position
+        of the token."""
+        entries = [entry for entry in self.books.in_flight[plan.step] if entry[1].rows]
+        return [
+            (row, run.sequence.sequence_id, item.end)
+            for row, (run, item, _) in enumerate(entries)
+            if run.sequence.constrained
+        ]
 
     def end_pins(self) -> None:
         """No more requests come: nothing is kept for them."""
@@ -260,6 +267,7 @@ class Scheduler:
         updates: list[SequenceUpdate] = []
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
+        late: list[tuple[SequenceState, int]] = []
         decodes = plan.num_decodes == len(plan.items)
         index, end, counts = -1, 0, outcome.token_counts
         num_tokens = scores_read = pools_read = 0
@@ -291,6 +299,12 @@ class Scheduler:
                     updates.append(_failed(sequence, errors[index]))
                 continue
             if drops:
+                continue
+            if at == end:  # and what later steps computed after it is worth nothing
+                late.append((sequence, item.end))
+                continue
+            if sequence.foretold:
+                sequence.foretold -= 1
                 continue
             sequence.pending -= 1
             if index in failures:
@@ -324,6 +338,12 @@ class Scheduler:
         books.end(ended)
         if broken:
             after_bad_rows(books, broken)
+        for sequence, end in late:
+            # What it lacks comes sooner or later; the others don't wait for it. Its last token is
+            # computed once more, which no step may do over pages that others may have found.
+            if sequence.phase is Phase.RUNNING:
+                self.memory.publish(sequence.lease, sequence.known_ids[:end], leaving=True)
+                books.begin_again(sequence)
         self.policy_calls.step_finished(plan.step, plan.num_tokens)
         return updates
 

@@ -62,11 +62,12 @@ class SequenceState:
         "end_ids",
         "epoch",
         "first_token_seconds",
+        "foretold",
         "id_buffer",
         "known_when_taken",
         "last_token_seconds",
         "lease",
-        "mask",
+        "masked_to",
         "max_length",
         "num_displaced",
         "num_known",
@@ -125,9 +126,10 @@ class SequenceState:
         if request.pooled is not None:
             self.pooling = PoolingState(request.pooled)
         self.constrained: bool = request.params.structured_output is not None
-        """Each of its tokens is drawn under a mask that `Scheduler.guide` brings."""
-        self.mask: npt.NDArray[np.int32] | None = None
-        """What may come behind the known tokens; None while nobody has said."""
+        """Each of its tokens is drawn under a mask, which comes while the step runs."""
+        self.masked_to: int = -1
+        """Where it is constrained: how many tokens were known when there last was a mask for the
+        next one."""
         self.lease: KVLease = KVLease(request.namespace)
         self.pending_samples: list[SequenceState] = []
         """Further samples of the prompt, which fork off when it is computed."""
@@ -150,6 +152,9 @@ class SequenceState:
     def _begin(self) -> None:
         self.pending: int = 0
         """Tokens that launched steps sample and the host has not seen yet."""
+        self.foretold: int = 0
+        """How many tokens launched steps sample that are known all the same: they were forced.
+        While it isn't known that these steps had their masks, nothing more is published."""
         self.score_at: int = self.scored
         """As `scored`, with what launched steps score."""
         if self.pooling is not None:
@@ -182,7 +187,7 @@ class SequenceState:
         of it or of a sample that is to fork off it."""
         if self.paused or not self.constrained:
             return self.paused
-        return bool(self.pending) or any(one.mask is None for one in self.family)
+        return any(one.masked_to < one.num_known for one in self.family)
 
     @property
     def num_cacheable(self) -> int | None:
@@ -241,7 +246,6 @@ class SequenceState:
             self.grow_ids(known)
         self.id_buffer[known] = token_id
         self.num_known = known + 1
-        self.mask = None
         if token_id in self.end_ids:
             return FinishReason.STOP
         if known + 1 >= self.max_length:

@@ -159,8 +159,9 @@ class SchedulerState:
     def preempt(self, victim: SequenceState, step: int, how: Preemption | None = None) -> None:
         """Take a sequence's pages for others while step `step` is planned; `how` is in place of the
         memory's own way."""
-        self.memory.publish(victim.lease, victim.known_ids, leaving=True)
-        self.memory.swap_out(victim.lease, victim.num_known, step, how)
+        if not victim.foretold:
+            self.memory.publish(victim.lease, victim.known_ids, leaving=True)
+            self.memory.swap_out(victim.lease, victim.num_known, step, how)
         self.begin_again(victim)
         self.counters.preemptions += 1
         victim.account.preemptions += 1
@@ -188,7 +189,7 @@ class SchedulerState:
         for sequence in sequences:
             if sequence.phase is Phase.RUNNING:
                 del self.running[place_of(self.running, sequence)]
-                if publish:
+                if publish and not sequence.foretold:
                     self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
                     if self.policy_calls.pins:
                         self.pins.ask_to_pin(sequence)

@@ -23,8 +23,8 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_ids: tuple[int, ...]
     """The ids sampled, row by row."""
     token_counts: dict[int, int] = {}
-    """Index of a row -> how many tokens it has, where that isn't one. A row with an error has one
-    id, whatever it is."""
+    """Index of a row -> how many tokens it has, where that isn't one: several, where guesses were
+    right, or none, where its mask came too late. A row with an error has one id, whatever it is."""
     row_errors: dict[int, str] = {}
     """Index of a row -> why its logits could not be sampled (for example NaN)."""
     row_failures: dict[int, str] = {}
@@ -67,4 +67,4 @@ def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
 
 def _may_have(plan: StepPlan, token_counts: Mapping[int, int]) -> bool:
     most = dict(enumerate([item.most_tokens(row) for item in plan.items for row in item.rows]))
-    return all(1 <= count <= most.get(row, 0) for row, count in token_counts.items())
+    return all(0 <= count <= most.get(row, -1) for row, count in token_counts.items())

@@ -103,10 +103,8 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=
     sampled from them has position `start + offset + 1`. Where the item is to verify guesses, the
     row goes on for as long as the sampled token is the item's next one, and has a token more."""
     slot: int
-    """Whose parameters and noise decide, and whose last token the sampled one becomes."""
-    mask: npt.NDArray[np.int32] | None = None
-    """int32 `[ceil(V / 32)]`, V logits wide: bit `i % 32` of word `i // 32` says whether id `i` may
-    be drawn. None: all may."""
+    """Whose parameters and noise decide, and whose last token the sampled one becomes. Where these
+    ask for structured output, a mask comes while the step runs (`aioserve.sampling.masks`)."""
 
 
 class ScoredTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from aioserve.kv.pages import pages_for
 from aioserve.request import Logprobs, TopLogprob
+from aioserve.sampling.masks import LateMasks, Mask
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.pages import CopyKind, PageCopy
@@ -92,8 +93,8 @@ class FakeDevice:
 
     A plan that no runner could compute raises `InvariantError`, as `StepPlan.check` does, or
     ValueError: page tables too short, pages or slots outside the device or that haven't started,
-    one page written by two items, and a mask where no structured output is asked for, or none where
-    it is. What it draws has nothing to do with masks: one that leaves it out is another.
+    one page written by two items, and a mask where no structured output is asked for. What it draws
+    has nothing to do with masks: one that leaves it out is another.
 
     Unlike other runners it verifies guesses, and computes items that have parents.
     """
@@ -111,7 +112,7 @@ class FakeDevice:
         self._last_tokens = [PENDING_TOKEN] * num_slots
         self._weights = weights_of(FIRST_WEIGHTS)
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
+    def execute(self, plan: StepPlan, masks: LateMasks | None = None) -> StepOutcome:
         """End and start slots, do the copies in order, write the KV of every item, then sample
         from what the pages hold: an item may read what an earlier item of the same step writes."""
         self._change_slots(plan)
@@ -126,11 +127,14 @@ class FakeDevice:
         token_ids: list[int] = []
         counts: dict[int, int] = {}
         logprobs: dict[int, Logprobs] = {}
+        found = {} if masks is None else dict(masks.found(0))
+        late = frozenset() if masks is None else masks.late or frozenset()
         rows = [(item, row) for item in plan.items for row in item.rows]
         for index, (item, row) in enumerate(rows):
             first, top = len(token_ids), self._start_of(row.slot).params.logprobs
-            token_ids += self._sample(plan, item, row)
-            if len(token_ids) > first + 1:
+            if index not in late:
+                token_ids += self._sample(plan, item, row, found.get(index))
+            if len(token_ids) != first + 1:
                 counts[index] = len(token_ids) - first
             for at in range(first, len(token_ids) if top is not None else first):
                 total = self._total(plan, item, row.offset + at - first)
@@ -238,15 +242,17 @@ class FakeDevice:
         page = int(self.page_tables.page_ids(holder.slot)[index])
         return self._entries.item(page * self.page_size + offset)
 
-    def _sample(self, plan: StepPlan, item: WorkItem, row: SampleRow) -> list[int]:
+    def _sample(
+        self, plan: StepPlan, item: WorkItem, row: SampleRow, mask: Mask | None
+    ) -> list[int]:
         """One token; of guesses, as many as are what is sampled, and one behind them."""
         start = self._start_of(row.slot)
-        if (row.mask is not None) != (start.params.structured_output is not None):
-            raise ValueError(f"a row of slot {row.slot} has a mask {row.mask}")
+        if mask is not None and start.params.structured_output is None:
+            raise ValueError(f"a row of slot {row.slot} has a mask {mask}")
         token_ids: list[int] = []
         for offset in range(row.offset, row.offset + item.most_tokens(row)):
             token_id = self._drawn(self._total(plan, item, offset), item, row, start)
-            if row.mask is not None and not row.mask[token_id // 32] >> token_id % 32 & 1:
+            if mask is not None and not mask[token_id // 32] >> token_id % 32 & 1:
                 self.stray(row, token_id)
             token_ids.append(token_id)
             if offset + 1 < item.count and item.token_ids[offset + 1] != token_id:

@@ -22,6 +22,7 @@ from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.isolation import shown
 from aioserve.kv.pages import pages_for
 from aioserve.request import SamplingParams
+from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.steps.pages import PageCopy
@@ -56,6 +57,7 @@ class _Launched(msgspec.Struct):
     source: random.Random
     page_ids: PageTables
     """Of the slots whose items it has."""
+    masks: LateMasks | None
 
 
 class FakeRunner:
@@ -85,7 +87,7 @@ class FakeRunner:
         """The page tables of their items."""
         return [page_ids for one in self._in_flight for page_ids in one.page_ids.values()]
 
-    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+    def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
         index = self._num_launched
         self._num_launched += 1
         fault, source = self._model.faults.draw(index)
@@ -101,7 +103,7 @@ class FakeRunner:
             seconds += self._model.faults.slow_seconds
         future: asyncio.Future[StepOutcome] = self._loop.create_future()
         self._free_at_seconds = max(self._loop.time(), self._free_at_seconds) + seconds
-        self._in_flight.append(_Launched(plan, future, index, fault, source, page_ids))
+        self._in_flight.append(_Launched(plan, future, index, fault, source, page_ids, masks))
         self._loop.call_at(self._free_at_seconds, self._execute_next)
         return future
 
@@ -126,7 +128,7 @@ class FakeRunner:
             parts = launched.source.randint(0, len(plan.copies) + len(plan.items))
             self.device.execute_in_part(plan, parts)
             raise PlantedError(f"step {plan.step}, after {parts} of its copies and items")
-        outcome = self.device.execute(plan)
+        outcome = self.device.execute(plan, launched.masks)
         if launched.fault is Fault.BAD_ROW:
             outcome = _with_a_bad_row(plan, outcome, launched.source)
         return self._model.disturb(launched.index, plan, outcome)

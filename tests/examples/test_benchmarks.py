@@ -87,3 +87,16 @@ def test_the_kv_benchmark_serves_what_its_baseline_does(tmp_path: Path, recorded
     if recorded:
         assert written["replay"]["requests"] == 4
         assert written["replay"]["hit_share"] == 3 / 8
+
+
+def test_plans_are_measured() -> None:
+    script = [sys.executable, BENCHMARKS / "step_plans.py", "--running=3", "--context=40"]
+    options = {"check": True, "timeout": 50, "capture_output": True, "text": True}
+    done = subprocess.run([*script, "--rounds=1"], **options)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "plan",
+        "read",
+        "commit",
+        "both",
+        "encoded",
+    ]

@@ -21,6 +21,7 @@ from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
 from aioserve.request import FinishReason, Logprobs, Request, SamplingParams
+from aioserve.sampling.masks import LateMasks
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.scheduler import Scheduler
@@ -129,9 +130,9 @@ class StrayingDevice(FakeDevice):
 
     stray_slots: frozenset[int] = frozenset()
 
-    def execute(self, plan):
+    def execute(self, plan, masks=None):
         self.stray_slots = frozenset()
-        return super().execute(plan)
+        return super().execute(plan, masks)
 
     def stray(self, row, token_id):
         self.stray_slots |= {row.slot}
@@ -378,18 +379,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.say_next(data.draw(st.sampled_from(sorted(self.unguided & set(self.live())))), jump)
 
     def say_next(self, sequence_id, jump):
-        """Some tokens are forced, and then a few may come, one of which does."""
+        """Some tokens are forced, and a mask can be had for what is behind them."""
         self.unguided.discard(sequence_id)
         received = len(self.received[sequence_id])
-        expected = self.expected[sequence_id][received:]
-        forced = expected[: jump if received else 0]
-        mask = None
-        if len(forced) < len(expected):
-            token_id = expected[len(forced)]
+        forced = self.expected[sequence_id][received:][: jump if received else 0]
+        self.take(self.scheduler.guide(sequence_id, forced))
+
+    def masks_of(self, plan):
+        """What may be drawn from its rows: the one token that comes there. Where nobody has said
+        what comes next, it is sometimes too late."""
+        rows = self.scheduler.masked_rows(plan)
+        masks = LateMasks([row for row, *_ in rows])
+        for row, sequence_id, position in rows:
+            if sequence_id in self.unguided and (plan.step + row) % 3 == 0:
+                continue
+            sequence = self.scheduler.books.sequences.get(sequence_id)
+            if sequence is None:
+                masks.bring(row, None)
+                continue
+            expected = self.expected[sequence_id][position - sequence.prompt_tokens :]
             mask = np.zeros(8, np.uint32)
-            mask[token_id // 32] |= np.uint32(1 << token_id % 32)
-            mask = mask.view(np.int32)
-        self.take(self.scheduler.guide(sequence_id, mask, forced))
+            for token_id in expected[:1]:
+                mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+            masks.bring(row, mask.view(np.int32) if expected else None)
+        return masks
 
     def advance(self):
         for sequence_id in sorted(self.unguided & set(self.live())):
@@ -402,7 +415,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def complete(self):
         plan = self.in_flight[0]
-        outcome = self.device.execute(plan)
+        outcome = self.device.execute(plan, self.masks_of(plan))
         self.find_bad_rows(plan, outcome)
         self.charge(plan)
         self.take(self.pipeline.finish(outcome, self.now))
@@ -419,7 +432,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def produce_bad_numbers(self, choice):
         """One sampling item, perhaps of a sequence that has left, writes junk instead of KV."""
         plan = self.in_flight[0]
-        outcome = self.device.execute(plan)
+        outcome = self.device.execute(plan, self.masks_of(plan))
         items = [item for item in plan.items if item.rows]
         if items:
             item = items[choice % len(items)]

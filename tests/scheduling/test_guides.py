@@ -1,4 +1,4 @@
-"""When a sequence is planned of which somebody must say what may come next."""
+"""How a sequence is planned each of whose tokens is drawn under a mask."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from aioserve.request import FinishReason, Request, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.steps.outcome import StepOutcome
-from aioserve.steps.plan import StepPlan
+from aioserve.steps.plan import PENDING_TOKEN, StepPlan
 from aioserve.structured_output import StructuredOutput
-
-MASK = np.full(8, -1, np.int32)
-OTHER = np.full(8, 1, np.int32)
 
 
 def scheduler() -> Scheduler:
     return Scheduler(
-        KVMemory(PagePool(16, 4)),
+        KVMemory(PagePool(16, 8)),
         SchedulingPolicy(),
         max_num_seqs=4,
         max_num_batched_tokens=64,
@@ -43,45 +40,143 @@ def outcome(plan: StepPlan | None, *token_ids: int) -> tuple[StepPlan, StepOutco
     return plan, StepOutcome(step=plan.step, token_ids=token_ids)
 
 
-def test_samples_begin_when_it_is_said_of_each_what_may_come() -> None:
+def late(plan: StepPlan | None) -> tuple[StepPlan, StepOutcome]:
+    """Of a step with one row, whose mask came too late."""
+    assert plan is not None
+    return plan, StepOutcome(step=plan.step, token_ids=(), token_counts={0: 0})
+
+
+def items(plan: StepPlan | None) -> list[tuple[int, list[int]]]:
+    return [] if plan is None else [(i.start, i.token_ids.tolist()) for i in plan.items]
+
+
+def test_samples_begin_when_a_mask_is_there_for_each() -> None:
     one = scheduler()
     first, second = one.submit(guided(n=2))
     assert one.plan(0.0) is None
-    one.guide(first, MASK)
+    one.guide(first)
     assert one.plan(0.0) is None
-    one.guide(second, OTHER)
+    one.guide(second)
     plan = one.plan(0.0)
     assert plan is not None
-    assert [row.mask is MASK for row in plan.items[0].rows] == [True, False]
+    assert one.masked_rows(plan) == [(0, first, 3), (1, second, 3)]
 
 
-def test_a_token_is_waited_for_and_what_is_forced_is_computed_with_the_next() -> None:
+def test_steps_are_planned_ahead_of_the_token_that_a_grammar_must_see() -> None:
     one = scheduler()
     (sequence_id,) = one.submit(guided())
-    one.guide(sequence_id, MASK)
-    planned = outcome(one.plan(0.0), 7)
-    assert one.plan(0.0) is None
-    one.commit(*planned, 0.0)
-    assert one.plan(0.0) is None
-    forced = one.guide(sequence_id, OTHER, (8, 9))
+    one.guide(sequence_id)
+    first, second = one.plan(0.0), one.plan(0.0)
+    assert second is not None
+    assert items(second) == [(3, [PENDING_TOKEN])]
+    assert one.masked_rows(second) == [(0, sequence_id, 4)]
+    one.commit(*outcome(first, 7), 0.0)
+    one.commit(*outcome(second, 8), 0.0)
+    assert items(one.plan(0.0)) == [(4, [8])]
+
+
+def test_what_is_forced_is_computed_with_the_next_token() -> None:
+    one = scheduler()
+    (sequence_id,) = one.submit(guided())
+    one.guide(sequence_id)
+    one.commit(*outcome(one.plan(0.0), 7), 0.0)
+    forced = one.guide(sequence_id, (8, 9))
     assert [(update.token_id, update.forced) for update in forced] == [(8, True), (9, True)]
     plan = one.plan(0.0)
     assert plan is not None
-    (item,) = plan.items
-    assert list(item.token_ids) == [7, 8, 9]
-    assert [(row.offset, row.mask is OTHER) for row in item.rows] == [(2, True)]
+    assert items(plan) == [(3, [7, 8, 9])]
+    assert one.masked_rows(plan) == [(0, sequence_id, 6)]
     assert one.counters.tokens_generated == 3
+
+
+@pytest.mark.parametrize("num_forced", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_what_steps_in_flight_sample_of_what_is_forced_is_told_once(
+    num_forced: int, ahead: int
+) -> None:
+    one = scheduler()
+    (sequence_id,) = one.submit(guided())
+    one.guide(sequence_id)
+    first = one.plan(0.0)
+    flying = [one.plan(0.0) for _ in range(ahead)]
+    told = [u.token_id for u in one.commit(*outcome(first, 7), 0.0)]
+    told += [u.token_id for u in one.guide(sequence_id, (8, 9, 10)[:num_forced])]
+    token_ids = [8, 9, 10, 11, 12, 13]
+    for plan in flying:
+        told += [u.token_id for u in one.commit(*outcome(plan, token_ids.pop(0)), 0.0)]
+        one.sanity_check()
+    expected = 1 + max(num_forced, ahead)
+    assert told == [7, 8, 9, 10, 11][:expected]
+    # The rest is computed in one go, and sampled behind.
+    last = told[ahead:]
+    assert items(one.plan(0.0)) == [(3 + ahead, last)]
+
+
+def test_a_row_whose_mask_is_late_is_sampled_when_it_is_there() -> None:
+    one = scheduler()
+    (sequence_id,) = one.submit(guided())
+    one.guide(sequence_id)
+    first, second = one.plan(0.0), one.plan(0.0)
+    one.commit(*outcome(first, 7), 0.0)
+    third = one.plan(0.0)
+    assert one.commit(*late(second), 0.0) == []
+    assert one.plan(0.0) is None  # nobody has said what comes behind 7
+    assert one.commit(*outcome(third, 99), 0.0) == []  # it was computed over nothing
+    one.sanity_check()
+    one.guide(sequence_id)
+    plan = one.plan(0.0)
+    assert plan is not None
+    assert items(plan)[0][1][-1] == 7
+    assert one.masked_rows(plan) == [(0, sequence_id, 4)]
+    assert [u.token_id for u in one.commit(*outcome(plan, 8), 0.0)] == [8]
+
+
+def test_a_mask_that_comes_before_its_step_is_known_to_be_late_is_good() -> None:
+    one = scheduler()
+    (sequence_id,) = one.submit(guided())
+    one.guide(sequence_id)
+    first, second = one.plan(0.0), one.plan(0.0)
+    one.commit(*outcome(first, 7), 0.0)
+    one.guide(sequence_id, (8,))
+    assert one.commit(*late(second), 0.0) == []
+    plan = one.plan(0.0)
+    assert items(plan)[0][1][-1] == 8
+    assert [u.token_id for u in one.commit(*outcome(plan, 9), 0.0)] == [9]
 
 
 def test_forced_tokens_end_a_sequence_as_others_do() -> None:
     one = scheduler()
     (sequence_id,) = one.submit(guided(max_tokens=3))
     with pytest.raises(InvariantError):
-        one.guide(sequence_id, MASK, (8,))
-    one.guide(sequence_id, MASK)
-    one.commit(*outcome(one.plan(0.0), 7), 0.0)
-    *_, last = one.guide(sequence_id, MASK, (8, 9, 10))
+        one.guide(sequence_id, (8,))
+    one.guide(sequence_id)
+    first, second = one.plan(0.0), one.plan(0.0)
+    one.commit(*outcome(first, 7), 0.0)
+    *_, last = one.guide(sequence_id, (8, 9, 10))
     assert (last.token_id, last.finish_reason) == (9, FinishReason.LENGTH)
-    assert one.guide(sequence_id, MASK, (8,)) == []
+    assert one.guide(sequence_id, (8,)) == []
+    assert one.commit(*outcome(second, 8), 0.0) == []
     one.sanity_check()
     assert one.memory.pool.num_fenced == 0
+
+
+@pytest.mark.parametrize("leaves", ["ends", "is preempted"])
+def test_nothing_is_found_of_what_was_computed_over_a_row_without_its_mask(leaves: str) -> None:
+    """The step in flight has drawn something else than what is forced by now, and the one behind
+    it computes that."""
+    one = scheduler()
+    (sequence_id,) = one.submit(guided(max_tokens=12))
+    one.guide(sequence_id)
+    first, second, third = one.plan(0.0), one.plan(0.0), one.plan(0.0)
+    one.commit(*outcome(first, 7), 0.0)
+    one.guide(sequence_id, (8, 9, 10, 11, 12))
+    if leaves == "ends":
+        one.finish(sequence_id)
+    else:
+        one.books.preempt(one.books.running[0], one.books.launched + 1)
+    tree = one.memory.tree
+    assert tree is not None
+    assert tree.peek(b"", np.array([1, 2, 3, 7, 8, 9, 10, 11], np.int32)) == (0, 0)
+    one.commit(*late(second), 0.0)
+    one.commit(*outcome(third, 99), 0.0)
+    one.sanity_check()

@@ -105,7 +105,7 @@ def test_the_form_of_an_answer_is_part_of_its_slot(form: dict[str, Any]) -> None
     params = SamplingParams(structured_output=StructuredOutput(**form))
     submit(bench, 5, params=params)
     (sequence_id,) = bench.sequences
-    bench.scheduler.guide(sequence_id, np.full(8, -1, np.int32))
+    bench.scheduler.guide(sequence_id)
     plan = bench.plan()
     assert as_read(decoded_plan(encoded_plan(plan))) == as_read(plan)
 

@@ -82,7 +82,9 @@ def test_an_item_that_is_not_what_it_says_is_refused(items: list[WorkItem], mess
         ({"token_ids": (1, 2, 3), "token_counts": {0: 2}}, False),
         ({"token_ids": (1, 2, 3, 4, 5, 6), "token_counts": {1: 5}}, False),
         ({"token_ids": (1, 2, 3), "token_counts": {1: 3}}, False),
-        ({"token_ids": (1,), "token_counts": {1: 0}}, False),
+        ({"token_ids": (1,), "token_counts": {1: 0}}, True),
+        ({"token_ids": (1,), "token_counts": {2: 0}}, False),
+        ({"token_ids": (1,), "token_counts": {1: -1}}, False),
         ({"token_ids": (1, 2), "row_errors": {2: "no"}}, False),
     ],
 )

@@ -39,6 +39,7 @@ from aioserve.execution.gpu.timing import StepTime, StepTimer
 from aioserve.execution.gpu.waiting import HostSide, Threads
 from aioserve.execution.runner import RunnerFailedError
 from aioserve.ops import SampleRows
+from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 
@@ -108,14 +109,14 @@ class CudaRunner:
     def wake_delays_seconds(self) -> Sequence[float]:
         return self._answers.wake_delays_seconds
 
-    def launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
+    def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
         """Its arrays are made here, while the step before is computed."""
         future: asyncio.Future[StepOutcome] = self._answers.loop.create_future()
         if self._failure is not None:
             _fail(future, self._failure)
             return future
         try:
-            step = self._reader.read(plan)
+            step = self._reader.read(plan, masks)
         except Exception as error:
             future.set_exception(error)
             return future

@@ -170,7 +170,6 @@ def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], shape: ResultShap
             raise InvariantError(f"step {step.step}: row {row} has the status {status}")
         row_errors[row] = error
     token_ids = results[shape.token_ids].view(np.int64)[:rows]
-    errors, failures = step.told_apart(row_errors)
     logprobs: dict[int, Logprobs] = {}
     scored: tuple[Logprobs, ...] = ()
     if step.extras is not None and step.extras.logprobs is not None:
@@ -178,11 +177,4 @@ def outcome_of(step: HostStep, results: npt.NDArray[np.uint8], shape: ResultShap
         values = results[shape.logprobs].view(np.float32).reshape(count, 1 + width)
         top_ids = results[shape.top_ids].view(np.int32).reshape(count, width)
         logprobs, scored = step.extras.logprobs.read(values, top_ids)
-    return StepOutcome(
-        step=step.step,
-        token_ids=tuple(token_ids.tolist()),
-        row_errors=errors,
-        row_failures=failures,
-        logprobs=logprobs,
-        scored=scored,
-    )
+    return step.outcome_with(token_ids.tolist(), row_errors, logprobs, scored)

@@ -30,8 +30,10 @@ from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.reference import ReferenceBackend
 from aioserve.request import SamplingParams
+from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ScoredTokens, SlotStart, StepPlan, WorkItem
+from aioserve.structured_output import StructuredOutput
 from tests.execution.gpu.host_device import HostDevice
 from tests.execution.gpu.plans import decode, item
 from tests.placed import placed_plan
@@ -229,9 +231,12 @@ class Runs:
         self.reader = PlanReader(4, NUM_SLOTS)
 
     def run(
-        self, plan: StepPlan, around: Callable[[Callable[[], None]], None] = lambda call: call()
+        self,
+        plan: StepPlan,
+        around: Callable[[Callable[[], None]], None] = lambda call: call(),
+        masks: LateMasks | None = None,
     ) -> StepOutcome:
-        step, model, device = self.reader.read(plan), self.model, self.device
+        step, model, device = self.reader.read(plan, masks), self.model, self.device
         host = device.host_memory(model.max_input_bytes)
         packed = model.pack(step, host, None)
         inputs, results = torch.from_numpy(host.array), device.memory(model.max_result_bytes)
@@ -240,6 +245,39 @@ class Runs:
         size = packed.result_shape.num_bytes
         assert (results[size:] == 0xA5).all()
         return outcome_of(step, results.numpy(), packed.result_shape)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_masks_are_looked_for_when_the_forward_pass_is_enqueued(
+    comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forward pass and the sampling are two launches: what comes with the first is in time for
+    the second. A row without its mask has no token, and the others have theirs."""
+    monkeypatch.setattr("aioserve.sampling.masks.WAIT_SECONDS", 0.0)
+    model, forward = steps_on_host(), TableDecoder.forward
+    masks = LateMasks([1])
+    only = np.array([0, 1 << 9], np.int32)
+
+    def bringing(self: TableDecoder, batch: Batch, cache: KVCache) -> Tensor:
+        if comes:
+            masks.bring(1, only)
+        return forward(self, batch, cache)
+
+    monkeypatch.setattr(TableDecoder, "forward", bringing)
+    params = SamplingParams(
+        temperature=0.0, structured_output=StructuredOutput(regex="a"), logprobs=1
+    )
+    started = tuple(SlotStart(slot=slot, params=params, seed=slot) for slot in range(3))
+    items = tuple(item(slot, 0, [slot + 1, 9]) for slot in range(3))
+    outcome = Runs(model).run(placed_plan(step=0, items=items, started_slots=started), masks=masks)
+    plain = [token_id for row, token_id in enumerate(outcome.token_ids) if not comes or row != 1]
+    unmasked = Runs(model).run(placed_plan(step=0, items=items, started_slots=started))
+    assert plain == [unmasked.token_ids[0], unmasked.token_ids[2]]
+    assert outcome.token_counts == ({} if comes else {1: 0})
+    assert sorted(outcome.logprobs) == list(range(len(outcome.token_ids)))
+    if comes:
+        assert outcome.token_ids[1] == 41
+    assert outcome.logprobs[len(outcome.token_ids) - 1] == unmasked.logprobs[2]
 
 
 class Memory(TorchDispatchMode):

@@ -1,0 +1,71 @@
+"""What may come next in one answer that has a form, and which rows of steps wait to hear of it."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.errors import AioserveError
+from aioserve.sampling.masks import LateMasks
+
+__all__ = ["Guide", "GuidedAnswer"]
+
+
+class Guide(msgspec.Struct, frozen=True, gc=False):
+    """What comes next in one answer."""
+
+    forced: tuple[int, ...]
+    """Tokens that must come first."""
+    mask: npt.NDArray[np.int32] | None
+    """Of the token behind them; None where they end the answer."""
+    error: AioserveError | None = None
+    """Why nothing can be said of it."""
+
+
+class GuidedAnswer:
+    """What is known of one answer, and which rows of steps wait for more."""
+
+    __slots__ = ("_first", "_guide", "_position", "_waiting")
+
+    def __init__(self, position: int) -> None:
+        """`position` is that of its first token."""
+        self._first = self._position = position
+        self._guide: Guide | None = None
+        """Of the tokens from `_first` on: those that are forced, and the one behind them, which is
+        at `_position`."""
+        self._waiting: list[tuple[int, LateMasks, int]] = []
+
+    def expect(self, position: int, masks: LateMasks, row: int) -> None:
+        """A step samples the token at a position."""
+        self._waiting.append((position, masks, row))
+        self._bring()
+
+    def told(self, guide: Guide) -> None:
+        """What is known once the token before these is."""
+        if self._guide is not None:
+            self._first = self._position + 1
+        self._guide, self._position = guide, self._first + len(guide.forced)
+        self._bring()
+
+    def ended(self) -> None:
+        """Nobody hears of what else is sampled for it."""
+        for _, masks, row in self._waiting:
+            masks.bring(row, None)
+        self._waiting = []
+
+    def _bring(self) -> None:
+        guide = self._guide
+        if guide is None:
+            return
+        waiting, self._waiting = self._waiting, []
+        for position, masks, row in waiting:
+            if position > self._position:
+                self._waiting.append((position, masks, row))
+            elif position == self._position or guide.mask is None:
+                masks.bring(row, guide.mask)
+            else:
+                only = np.zeros_like(guide.mask)
+                token_id = guide.forced[max(0, position - self._first)]
+                only.view(np.uint32)[token_id // 32] = np.uint32(1 << token_id % 32)
+                masks.bring(row, only)

@@ -1,0 +1,64 @@
+"""Masks of what may be drawn from rows of a step, which come while its forward pass runs.
+
+    event loop   launch 8 ──────── token of 7 ─► grammar ─► bring ──┐
+    step thread  forward pass of 7 ─ draw 7 ─ forward pass of 8 ────┴► found ─ draw 8
+
+A row whose mask doesn't come in time isn't sampled: its sequence sits the step out, and the others
+go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.ops import RowMask
+
+__all__ = ["WAIT_SECONDS", "LateMasks", "Mask"]
+
+Mask = npt.NDArray[np.int32]
+"""int32 `[ceil(V / 32)]`, V logits wide: bit `i % 32` of word `i // 32` says whether id `i` may be
+drawn."""
+
+WAIT_SECONDS = 0.002
+"""How long the sampling of a step waits for masks. One takes a tenth of it or so, and was asked for
+when the forward pass began."""
+
+
+class LateMasks:
+    """Of one step. Brought on one thread, and looked for on another."""
+
+    def __init__(self, rows: Iterable[int]) -> None:
+        self.rows: frozenset[int] = frozenset(rows)
+        """Indices of the rows that need one."""
+        self._missing = set(self.rows)
+        self._found: list[RowMask] = []
+        self._complete = threading.Event()
+        self._lock = threading.Lock()
+        self.late: frozenset[int] | None = None
+        """Rows that had none when the step was sampled, once it is."""
+
+    def bring(self, row: int, mask: Mask | None) -> None:
+        """What may be drawn from a row; None where nobody will hear of what is. Too late, it does
+        no harm."""
+        with self._lock:
+            if row not in self._missing or self.late is not None:
+                return
+            self._missing.discard(row)
+            if mask is not None:
+                self._found.append((row, mask))
+            if not self._missing:
+                self._complete.set()
+
+    def found(self, wait_seconds: float | None = None) -> list[RowMask]:
+        """Those that have come, once they all have, or that time is over. From the first call on,
+        `late` says which haven't."""
+        if self.late is None and self._missing:
+            self._complete.wait(WAIT_SECONDS if wait_seconds is None else wait_seconds)
+        with self._lock:
+            if self.late is None:
+                self.late = frozenset(self._missing)
+            return self._found

@@ -1,0 +1,151 @@
+"""Masks come while the step that they are for is computed: streams that have a form are planned
+like any other, and hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aioserve import Engine, SamplingParams, TokenStream
+from aioserve.engine import guides
+from aioserve.engine.guided import Guide, GuidedAnswer
+from aioserve.sampling import masks as late_masks
+from aioserve.sampling.masks import LateMasks
+from aioserve.structured_output import StructuredOutput
+
+FORM = SamplingParams(
+    temperature=1.0, seed=9, max_tokens=400, structured_output=StructuredOutput(regex="[a-z]{4000}")
+)
+WORDS = 3
+
+
+def plain(seed: int, count: int) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed, ignore_eos=True, max_tokens=count)
+
+
+async def tokens_of(stream: TokenStream) -> list[int]:
+    return [token.id async for token in stream]
+
+
+def mask(*token_ids: int) -> np.ndarray:
+    bits = np.zeros(WORDS, np.uint32)
+    for token_id in token_ids:
+        bits[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return bits.view(np.int32)
+
+
+def found(masks: LateMasks) -> dict[int, list[int]]:
+    return {row: each.tolist() for row, each in masks.found(0)}
+
+
+def test_masks_are_brought_by_position() -> None:
+    answer, steps = GuidedAnswer(5), [LateMasks([0]) for _ in range(5)]
+    answer.expect(5, steps[0], 0)
+    answer.told(Guide((), mask(1)))
+    answer.expect(6, steps[1], 0)
+    answer.expect(7, steps[2], 0)
+    assert found(steps[0]) == {0: mask(1).tolist()}
+    answer.told(Guide((40,), mask(2, 33)))  # the token at 5 is known, and 40 is behind it
+    assert found(steps[1]) == {0: mask(40).tolist()}
+    assert found(steps[2]) == {0: mask(2, 33).tolist()}
+    answer.expect(7, steps[3], 0)  # once more, after a preemption
+    assert found(steps[3]) == {0: mask(2, 33).tolist()}
+    answer.expect(8, steps[4], 0)
+    answer.ended()
+    assert (found(steps[4]), steps[4].late) == ({}, frozenset())
+
+
+def test_what_has_not_come_when_it_is_looked_for_is_late() -> None:
+    masks = LateMasks([1, 4])
+    masks.bring(4, mask(3))
+    masks.bring(7, mask(3))
+    assert masks.late is None
+    assert found(masks) == {4: mask(3).tolist()}
+    masks.bring(1, mask(2))
+    assert found(masks) == {4: mask(3).tolist()}
+    assert masks.late == {1}
+
+
+@pytest.mark.asyncio
+async def test_a_stream_with_a_form_is_in_the_steps_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(late_masks, "WAIT_SECONDS", 10.0)  # however busy the machine is
+    async with Engine("pyhelp") as engine:
+        guided = engine.stream([1, 2, 3], FORM)
+        for _ in range(4):
+            await anext(guided)
+        reading = asyncio.ensure_future(tokens_of(guided))
+        before, steps = guided.usage.completion_tokens, engine.stats().steps_total
+        await asyncio.gather(
+            *(tokens_of(engine.stream([1, 2, i], plain(i, 150))) for i in range(4))
+        )
+        gained = guided.usage.completion_tokens - before
+        share = gained / (engine.stats().steps_total - steps)
+        guided.close()
+        reading.cancel()
+    assert share >= 0.97
+
+
+@pytest.mark.asyncio
+async def test_others_go_on_while_a_grammar_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, after = threading.Event(), guides._after
+    asked = threading.Event()
+
+    def stuck(*step: Any) -> Guide:
+        asked.set()
+        go_on.wait(60)
+        return after(*step)
+
+    form = SamplingParams(
+        temperature=0.0, structured_output=StructuredOutput(regex="[a-z]{20}"), max_tokens=30
+    )
+    async with Engine("pyhelp") as engine:
+        expected = await engine.generate([1, 2, 3], form)
+        alone = [await engine.generate([1, 2, i], plain(i, 40)) for i in range(3)]
+        monkeypatch.setattr(guides, "_after", stuck)
+        guided = asyncio.ensure_future(engine.generate([1, 2, 3], form))
+        assert await asyncio.to_thread(asked.wait, 60)
+        beside = [await engine.generate([1, 2, i], plain(i, 40)) for i in range(3)]
+        assert not guided.done()
+        go_on.set()
+        answer = await guided
+    assert [one.token_ids for one in beside] == [one.token_ids for one in alone]
+    assert answer.token_ids == expected.token_ids
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_masks_that_are_sometimes_late_change_no_token(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    monkeypatch.setattr(late_masks, "WAIT_SECONDS", 0.0)
+    slow = guides._after
+    calls = 0
+
+    def sometimes_slow(*step: Any) -> Guide:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            time.sleep(0.02)
+        return slow(*step)
+
+    form = StructuredOutput(json_schema={"type": "array", "items": {"type": "integer"}})
+    params = [
+        SamplingParams(temperature=1.0, seed=i, max_tokens=40, structured_output=form)
+        for i in range(3)
+    ]
+    async with Engine("pyhelp", overlap=overlap, jump_forward=False) as engine:
+        expected = [await engine.generate([1, 2, 3], one) for one in params]
+    monkeypatch.setattr(guides, "_after", sometimes_slow)
+    async with Engine("pyhelp", overlap=overlap) as engine:
+        answers = await asyncio.gather(
+            *(engine.generate([1, 2, 3], one) for one in params),
+            engine.generate([4], plain(4, 60)),
+        )
+    assert [one.token_ids for one in answers[:3]] == [one.token_ids for one in expected]
