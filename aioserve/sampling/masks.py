@@ -15,8 +15,6 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.ops import RowMask
-
 __all__ = ["WAIT_SECONDS", "LateMasks", "Mask"]
 
 Mask = npt.NDArray[np.int32]
@@ -35,7 +33,7 @@ class LateMasks:
         self.rows: frozenset[int] = frozenset(rows)
         """Indices of the rows that need one."""
         self._missing = set(self.rows)
-        self._found: list[RowMask] = []
+        self._found: list[tuple[int, Mask]] = []
         self._complete = threading.Event()
         self._lock = threading.Lock()
         self.late: frozenset[int] | None = None
@@ -53,7 +51,7 @@ class LateMasks:
             if not self._missing:
                 self._complete.set()
 
-    def found(self, wait_seconds: float | None = None) -> list[RowMask]:
+    def found(self, wait_seconds: float | None = None) -> list[tuple[int, Mask]]:
         """Those that have come, once they all have, or that time is over. From the first call on,
         `late` says which haven't."""
         if self.late is None and self._missing:
