@@ -25,10 +25,10 @@ from aioserve.errors import (
     StepError,
     StreamStalledError,
 )
-from aioserve.steps.plan import NO_TOKEN_LEFT
 from aioserve.request import FinishReason, Token
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.updates import SequenceUpdate
+from aioserve.steps.plan import NO_TOKEN_LEFT
 
 __all__ = ["Delivery"]
 
