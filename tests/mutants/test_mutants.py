@@ -1,4 +1,5 @@
-"""Every planted bug can still be planted and names tests that exist; `make mutants` plants them."""
+"""Every planted bug can still be planted, leaves valid Python and names tests that exist;
+`make mutants` plants them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_changes_one_place_and_names_tests_that_exist(mutant: Mutant) -> None:
     source = (ROOT / mutant.file).read_text(encoding="utf-8")
-    assert mutant.planted_in(source) != source
+    planted = mutant.planted_in(source)
+    assert planted != source
+    if mutant.file.endswith(".py"):
+        compile(planted, mutant.file, "exec", dont_inherit=True)
     assert mutant.trap
     assert mutant.tests
     for test in mutant.tests:
