@@ -173,6 +173,23 @@ def test_the_answer_is_found_by_the_next_turn(depth):
     assert work(bench.plan()) == [(b, 16, 7)]
 
 
+def test_a_page_is_found_when_all_of_its_tokens_are_known_and_no_step_before():
+    bench = cached()
+    a = bench.submit(6)
+    first = bench.plan()  # brings token 6
+    second = bench.plan()  # computes it, and brings token 7
+    bench.commit(first)
+
+    third = bench.plan()  # computes token 7, which nobody knows yet
+
+    assert bench.view(a).computed_tokens == 8
+    assert bench.tree.num_pages == 1
+    bench.commit(second)
+    bench.plan()
+    assert bench.tree.num_pages == 2
+    bench.commit(third)
+
+
 def test_a_duplicate_of_a_cached_page_is_given_up_for_it_after_its_step():
     bench = cached(num_pages=5)
     bench.submit(12, 1)
