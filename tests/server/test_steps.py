@@ -170,6 +170,16 @@ def test_the_books_equal_a_plain_model(notes: Any, max_entries: int, max_parts: 
             assert sum(map(num_parts, few)) <= 5
 
 
+def test_steps_of_many_parts_make_room_by_their_parts() -> None:
+    recorder = StepRecorder(max_entries=100, max_parts=10)
+    recorder.arrived([info("a", 0.5)])
+    for number in range(1, 8):
+        parts = [("a", sample, 8 + number, 1, 1, True) for sample in range(4)]
+        recorder.step_finished(step(number, float(number), parts))
+        assert sum(map(num_parts, recorder.entries())) == 4 * min(number, 2)
+    assert (recorder.begin, recorder.end) == (6, 8)
+
+
 def entries_of(notes: Any) -> list[Entry]:
     recorder = StepRecorder()
     for _ in walk(notes, recorder, Model()):
