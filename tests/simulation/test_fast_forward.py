@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aioserve import Refusal, RequestView, SchedulerView, SchedulingPolicy
 from aioserve.capacity.hardware import hardware_preset
 from aioserve.capacity.models import ModelShape, read_model
-from aioserve.kv.eviction import Eviction, PageUse
+from aioserve.kv.eviction import Eviction, EvictionStrategy, PageUse
 from aioserve.plugins import PluginRegistry
 from aioserve.simulation import fast_forward
 from aioserve.simulation.cost import CostTable, RooflineCost
@@ -187,19 +187,27 @@ POLICIES = [
 
 
 class LongestInUse:
-    """Counts the ticks themselves."""
+    """Counts the ticks from the first to the last."""
 
     def key(self, use: PageUse) -> float:
         return use.created_tick - use.last_used_tick
 
 
-def test_under_a_strategy_that_counts_ticks_no_digit_differs() -> None:
+class EveryThirdTick:
+    """One tick more or less changes whose pages go first."""
+
+    def key(self, use: PageUse) -> float:
+        return use.last_used_tick % 3
+
+
+@pytest.mark.parametrize("strategy", [LongestInUse(), EveryThirdTick()])
+def test_under_a_strategy_that_counts_ticks_no_digit_differs(strategy: EvictionStrategy) -> None:
     trace = [
         TraceRequest(number, number * 0.2, 20 + 7 * number % 30, 60, (number % 3,), 4)
         for number in range(30)
     ]
     options = {"cost": TABLE, "num_pages": 60, "page_size": 4, "max_num_seqs": 4}
-    fast, slow = both(trace, make=SchedulingPolicy, eviction=LongestInUse(), **options)
+    fast, slow = both(trace, make=SchedulingPolicy, eviction=strategy, **options)
     assert repr(fast) == repr(slow)
     assert fast.tokens_cached
 
@@ -268,7 +276,7 @@ OPTIONS = st.fixed_dictionaries(
     options=OPTIONS,
     seed=st.none() | st.integers(0, 9),
     host_pages=st.integers(0, 20),
-    eviction=st.sampled_from(["lru", "lfu", "fifo", "slru", LongestInUse()]),
+    eviction=st.sampled_from(["lru", "lfu", "fifo", "slru", LongestInUse(), EveryThirdTick()]),
 )
 def test_whatever_the_run_no_digit_differs_from_steps_taken_one_by_one(
     trace: list[TraceRequest],
@@ -423,6 +431,23 @@ def test_the_first_step_evicts_although_pages_come_back_behind_it(
         output_reserve_tokens=0,
     )
     assert repr(fast) == repr(slow)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_that_evict_to_the_host_take_the_time_of_their_copies(overlap: bool) -> None:
+    # What the first one leaves goes to the host while the second one decodes, alone.
+    trace = [TraceRequest(0, 0.0, 20, 10, (), 4), TraceRequest(1, 1.0, 20, 60, (), 4)]
+    fast, slow = both(
+        trace,
+        make=SchedulingPolicy,
+        cost=ROOFLINE,
+        num_pages=24,
+        page_size=4,
+        num_host_pages=20,
+        overlap=overlap,
+    )
+    assert repr(fast) == repr(slow)
+    assert fast.pages_swapped_out
 
 
 def test_steps_are_passed_that_evict_what_no_step_in_flight_touches() -> None:
