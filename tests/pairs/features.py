@@ -38,9 +38,10 @@ class Feature:
 
     met: Callable[[Seen], set[str]] | None = None
     met_early: Callable[[Seen], set[str]] | None = None
-    """The same of requests that met it before their first token, where that is more."""
-    prompt_counts: bool = False
-    """Requests bring something of their prompts, which `met_early` is about."""
+    """The same of requests that met it in the middle of their prompt, where that is more."""
+    prompt_counts: tuple[bool, bool] = (False, False)
+    """Which of its two requests bring something of each token of their prompts: `met_early` is
+    about these."""
     happened: Callable[[Seen], bool] = field(default=lambda seen: True)
     options: Callable[[Draw], dict[str, Any]] = field(default=lambda draw: {})
     """Of the engine. Where both of a pair give the same one, the smaller value counts."""
@@ -128,7 +129,7 @@ FEATURES: dict[str, Feature] = {
         options=lambda draw: {"output_reserve_tokens": 0},
         tight=True,
         met=lambda seen: seen.preempted,
-        met_early=lambda seen: seen.preempted_early,
+        met_early=lambda seen: seen.lost_in_flight,
     ),
     "swap": Feature(
         options=lambda draw: {
@@ -138,7 +139,7 @@ FEATURES: dict[str, Feature] = {
         },
         tight=True,
         met=lambda seen: seen.swapped,
-        met_early=lambda seen: seen.swapped & seen.preempted_early,
+        met_early=lambda seen: seen.swapped & seen.lost_in_flight,
         happened=lambda seen: seen.stats.pages_swapped_in_total > 0,
     ),
     "host_pool": Feature(
@@ -172,7 +173,7 @@ FEATURES: dict[str, Feature] = {
         happened=lambda seen: seen.changed("structured_output"),
     ),
     "logprobs": Feature(
-        prompt_counts=True,
+        prompt_counts=(True, False),
         params=({"logprobs": 3, "prompt_logprobs": 2}, {"logprobs": 0}),
         happened=lambda seen: any(
             sample and sample[0] is not None
@@ -198,7 +199,7 @@ FEATURES: dict[str, Feature] = {
         happened=lambda seen: seen.changed("logits_processors"),
     ),
     "pooling": Feature(
-        prompt_counts=True,
+        prompt_counts=(False, True),
         ways=("last", "mean"),
         happened=lambda seen: any(each.vector for each in seen.brought("pooling")),
     ),

@@ -15,7 +15,7 @@ from tests.pairs.asks import Ask, Brought, Moments, give
 from tests.pairs.features import FEATURES, PLUGIN, Feature, why_not_one_request
 from tests.parity.tiny_models import VOCAB_SIZE
 
-__all__ = ["PLAIN", "Alone", "Scene", "Seen", "features_of", "played", "scene_of"]
+__all__ = ["PLAIN", "Alone", "Scene", "Seen", "features_of", "place_of", "played", "scene_of"]
 
 PLAIN: dict[str, Any] = {
     "device": "cpu",
@@ -107,9 +107,13 @@ def scene_of(names: Sequence[str], page_size: int, seed: int, number: int = 0) -
             options[option] = min(options[option], value) if both else value
     if any(feature.tight for feature in features.values()):
         largest = max([ask.most_tokens for ask in asks])
-        # With small steps some are preempted in the middle of their prompts.
-        options.setdefault("max_num_batched_tokens", draw.choice([2048, 5, 5]))
-        options["num_pages"] = -(-(largest + draw.choice([2, 12, 36])) // page_size)
+        # With small steps some are preempted in the middle of their prompts, and with overlap while
+        # a step in flight has the next part of one.
+        prompts_count = any(any(feature.prompt_counts) for feature in features.values())
+        chunks, spare = ([3], [2, 2, 36]) if prompts_count else ([2048, 5, 5], [2, 12, 36])
+        options.setdefault("max_num_batched_tokens", draw.choice(chunks))
+        options["overlap"] |= prompts_count
+        options["num_pages"] = -(-(largest + draw.choice(spare)) // page_size)
     asks = [
         Ask(**{**vars(ask), "hints": _hints(place)}) for place, ask in enumerate(_mixed(asks, draw))
     ]
@@ -159,8 +163,9 @@ class Seen:
     """Requests that were paused for their readers."""
     preempted: set[str] = field(default_factory=set)
     """Requests that gave their pages back."""
-    preempted_early: set[str] = field(default_factory=set)
-    """Requests that gave them back before their first token."""
+    lost_in_flight: set[str] = field(default_factory=set)
+    """Requests that gave them back while a step in flight computed the second or a later part of
+    their prompt: what that step brings is dropped, and what came before it isn't."""
     leaked_pages: int = 0
     free: tuple[int, int] = (0, 0)
     """Pages of all pools that are free in the end, and all there are."""
@@ -187,6 +192,11 @@ class Seen:
 def features_of(name: str) -> list[str]:
     """Features that a request has, by its name."""
     return name.rpartition("-")[0].split("+")
+
+
+def place_of(name: str) -> int:
+    """Which of the two requests of its features a request is, by its name."""
+    return int(name.rpartition("-")[2])
 
 
 class Alone:
@@ -274,6 +284,10 @@ class _Watching(Observer):
         self.pools = [pool for pool in (memory.pool, memory.host_pool) if pool is not None]
         self._steps = 0
         self._stepped = asyncio.Event()
+        self._in_prompt: list[set[tuple[str, int]]] = [set(), set()]
+        """Samples whose prompt was computed in each of the last two steps, for the first token."""
+        self._answering: set[tuple[str, int]] = set()
+        """Samples that have drawn a token."""
 
     def arrived(self, requests: Sequence[RequestInfo]) -> None:
         self._count()
@@ -284,6 +298,12 @@ class _Watching(Observer):
         seen.chunked.update([part.request_id for part in parts])
         seen.most_waiting = max(seen.most_waiting, step.num_waiting)
         seen.preempted.update([request_id for request_id, _ in step.preempted])
+        lost = set.intersection(set(step.preempted), *self._in_prompt)
+        if seen.scene.options["overlap"]:
+            seen.lost_in_flight.update([request_id for request_id, _ in lost])
+        in_prompt = {(part.request_id, part.sample) for part in step.parts if not part.is_decode}
+        self._in_prompt = [self._in_prompt[1], in_prompt - self._answering]
+        self._answering.update([(p.request_id, p.sample) for p in step.parts if p.num_sampled])
         seen.most_ahead = max(seen.most_ahead, len(self._core.pipeline.in_flight))
         self._count()
         self._steps += 1
@@ -293,8 +313,6 @@ class _Watching(Observer):
     def _count(self) -> None:
         seen, scheduler = self._seen, self._scheduler
         sequences = scheduler.books.sequences.values()
-        early = [one for one in sequences if one.epoch and one.num_known == one.prompt_tokens]
-        seen.preempted_early.update([one.request.request_id for one in early])
         on_host = [one for one in sequences if one.lease.swapped is not None]
         seen.swapped.update([one.request.request_id for one in on_host])
         if scheduler.memory.tree is not None:
