@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aioserve import Engine
-from aioserve.execution.plan import SampleRow, WorkItem
 from aioserve.server import ServerSettings, create_app
+from aioserve.steps.plan import SampleRow, WorkItem
 from aioserve.structured_output import StructuredOutput
 from aioserve.testing.fake_device import SlotStart
 from tests.engine.idle import all_given_back

@@ -35,20 +35,18 @@ class ScriptedDevice(FakeDevice):
     def __init__(self, answers: Sequence[Sequence[int]], *shape: int) -> None:
         super().__init__(*shape)
         self._answers = answers
-        self._given: dict[int, tuple[SlotStart | None, int, int]] = {}
+        self._numbers: dict[int, int] = {}
+        """By seed: which answer a sequence gives, which may begin again in the middle of it."""
 
     def answer_of(self, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
         """Which one an answer that begins is."""
         return start.seed % len(self._answers)
 
     def _drawn(self, total: int, item: WorkItem, row: SampleRow, start: SlotStart) -> int:
-        last, number, count = self._given.get(row.slot, (None, 0, 0))
-        if last is start:
-            count += 1
-        else:
-            number, count = self.answer_of(item, row, start), 0
-        self._given[row.slot] = start, number, count
-        answer = self._answers[number]
+        count = item.start + row.offset + 1 - start.prompt_tokens
+        if count <= 0:
+            self._numbers[start.seed] = self.answer_of(item, row, start)
+        answer = self._answers[self._numbers[start.seed]]
         return answer[min(count, len(answer) - 1)]
 
 

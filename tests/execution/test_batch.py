@@ -118,11 +118,11 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
             if token_id == PENDING_TOKEN:
                 pending.append((row, item.slot))
             assert batch.positions[row] == position
-            page = item.page_ids[position // page_size]
+            page = pages_of(item)[position // page_size]
             assert batch.token_locations[row] == page * page_size + position % page_size
             row += 1
         pages = -(-(item.start + item.count) // page_size)
-        assert batch.page_table[index, :pages].tolist() == item.page_ids[:pages].tolist()
+        assert batch.page_table[index, :pages].tolist() == pages_of(item)[:pages].tolist()
     assert batch.query_start.tolist()[len(plan.items) :] == [row] == [len(batch.token_ids)]
     assert batch.max_context == max(item.start + item.count for item in plan.items)
     assert list(zip(batch.pending_rows, batch.pending_slots, strict=True)) == pending
