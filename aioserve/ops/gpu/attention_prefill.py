@@ -125,10 +125,12 @@ def prefill_kernel(
     block_position = context - tokens + skipped
     position = block_position + token
     here = (row < rows)[:, None] & (dims < HEAD_DIM)[None, :]
-    # Products of a token's number and a stride leave 32 bits.
+    # Products of a token's number and a stride leave 32 bits. Inside a block they don't, and rows
+    # with offsets of 64 bits would hold registers that wide tiles lack.
     block_token = (sequence_start + skipped).to(tl.int64)
-    q_at = (block_token + token) * row_stride + query_head * HEAD_DIM
-    q = tl.load(qkv + q_at[:, None] + dims[None, :], mask=here, other=0.0)
+    q_at = token * row_stride + query_head * HEAD_DIM
+    block_q = qkv + block_token * row_stride
+    q = tl.load(block_q + (q_at[:, None] + dims[None, :]), mask=here, other=0.0)
 
     oldest = block_position + first_row // GROUP
     newest = block_position + (tl.minimum(first_row + ROWS, rows) - 1) // GROUP
@@ -164,9 +166,10 @@ def prefill_kernel(
         KV_HEADS, HEAD_DIM, PAGE_SIZE, HAS_WINDOW, HAS_CAP, KEYS, DIMS, PRECISION, True,
     )  # fmt: skip
 
-    out_at = ((block_token + token) * (KV_HEADS * GROUP) + query_head) * HEAD_DIM
+    out_at = (token * (KV_HEADS * GROUP) + query_head) * HEAD_DIM
+    block_out = out + block_token * (KV_HEADS * GROUP * HEAD_DIM)
     result = finish(total, acc).to(out.dtype.element_ty)
-    tl.store(out + out_at[:, None] + dims[None, :], result, mask=here)
+    tl.store(block_out + (out_at[:, None] + dims[None, :]), result, mask=here)
 
 
 def prefill(
