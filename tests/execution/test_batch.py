@@ -28,7 +28,7 @@ from aioserve.steps.plan import (
     StepPlan,
     WorkItem,
 )
-from tests.placed import placed_item, placed_plan
+from tests.placed import PlacedItem, placed_item, placed_plan
 
 PARAMS = SamplingParams()
 WARM = SamplingParams(temperature=0.7, top_k=5, top_p=0.9)
@@ -101,6 +101,7 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
     batch, samples = step.batch, step.samples
     assert batch is not None
     for index, item in enumerate(plan.items):
+        assert isinstance(item, PlacedItem)
         assert batch.query_start[index] == row
         assert batch.context_lens[index] == item.start + item.count
         for sample in item.rows:
@@ -118,11 +119,11 @@ def test_every_token_and_row_is_where_its_item_says(drawn: tuple[StepPlan, int])
             if token_id == PENDING_TOKEN:
                 pending.append((row, item.slot))
             assert batch.positions[row] == position
-            page = pages_of(item)[position // page_size]
+            page = item.page_ids[position // page_size]
             assert batch.token_locations[row] == page * page_size + position % page_size
             row += 1
         pages = -(-(item.start + item.count) // page_size)
-        assert batch.page_table[index, :pages].tolist() == pages_of(item)[:pages].tolist()
+        assert batch.page_table[index, :pages].tolist() == item.page_ids[:pages].tolist()
     assert batch.query_start.tolist()[len(plan.items) :] == [row] == [len(batch.token_ids)]
     assert batch.max_context == max(item.start + item.count for item in plan.items)
     assert list(zip(batch.pending_rows, batch.pending_slots, strict=True)) == pending
