@@ -20,7 +20,7 @@ __all__ = ["EMBEDDED", "check_model", "local_model"]
 
 EMBEDDED = "pyhelp"
 MOST_QUOTED_CHARS = 80
-"""Of a prompt that a message repeats."""
+"""A prompt that a message repeats has at most so many characters."""
 
 
 def local_model(model: str) -> str:
@@ -39,6 +39,8 @@ def check_model(model: str, prompt: str | None) -> None:
     if model.startswith(PREFIX) and model.removeprefix(PREFIX) in SHAPES:
         return
     if _is_downloaded(model):
+        if prompt is not None and _is_here(prompt):  # such as a prompt `and/or` before the model
+            raise ModelNotFoundError(_advice(model, prompt))
         return
     try:
         resolve(model_or_random(model))
@@ -73,10 +75,13 @@ def _advice(model: str, prompt: str | None) -> str | None:
         return f"{shown(model)} is no model; did you mean: aioserve run {near}{rest}"
     if prompt is not None:
         return None
-    return (
+    advice = (
         f"{shown(model)} is no model; for the embedded model type: "
         f"aioserve run {EMBEDDED} {_quoted(model)}"
     )
+    if any(char.isspace() for char in model):
+        return advice
+    return f"{advice}; a model of the Hugging Face hub is named OWNER/NAME"
 
 
 def _is_here(name: str) -> bool:
@@ -91,4 +96,5 @@ def _quoted(text: str) -> str:
     """As a shell takes it."""
     if len(text) > MOST_QUOTED_CHARS or not text.isprintable():
         return '"..."'
-    return shlex.quote(text)
+    quoted = shlex.quote(text)
+    return f"-- {quoted}" if text.startswith("-") else quoted

@@ -34,6 +34,8 @@ def explained(error: CycloptsError) -> str:
 def _unknown(error: UnknownOptionError) -> str:
     """The option; of what may be meant as a prompt, how it is written as one."""
     word = error.token.value or error.token.keyword or ""
+    if word.partition("=")[0] == "--model" and "model" in _names(error.target):
+        return f"the model comes first, without --model; usage: {_usage(error)}"
     if f"Did you mean {word}?" in str(error):
         return f"{shown(word)} is one word too many: options come before --"
     if error.command_chain == ("run",) and (not word.startswith("--") or " " in word):
@@ -70,9 +72,13 @@ def _usage(error: CycloptsError) -> str:
     return " ".join([*chain, *_places(error.target), "[OPTIONS]"])
 
 
+def _names(target: Callable[..., Any] | None) -> list[str]:
+    return list(inspect.signature(target).parameters) if target else []
+
+
 def _places(target: Callable[..., Any] | None) -> list[str]:
-    """Of what the command takes, as `MODEL`, `[TRACE]` where it can do without, and options that it
-    can't do without."""
+    """Arguments that the command takes, as `MODEL`, `[TRACE]` where it can do without, and options
+    that it can't do without."""
     found: list[str] = []
     for name, one in inspect.signature(target).parameters.items() if target else ():
         if one.kind is one.POSITIONAL_ONLY:

@@ -96,7 +96,10 @@ class Delivery:
             error = RequestFailedError(f"the step of this request can't be planned: {update.error}")
             return error.with_cause(update.cause)
         if update.error == NO_TOKEN_LEFT and request.request is not None:
-            return no_token_left(request.request.params)
+            refused = no_token_left(request.request.params)
+            if refused is not None:
+                return refused
+            return RequestFailedError("the model's logits leave no token to draw")
         return RequestFailedError(str(update.error))
 
     def _deliver_token(self, sample: LiveSample, token_id: int, update: SequenceUpdate) -> None:

@@ -111,7 +111,7 @@ class Encoder:
             _Lane(f"aioserve-encode-{model.name}", (self._short,)),
         )
         self._wanted: dict[Encoding, None] = {}
-        """Those whose ids are waited for, in order of arrival."""
+        """Encodings whose ids are waited for, in order of arrival."""
         self._idle = asyncio.Event()
         self._idle.set()
 

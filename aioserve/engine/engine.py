@@ -296,8 +296,8 @@ class Engine(PromptLooks):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> Completion:
-        """The whole completion at once; otherwise as `stream`. Cancelling it ends the request. Of
-        very many that are called at once, some wait for turns of the event loop first."""
+        """The whole completion at once; otherwise as `stream`. Cancelling it ends the request.
+        Where very many are called at once, some wait for turns of the event loop first."""
         await self._life.usable().turns.take()
         stream = self.stream(
             prompt,

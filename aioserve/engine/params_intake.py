@@ -31,17 +31,18 @@ FORBIDDING = (
 """Parameters that can forbid a token; each may be at fault where all are forbidden."""
 
 
-def no_token_left(params: SamplingParams) -> InvalidSamplingError:
-    """What a request hears whose `params` forbid every token at some place of its completion. It
-    names those of them that forbid any."""
+def no_token_left(params: SamplingParams) -> InvalidSamplingError | None:
+    """What a request hears where no token was left to draw: which of its `params` forbid tokens.
+    None where none does, and the model is to blame."""
     given = {name: getattr(params, name) for name in FORBIDDING}
     named = [name for name, value in given.items() if value not in (None, 0, ())]
-    together = " and ".join(named) or "the parameters"
+    if not named:
+        return None
     return InvalidSamplingError(
-        f"{together} must leave a token to draw at each place of a completion, and "
+        f"{' and '.join(named)} must leave a token to draw at each place of a completion, and "
         f"{'together they leave' if len(named) > 1 else 'it leaves'} none at one",
-        argument=named[0] if named else "params",
-        value=given[named[0]] if named else None,
+        argument=named[0],
+        value=given[named[0]],
     )
 
 

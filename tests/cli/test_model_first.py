@@ -51,7 +51,11 @@ def test_a_directory_is_the_model_and_not_a_prompt(aioserve_here: Run, tiny_mode
         (["pyhelp", ""], "the prompt must not be empty"),
         ([], "MODEL is missing; usage: aioserve run MODEL [PROMPT] [OPTIONS]"),
         (["--max-tokens", "2"], "MODEL is missing; usage: aioserve run MODEL [PROMPT] [OPTIONS]"),
-        (["--model", "pyhelp", "x"], "Unknown option: --model"),
+        (["--model", "pyhelp", "x"], "the model comes first, without --model; usage: aioserve run"),
+        (["--model=pyhelp", "x"], "the model comes first, without --model; usage: aioserve run"),
+        (["--", "-x"], f"'-x' is no model; {TYPE} -- -x"),
+        (["gpt2"], "a model of the Hugging Face hub is named OWNER/NAME"),
+        (["and/or", "pyhelp"], "the model comes first, type: aioserve run pyhelp and/or"),
         (["pyhelp", "-x y"], "A prompt that begins with a hyphen comes after --, as in: "),
         (["pyhelp", "--no-such"], "Unknown option: --no-such"),
         (

@@ -17,6 +17,7 @@ from aioserve import (
     StructuredOutput,
 )
 from aioserve.engine import guides
+from aioserve.engine.params_intake import no_token_left
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
 from tests.engine.test_structured_output import TINY
@@ -72,6 +73,12 @@ async def test_a_request_that_leaves_itself_nothing_ends_alone_and_the_cache_sta
 
     assert again.token_ids == expected.token_ids
     assert again.usage.cached_tokens > 32
+
+
+def test_parameters_that_forbid_no_token_are_not_to_blame() -> None:
+    """Where a model's own logits leave nothing, nobody tells the caller to change a penalty."""
+    params = SamplingParams(presence_penalty=1, logit_bias={1: -100}, seed=1, stop="x")
+    assert no_token_left(params) is None
 
 
 @pytest.mark.asyncio

@@ -160,6 +160,33 @@ def test_an_installed_torch_is_left_as_it_is(index: str) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+def test_an_installed_torch_of_another_version_is_not_the_one(index: str, tmp_path: Path) -> None:
+    info = tmp_path / "site" / "torch-1.0.0+cpu.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0.0+cpu\n")
+    _, said = options_of(TORCH_INDEX=f"{index}/cpu", PYTHONPATH=str(info.parent))
+    assert said
+
+
+@pytest.mark.parametrize("place", ["user:s3cret@127.0.0.1:9", "user:s3cret@127.0.0.1"])
+def test_a_password_is_shown_nowhere_and_odd_urls_are_no_traceback(place: str) -> None:
+    url = f"http://{place}/simple"
+    options, said = options_of(TORCH_INDEX=url)
+    assert "s3cret" not in said
+    assert "Traceback" not in said
+    assert options == []
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "check_install"],
+        env=environment(PIP_INDEX_URL=url),
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the index can't be asked" in done.stdout
+    assert "s3cret" not in done.stdout + done.stderr
+
+
 # -- constraints
 
 
@@ -170,8 +197,9 @@ def check() -> ModuleType:
 
 def test_constraints_meet_what_torch_with_cuda_declared(check: ModuleType) -> None:
     pins = check.pinned_versions((ROOT / "constraints.txt").read_text())
-    every = check.from_record(pins["torch"])
-    assert every is not None, "tools/check_install --record, with the new torch"
+    record = check.from_record(pins["torch"])
+    assert record is not None, "tools/check_install --record, with the new torch"
+    every = record["declared"]
     assert list(every) == ["3.11", "3.12", "3.13"]
     for declared in every.values():
         assert any(line.startswith("triton==") for line in declared["torch"])
@@ -198,11 +226,10 @@ def test_an_index_that_cannot_be_asked_is_said_to_be(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", f"{NOWHERE}/simple")
-    monkeypatch.setattr(sys, "argv", ["check_install"])
-    assert check.main() == 0
+    assert check.main([]) == 0
     assert "the index can't be asked" in capsys.readouterr().out
     record = tmp_path / "record.json"
     record.write_text(json.dumps({"torch": "1.0.0", "declared": {}}))
     monkeypatch.setattr(check, "RECORD", record)
-    assert check.main() == 2
+    assert check.main([]) == 2
     assert "another version of torch" in capsys.readouterr().err
