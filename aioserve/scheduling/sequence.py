@@ -41,7 +41,7 @@ class Run:
     __slots__ = ("lease", "sequence", "slot")
 
     def __init__(self, sequence: SequenceState) -> None:
-        self.sequence = sequence
+        self.sequence: SequenceState = sequence
         self.slot: int = sequence.slot
         self.lease: KVLease = sequence.lease
 

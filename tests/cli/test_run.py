@@ -89,7 +89,7 @@ def test_a_chat_template_of_a_file_stands_for_the_models_own(
         file = tmp_path / f"{times}.jinja"
         file.write_text("{{ messages[0].content }}" * times)
         done = aioserve_here(
-            *("run", "abc", "--model", tiny_model, "--chat-template", file, "--max-tokens", 1)
+            *("run", tiny_model, "abc", "--chat-template", file, "--max-tokens", 1)
         )
         assert done.returncode == 0, done.stderr
         counts.append(int(re.findall(r"\[(\d+) prompt tokens", done.stderr)[0]))

@@ -284,7 +284,7 @@ def test_what_a_table_does_not_tell_is_said(aioserve_here: Run, tmp_path: Path) 
         ),
         (
             ["--synthetic", "bursts", "--eviction", "mru"],
-            "eviction: no strategy 'mru'; there are: fifo",
+            "eviction: no strategy 'mru'; did you mean lru? There are: fifo",
         ),
         (["--synthetic", "bursts", "--num-pages", "9", "--unbounded-cache"], "and not both"),
         (

@@ -163,6 +163,7 @@ def test_all_end_and_none_is_kept_although_readers_stop_and_memory_is_short(todo
         if verb == "submit":
             bench.submit_all([size % 3] * size, LONG_OUTPUT, n=samples, tenant=tenant)
         elif verb == "step" and (plan := bench.scheduler.plan(0.0)) is not None:
+            bench.page_tables.take(plan)
             bench.commit(plan)
         elif verb != "step" and live:
             getattr(bench.scheduler, verb)(live[size % len(live)])

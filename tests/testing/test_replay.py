@@ -96,7 +96,7 @@ def test_policies_take_options_and_strategies_are_names_or_objects() -> None:
         "conversations", "round_robin:chunk_size=64", eviction=MostRecentFirst(), **options
     )
     assert native.token_hit_share != recent.token_hit_share
-    with pytest.raises(ConfigError, match="eviction: no strategy 'mru'; there are: fifo, lfu, lru"):
+    with pytest.raises(ConfigError, match="eviction: no strategy 'mru'; did you mean lru"):
         replay("conversations", "fcfs", eviction="mru", **options)
 
 
