@@ -5,9 +5,11 @@
     pages    free or evictable, less those reserved for the output of sequences that run
     pins     give way to sequences that run, and to the next one when nothing runs
 
-The planner, the choice of who gives way, the views of policies and the simulator ask here. A new
-constraint, such as slots of adapters or pages of a second kind of KV, is one more term of `claim`
-and of `RoomWithout.suffices`. Knows nothing of policies beyond what they want to keep free.
+The planner, the choice of who gives way and what views say of reserves ask here. How many pages a
+request needs to start, which views and the simulator's fast-forward tell of, is
+`KVMemory.pages_needed`, as it is here. A new constraint, such as slots of adapters or pages of a
+second kind of KV, is one more term of `claim` and of `RoomWithout.suffices`. Knows nothing of
+policies beyond what they want to keep free.
 """
 
 from __future__ import annotations
