@@ -18,7 +18,7 @@ class Guide(msgspec.Struct, frozen=True, gc=False):
     forced: tuple[int, ...]
     """Tokens that must come first."""
     mask: npt.NDArray[np.int32] | None
-    """Of the token behind them; None where they end the answer."""
+    """Which tokens may come behind them; None where they end the completion."""
     error: AioserveError | None = None
     """Why nothing can be said of it."""
 
@@ -32,8 +32,8 @@ class GuidedAnswer:
         """`position` is that of its first token."""
         self._first = self._position = position
         self._guide: Guide | None = None
-        """Of the tokens from `_first` on: those that are forced, and the one behind them, which is
-        at `_position`."""
+        """What guides the tokens from `_first` on: those that are forced, and the one behind them,
+        which is at `_position`."""
         self._waiting: list[tuple[int, LateMasks, int]] = []
 
     def expect(self, position: int, masks: LateMasks, row: int) -> None:
@@ -49,7 +49,7 @@ class GuidedAnswer:
         self._bring()
 
     def ended(self) -> None:
-        """Nobody hears of what else is sampled for it."""
+        """Let the rows that wait go on: what is sampled for them is dropped."""
         for _, masks, row in self._waiting:
             masks.bring(row, None)
         self._waiting = []

@@ -46,7 +46,7 @@ class Guides:
         self._running: asyncio.Future[list[Guide]] | None = None
         """The last call."""
         self._expecting: set[LiveSample] = set()
-        """Those of which steps were launched, until they are known to have ended."""
+        """Completions of which steps were launched, until they are known to have ended."""
 
     def begin(self, sample: LiveSample, grammar: CompiledGrammar) -> None:
         """A new answer. Raises `RuntimeError` where the system has no thread to give."""

@@ -27,7 +27,7 @@ when the forward pass began."""
 
 
 class LateMasks:
-    """Of one step. Brought on one thread, and looked for on another."""
+    """The masks of one step, brought on one thread and looked for on another."""
 
     def __init__(self, rows: Iterable[int]) -> None:
         self.rows: frozenset[int] = frozenset(rows)
@@ -52,8 +52,8 @@ class LateMasks:
                 self._complete.set()
 
     def found(self, wait_seconds: float | None = None) -> list[tuple[int, Mask]]:
-        """Those that have come, once they all have, or that time is over. From the first call on,
-        `late` says which haven't."""
+        """The masks that have come, once they all have, or that time is over. From the first call
+        on, `late` says which haven't."""
         if self.late is None and self._missing:
             self._complete.wait(WAIT_SECONDS if wait_seconds is None else wait_seconds)
         with self._lock:

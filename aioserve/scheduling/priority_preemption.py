@@ -30,7 +30,7 @@ def by_precedence(sequence: SequenceState) -> tuple[int, int]:
 
 
 def lowest_precedence(books: SchedulerState) -> float:
-    """Of those that run: one that waits with a greater may displace somebody."""
+    """The lowest precedence that runs: a sequence that waits with a greater one may displace it."""
     if not books.has_precedences:  # all are equal
         return math.inf
     return min([s.precedence for s in books.running], default=math.inf)

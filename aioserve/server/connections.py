@@ -41,17 +41,17 @@ logger: logging.Logger = logging.getLogger(__name__)
 HEADERS_SECONDS = 60.0
 """From when a connection is made, or the next request begins, until its headers are there."""
 CHUNK_BYTES = 20
-"""Of a chunk's size and its line ends, which count for nothing: a body may come in small chunks."""
+"""Bytes of a chunk's size and its line ends that count for nothing: chunks may be small."""
 CLOSE = (b"connection", b"close")
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Those of each connection of one server."""
+    """The limits of each connection of one server."""
 
     max_header_bytes: int
     """The settings' own, which says what of a head counts."""
     max_envelope_bytes: int
-    """Of all that comes of a request beside its body."""
+    """Bytes of a request beside its body, at most."""
     stall_seconds: float
     """How long a client may take nothing of what is sent."""
 
@@ -204,9 +204,9 @@ def _with_httptools(limits: ConnectionLimits) -> type[Protocol]:
         _limits = limits
         _has_head = False
         _envelope_bytes = 0
-        """Of the request that is coming: what isn't its body."""
+        """Bytes of the request that is coming, apart from its body."""
         _credit_bytes = 0
-        """Of what is being parsed: body, and what its chunks need."""
+        """Bytes of what is being parsed that are body, or what its chunks need."""
         _is_whole = False
         """Whether what is being parsed had the end of a request."""
 

@@ -64,7 +64,7 @@ class Served:
 
     @property
     def own_name(self) -> str:
-        """Of the model, by itself. The working directory may change later."""
+        """The name of the model by itself. The working directory may change later."""
         if self._own_name is None:
             object.__setattr__(self, "_own_name", name_of(self.engine.model_name))
         return self._own_name or ""

@@ -32,7 +32,7 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: dict[int, Logprobs] = {}
     """Index of a token in `token_ids` -> what its slot asked for."""
     scored: tuple[Logprobs, ...] = ()
-    """Of the targets of all items' `scored`, one item after the other."""
+    """Log-probabilities of the targets of all items' `scored`, one item after the other."""
     pooled: tuple[npt.NDArray[np.float32], ...] = ()
     """float32 `[hidden]`, for each item with `pooled`, in order: the sum that it asks for."""
 

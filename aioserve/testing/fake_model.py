@@ -56,7 +56,7 @@ class _Launched(msgspec.Struct):
     fault: Fault | None
     source: random.Random
     page_ids: PageTables
-    """Of the slots whose items it has."""
+    """Page tables of the slots whose items it has."""
     masks: LateMasks | None
 
 

@@ -41,7 +41,7 @@ MAX_NAME_CHARS = 256
 """Of a function."""
 
 FIELDS: tuple[str, ...] = ("role", "content", "name")
-"""Of every message."""
+"""Fields of every message."""
 FIELDS_OF: dict[str, tuple[str, ...]] = {
     "assistant": ("tool_calls", "reasoning_content", "reasoning"),
     "tool": ("tool_call_id",),

@@ -32,7 +32,7 @@ MAX_NAMES = 8
 
 
 class UnknownFields:
-    """Those of one request."""
+    """The unknown fields of one request."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -54,7 +54,7 @@ class UnknownFields:
             self._names[name] = None
 
     def known(self, fields: Mapping[str, Any], names: Sequence[str], place: Place) -> Any:
-        """Those of `fields` that have one of the `names` and a value."""
+        """The `fields` that have one of the `names` and a value."""
         for name, value in fields.items():
             if name not in names:
                 self.drop(place, name, value)

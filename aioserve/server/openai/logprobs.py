@@ -102,7 +102,7 @@ class EncodedLogprobs:
     async def of(
         cls, texts: TokenTexts, tokens: Sequence[tuple[int, Logprobs | None]], *, chars: int = 0
     ) -> EncodedLogprobs:
-        """Those of `tokens`, behind `chars` characters of text."""
+        """Encode those of `tokens`, behind `chars` characters of text."""
         offsets = TextOffsets(texts, chars=chars)
         encoded = cls(chars)
         async for some in _in_turns(tokens, _num_entries(tokens)):
