@@ -17,6 +17,9 @@ Knows transports, and nothing of HTTP.
 
 from __future__ import annotations
 
+import fcntl
+import sys
+import termios
 from asyncio import AbstractEventLoop, TimerHandle, Transport
 from typing import Any
 
@@ -40,7 +43,7 @@ class Outgoing(Transport):
         self._stall_seconds = stall_seconds
         self._written_bytes = 0
         self._taken_bytes = 0
-        """How much had left the buffer when it was last looked at."""
+        """How much the peer had taken when it was last looked at."""
         self._watching: TimerHandle | None = None
         self._lingering: TimerHandle | None = None
         self._dropped_bytes = 0
@@ -56,8 +59,12 @@ class Outgoing(Transport):
 
     def close(self) -> None:
         if self.lingers and self._lingering is None and not self._transport.is_closing():
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
+            try:
+                if self._transport.can_write_eof():
+                    self._transport.write_eof()
+            except OSError:  # the peer has gone
+                self._transport.abort()
+                return
             self._transport.resume_reading()
             self._lingering = self._loop.call_later(LINGER_SECONDS, self._transport.close)
         else:
@@ -80,17 +87,29 @@ class Outgoing(Transport):
                 timer.cancel()
 
     def _watch(self) -> None:
-        if self._watching is None and (waiting := self._transport.get_write_buffer_size()):
-            self._taken_bytes = self._written_bytes - waiting
+        if self._watching is None and self._transport.get_write_buffer_size():
+            self._taken_bytes = self._written_bytes - self._untaken_bytes()
             self._watching = self._loop.call_later(self._stall_seconds, self._check)
 
     def _check(self) -> None:
         self._watching = None
-        waiting = self._transport.get_write_buffer_size()
-        if waiting and self._written_bytes - waiting <= self._taken_bytes:
+        waits = self._transport.get_write_buffer_size() > 0
+        if waits and self._written_bytes - self._untaken_bytes() <= self._taken_bytes:
             self._transport.abort()
         else:
             self._watch()
+
+    def _untaken_bytes(self) -> int:
+        """What the peer hasn't taken, as far as is known. The system takes more from the buffer
+        only when much of its own is free, so a peer that reads slowly shows in that alone."""
+        untaken, sock = self._transport.get_write_buffer_size(), self.get_extra_info("socket")
+        if sock is None or sys.platform != "linux":
+            return untaken
+        try:
+            queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        except (OSError, ValueError):  # it is closed, or of a kind that doesn't tell
+            return untaken
+        return untaken + int.from_bytes(queued, sys.byteorder, signed=True)
 
     def is_closing(self) -> bool:
         return self._lingering is not None or self._transport.is_closing()

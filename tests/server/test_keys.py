@@ -92,6 +92,18 @@ async def test_what_shows_the_requests_of_all_keys_is_for_operators(
                             assert method == "HEAD" or "aioserve_requests" not in text
 
 
+@pytest.mark.parametrize("end", ["%0A", "%0D%0A", "%00", "%7F", "%C2%85", "%E2%80%A8"])
+@pytest.mark.asyncio
+async def test_no_spelling_of_an_operators_path_is_another_route(end: str) -> None:
+    settings = ServerSettings(api_keys=KEYS, operators=["bob"])
+    async with served(settings, num_pages=64) as (_, client):
+        for path in sorted(OPERATOR_PATHS):
+            for key in KEYS.values():
+                answer = await client.get(path + end, headers={"x-api-key": key})
+                assert answer.status_code == 404
+                assert "aioserve_" not in answer.text
+
+
 @pytest.mark.asyncio
 async def test_a_path_that_an_operator_opens_is_open() -> None:
     settings = ServerSettings(api_keys=KEYS, open_paths=["/metrics"])
