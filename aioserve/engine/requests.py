@@ -73,9 +73,9 @@ class LiveSample:
         self.assembler: TextAssembler = assembler
         self.num_delivered: int = 0
         self.matcher: GrammarMatcher | None = None
-        """Of an answer that has a form: for the thread of `aioserve.engine.guides` alone."""
+        """The grammar of structured output: for the thread of `aioserve.engine.guides` alone."""
         self.guided: GuidedAnswer | None = None
-        """Of such an answer."""
+        """What is known of structured output."""
 
 
 class Readers(Protocol):

@@ -225,7 +225,7 @@ class PlanReader:
 def _logit_rows(
     items: Sequence[WorkItem], query_start: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64]:
-    """Those that are sampled, then those of tokens that are scored, then of those that are pooled.
+    """Rows that are sampled, then rows of tokens that are scored, then of tokens that are pooled.
 
     Raises `InvariantError` for an item that can't be computed.
     """

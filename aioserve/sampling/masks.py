@@ -3,8 +3,8 @@
     event loop   launch 8 ──────── token of 7 ─► grammar ─► bring ──┐
     step thread  forward pass of 7 ─ draw 7 ─ forward pass of 8 ────┴► found ─ draw 8
 
-A row whose mask doesn't come in time isn't sampled: its sequence sits the step out, and the others
-go on.
+A row whose mask doesn't come in time isn't sampled: the others go on, and its sequence begins again
+behind what the prefix cache has of it. Without that cache, all of its tokens are computed anew.
 """
 
 from __future__ import annotations

@@ -251,8 +251,18 @@ def _with_httptools(limits: ConnectionLimits) -> type[Protocol]:
 
         def _unsupported_upgrade_warning(self) -> None:
             """The parser takes what follows for another protocol, which it isn't: it may be the
-            body, and must not be taken for the next request."""
+            body, which is lost, and must not be taken for the next request."""
             self._has_ended = True
+            headers = dict(self.headers)
+            if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
+                self._refuse(
+                    ApiError(
+                        400,
+                        "a request with Upgrade must have no body, which can't be told from what "
+                        "another protocol would send",
+                        code="upgrade_not_supported",
+                    )
+                )
 
     return OneAtATime
 
@@ -277,6 +287,8 @@ def _with_h11(limits: ConnectionLimits) -> type[Protocol]:
             super()._feed(piece)
             if self.conn.their_state is not h11.IDLE:
                 self._await_no_head()
+            if self.conn.their_state is answered[1]:  # by a request with Upgrade
+                self._has_ended = True
             if self.conn.their_state in answered and self.conn.trailing_data[0]:
                 self.transport.abort()  # a request came while one was being answered
 

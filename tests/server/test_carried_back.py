@@ -55,6 +55,7 @@ ODD = {"function": {**CALL["function"], "parsed_arguments": {"a": 1}}}
 IN_CHAT: list[tuple[list[Any], list[Any], dict[str, int]]] = [
     # openai: .parse() and .stream()
     ([USER, said(parsed={"x": 1}, refusal=None, annotations=[])], [USER, said()], {"message": 1}),
+    ([USER, said(refusal="")], [USER, said()], {}),
     (
         [USER, calling(index=0, **ODD), RESULT],
         [USER, CALLING, RESULT],
@@ -287,12 +288,12 @@ NO_OPS: list[tuple[tuple[str, ...], str, list[Any], list[Any]]] = [
     (ANSWERS, "use_beam_search", [False], [True]),
     ((CHAT, RESPONSES), "add_special_tokens", [False], [True]),
     ((COMPLETIONS, EMBEDDINGS), "add_special_tokens", [True], [False]),
-    ((CHAT, RESPONSES), "include_reasoning", [True], [False]),
-    ((CHAT, RESPONSES), "separate_reasoning", [True], [False]),
+    (ANSWERS, "include_reasoning", [True], [False]),
+    (ANSWERS, "separate_reasoning", [True], [False]),
     ((CHAT,), "stream_reasoning", [True], [False]),
     ((CHAT,), "best_of", [1], [2]),
     ((CHAT,), "echo", [False], [True]),
-    ((COMPLETIONS,), "suffix", [""], ["x"]),
+    ((CHAT, COMPLETIONS), "suffix", [""], ["x"]),
 ]
 
 

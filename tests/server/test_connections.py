@@ -366,6 +366,26 @@ async def test_nothing_behind_an_upgrade_is_a_request(at_once: bool) -> None:
     assert b'"version"' not in answer
 
 
+async def test_a_request_with_an_upgrade_is_answered_once_and_its_connection_ends(
+    parser: str,
+) -> None:
+    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
+    async with fake() as (_, server):
+        async with connected(server) as (reader, writer):
+            writer.write(b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + upgrade + b"\r\n")
+            answer = await said(reader)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer.lower()
+        body = b'{"model": "fake", "prompt": [1], "max_tokens": 1}'
+        async with connected(server) as (reader, writer):
+            length = b"content-length: %d\r\n\r\n" % len(body)
+            writer.write(HEAD + b"content-type: application/json\r\n" + upgrade + length + body)
+            answer = await said(reader)
+        refused = answer.startswith(b"HTTP/1.1 400") and b"upgrade_not_supported" in answer
+        assert refused if parser == "httptools" else answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer.lower()
+
+
 async def test_a_client_that_waits_to_send_is_refused_and_one_that_may_send_is_not() -> None:
     expects = HEAD + b"expect: 100-continue\r\n"
     async with fake(ServerSettings(max_body_bytes=1024)) as (_, server):

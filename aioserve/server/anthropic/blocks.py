@@ -49,13 +49,13 @@ class _InputBlock(_Block, frozen=True, kw_only=True):
 class InputText(_InputBlock, frozen=True, kw_only=True, tag="text"):
     text: str
     citations: Any = None
-    """Of whoever wrote so; what counts is what is said."""
+    """Citations of another server are dropped: what counts is the text."""
 
 
 class InputThinking(_Block, frozen=True, kw_only=True, tag="thinking"):
     thinking: str
     signature: str | None = None
-    """Of whoever thought so; what counts is what is said."""
+    """A signature of another server is dropped: what counts is the text."""
 
 
 class DirectCaller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,6 +38,8 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
 }
 """What clients of other servers ask for, and have here anyway, in every API of completions."""
 
@@ -90,6 +92,8 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fie
     spaces_between_special_tokens: Any = None
     add_special_tokens: Any = None
     service_tier: Any = None
+    include_reasoning: Any = None
+    separate_reasoning: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
 

@@ -66,7 +66,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         try:
             stats, limits = self._engine.stats(), self._engine.limits
-            model = self._served.own_name.rsplit("/", 1)[-1]
+            model = self._served.own_name
         except EngineClosedError:
             return
         yield _labelled(

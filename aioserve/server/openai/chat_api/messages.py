@@ -53,6 +53,8 @@ def _message(message: dict[str, Any], unknown: UnknownFields, *, as_system: bool
         if field not in _KNOWN:
             if value != []:
                 unknown.drop("message", field, value)
+        elif field == "refusal" and value == "":
+            continue
         elif field in ("role", "content") or value not in (None, []):
             plain[field] = value
     if as_system and plain.get("role") == "developer":

@@ -29,10 +29,9 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     **NO_OPS,
     # The template frames messages.
     "add_special_tokens": (False,),
-    "include_reasoning": (True,),
-    "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     "echo": (False,),
+    "suffix": ("",),
     "best_of": (1,),
     "store": (False,),
     "modalities": (["text"],),
@@ -67,8 +66,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     """For scheduling policies to see; it doesn't come back."""
-    include_reasoning: Any = None
-    separate_reasoning: Any = None
+    suffix: Any = None
     stream_reasoning: Any = None
     echo: Any = None
     best_of: Any = None

@@ -67,8 +67,6 @@ NAMES = {
 NOTHING: dict[str, tuple[Any, ...]] = {
     **NO_OPS,
     "add_special_tokens": (False,),
-    "include_reasoning": (True,),
-    "separate_reasoning": (True,),
     "background": (False,),
     "conversation": (),
     "max_tool_calls": (),
