@@ -165,12 +165,15 @@ class SimLoop(asyncio.BaseEventLoop):
         self._wait_for_threads()
         self._take_timers()
         batch = deque(self._shuffled())
+        handle: asyncio.Handle | None = None
         try:
             while batch:
                 handle = batch.popleft()
                 if not handle.cancelled():
                     handle._run()
         finally:
+            # The traceback of what a task raised has this frame, and would keep the task alive.
+            handle = None
             # Some are left if one raised KeyboardInterrupt, say.
             self._ready.extendleft(reversed(batch))
 

@@ -52,6 +52,7 @@ def own_threads():
 async def main():
     loop = asyncio.get_running_loop()
     before = state(loop)
+    import torch  # its CUDA build asks `ldconfig`, once, where the libraries of CUDA are
     sys.addaudithook(note)
     from aioserve import Engine, SamplingParams
     if PLANTED:

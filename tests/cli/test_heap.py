@@ -20,13 +20,15 @@ from pathlib import Path
 
 from aioserve import SchedulingPolicy
 
+FROZEN = gc.get_freeze_count()  # which the interpreter begins with
+
 
 class Noting(SchedulingPolicy):
     def order(self, waiting, view):
         torch = sys.modules["torch"].__dict__
         sees_torch = any(one is torch for one in gc.get_objects())
         with Path("noted").open("a") as file:
-            file.write(json.dumps([gc.get_freeze_count() > 0, sees_torch]) + "\\n")
+            file.write(json.dumps([gc.get_freeze_count() > FROZEN, sees_torch]) + "\\n")
         return list(waiting)
 """
 LEFT_ALONE = [True, False]

@@ -28,6 +28,7 @@ from aioserve import (
 )
 from aioserve.engine import compiling
 from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.sampling import masks
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
 
@@ -128,7 +129,10 @@ async def test_answers_of_a_random_model_validate_and_are_the_same_whatever_happ
 
 
 @pytest.mark.asyncio
-async def test_what_is_forced_takes_no_steps_and_is_told_token_by_token(tiny: str) -> None:
+async def test_what_is_forced_takes_no_steps_and_is_told_token_by_token(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "WAIT_SECONDS", 10)  # a step more for each mask that came too late
     form = StructuredOutput(choice=["a long answer that is the only one there is"])
     params = SamplingParams(structured_output=form)
     steps = []

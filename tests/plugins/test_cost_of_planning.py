@@ -32,9 +32,16 @@ class Instructions:
         return self.trace
 
 
+def _nothing() -> None:
+    pass
+
+
 @contextmanager
 def counted() -> Iterator[Instructions]:
     instructions, before = Instructions(), sys.gettrace()
+    # The first function that is traced so tells of no instruction in some versions.
+    sys.settrace(Instructions().trace)
+    _nothing()
     sys.settrace(instructions.trace)
     try:
         yield instructions
