@@ -339,7 +339,7 @@ class Engine(PromptLooks):
 
         Each token of the answers takes a round of up to `beam_width` requests of one token, which
         share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
-        and `InvalidSamplingError` for a search outside its range (`docs/reference/engine.md`).
+        and `InvalidSamplingError` for a search outside its range (`docs/reference/requests.md`).
         """
         wishes = {
             "cache_salt": cache_salt,

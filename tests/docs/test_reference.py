@@ -84,13 +84,13 @@ def test_the_engines_options_and_defaults_are_all_there() -> None:
 
 
 def test_what_a_stream_offers_is_all_there() -> None:
-    shown = section("engine.md", "`TokenStream`")
+    shown = section("streams.md", "`TokenStream`")
     for name in public(TokenStream):
         assert f"`{name}" in shown or f"await {name}" in shown, name
 
 
 def test_what_a_chat_stream_offers_is_all_there() -> None:
-    shown = section("engine.md", "`ChatStream`")
+    shown = section("streams.md", "`ChatStream`")
     for name in public(ChatStream):
         assert f"`{name}" in shown or f"await {name}" in shown, name
     for kind in (ChatDelta, ChatCompletion, ChatAnswer, ToolCall, ToolCallDelta):
@@ -100,7 +100,7 @@ def test_what_a_chat_stream_offers_is_all_there() -> None:
 
 
 def test_every_field_of_a_message_and_what_goes_with_it_has_a_row() -> None:
-    rows = first_column(section("engine.md", "A message"))
+    rows = first_column(section("prompts.md", "A message"))
     fields = [*FIELDS, *FIELDS_OF["assistant"], *FIELDS_OF["tool"]]
     assert rows == [name for name in fields if name != "reasoning"] + [
         *("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
@@ -109,13 +109,13 @@ def test_every_field_of_a_message_and_what_goes_with_it_has_a_row() -> None:
 
 @pytest.mark.parametrize("kind", [Token, Completion])
 def test_the_fields_of_what_comes_back_are_all_there(kind: type) -> None:
-    shown = section("engine.md", f"`{kind.__name__}`")
+    shown = section("streams.md", f"`{kind.__name__}`")
     assert set(re.findall(r"`(\w+)`", shown)) >= set(kind.__struct_fields__)
 
 
 @pytest.mark.parametrize("kind", [Usage, Timings, InterTokenLatency])
 def test_what_is_told_of_a_request_is_all_there(kind: type) -> None:
-    shown = section("engine.md", "Usage and timings")
+    shown = section("streams.md", "Usage and timings")
     if kind is InterTokenLatency:
         assert set(re.findall(r"`(\w+)`", shown)) >= public(kind)
         return
@@ -126,7 +126,7 @@ def test_what_is_told_of_a_request_is_all_there(kind: type) -> None:
 
 def test_the_fields_of_a_sample_are_those_of_a_completion_too() -> None:
     assert public(Completion) - set(Completion.__struct_fields__) == public(Sample)
-    shown = section("engine.md", "`Completion`")
+    shown = section("streams.md", "`Completion`")
     assert set(re.findall(r"`(\w+)`", shown)) >= {"Sample", *public(Sample)}
 
 
