@@ -50,7 +50,8 @@ Rule = Callable[[object], T]
 """Makes an argument a plain value, or raises what `check` knows."""
 
 MAX_INT = 2**63 - 1
-"""Of arguments without a bound of their own: what JSON, numpy and kernels can take."""
+"""Largest value of arguments without a bound of their own: what JSON, numpy and kernels can
+take."""
 MAX_SHOWN_CHARS = 1000
 MAX_SHOWN_BITS = 128
 
@@ -257,7 +258,7 @@ def _is_single(value: object) -> bool:
 
 
 def _entries(value: Any, most: int, kind: str) -> tuple[Any, ...]:
-    """Of a sequence, or the pairs of a mapping; no more than is needed is read."""
+    """Values of a sequence, or pairs of a mapping; no more than is needed is read."""
     try:
         entries = tuple(islice(value.items() if kind == "mapping" else value, most + 1))
     except KeyboardInterrupt:

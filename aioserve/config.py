@@ -74,7 +74,7 @@ def used_backend(name: str = "auto") -> Literal["native", "reference"]:
 
 
 def names_cpu_backend(name: str) -> bool:
-    """Whether somebody asks for a backend, by the option or by AIOSERVE_OPS: all are for CPUs.
+    """Whether a backend is asked for, by the option or by AIOSERVE_OPS: all are for CPUs.
 
     Raises as `used_backend`.
     """
@@ -96,7 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What computes it on a CPU: "native", C++; "reference", plain torch, to compare with. "auto"
     is what the environment variable AIOSERVE_OPS names, and "native" where that is unset."""
     dtype: DType = "auto"
-    """Of weights, activations and KV. "auto" is what the checkpoint says."""
+    """Type of weights, activations and KV. "auto" is what the checkpoint says."""
     page_size: int = 16
     """Tokens in a page of the KV cache."""
     num_pages: int | None = None

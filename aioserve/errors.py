@@ -143,7 +143,7 @@ class PromptTooLongError(InvalidRequestError):
         self.limit: int | None = limit
         """The longest that is taken."""
         self.unit: Literal["tokens", "characters", "messages"] = unit
-        """Of `value` and `limit`. What is far too long is refused unread, by its characters or
+        """Unit of `value` and `limit`. What is far too long is refused unread, by its characters or
         messages."""
 
 
@@ -252,7 +252,7 @@ class RequestRefusedError(EngineError):
     def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds: float | None = retry_after_seconds
-        """When to try again, in seconds from now; None where nobody can tell."""
+        """When to try again, in seconds from now; None where that is unknown."""
 
 
 class QueueFullError(RequestRefusedError):
@@ -276,7 +276,7 @@ class QueueFullError(RequestRefusedError):
         """The engine's `max_waiting` or `max_waiting_tokens`, or how many characters or forms may;
         or the request's `deadline_seconds`."""
         self.unit: Literal["requests", "tokens", "characters", "seconds", "forms"] = unit
-        """Of `value` and `limit`."""
+        """Unit of `value` and `limit`."""
 
 
 class RequestRejectedError(RequestRefusedError):

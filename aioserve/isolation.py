@@ -25,7 +25,7 @@ T = TypeVar("T")
 SLOW_SECONDS = 0.1
 """In one step; a plugin that takes longer is said to be slow."""
 MAX_LOGGED_FAULTS = 10
-"""Of one plugin's faults beyond, only those whose number is a power of two are logged."""
+"""Beyond so many faults of one plugin, only the 16th, 32nd, 64th and so on are logged."""
 
 
 class PluginFault(Exception):

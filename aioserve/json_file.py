@@ -31,7 +31,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     not even of a file that grows meanwhile.
     """
     try:
-        # A pipe that nobody writes to would keep a plain `open` waiting.
+        # A pipe without a writer would keep a plain `open` waiting.
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(file)

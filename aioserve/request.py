@@ -104,7 +104,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     """Taken off the logit of each token that the answer has already; in [-2, 2]."""
     frequency_penalty: float = 0.0
-    """The same, as often as the answer has the token; in [-2, 2]."""
+    """Taken off as often as the answer has the token; in [-2, 2]."""
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
     """Added to the logits of these ids, up to 1024; each in [-100, 100]. Kept as a tuple of
     pairs."""
@@ -133,7 +133,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of each token and of so many of the most likely ones at its place, in
     [0, 64]; None: none. They are those of the model itself, before `temperature` and all else."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt, but for the first."""
+    """How many alternatives are told of each token of the prompt but the first; as `logprobs`."""
     structured_output: StructuredOutput | None = None
     """The form that the answer must have, as JSON of a schema; None: any."""
     n: int = 1
@@ -253,7 +253,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     namespace: bytes = b""
     """KV pages are shared with requests of the same namespace alone (`aioserve.kv.namespace`)."""
     arrival_seconds: float = 0.0
-    """On the clock of whoever plans the steps."""
+    """On the clock of the steps."""
     tenant: str | None = None
     """On whose behalf the request was sent."""
     priority: int = 0
@@ -301,7 +301,7 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False):
     before temperature, penalties and whatever else a request asks for."""
 
     logprob: float
-    """Of the token that is there."""
+    """Log-probability of the token that is there."""
     top: tuple[TopLogprob, ...] = ()
     """The most likely tokens, in falling order, as many as were asked for."""
 
@@ -332,7 +332,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
     prompt_tokens: int
     completion_tokens: int
-    """Of all samples together."""
+    """Generated tokens of all samples together."""
     cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache when the request started, and so not
     computed; `prompt_tokens_details.cached_tokens` of the OpenAI API. What a preempted request
@@ -376,7 +376,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
     total_seconds: float
     """Until the end; while there is none, until now."""
     completion_tokens: int
-    """Of all samples together."""
+    """Generated tokens of all samples together."""
     encoding_seconds: float | None = None
     """Until the prompt was token ids and plugins had let the request in: the wait for a thread
     that encodes is in it. None where it came to no such moment."""

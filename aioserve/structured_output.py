@@ -20,12 +20,12 @@ from aioserve.errors import InvalidSamplingError
 __all__ = ["StructuredOutput", "structured_output"]
 
 MAX_CHARS = 2**17
-"""Of a schema, an expression, a grammar, or all choices together."""
+"""Longest schema, expression or grammar, or all choices together."""
 MAX_CHOICES = 4096
 MAX_CHOICE_CHARS = 2**13
-"""Of one choice: fewer bytes than a grammar follows (`MAX_LEXER_STATES`)."""
+"""Longest choice: fewer bytes than a grammar follows (`MAX_LEXER_STATES`)."""
 MAX_DEPTH = 64
-"""Of values within values in a schema."""
+"""Deepest nesting of values in a schema."""
 
 FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")
 

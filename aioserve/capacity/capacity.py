@@ -37,7 +37,7 @@ __all__ = [
 GIB = 1 << 30
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
 PRECISIONS = tuple(BITS)
-"""Of weights."""
+"""Precisions of weights."""
 KV_PRECISIONS = ("float32", "bfloat16", "float16", "fp8", "int8")
 INT4_GROUP = 128
 """Weights that share a 16-bit scale and a 4-bit zero point, as in AWQ and GPTQ checkpoints."""
@@ -64,13 +64,14 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     dtype: str
-    """Of the weights, one of `PRECISIONS`. Below 16 bits it is that of the layers' matrices;
-    embeddings, output head, norms and biases keep 16, as they mostly do in such checkpoints."""
+    """Precision of the weights, one of `PRECISIONS`. Below 16 bits it is that of the layers'
+    matrices; embeddings, output head, norms and biases keep 16, as they mostly do in such
+    checkpoints."""
     kv_dtype: str
     """One of `KV_PRECISIONS`."""
     num_gpus: int
     gpu_memory_bytes: int
-    """Of each GPU."""
+    """Memory of each GPU."""
     memory_utilization: float
     """Share of the memory beside the weights that KV pages take."""
     page_size: int
@@ -217,7 +218,7 @@ def _gpu_counts(config: DecoderConfig) -> list[int]:
 
 
 def _precisions(config: DecoderConfig, dtype: str, kv_dtype: str) -> tuple[str, str]:
-    """Of weights and of keys and values, where "auto" stands for what follows from the rest."""
+    """Precisions of weights and of KV, where "auto" stands for what follows from the rest."""
     _check_choice("dtype", dtype, ("auto", *PRECISIONS))
     _check_choice("kv_dtype", kv_dtype, ("auto", *KV_PRECISIONS))
     if dtype == "auto":

@@ -22,7 +22,7 @@ from aioserve.models.resolve import expanded, resolve
 __all__ = ["PRESETS", "ModelShape", "ParameterCount", "count_parameters", "read_model"]
 
 MAX_SIZE = 1 << 100
-"""Of anything that is counted: floats go on to 1 << 1023."""
+"""Largest count of anything: floats go on to 1 << 1023."""
 
 
 class ParameterCount(msgspec.Struct, frozen=True):
@@ -31,8 +31,8 @@ class ParameterCount(msgspec.Struct, frozen=True):
     embeddings: int
     """Token embedding, learned positions, and the output head where it isn't the embedding."""
     matrices: int
-    """Of the layers' linear projections: what quantisation shrinks, and what every token is
-    multiplied with."""
+    """Parameters of the layers' linear projections: what quantisation shrinks, and what every token
+    is multiplied with."""
     vectors: int
     """Norms and biases."""
 
@@ -53,7 +53,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     bytes_per_value: int = 2
-    """Of weights, keys and values."""
+    """Bytes of a weight, and of a number in the KV cache."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

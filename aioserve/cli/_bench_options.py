@@ -17,7 +17,7 @@ __all__ = ["BenchOptions"]
 MAX_NUM_PROMPTS = 65_536
 """As many as an engine runs at once."""
 MAX_PROMPT_TOKENS = 10_000_000
-"""Of all prompts together, which are drawn before the clock starts."""
+"""Most tokens of all prompts together, which are drawn before the clock starts."""
 
 
 @Parameter(name="*")

@@ -21,11 +21,11 @@ PROBE = bytes(4 << 20)
 PROBES = 7
 
 MOST_LOAD = 0.5
-"""Of each processor, before anything is measured."""
+"""Largest load of each processor, before anything is measured."""
 MOST_OTHERS = 0.1
 MOST_STOLEN = 0.02
 MOST_SPREAD = 1.25
-"""Of the slowest probe to the fastest."""
+"""Largest ratio of the slowest probe to the fastest."""
 
 
 class Busy(NamedTuple):
@@ -69,7 +69,7 @@ class Busy(NamedTuple):
 
 
 class _Ticks(NamedTuple):
-    """Of the processors that this process may use, so far."""
+    """Ticks of the processors that this process may use, so far."""
 
     busy: float
     stolen: float
@@ -129,7 +129,7 @@ class MachineWatch:
 
 
 def usable_processors() -> frozenset[int]:
-    """Those that this process may use."""
+    """Processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))

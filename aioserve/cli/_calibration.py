@@ -52,7 +52,7 @@ OnProgress = Callable[[], None]
 
 MIDDLE_CONTEXT = 1024
 MOST_CONTEXT_TOKENS = 1 << 15
-"""Of all decoding sequences together: their prompts have to be computed first."""
+"""Longest contexts of all decoding sequences together: their prompts have to be computed first."""
 MOST_PROMPTS = 8
 """That come at once where one alone can't be as long as a step."""
 
@@ -275,7 +275,7 @@ async def _answer(engine: Engine, prompt: list[int], output_tokens: int) -> None
 
 
 async def _answer_all(engine: Engine, prompts: list[list[int]], output_tokens: int) -> None:
-    """Of prompts that come at the same moment."""
+    """Read the completions of prompts that come at the same moment."""
     # All are there before the first is planned.
     streams = [engine.stream(prompt, _params(output_tokens)) for prompt in prompts]
     for stream in streams:

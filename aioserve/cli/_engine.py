@@ -44,7 +44,8 @@ class Start(NamedTuple):
 
 
 class Listeners(NamedTuple):
-    """The options of `Engine` through which it tells how far it has come. None: nobody looks."""
+    """The options of `Engine` through which it tells how far it has come. None: without a
+    terminal."""
 
     progress: Callable[[int, int], None] | None = None
     capture_progress: Callable[[int, int], None] | None = None

@@ -18,7 +18,7 @@ NAMED = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,64})=(?P<key>.*[^=].*)")
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom the server answers."""
+    """The clients that the server answers."""
 
     api_key: Sequence[str] = ()
     """A key that requests must come with, KEY or NAME=KEY, where the name says in logs whose it is.

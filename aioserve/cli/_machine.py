@@ -80,7 +80,7 @@ def compute_facts() -> Facts:
 
 
 def device_facts(device: str) -> Facts:
-    """The same of the device that an engine runs on, "cpu" or "cuda:N"."""
+    """Facts of the device that an engine runs on, "cpu" or "cuda:N"."""
     if device == "cpu":
         return {"device": device} | compute_facts()
     found = _guarded(lambda: {"card": _cards()[int(device.partition(":")[2])].name})

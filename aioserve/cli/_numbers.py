@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["MAX_DIGITS", "check_numbers", "is_count", "is_float"]
 
 MAX_DIGITS = 20
-"""Of a count: as many as 64 bits have."""
+"""Most digits of a count: as many as 64 bits have."""
 MAX_CHARS = 40
-"""Of a float."""
+"""Longest text of a float."""
 COUNT = re.compile(rf"[+-]?[0-9]{{1,{MAX_DIGITS}}}")
 FLOAT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 

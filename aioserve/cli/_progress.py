@@ -1,4 +1,4 @@
-"""A bar on stderr for what takes long, where somebody looks at it."""
+"""A bar on stderr for what takes long, where stderr is a terminal."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Serving:
 
 
 def _say(text: str) -> None:
-    """A server goes on where nobody reads what it says any more."""
+    """A server goes on when its output is no longer read."""
     with suppress(OSError):
         print(f"aioserve: {text}", file=sys.stderr, flush=True)
 

@@ -63,7 +63,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One field of one struct, as it can be given from outside."""
 
     table: str
-    """Of the file."""
+    """Table of the file."""
     name: str
     kind: Any
     """Its type: bool, int, float, str, a `Literal` of strs, a `Sequence` of these, or None too."""

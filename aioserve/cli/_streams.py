@@ -32,7 +32,7 @@ __all__ = [
 MAX_PROMPT_CHARS = 1 << 24
 WIDTH_OF_FILES = 10_000
 MAX_LINE_CHARS = 2000
-"""Of an error."""
+"""Longest line of an error."""
 
 
 def open_streams() -> bool:
@@ -101,8 +101,8 @@ def check_output(option: str, path: Path) -> None:
 
 
 def json_text(value: object, indent: int = 2) -> str:
-    """Of dicts, lists and structs, in ASCII: names of files need not be text. JSON has no infinite
-    numbers: they become null."""
+    """JSON of dicts, lists and structs, in ASCII: names of files need not be text. JSON has no
+    infinite numbers: they become null."""
     import msgspec
 
     return json.dumps(_finite(msgspec.to_builtins(value)), indent=indent, allow_nan=False)

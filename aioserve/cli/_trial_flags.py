@@ -109,7 +109,7 @@ class TrialFlags:
 
 
 def trial_options(flags: TrialFlags, **others: Any) -> TrialOptions:
-    """Those of one run, with `others` in place of what the flags say."""
+    """Options of one run, with `others` in place of what the flags say."""
     from aioserve.simulation.trial_options import TrialOptions
 
     known = {field.name for field in fields(TrialOptions)}

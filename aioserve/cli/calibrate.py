@@ -31,7 +31,7 @@ __all__ = ["calibrate"]
 PASSES = 2
 THOROUGH_PASSES = 8
 UNKNOWN_LENGTH = 1 << 30
-"""Of the model's context, before it is loaded."""
+"""Length of the model's context, before it is loaded."""
 THOROUGH_CONTEXTS = 4
 CONTEXTS_OF_A_GPU = 8
 """Times the contexts that are measured: what prompts take to be computed is what limits them."""

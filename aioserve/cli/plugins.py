@@ -229,8 +229,8 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
 
 
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
-    """Of everything that has the name, or comes from the plugin of that name; or of the policy of a
-    file."""
+    """Checks of everything that has the name, or comes from the plugin of that name; or of the
+    policy of a file."""
     from aioserve.kv.eviction import GuardedStrategy
     from aioserve.plugins.files import policy_of_file
     from aioserve.testing import (

@@ -230,7 +230,7 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "policy_faults": lambda m: float(m.policy_faults),
     "steps_outside_share": lambda m: None if m.steps_outside is None else m.steps_outside.share,
 }
-"""Of a run, by the names that JSON and CSV have."""
+"""Measures of a run, by the names that JSON and CSV have."""
 
 
 def _kept(row: Row, promised: Sequence[Objective]) -> bool:
@@ -341,7 +341,7 @@ SHOWN = {
     "policy_faults": ("policy faults", 1),
     "steps_outside_share": ("not measured, %", 100),
 }
-"""Of the measures those in the table, with their heads and factors."""
+"""Measures in the table, with their heads and factors."""
 ONLY_WHERE_ANY = ("policy_faults", "steps_outside_share")
 """Shown where they aren't 0 everywhere: they say that the others are about something else."""
 

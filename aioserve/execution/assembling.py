@@ -161,7 +161,7 @@ def wanted_model_len(decoder: Decoder, config: EngineConfig) -> int:
 
 
 def page_bytes(decoder: Decoder, page_size: int) -> int:
-    """Of a KV page, over all layers."""
+    """Bytes of a KV page, over all layers."""
     model = decoder.config
     return bytes_per_page(
         model.num_layers, page_size, model.num_kv_heads, model.head_dim, decoder.dtype

@@ -71,7 +71,7 @@ class HostStep:
 
     @property
     def num_logits(self) -> int:
-        """Of the batch's `logit_rows`, from the first on, how many need logits."""
+        """How many of the batch's `logit_rows`, from the first on, need logits."""
         rows = 0 if self.batch is None else len(self.batch.logit_rows)
         return rows - sum(self.pooled)
 
@@ -100,7 +100,7 @@ class HostStep:
         scored: tuple[Logprobs, ...],
         pooled: tuple[npt.NDArray[np.float32], ...] = (),
     ) -> StepOutcome:
-        """The same of a token and perhaps log-probabilities for each row."""
+        """The outcome, of a token and perhaps log-probabilities for each row."""
         errors, failures = self.told_apart(row_errors)
         edits = None if self.extras is None else self.extras.edits
         late = frozenset() if edits is None else edits.late - errors.keys() - failures.keys()

@@ -100,7 +100,7 @@ class CpuRunner:
 
 
 def _sums(hidden: torch.Tensor, counts: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Of so many rows each, one after the other: float32 `[len(counts), hidden]`."""
+    """Sums of so many rows each, one after the other: float32 `[len(counts), hidden]`."""
     parts = hidden.split(list(counts))
     return torch.stack([part.sum(dim=0, dtype=torch.float32) for part in parts]).numpy()
 

@@ -18,7 +18,7 @@ LIBRARY = "libcuda.so.1"
 NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE: a driver, and no card that it may use."""
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
-"""Of CUdevice_attribute."""
+"""Numbers of CUdevice_attribute."""
 NAME_BYTES = 256
 
 

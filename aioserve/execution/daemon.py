@@ -1,8 +1,9 @@
 """Threads that an interpreter waits for when it exits, but not for ever.
 
 A thread that returns from compiled code once the interpreter has gone is unwound through frames
-that don't expect it, and the process is aborted (Python before 3.14). So whoever closed no engine
-still has its threads ended before the interpreter begins to end. Ctrl-C meanwhile ends the process.
+that don't expect it, and the process is aborted (Python before 3.14). So a program that closed no
+engine still has its threads ended before the interpreter begins to end. Ctrl-C meanwhile ends the
+process.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class _Loader:
             await self._leave(weights)
 
     async def _leave(self, weights: asyncio.Future[ReadWeights]) -> None:
-        """Nobody waits for the weights any more: their reading ends."""
+        """End the reading of weights, which are no longer waited for."""
         self._left = True
         if self._reading is not None:
             self._reading.stop()

@@ -18,7 +18,7 @@ from aioserve.ops import KVCache
 __all__ = ["Prefault"]
 
 PIECE_BYTES = 2**21
-"""Of a call: a huge page, or two where it lies across them; milliseconds if the host is slow."""
+"""Bytes of a call: a huge page, or two where it lies across them; milliseconds on a slow host."""
 LEAVE_BYTES = 2**29
 """That others find, and the steps themselves: with less, pages get their memory when they are used,
 and not before."""
@@ -46,7 +46,7 @@ class Prefault:
         self._first = self._end = self._plane = 0
 
     def note_writes(self, token_locations: npt.NDArray[np.int64]) -> None:
-        """Of a step: int64 `[T]`, as in `HostBatch`."""
+        """Positions of a step: int64 `[T]`, as in `HostBatch`."""
         if self._provided < self._cache.num_pages and len(token_locations):
             page = int(token_locations.max()) // self._cache.page_size
             self._written = max(self._written, page + 1)

@@ -19,7 +19,8 @@ class _Files(NamedTuple):
     limit: str
     used: str
     unused_cache: str
-    """In `memory.stat`: of files that nobody read lately, which the system takes back by itself."""
+    """In `memory.stat`: of files that weren't read lately, which the system takes back by
+    itself."""
 
 
 V2 = _Files("memory.max", "memory.current", "inactive_file")
@@ -37,13 +38,13 @@ def available_memory_bytes() -> int:
 
 
 def total_memory_bytes() -> int:
-    """The smaller of what the machine has and the cgroups' limits, whoever uses it now."""
+    """The smaller of what the machine has and the cgroups' limits, used or free."""
     return min([_machine(), *(limit for _, _, limit in _limits())])
 
 
 def _limits() -> Iterator[tuple[Path, _Files, int]]:
-    """Of the process's cgroups and all that these are in. A container may see its own as the root,
-    whatever it is called outside."""
+    """Limits of the process's cgroups and all that these are in. A container may see its own as the
+    root, whatever it is called outside."""
     for root, files, own in ((CGROUPS, V2, _own("")), (CGROUPS / "memory", V1, _own("memory"))):
         for group in dict.fromkeys([own, *own.parents]):
             if (limit := _read(root / group / files.limit)) is not None:

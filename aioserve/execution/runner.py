@@ -77,7 +77,7 @@ class LoadedModel(msgspec.Struct, frozen=True):
     description: dict[str, Any]
     """Facts for `Engine.dump()`: architecture, dtype, bytes."""
     why_no_tokenizer: str = "it was loaded without a tokenizer"
-    """Of a model that has none, and what to do about it."""
+    """Message about a model that has none, and what to do about it."""
     processors: list[Callable[[str], Any]] = []
     """What the runner makes logits processors with, by number: filled by the engine."""
     pools: bool = True

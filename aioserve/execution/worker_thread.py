@@ -1,4 +1,4 @@
-"""A thread that handles items one after the other, until it is ended or nobody holds it."""
+"""A thread that handles items one after the other, until it is ended or garbage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds plugins and asks them what they offer; one broken plugin harms nobody who doesn't use it.
+"""Finds plugins and asks them what they offer; a broken plugin harms none but its users.
 
 A plugin is a module named by an entry point of the group `aioserve`, or an object given to
 `Engine(plugins=[...])`, with hook implementations marked `@aioserve.hookimpl`. An entry point that

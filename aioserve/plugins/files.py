@@ -65,7 +65,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _policies_of(module: dict[str, object]) -> str:
-    """Those that a module defines itself, to choose from."""
+    """Policies that a module defines itself, to choose from."""
     names = [
         name
         for name, value in module.items()

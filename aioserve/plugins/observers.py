@@ -37,7 +37,7 @@ class Observer:
 
 
 class Observers:
-    """Those of one engine. False if there are none."""
+    """Observers of one engine. False if there are none."""
 
     def __init__(self) -> None:
         self._attached: list[GuardedObserver] = []
@@ -52,7 +52,7 @@ class Observers:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Those that are attached."""
+        """Names of attached observers."""
         return tuple(attached.name for attached in self._attached)
 
     def __bool__(self) -> bool:

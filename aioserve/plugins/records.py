@@ -110,7 +110,7 @@ class RequestSummary(msgspec.Struct, frozen=True, gc=False):
     """Name and message of the error that ended it, if one did."""
     prompt_tokens: int
     completion_tokens: int
-    """Of all its samples together."""
+    """Tokens of all its samples together."""
     first_token_seconds: float | None
     """From its arrival; None if it had no token."""
     total_seconds: float

@@ -1,5 +1,5 @@
-"""What is installed and given, as found at one moment. One broken plugin harms nobody who doesn't
-use it.
+"""What is installed and given, as found at one moment. A broken plugin harms none
+but its users.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 GIVEN = "given to the engine"
 LEAST_LIKENESS = 0.8
-"""Of a method's name to that of one that is asked, from which on it is taken for a slip."""
+"""A method's name that is as like that of a hook is taken for a misspelling."""
 
 
 class Offer(msgspec.Struct, Generic[T], frozen=True):
@@ -109,7 +109,7 @@ class PluginRegistry:
         """In the order in which they are asked."""
         self.broken: list[BrokenPlugin] = []
         self.off: list[InstalledPlugin] = []
-        """Those that AIOSERVE_PLUGINS leaves out; they are not imported."""
+        """Plugins that AIOSERVE_PLUGINS leaves out; they are not imported."""
         self._asked: list[object] = []
         for plugin in plugins:
             with blamed(f"plugin {shown(plugin)} {GIVEN} is broken", PluginError):

@@ -33,11 +33,11 @@ __all__ = [
 T = TypeVar("T")
 
 GROUP = "aioserve"
-"""Of entry points, and the project name of pluggy's markers."""
+"""Group of entry points, and project name of pluggy's markers."""
 
 API_VERSION = 1
-"""Of the interfaces that specs are written for. It grows when something that worked no longer
-does; a spec made for another version is refused."""
+"""Version of the interfaces that specs are written for. It grows when something that worked no
+longer does; a spec made for another version is refused."""
 
 hookspec: pluggy.HookspecMarker = pluggy.HookspecMarker(GROUP)
 hookimpl: pluggy.HookimplMarker = pluggy.HookimplMarker(GROUP)

@@ -1,6 +1,6 @@
 """What one request has had of the engine so far: all its samples together.
 
-Kept by the scheduler while it plans and preempts; read by whoever answers the request, also after
+Kept by the scheduler while it plans and preempts; read by what answers the request, also after
 its end. Knows no clock: times are those that the scheduler was given.
 """
 
@@ -15,7 +15,7 @@ class RequestAccount(msgspec.Struct, gc=False):
     """One object for all sequences of a request, and changed by their scheduler alone."""
 
     started_seconds: float | None = None
-    """When the first step with it was planned, on the clock of whoever plans; None before."""
+    """When the first step with it was planned, on the clock of the steps; None before."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix tree when it started; None before, and while it has to
     start anew because what it found was lost with a failed step."""

@@ -1,7 +1,7 @@
 """Pinned prefixes: pages that the prefix tree keeps because a policy asked for it.
 
 A pin is a lock on a path of the tree, held by a lease without pages of its own. Pins are bounded,
-and they never stand in the way of progress: those that run, and whoever is next when nothing runs,
+and they never stand in the way of progress: those that run, and the next one when nothing runs,
 get the pages of the oldest pins.
 """
 
@@ -19,7 +19,7 @@ from aioserve.scheduling.view import Pin, SchedulerView
 __all__ = ["PINNED_SHARE", "PinnedPrefixes"]
 
 PINNED_SHARE = 0.25
-"""Of all pages, that pins may hold together."""
+"""Share of all pages that pins may hold together."""
 
 
 class PinnedPrefixes:

@@ -47,7 +47,7 @@ class Refusal(msgspec.Struct, frozen=True):
     carries it to the caller."""
 
     def plain(self) -> Refusal:
-        """The same of a plugin's own making: from a plain str and a plain float."""
+        """Copy of a plugin's own refusal, with a plain str and a plain float."""
         seconds = self.retry_after_seconds
         return Refusal(str.__str__(self.reason), None if seconds is None else float(seconds))
 
@@ -140,18 +140,18 @@ class SchedulingPolicy:
     def precedence(self, request: RequestView) -> int:
         """How far `request` goes before others that run: of two, the one with the greater may
         displace the other, and takes its pages first. Asked once, when the request arrives: who may
-        preempt whom never changes. By default all are equal, and nobody is displaced.
+        preempt whom never changes. By default all are equal, and none is displaced.
         """
         return 0
 
     def displaces(
         self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
     ) -> Iterable[RequestView]:
-        """Who gives way to `request`, which is the next to start and has no seat or no pages; those
-        to be preempted first come first.
+        """Requests that give way to `request`, which is the next to start and has no seat or no
+        pages; those to be preempted first come first.
 
         `running` holds those of lower precedence. As many of them are preempted as have to be, and
-        nobody where all that are named aren't enough. By default all may be, the lowest first, and
+        none where all that are named aren't enough. By default all may be, the lowest first, and
         of equal ones the one that loses the least work.
         """
         return sorted(
@@ -173,7 +173,7 @@ class SchedulingPolicy:
 
         `running` holds those that may be preempted: of the others all tokens are known or being
         sampled, or they were preempted so often since their last token that it is their turn. By
-        default nobody.
+        default none.
         """
         return ()
 

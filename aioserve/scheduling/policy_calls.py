@@ -90,7 +90,7 @@ class PolicyCalls(Guard):
     def order(self, waiting: Iterable[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         """Waiting requests to start, one by one: each is in `waiting`, none comes twice. After a
         fault come those that are left, in order of arrival."""
-        if not self.orders:  # of thousands nobody looks at more than start
+        if not self.orders:  # of thousands only those that start are looked at
             yield from waiting
             return
         # A tuple: what the policy does with it can't change what is checked.
@@ -157,7 +157,7 @@ class PolicyCalls(Guard):
     def displaces(
         self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
     ) -> Sequence[RequestView]:
-        """Those of `running` who are to give way, none twice; after a fault nobody."""
+        """Requests of `running` that are to give way, none twice; after a fault none."""
         running = tuple(running)
         named = self._ask(
             "displaces", lambda: _some_of(running, self.policy.displaces(request, running, view))
@@ -165,7 +165,7 @@ class PolicyCalls(Guard):
         return named or ()
 
     def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[Preempt]:
-        """Those of `running` to take off the device, none twice; after a fault nobody."""
+        """Requests of `running` to take off the device, none twice; after a fault none."""
         running = tuple(running)
 
         def ask() -> list[Preempt]:
@@ -183,7 +183,7 @@ class PolicyCalls(Guard):
     def order_prefills(
         self, running: Sequence[RequestView], view: SchedulerView
     ) -> Sequence[RequestView]:
-        """Those of `running` whose prompts go on, none twice; after a fault all."""
+        """Requests of `running` that go on with their prompts, none twice; after a fault all."""
         running = tuple(running)
         named = self._ask(
             "order_prefills", lambda: _some_of(running, self.policy.order_prefills(running, view))
@@ -191,7 +191,7 @@ class PolicyCalls(Guard):
         return running if named is None else named
 
     def decode(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
-        """Those of `running` that get a token, none twice; after a fault all."""
+        """Requests of `running` that get a token, none twice; after a fault all."""
         running = tuple(running)
         named = self._ask("decode", lambda: _some_of(running, self.policy.decode(running, view)))
         return running if named is None else named
@@ -219,7 +219,7 @@ class PolicyCalls(Guard):
         return self._ask("pin", lambda: _index(self.policy.pin(request), 0, most_tokens)) or 0
 
     def unpin(self, pins: Sequence[Pin], view: SchedulerView) -> Sequence[Pin]:
-        """Those of `pins` to end, none twice; after a fault none."""
+        """Pins of `pins` to end, none twice; after a fault none."""
 
         def ask() -> list[Pin]:
             left = {pin.number: pin for pin in pins}
@@ -304,7 +304,7 @@ class _Named:
         return place if is_there else -1
 
     def left(self) -> Iterator[RequestView]:
-        """Those that weren't named, in order of arrival."""
+        """Requests that weren't named, in order of arrival."""
         for place in range(self._num_first, len(self.waiting)):
             if place not in self._later:
                 yield self.waiting[place]

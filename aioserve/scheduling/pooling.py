@@ -18,7 +18,7 @@ __all__ = ["PoolingState"]
 
 
 class PoolingState:
-    """Of one sequence. `positions` are those that its request names."""
+    """Sums of one sequence. `positions` are those that its request names."""
 
     __slots__ = ("_added", "_first", "_launched", "_total", "end")
 

@@ -1,13 +1,13 @@
-"""Who gives way: running sequences that are preempted so that a waiting one can start.
+"""Running sequences that are preempted so that a waiting one can start.
 
 A policy gives each request a precedence, once. Of two sequences only the one of the greater may
 displace the other, so those of equal precedence never take turns. That every run ends rests on
-this: precedence and age put all sequences in one order that never changes, and nobody is preempted
+this: precedence and age put all sequences in one order that never changes, and none is preempted
 for one behind it, be that one waiting or in need of a page. Of those that run again and again the
-first in this order is preempted by nobody, so it gets to its end; then the next one is first.
+first in this order is never preempted, so it gets to its end; then the next one is first.
 
-Nobody is preempted in vain: all who give way do so together, where that is enough, and none of them
-is spared whom the others do not make up for. And nobody displaces without end: while it waits, a
+None is preempted in vain: all that give way do so together, where that is enough, and only as many
+as are needed. And none displaces without end: while it waits, a
 sequence displaces no more others than can run at once.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["by_precedence", "lowest_precedence", "who_gives_way"]
 
 
 def by_precedence(sequence: SequenceState) -> tuple[int, int]:
-    """Sorts sequences: nobody is preempted for one behind it, unless its reader is behind."""
+    """Sorts sequences: none is preempted for one behind it, unless its reader is behind."""
     return -sequence.precedence, sequence.sequence_id
 
 
@@ -40,7 +40,7 @@ def who_gives_way(
     books: SchedulerState, sequence: SequenceState, room: Room, view: SchedulerView
 ) -> Sequence[SequenceState]:
     """Running sequences, in the policy's order, without which a waiting one has its seats and its
-    pages, now or after the steps in flight. Nobody, if it has them anyway or not even so."""
+    pages, now or after the steps in flight. None, if it has them anyway or not even so."""
     candidates = _candidates(books, sequence)
     if not candidates:
         return ()

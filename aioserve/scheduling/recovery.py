@@ -1,6 +1,6 @@
 """What happens to sequences when a step fails, logits are no numbers, or planning raises.
 
-The rule in each case: end those to whom it happened, let nobody go on from KV that may be wrong,
+The rule in each case: end those to whom it happened, let none go on from KV that may be wrong,
 and let all others go on as if nothing had been.
 
 A worked example. Pages hold 4 tokens; step 7 computes the 8 tokens of A's prompt, and B begins with
@@ -10,7 +10,7 @@ the same 4:
     plan 8     A: the token that step 7 samples, into page 14.
                C, which has nothing to do with them: one token into page 13.
                B finds page 10 in the tree and borrows it: B: tokens 4..6 into page 12.
-    step 7     fails: nobody knows what pages 10 and 11 hold.
+    step 7     fails: what pages 10 and 11 hold is unknown.
 
     fail(7)    1. The tree withdraws what step 7 was to write: pages 10 and 11 can't be found.
                2. A was in step 7: it ends with an error, its pages come back behind step 8.
@@ -82,7 +82,7 @@ def after_failed_step(books: SchedulerState, step: int, error: str) -> list[Sequ
 
 
 def after_bad_rows(books: SchedulerState, broken: list[BrokenRow]) -> None:
-    """Rows of logits were not numbers: end their sequences, and let nobody go on from the KV that
+    """Rows of logits were not numbers: end their sequences, and let none go on from the KV that
     may be to blame: all of theirs, but for leading pages over which another has sampled a token."""
     suspects = [(s, _num_proven_pages(books, s, page_ids)) for s, _, page_ids in broken]
     books.end([s for s, slot, _ in broken if s.slot == slot], publish=False)

@@ -102,7 +102,7 @@ class SequenceState:
     ) -> None:
         self.request: Request = request
         self.account: RequestAccount = account
-        """Of the request, so of all its samples."""
+        """Account of the request, so of all its samples."""
         self.sequence_id: int = sequence_id
         """Unique, and growing in order of arrival."""
         self.seed: int = request.seed_of(sample)
@@ -204,7 +204,7 @@ class SequenceState:
 
     @property
     def may_be_taken(self) -> bool:
-        """Whether a policy may have it preempted although nobody ahead of it is in need: so often
+        """Whether a policy may have it preempted although none ahead of it is in need: so often
         and no more for each token that it comes to know, so that every answer gets to its end."""
         return (
             self.num_known > self.known_when_taken

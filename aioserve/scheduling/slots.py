@@ -21,8 +21,8 @@ __all__ = ["SlotPool"]
 class SlotPool:
     """Hands out slots `0..num_slots-1`; one given back is free once its last step is done.
 
-    While a step that names a slot is in flight nobody else gets it. So a row that comes back for
-    the slot that a sequence still has is that sequence's own, of its present run.
+    While a step that names a slot is in flight no other sequence gets it. So a row that comes back
+    for the slot that a sequence still has is that sequence's own, of its present run.
     """
 
     def __init__(self, num_slots: int) -> None:

@@ -63,7 +63,7 @@ class SchedulerState:
         self.in_flight: dict[int, list[Entry]] = {}
         """What each step consists of that is planned and not yet done."""
         self.sequences: dict[int, SequenceState] = {}
-        """Those that haven't ended, by id."""
+        """Sequences that haven't ended, by id."""
         self.running: list[SequenceState] = []
         self.stopped_at: SequenceState | None = None
         """The next to start, which the last plan had no room for."""
@@ -89,7 +89,7 @@ class SchedulerState:
         return self._queue.in_turn()
 
     def views_of_waiting(self, without: Iterable[SequenceState] = ()) -> tuple[RequestView, ...]:
-        """Of those that can go on, but for some, in order of arrival."""
+        """Views of requests that can go on, but for some, in order of arrival."""
         return self._queue.views(without)
 
     def waits_above(self, precedence: float) -> bool:
@@ -203,7 +203,7 @@ class SchedulerState:
 
     def lose(self, sequences: Iterable[SequenceState], last_step: int) -> None:
         """Strike out sequences whose entries may be wrong, because something was raised in the
-        middle of a change, and take back whatever nobody else has. Step `last_step` may be the
+        middle of a change, and take back what no other has. Step `last_step` may be the
         last to touch it."""
         sequences = list(sequences)
         views = [self.view(s) for s in sequences if s.phase is not Phase.PENDING_SAMPLE]

@@ -44,7 +44,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.kept: deque[StepSummary | tuple[StepPlan, float]] = deque(maxlen=NUM_KEPT)
-        """The last steps; a plan with its seconds until somebody asks for its summary."""
+        """The last steps; a plan with its seconds until its summary is asked for."""
         self.num_steps: int = 0
         """Steps that are done, including those no longer kept."""
         self._num_fitted = 0
@@ -106,7 +106,7 @@ class StepTimes:
 
 
 def summary_of(step: int, items: Iterable[WorkItem], seconds: float) -> StepSummary:
-    """Of a step with these items."""
+    """Summary of a step with these items."""
     prefill = decodes = context = 0
     for item in items:
         context += item.start + item.count

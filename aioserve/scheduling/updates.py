@@ -26,9 +26,9 @@ class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
     cause: Exception | None = None
     """What was raised while the sequence was planned, where that ended it: a bug."""
     logprobs: Logprobs | None = None
-    """Of the token, where the request asks for them."""
+    """Log-probabilities of the token, where the request asks for them."""
     scored: tuple[Logprobs, ...] = ()
-    """Of tokens of the prompt, where it asks for these: such an update tells of no more."""
+    """Log-probabilities of prompt tokens, where it asks for these: the update tells of no more."""
     scored_before: int = 0
     """How many of those that were told before stand; others are told anew."""
     pooled: npt.NDArray[np.float64] | None = None

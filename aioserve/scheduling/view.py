@@ -184,7 +184,7 @@ class RequestView:
     @property
     def pages_to_start(self) -> int:
         """Pages that a waiting request would take of those that are free or cached: new ones, and
-        those that it finds and nobody else uses. 0 for others."""
+        those that it finds and no other uses. 0 for others."""
         sequence, memory = self._sequence, self._memory
         if sequence.phase is not Phase.WAITING:
             return 0
@@ -193,7 +193,7 @@ class RequestView:
 
     @property
     def reclaimable_pages(self) -> int:
-        """Pages that nobody else uses: they come back if the request is preempted; 0 after the
+        """Pages that no other uses: they come back if the request is preempted; 0 after the
         end."""
         return 0 if self._has_ended else self._memory.num_reclaimable(self._sequence.lease)
 
@@ -266,7 +266,7 @@ class SchedulerView(msgspec.Struct, frozen=True):
     """Given back, and free as soon as the step that may still touch them is done."""
     num_running: int
     num_waiting: int
-    """Those that are held included."""
+    """Requests that wait, held ones included."""
     pages_pinned: int
     """Kept by pins; one that two pins share counts twice."""
     _source: ViewSource

@@ -13,8 +13,8 @@ __all__ = ["ViewMaker"]
 
 
 class ViewMaker:
-    """Of one step: each view shows the books as they are when it is made, and what it is asked for
-    beyond its fields as it is then."""
+    """Maker of the views of one step: each view shows the books as they are when it is made, and
+    what it is asked for beyond its fields as it is then."""
 
     def __init__(
         self,

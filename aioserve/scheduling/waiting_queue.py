@@ -1,7 +1,7 @@
-"""Those that wait, in order of arrival, and what a policy sees of them.
+"""The queue of waiting requests, in order of arrival, and what a policy sees of them.
 
 Thousands may wait of which a step starts a few, so what a step looks at is kept from one to the
-next: nobody who only goes on waiting is asked for anything.
+next: a request that only goes on waiting costs nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._sequences: list[SequenceState] = []
         self._views: list[RequestView] = []
-        """Of each of these."""
+        """A view of each of these."""
         self._ended: list[SequenceState] = []
         """Still in the queue: they are taken out when it is looked at, all at once, since thousands
         may leave between two steps."""
@@ -58,7 +58,7 @@ class WaitingQueue:
                 place += 1
 
     def views(self, without: Iterable[SequenceState] = ()) -> tuple[RequestView, ...]:
-        """Of all that can go on, but for some."""
+        """Views of all that can go on, but for some."""
         sequences = self.sequences
         out = {s for s in self._may_be_held if s.is_held}.union(without)
         if out:

@@ -41,7 +41,7 @@ PENDING_TOKEN = -1
 the runner replaces it on the device before the forward pass."""
 
 PENDING_IDS: npt.NDArray[np.int32] = np.array([PENDING_TOKEN], np.int32)
-"""The same alone, as most items have it."""
+"""`PENDING_TOKEN` alone, as most items have it."""
 PENDING_IDS.flags.writeable = False
 
 MAX_SCORED_TOKENS = 256
@@ -103,8 +103,9 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=
     sampled from them has position `start + offset + 1`. Where the item is to verify guesses, the
     row goes on for as long as the sampled token is the item's next one, and has a token more."""
     slot: int
-    """Whose parameters and noise decide, and whose last token the sampled one becomes. Where these
-    ask for structured output, a mask comes while the step runs (`aioserve.sampling.masks`)."""
+    """Slot of the parameters and the noise that decide; the sampled token becomes its last. Where
+    these ask for structured output, a mask comes while the step runs
+    (`aioserve.sampling.masks`)."""
 
 
 class ScoredTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):

@@ -69,7 +69,7 @@ def with_arrivals(
 
 
 def _variation(arrivals: str) -> float | None:
-    """Of the pauses; None for `recorded`."""
+    """Coefficient of variation of the pauses; None for `recorded`."""
     if type(arrivals) is str:
         name, colon, text = arrivals.partition(":")
         if (name, colon) in (("recorded", ""), ("poisson", "")):

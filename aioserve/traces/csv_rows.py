@@ -37,7 +37,7 @@ class CsvRow:
         return value
 
     def optional(self, name: str) -> int | None:
-        """Of a column that may be missing, or empty."""
+        """The count in a column that may be missing, or empty."""
         return self.count(name, 1, MAX_ASKED_TOKENS) if self.values.get(name) else None
 
     def seconds(self, name: str) -> float:
@@ -87,7 +87,7 @@ def csv_rows(lines: Lines, headers: tuple[tuple[str, ...], ...]) -> Iterator[Csv
 
 
 def _check_names(place: str, columns: list[str]) -> None:
-    """Raise for a name of two columns: nobody knows which of them is meant."""
+    """Raise for a name of two columns: it isn't known which of them is meant."""
     for name in columns:
         if name and columns.count(name) > 1:
             raise TraceError(f"{place}: {columns.count(name)} columns are called {shown(name)}")

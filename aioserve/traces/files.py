@@ -25,7 +25,7 @@ MAX_SHOWN_CHARS = 500
 
 
 def short(text: object) -> str:
-    """Of an error or a path: the beginning, where it is long."""
+    """Text of an error or a path: the beginning, where it is long."""
     whole = str(text)
     return whole if len(whole) <= MAX_SHOWN_CHARS else f"{whole[:MAX_SHOWN_CHARS]}..."
 
@@ -38,7 +38,7 @@ def open_file(path: Any) -> BinaryIO:
     elif not isinstance(path, Path):
         raise TraceError(f"a trace must be a path, got {shown(path)}")
     try:
-        # A pipe that nobody writes to is opened at once, and refused.
+        # A pipe without a writer is opened at once, and refused.
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except OSError as error:
         raise TraceError(f"{short(path)}: {error.strerror}") from error

@@ -20,7 +20,7 @@ A header line and the lengths of one request a line, without times:
   formats above that are about tokens.
 
 Further columns and fields are passed over, but for `max_tokens`, the most that the caller asked
-for, and `predicted_output_tokens`, what somebody expected. Either may be missing, and neither is
+for, and `predicted_output_tokens`, what was expected. Either may be missing, and neither is
 ever made of the recorded answer.
 """
 

@@ -1,6 +1,6 @@
 """Forecasts of answers' lengths, for policies to see: as good as one says, and drawn from a seed.
 
-A policy never sees the recorded length. What a service may have is somebody's forecast of it, and
+A policy never sees the recorded length. What a service may have is a forecast of it, and
 how much a policy gains depends on how good that is:
 
 - `oracle`: the recorded length itself: an upper bound for what any forecast can bring.
@@ -31,7 +31,7 @@ from aioserve.traces.request import MAX_ASKED_TOKENS, TraceRequest
 __all__ = ["PREDICTORS", "with_predictions"]
 
 MAX_ERROR = 10.0
-"""Of `noisy`: a factor of 22,000 either way is nothing out of the ordinary there."""
+"""Largest error of `noisy`: a factor of 22,000 either way is nothing out of the ordinary there."""
 PREDICTORS = ("oracle", "noisy:ERROR", "constant:TOKENS", "by-tenant")
 
 

@@ -50,7 +50,7 @@ MAX_ARRIVAL_SECONDS = 1e10
 """On any clock, that of the time since 1970 included: floats are exact to microseconds there."""
 MAX_RATE = 1e9
 MAX_NAME_CHARS = 500
-"""Of a session and a client."""
+"""Longest name of a session or a client."""
 MAY_BE_NONE = ("max_tokens", "predicted_output_tokens", "follows")
 
 
@@ -70,14 +70,14 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     session: str = ""
     """Ids are equal only within a session."""
     client: str = ""
-    """Who sent it, where the trace tells."""
+    """The sender, where the trace tells."""
     max_tokens: int | None = None
     """Most tokens that the caller asked for, where the trace tells: unlike `output_tokens`, known
     when the request arrives."""
     priority: int = 0
     """As its caller would give it: no format records it."""
     predicted_output_tokens: int | None = None
-    """How long somebody expects the answer to be: recorded, or made by a predictor."""
+    """Expected length of the answer: recorded, or made by a predictor."""
     follows: int | None = None
     """Number of the request whose answer came before this one in its conversation, or was what its
     agent worked on, where that is known."""

@@ -183,7 +183,7 @@ class GpuAssembling:
         )
 
     def _room_bytes(self, decoder: Decoder, config: EngineConfig, num_slots: int) -> int:
-        """Of the pool, without the page for padding."""
+        """Bytes of the pool, without the page for padding."""
         cache = decoder.new_cache(2, config.page_size)
         trial = self._steps(decoder, config, cache, num_slots, wanted_model_len(decoder, config))
         step_bytes = measure_step(

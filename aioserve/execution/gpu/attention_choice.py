@@ -1,4 +1,4 @@
-"""Whose kernels attend from prompts: Triton's, or FlashInfer's where they are there and faster.
+"""Chooses the kernels that attend from prompts: Triton's, or FlashInfer's where these are faster.
 
 FlashInfer's are tried before they are used, on a batch of the model's own shapes. That compiles
 them, and shows that they compute what Triton's do, before any request depends on it.
@@ -40,7 +40,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 ROUNDS = 5
 """That each is timed, in turns; the shortest counts."""
 NEEDED_SHARE = 0.95
-"""Of Triton's time: what is hardly faster isn't worth that rows depend on their batch."""
+"""Share of Triton's time: what is hardly faster isn't worth that rows depend on their batch."""
 MAX_TRIAL_TOKENS = 8192
 ROUNDINGS = 4
 """By how many units of the last place of a dtype two results may differ, or of 1 below 1."""
@@ -211,7 +211,7 @@ class _Trial:
         return None
 
     def seconds(self, attention: PromptAttention) -> tuple[float, float]:
-        """Of a step's attention from prompts, all layers together: with `attention`, and with
+        """Times of a step's attention from prompts, all layers together: with `attention`, and with
         Triton's kernels. Planning counts."""
         shortest = [float("inf"), float("inf")]
         for _ in range(ROUNDS):

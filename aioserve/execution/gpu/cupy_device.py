@@ -27,9 +27,9 @@ from aioserve.ops.gpu.cupy_module import cupy_module
 __all__ = ["CupyDevice", "CupyEvent", "CupyStream", "PinnedMemory"]
 
 SUCCESS, MEMORY_ALLOCATION, NOT_READY = 0, 2, 600
-"""Of CUDA's errors. `cudaError_t` and `CUresult` have the same numbers for these."""
+"""Numbers of CUDA's errors. `cudaError_t` and `CUresult` have the same numbers for these."""
 TO_DEVICE, TO_HOST = 1, 2
-"""Of `cudaMemcpyKind`."""
+"""Numbers of `cudaMemcpyKind`."""
 
 
 def _usable_cupy() -> Any:

@@ -25,7 +25,7 @@ __all__ = [
 HUNG_SECONDS = 60.0
 """How long a step may be the oldest on the device before the device counts as hung."""
 LAUNCH_SECONDS = 600.0
-"""Likewise, how long the host may take to launch one: kernels are compiled at their first use."""
+"""How long the host may take to launch one: kernels are compiled at their first use."""
 
 
 class OutOfDeviceMemoryError(AioserveError):

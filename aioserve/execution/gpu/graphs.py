@@ -2,7 +2,7 @@
 
 A decode of one token per sequence is hundreds of small kernels, which take the host longer to
 launch than the device to run. A graph of them has fixed shapes, so a step is padded to the next
-size there is one of. What padding writes goes to a page and a slot that nobody reads.
+size there is one of. What padding writes goes to a page and a slot that are never read.
 
 Graphs are captured largest first, since all take their memory from one pool: smaller ones fit into
 what the largest one left. A size that wasn't captured at the start is when it is first needed: that
@@ -52,7 +52,7 @@ class GraphKey(NamedTuple):
     size: int
     """To how many sequences they are padded."""
     variant: Hashable
-    """Of `PackedStep`."""
+    """Variant of `PackedStep`."""
 
 
 class DecodeGraphs:
@@ -79,7 +79,7 @@ class DecodeGraphs:
         return self._graphs.get(key)
 
     def is_missing(self, key: GraphKey) -> bool:
-        """Whether nobody has tried to capture it."""
+        """Whether its capture hasn't been tried."""
         return key not in self._graphs
 
     def capture(self, key: GraphKey, enqueue: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ away while a step in flight may touch it. Those that they read may be written by
 and only then the copies wait for `before`, which is what was enqueued on the main stream until now.
 
 Whatever goes wrong, the step's `done` is recorded: what was enqueued of it still runs, and until
-that has ended nobody may have its pages or its pinned block.
+that has ended, its pages and its pinned block stay its own.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class StepInFlight:
         self.locations_in_flight = locations_in_flight
         """Where the steps write that are in flight already."""
         self.graph_key: GraphKey | None = None
-        """Of a step that is padded."""
+        """Key of the graph of a step that is padded."""
         self.packed: PackedStep | None = None
         self.error: Exception | None = None
         """Why not all of it was enqueued."""
         self.enqueued_seconds: float | None = None
         self.timed: tuple[StepTimer, TimedStep] | None = None
-        """Of a step that somebody wants to know the time of."""
+        """Timer and times of a step that is timed."""
         self._device = device
         self._told = told
         self._answers = answers

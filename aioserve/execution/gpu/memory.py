@@ -26,11 +26,11 @@ __all__ = ["MemoryCounts", "MemoryUse", "TorchMemory", "largest_step", "measure_
 
 
 class MemoryUse(NamedTuple):
-    """Of one device, in bytes."""
+    """Memory of one device, in bytes."""
 
     total: int
     free: int
-    """What nobody has, other processes included."""
+    """What no process has."""
     held: int
     """By tensors of this process."""
     peak: int
@@ -71,7 +71,7 @@ def measure_step(
     max_sequences: int,
 ) -> int:
     """Bytes that the largest step takes beside weights, KV pages and its inputs. Runs it, on a
-    model whose first two pages nobody has, and so compiles kernels too."""
+    model whose first two pages are free, and so compiles kernels too."""
     step = largest_step(
         max_tokens,
         max_sequences,

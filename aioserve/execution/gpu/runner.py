@@ -48,7 +48,7 @@ __all__ = ["CudaRunner"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 NUM_BLOCKS = 2
-"""Of pinned memory: one for the step that runs, one for the step behind it."""
+"""Blocks of pinned memory: one for the step that runs, one for the step behind it."""
 
 PADDING_STEP = -1
 """The number of a step that is nothing but padding, in the log."""
@@ -263,7 +263,7 @@ def _nothing() -> HostStep:
 
 
 def _fail(future: asyncio.Future[StepOutcome], failure: RunnerFailedError) -> None:
-    """Whoever hears of the first step that fails so may not look at the others any more."""
+    """Fail a future that may not be awaited, as the failure of a step before it is told already."""
     settle(future, failure)
     if not future.cancelled():
         future.exception()

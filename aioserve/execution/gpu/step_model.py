@@ -59,7 +59,7 @@ class ResultShape:
 
     @classmethod
     def largest(cls, max_rows: int) -> ResultShape:
-        """Of steps that sample up to `max_rows` rows."""
+        """Shape of steps that sample up to `max_rows` rows."""
         return cls(max_rows, max_rows + MAX_SCORED_TOKENS, MAX_LOGPROBS)
 
     @property
@@ -90,12 +90,12 @@ class PackedStep(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Of the block, from its start on, that the device needs."""
+        """Bytes of the block, from its start on, that the device needs."""
         ...
 
     @property
     def result_shape(self) -> ResultShape:
-        """Of what `enqueue` leaves."""
+        """Shape of what `enqueue` leaves."""
         ...
 
     @property
@@ -124,24 +124,24 @@ class StepModel(Protocol):
 
     @property
     def max_input_bytes(self) -> int:
-        """Of the largest step."""
+        """Input bytes of the largest step."""
         ...
 
     @property
     def max_result_bytes(self) -> int:
-        """Of the largest step, padding included."""
+        """Result bytes of the largest step, padding included."""
         ...
 
     def pack(self, step: HostStep, target: HostMemory, padded_to: int | None) -> PackedStep:
         """Write the inputs of a step with a batch. With `padded_to` it is one of decodes, with a
         row each and no extras: it is made one of so many sequences, whose keys, values and tokens
-        go to a page and a slot that nobody reads."""
+        go to a page and a slot that are never read."""
         ...
 
     @property
     def variants(self) -> Sequence[Hashable]:
-        """Of padded steps whose graphs are captured beforehand. Graphs of one size and different
-        variants are different."""
+        """Variants of padded steps whose graphs are captured beforehand. Graphs of one size and
+        different variants are different."""
         ...
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> PackedStep:

@@ -1,4 +1,4 @@
-"""What steps take on the device, by the device's own clock, for whoever asks.
+"""What steps take on the device, by the device's own clock.
 
     main    ...done 7]•  nothing  •[copy in][ step 8 ][copy out]•[copy in][ step 9 ...
                       └─ idle ────┘└──── seconds ──────────────┘
@@ -19,7 +19,7 @@ __all__ = ["StepTime", "StepTimer", "TimedStep"]
 
 
 class StepTime(NamedTuple):
-    """Of one step, on the device."""
+    """Time of one step, on the device."""
 
     step: int
     seconds: float
@@ -38,7 +38,7 @@ class TimedStep:
         self.began: Event = device.new_event(timed=True)
         self.ended: Event = device.new_event(timed=True)
         self.before: TimedStep | None = None
-        """Of the step before."""
+        """Times of the step before."""
 
 
 class StepTimer:
@@ -48,7 +48,7 @@ class StepTimer:
     def __init__(self, device: Device, num_in_flight: int) -> None:
         """`num_in_flight`: so many steps are launched and not yet noted, at most."""
         self.times: list[StepTime] = []
-        """Of the steps that were noted, in their order."""
+        """Times of the steps that were noted, in their order."""
         self._device = device
         # One more than are in flight: the last one that was noted says when the next one could
         # have begun.

@@ -32,11 +32,11 @@ Within = Callable[[], AbstractContextManager[object]]
 SPIN_SECONDS = 0.0005
 """How long `spin` asks before it sleeps: a decode of a small model takes about that."""
 POLL_SECONDS = 0.25
-"""How often `callback` asks by itself: a device that has failed calls nobody."""
+"""How often `callback` asks by itself: a device that has failed calls nothing."""
 
 
 class Expected(Protocol):
-    """A step that somebody waits for."""
+    """A step that is waited for."""
 
     @property
     def event(self) -> Event: ...
@@ -55,7 +55,7 @@ class Worker(Protocol):
         ...
 
     def end(self) -> None:
-        """End behind the last call, and let nobody wait for that."""
+        """End behind the last call, without waiting for that."""
         ...
 
     async def aclose(self) -> None:
@@ -71,7 +71,7 @@ class Waiting(Protocol):
         ...
 
     def end(self) -> None:
-        """End behind the last step, and let nobody wait for that."""
+        """End behind the last step, without waiting for that."""
         ...
 
     async def aclose(self) -> None:
@@ -80,7 +80,7 @@ class Waiting(Protocol):
 
 
 class HostSide(Protocol):
-    """Who does the host's part of steps."""
+    """What does the host's part of steps."""
 
     def start_worker(self, name: str, within: Within) -> Worker:
         """One that makes its calls inside `within()`."""
