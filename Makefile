@@ -6,6 +6,7 @@
 #   sanitize        tests of kv and ops with AddressSanitizer and the like
 #   fuzz    attack every door for ten minutes
 #   pairs   every two features together, on all models, page sizes and seeds
+#   soak    random requests through whole engines for ten minutes
 #   test-optimized  the test suite under `python -O`
 #   lint    ruff and pyright alone                        build   recompile native/ alone
 #   check-install   constraints.txt fits PyPI's torch, with CUDA, on each Python
@@ -15,8 +16,9 @@
 # many processes share the tests, and
 # MUTANTS="--only NAME --jobs 2" which bugs `make mutants` plants, in how many copies at once, and
 # SANITIZERS="thread" which one `make sanitize` runs, FUZZ="--max-seconds 60" for how long
-# `make fuzz` goes on, and PAIRS="-k preemption" which pairs `make pairs` tries. Without an NVIDIA
-# driver torch comes from PyTorch's index of CPU builds, unless pip was told where to look: see
+# `make fuzz` goes on, PAIRS="-k preemption" which pairs `make pairs` tries, and
+# SOAK="--requests 100000 --seed 7" how many requests `make soak` sends. Without an NVIDIA driver
+# torch comes from PyTorch's index of CPU builds, unless pip was told where to look: see
 # tools/torch_index.
 
 SHELL := /bin/bash
@@ -52,8 +54,8 @@ PYTEST_SHARED := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 PYTEST_OPTIMIZED := PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -m "not slow" \
   -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
 
-.PHONY: run test test-slow test-optimized mutants sanitize fuzz pairs lint check-install bench docs \
-  build clean distclean
+.PHONY: run test test-slow test-optimized mutants sanitize fuzz pairs soak lint check-install bench \
+  docs build clean distclean
 
 run: $(FOR_RUN) $(BUILT)
 	@$(BIN)/aioserve run pyhelp -- "$$PROMPT"
@@ -81,6 +83,9 @@ fuzz: $(FOR_TEST) $(BUILT)
 
 pairs: $(FOR_TEST) $(BUILT)
 	AIOSERVE_PAIRS=all $(PYTEST) --numprocesses $(WORKERS) --dist worksteal tests/pairs $(PAIRS)
+
+soak: $(FOR_TEST) $(BUILT)
+	$(BIN)/python -m tests.doubles.soak $(SOAK)
 
 lint: $(FOR_TEST) $(BUILT)
 	$(BIN)/ruff check

@@ -225,6 +225,19 @@ def _way_back(graph: Mapping[str, Set[str]], start: str) -> list[str]:
     return []
 
 
+def unreached(graph: Mapping[str, Set[str]], package: str) -> list[str]:
+    """Modules in `package` that neither it nor any module outside of it comes to by imports."""
+    inside = {module for module in graph if module.startswith(package + ".")}
+    reached: set[str] = set()
+    queue = deque(graph.keys() - inside)
+    while queue:
+        module = queue.popleft()
+        if module not in reached:
+            reached.add(module)
+            queue.extend(graph[module])
+    return sorted(inside - reached)
+
+
 def private_reads(source: str) -> list[tuple[int, str]]:
     """Line and text of each use of what is private elsewhere: `other._name`, unless `other` is
     `self`, `cls`, `super()` or a class of this module, and `from module import _name`."""

@@ -25,6 +25,7 @@ from tests.house import (
     private_reads,
     shortest_circle,
     source_files,
+    unreached,
     violations,
 )
 
@@ -63,6 +64,14 @@ def test_the_contributing_guide_shows_the_house_as_it_is() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```text\n(.*?)\n```$", guide, flags=re.DOTALL | re.MULTILINE)
     assert blocks == [picture(imports_by_place())], "`python -m tests.house` prints it"
+
+
+def test_what_our_tests_alone_use_is_not_in_the_package() -> None:
+    sources = {name: path.read_text(encoding="utf-8") for name, path in source_files()}
+    unused = unreached(import_graph(sources), "aioserve.testing")
+    assert not unused, (
+        f"neither exported nor used by the package: tests/doubles/ has room for {unused}"
+    )
 
 
 @pytest.mark.parametrize("module", [*FOR_ALL[:-1], ARITHMETIC])
@@ -187,6 +196,20 @@ def test_a_circle_of_imports_is_found(sources: dict[str, str], circle: list[str]
 )
 def test_imports_without_a_circle_are_fine(sources: dict[str, str]) -> None:
     assert shortest_circle(import_graph(sources)) == []
+
+
+def test_modules_that_only_each_other_import_are_unreached() -> None:
+    graph = {
+        "house": {"house.tools"},
+        "house.cli": {"house.tools.lent"},
+        "house.tools": {"house.tools.shown"},
+        "house.tools.shown": {"house.tools.below"},
+        "house.tools.below": set(),
+        "house.tools.lent": set(),
+        "house.tools.alone": {"house.tools.below", "house.tools.helper"},
+        "house.tools.helper": set(),
+    }
+    assert unreached(graph, "house.tools") == ["house.tools.alone", "house.tools.helper"]
 
 
 @pytest.mark.parametrize(

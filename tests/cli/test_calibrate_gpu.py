@@ -22,9 +22,9 @@ from aioserve.execution.gpu.waiting import Threads
 from aioserve.execution.runner import LoadedModel, ModelLimits
 from aioserve.request import SamplingParams
 from aioserve.testing.fake_device import VOCAB_SIZE
-from aioserve.testing.fake_gpu import FakeGpu
-from aioserve.testing.fake_gpu_model import FakeStepModel
 from tests.cli.command import Run
+from tests.doubles.fake_gpu import FakeGpu
+from tests.doubles.fake_gpu_model import FakeStepModel
 from tests.execution.gpu.plans import threaded_gpu
 
 MAX_MODEL_LEN, NUM_PAGES = 160, 64

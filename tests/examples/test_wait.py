@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from aioserve.execution.gpu.waiting import Way
-from aioserve.testing.fake_gpu import Access, FakeGpu, FakeStream
+from tests.doubles.fake_gpu import Access, FakeGpu, FakeStream
 from tests.examples.test_benchmarks import BENCHMARKS
 from tests.execution.gpu.plans import threaded_gpu
 

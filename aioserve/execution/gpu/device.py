@@ -6,7 +6,7 @@
 Work on one stream is done in order. Between two streams, and between a stream and the host, nothing
 has an order but by an event: recorded on the one, waited for by the other.
 
-The real one is in `cupy_device`. Tests have one without a GPU: `aioserve.testing.fake_gpu`.
+The real one is in `cupy_device`. Tests have one without a GPU: `tests.doubles.fake_gpu`.
 """
 
 from __future__ import annotations

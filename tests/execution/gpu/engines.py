@@ -11,8 +11,8 @@ from typing import Any
 
 from aioserve import Engine, SamplingParams
 from aioserve.testing import Witness, check_invariants, count_leaked_pages
-from aioserve.testing.fake_gpu import FakeGpu
-from aioserve.testing.fake_gpu_model import FakeGpuModel
+from tests.doubles.fake_gpu import FakeGpu
+from tests.doubles.fake_gpu_model import FakeGpuModel
 
 MAX_MODEL_LEN = 96
 

@@ -2,7 +2,7 @@
 done at once, so that every event is done when it is recorded.
 
 It drives the real model of steps through the real runner. Graphs are the calls that were captured.
-That nothing is done too early or too late is for `aioserve.testing.fake_gpu` to show.
+That nothing is done too early or too late is for `tests.doubles.fake_gpu` to show.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from aioserve.execution.gpu.step_model import StepModel
 from aioserve.request import SamplingParams
 from aioserve.steps.pages import PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
-from aioserve.testing.fake_gpu import FakeGpu
-from aioserve.testing.fake_gpu_model import FakeStepModel
-from aioserve.testing.simulated_host import SimulatedHost
+from tests.doubles.fake_gpu import FakeGpu
+from tests.doubles.fake_gpu_model import FakeStepModel
+from tests.doubles.simulated_host import SimulatedHost
 from tests.placed import PlacedItem, placed_item, placed_plan
 
 PAGE_SIZE = 4

@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 
 from aioserve.testing import run_simulated
-from aioserve.testing.fake_gpu_model import FakeGpuModel
-from aioserve.testing.gpu_faults import GpuFault, GpuFaults
+from tests.doubles.fake_gpu_model import FakeGpuModel
+from tests.doubles.gpu_faults import GpuFault, GpuFaults
 from tests.execution.gpu.engines import MAX_MODEL_LEN, gpu_of, options_of, serve, silence
 
 

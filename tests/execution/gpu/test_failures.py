@@ -20,9 +20,9 @@ from aioserve.execution.gpu.failures import (
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.waiting import Threads
 from aioserve.testing import PlantedError, expected_tokens, run_simulated
-from aioserve.testing.fake_gpu import FakeGpu
-from aioserve.testing.fake_gpu_model import FakeGpuModel
-from aioserve.testing.gpu_faults import GpuFault, GpuFaults
+from tests.doubles.fake_gpu import FakeGpu
+from tests.doubles.fake_gpu_model import FakeGpuModel
+from tests.doubles.gpu_faults import GpuFault, GpuFaults
 from tests.execution.gpu.engines import MAX_MODEL_LEN, gpu_of, options_of, serve, silence
 from tests.execution.gpu.plans import (
     NUM_SLOTS,

@@ -14,8 +14,8 @@ from aioserve.execution.gpu.graphs import DecodeGraphs, default_graph_sizes, is_
 from aioserve.request import SamplingParams
 from aioserve.steps.plan import SlotStart, WorkItem
 from aioserve.testing import expected_tokens, run_simulated
-from aioserve.testing.fake_gpu import FakeGpu
-from aioserve.testing.gpu_faults import GpuFaults
+from tests.doubles.fake_gpu import FakeGpu
+from tests.doubles.gpu_faults import GpuFaults
 from tests.execution.gpu.plans import (
     NUM_SLOTS,
     PAGE_SIZE,

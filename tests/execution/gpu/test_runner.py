@@ -18,7 +18,7 @@ from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.waiting import Threads
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.testing import expected_tokens, run_simulated
-from aioserve.testing.fake_gpu import FakeGpu
+from tests.doubles.fake_gpu import FakeGpu
 from tests.execution.gpu.plans import (
     NUM_SLOTS,
     decode,
@@ -296,7 +296,7 @@ def test_the_threads_of_a_runner_that_nobody_holds_end():
 EXITS_MID_STEP = """
 import asyncio, atexit
 from aioserve.execution.gpu.runner import CudaRunner
-from aioserve.testing.fake_gpu import FakeGpu
+from tests.doubles.fake_gpu import FakeGpu
 from tests.execution.gpu.plans import DeviceThread, NUM_SLOTS, item, plan, step_model
 
 gpu = FakeGpu(later=DeviceThread().later, op_seconds=lambda name: 0.1)

@@ -8,9 +8,9 @@ import pytest
 
 from aioserve.execution.gpu.waiting import Threads
 from aioserve.testing import run_simulated
-from aioserve.testing.fake_gpu import FakeGpu
-from aioserve.testing.gpu_faults import GpuFault, GpuFaults
-from aioserve.testing.simulated_host import SimulatedHost
+from tests.doubles.fake_gpu import FakeGpu
+from tests.doubles.gpu_faults import GpuFault, GpuFaults
+from tests.doubles.simulated_host import SimulatedHost
 from tests.execution.gpu.plans import (
     NUM_SLOTS,
     decode,

@@ -14,7 +14,7 @@ from aioserve import _native
 from aioserve.execution.answers import Answers
 from aioserve.execution.gpu.device import Event
 from aioserve.execution.gpu.waiting import Threads, Way
-from aioserve.testing.fake_gpu import FakeGpu, FakeStream
+from tests.doubles.fake_gpu import FakeGpu, FakeStream
 from tests.execution.gpu.plans import threaded_gpu
 from tests.timing import seconds_at_best
 

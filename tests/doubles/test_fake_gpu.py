@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from aioserve.testing import run_simulated
-from aioserve.testing.fake_gpu import Access, FakeGpu, FakeMemory, FakeStream
-from aioserve.testing.gpu_faults import GpuFault, GpuFaults
+from tests.doubles.fake_gpu import Access, FakeGpu, FakeMemory, FakeStream
+from tests.doubles.gpu_faults import GpuFault, GpuFaults
 
 ALL = np.arange(8)
 

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from aioserve.execution.gpu.device import HostMemory
 from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemoryError
 from aioserve.testing.faults import PlantedError
-from aioserve.testing.gpu_faults import GpuFault, GpuFaults
+from tests.doubles.gpu_faults import GpuFault, GpuFaults
 
 __all__ = [
     "Access",

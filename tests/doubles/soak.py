@@ -1,6 +1,6 @@
 """Many random requests through whole engines on a simulated loop, looking for what is lost.
 
-    python -m aioserve.testing.soak --requests 1000000 --seed 7 --max-seconds 600
+    python -m tests.doubles.soak --requests 1000000 --seed 7 --max-seconds 600
 
 Requests share prefixes, continue earlier answers, ask for several samples, leave early, are
 cancelled, or read slowly; steps take random times and fail; pages are scarce. Each batch is one
@@ -39,7 +39,7 @@ from aioserve.testing.witness import Witness
 
 __all__ = ["Findings", "main", "run_batch"]
 
-MODULE = "aioserve.testing.soak"
+MODULE = "tests.doubles.soak"
 BATCH_REQUESTS = 2_000
 MAX_ROUNDS = 50_000_000
 MAX_MODEL_LEN = 128

@@ -9,7 +9,7 @@ from typing import Any
 
 from aioserve.execution.answers import Answers
 from aioserve.execution.gpu.waiting import Expected, Within
-from aioserve.testing.fake_gpu import FakeGpu
+from tests.doubles.fake_gpu import FakeGpu
 
 __all__ = ["SimulatedHost"]
 

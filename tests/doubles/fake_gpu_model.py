@@ -34,10 +34,10 @@ from aioserve.testing.fake_device import (
     token_of,
     weights_of,
 )
-from aioserve.testing.fake_gpu import Access, FakeGpu, FakeMemory
 from aioserve.testing.fake_model import byte_tokenizer
-from aioserve.testing.gpu_faults import GpuFault, GpuFaults
-from aioserve.testing.simulated_host import SimulatedHost
+from tests.doubles.fake_gpu import Access, FakeGpu, FakeMemory
+from tests.doubles.gpu_faults import GpuFault, GpuFaults
+from tests.doubles.simulated_host import SimulatedHost
 
 __all__ = ["FakeGpuModel", "FakeStepModel"]
 
