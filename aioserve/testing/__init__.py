@@ -24,7 +24,7 @@ from aioserve.testing.plugin_checks import (
 from aioserve.testing.policy_check import check_policy
 from aioserve.testing.replay import replay
 from aioserve.testing.sim_loop import DeadlockError, SimLoop, SimulationError, run_simulated
-from aioserve.testing.witness import Witness
+from aioserve.testing.stream_checker import StreamChecker
 
 __all__ = [
     "DeadlockError",
@@ -36,7 +36,7 @@ __all__ = [
     "PlantedError",
     "SimLoop",
     "SimulationError",
-    "Witness",
+    "StreamChecker",
     "byte_tokenizer",
     "check_admission",
     "check_eviction",

@@ -35,7 +35,7 @@ from aioserve.testing.fake_model import FakeModel
 from aioserve.testing.faults import Fault, Faults, random_step_seconds
 from aioserve.testing.invariants import check_invariants, count_leaked_pages, scribble_free_pages
 from aioserve.testing.sim_loop import run_simulated
-from aioserve.testing.witness import Witness
+from aioserve.testing.stream_checker import StreamChecker
 
 __all__ = ["Findings", "main", "run_batch"]
 
@@ -126,13 +126,13 @@ def run_batch(seed: int, batch: int, requests: int) -> Findings:
     `batch`."""
     draw = random.Random(f"{seed} {batch}")
     engine = Engine(_model(draw), **_options(draw))
-    witness = Witness(engine)
+    checker = StreamChecker(engine)
     findings = Findings()
     faults: list[str] = []
     logging.disable(logging.CRITICAL)
     try:
         run_simulated(
-            lambda: _serve(engine, witness, draw, requests),
+            lambda: _serve(engine, checker, draw, requests),
             seed=draw.getrandbits(32),
             max_rounds=MAX_ROUNDS,
         )
@@ -145,18 +145,20 @@ def run_batch(seed: int, batch: int, requests: int) -> Findings:
         faults.append(traceback.format_exc())
     finally:
         logging.disable(logging.NOTSET)
-    findings.requests = witness.ends.total()
-    findings.wrong_ends = len(witness.wrong_ends) + witness.num_open
-    findings.wrong_tokens = len(witness.wrong_tokens)
-    findings.failed_steps = len(witness.failed_steps)
-    faults += [*witness.failed_steps, *witness.wrong_ends, *witness.wrong_tokens]
+    findings.requests = checker.ends.total()
+    findings.wrong_ends = len(checker.wrong_ends) + checker.num_open
+    findings.wrong_tokens = len(checker.wrong_tokens)
+    findings.failed_steps = len(checker.failed_steps)
+    faults += [*checker.failed_steps, *checker.wrong_ends, *checker.wrong_tokens]
     if faults:
         again = f"python -m {MODULE} --seed {seed} --batch {batch} --requests {requests}"
         findings.faults = [*faults[:SHOWN_FAULTS], f"{len(faults)} faults; to repeat them: {again}"]
     return findings
 
 
-async def _serve(engine: Engine, witness: Witness, draw: random.Random, requests: int) -> None:
+async def _serve(
+    engine: Engine, checker: StreamChecker, draw: random.Random, requests: int
+) -> None:
     async with engine:
         callers = draw.choice([4, 32, 64, 128])
         source = _Source(draw)
@@ -164,7 +166,7 @@ async def _serve(engine: Engine, witness: Witness, draw: random.Random, requests
         checking = asyncio.create_task(_check(engine))
         async with asyncio.TaskGroup() as group:
             for caller, count in enumerate(share):
-                group.create_task(_call(witness, source, draw, caller, count))
+                group.create_task(_call(checker, source, draw, caller, count))
         await engine.drain()
         checking.cancel()
         await asyncio.wait([checking])
@@ -184,14 +186,14 @@ async def _check(engine: Engine) -> None:
 
 
 async def _call(
-    witness: Witness, source: _Source, draw: random.Random, caller: int, count: int
+    checker: StreamChecker, source: _Source, draw: random.Random, caller: int, count: int
 ) -> None:
     """One caller: some requests, one after the other."""
     for index in range(count):
         request_id = f"{caller}.{index}"
         prompt, params = source.request()
         way = draw.random()
-        read = partial(witness.read, prompt, params, request_id=request_id)
+        read = partial(checker.read, prompt, params, request_id=request_id)
         if way < 0.8:
             await read()
         elif way < 0.87:

@@ -11,7 +11,7 @@ from typing import Any
 from aioserve import Engine, SamplingParams, SchedulingPolicy
 from aioserve.testing import (
     FakeModel,
-    Witness,
+    StreamChecker,
     check_invariants,
     run_simulated,
     scribble_free_pages,
@@ -22,15 +22,15 @@ STEP_SECONDS = 0.01
 
 
 @asynccontextmanager
-async def watched(model: FakeModel | None = None, **options: Any) -> AsyncIterator[Witness]:
+async def watched(model: FakeModel | None = None, **options: Any) -> AsyncIterator[StreamChecker]:
     """An engine whose books are checked after each step, and at the end, when it must be empty."""
     model = model or FakeModel(step_seconds=lambda plan: STEP_SECONDS)
     options = {"policy": SchedulingPolicy(), "output_reserve_tokens": 0, **options}
     async with Engine(model, **options) as engine:
-        witness = Witness(engine)
+        checker = StreamChecker(engine)
         watching = asyncio.create_task(_watch(engine))
         try:
-            yield witness
+            yield checker
             await engine.drain()
         finally:
             watching.cancel()
@@ -39,7 +39,7 @@ async def watched(model: FakeModel | None = None, **options: Any) -> AsyncIterat
             watching.result()
         check_invariants(engine)
     check_invariants(engine)
-    witness.check()
+    checker.check()
     stats = engine.stats()
     assert stats.pages_held_by_requests == stats.pages_fenced == 0
     assert stats.num_running == stats.num_waiting == 0

@@ -14,7 +14,7 @@ import pytest
 
 from aioserve import Engine, SamplingParams, SchedulingPolicy
 from aioserve.steps.plan import StepPlan
-from aioserve.testing import FakeModel, Witness, run_simulated
+from aioserve.testing import FakeModel, StreamChecker, run_simulated
 from tests.faults.harness import SEEDS, STEP_SECONDS, params, run, until, watched
 
 IDS = list(range(200))
@@ -46,15 +46,15 @@ def phase_of(engine: Engine) -> str:
     return "gone"
 
 
-async def cancel_task(witness: Witness, moment: Moment, **request) -> None:
-    task = asyncio.create_task(witness.read(request_id="victim", **request))
+async def cancel_task(checker: StreamChecker, moment: Moment, **request) -> None:
+    task = asyncio.create_task(checker.read(request_id="victim", **request))
     await moment()
     task.cancel()
     await asyncio.wait([task])
 
 
-async def cancel_twice(witness: Witness, moment: Moment, **request) -> None:
-    task = asyncio.create_task(witness.read(request_id="victim", **request))
+async def cancel_twice(checker: StreamChecker, moment: Moment, **request) -> None:
+    task = asyncio.create_task(checker.read(request_id="victim", **request))
     await moment()
     task.cancel()
     await asyncio.sleep(0)
@@ -62,9 +62,9 @@ async def cancel_twice(witness: Witness, moment: Moment, **request) -> None:
     await asyncio.wait([task])
 
 
-async def cancel_scope(witness: Witness, moment: Moment, *, prompt, params) -> None:
+async def cancel_scope(checker: StreamChecker, moment: Moment, *, prompt, params) -> None:
     async def read() -> None:
-        await witness.read(prompt, params, request_id="victim")
+        await checker.read(prompt, params, request_id="victim")
 
     async with anyio.create_task_group() as group:
         group.start_soon(read)
@@ -72,8 +72,8 @@ async def cancel_scope(witness: Witness, moment: Moment, *, prompt, params) -> N
         group.cancel_scope.cancel()
 
 
-async def cancel_generate(witness: Witness, moment: Moment, *, prompt, params) -> None:
-    generating = witness.engine.generate(prompt, params, request_id="victim")
+async def cancel_generate(checker: StreamChecker, moment: Moment, *, prompt, params) -> None:
+    generating = checker.engine.generate(prompt, params, request_id="victim")
     task = asyncio.create_task(generating)
     await moment()
     task.cancel()
@@ -81,8 +81,8 @@ async def cancel_generate(witness: Witness, moment: Moment, *, prompt, params) -
         await task
 
 
-async def close_stream(witness: Witness, moment: Moment, *, prompt, params) -> None:
-    stream = witness.engine.stream(prompt, params, request_id="victim")
+async def close_stream(checker: StreamChecker, moment: Moment, *, prompt, params) -> None:
+    stream = checker.engine.stream(prompt, params, request_id="victim")
     await moment()
     stream.close()
     stream.close()
@@ -90,17 +90,17 @@ async def close_stream(witness: Witness, moment: Moment, *, prompt, params) -> N
     assert [token async for token in stream] == []
 
 
-async def drop_stream(witness: Witness, moment: Moment, *, prompt, params) -> None:
-    held = [witness.engine.stream(prompt, params, request_id="victim")]
+async def drop_stream(checker: StreamChecker, moment: Moment, *, prompt, params) -> None:
+    held = [checker.engine.stream(prompt, params, request_id="victim")]
     await moment()
     held.clear()
 
 
-async def drop_generator(witness: Witness, moment: Moment, *, prompt, params) -> None:
+async def drop_generator(checker: StreamChecker, moment: Moment, *, prompt, params) -> None:
     """The caller wraps the stream in an async generator and drops that half-read."""
 
     async def tokens():
-        async for token in witness.engine.stream(prompt, params, request_id="victim"):
+        async for token in checker.engine.stream(prompt, params, request_id="victim"):
             yield token
 
     generator = tokens()
@@ -131,22 +131,22 @@ def test_a_request_that_is_left_at_any_moment_frees_all_it_held(way, prompt, fir
     phases = set()
 
     async def main(steps: int) -> None:
-        async with watched(model(), **OPTIONS) as witness:
-            engine = witness.engine
+        async with watched(model(), **OPTIONS) as checker:
+            engine = checker.engine
 
             async def moment() -> None:
                 if steps >= 0:
                     await asyncio.sleep(steps * STEP_SECONDS)
                 phases.add(phase_of(engine))
 
-            others = [asyncio.create_task(witness.read([1, i], params(6))) for i in range(2)]
+            others = [asyncio.create_task(checker.read([1, i], params(6))) for i in range(2)]
             await until(lambda: engine.stats().num_running == 2)
-            await way(witness, moment, prompt=prompt, params=params(8, n=n))
+            await way(checker, moment, prompt=prompt, params=params(8, n=n))
             left_after = engine.stats().steps_total
             await until(lambda: phase_of(engine) == "gone")
             assert engine.stats().steps_total <= left_after + 2
             await asyncio.gather(*others)
-            assert await witness.read(IDS, params(8), request_id="victim") == "length"
+            assert await checker.read(IDS, params(8), request_id="victim") == "length"
 
     for steps in range(-1, 36):
         run(partial(main, steps), seed=WAYS.index((way, n)))
@@ -163,8 +163,8 @@ def test_cancelling_while_submitting_leaves_nothing(seed):
     """Under a scope that is cancelled already, or as soon as it is entered."""
 
     async def main() -> None:
-        async with watched(model()) as witness:
-            engine = witness.engine
+        async with watched(model()) as checker:
+            engine = checker.engine
             for prompt in (IDS, TEXT):
                 with anyio.CancelScope() as scope:
                     scope.cancel()
@@ -184,9 +184,9 @@ def test_cancelling_while_submitting_leaves_nothing(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cancelling_one_of_many_by_its_exact_id_leaves_the_others(seed):
     async def main() -> None:
-        async with watched() as witness:
+        async with watched() as checker:
             reads = {
-                name: asyncio.create_task(witness.read([1], params(), request_id=name))
+                name: asyncio.create_task(checker.read([1], params(), request_id=name))
                 for name in ("r1", "r10", "r", "r1 ", "R1")
             }
             await asyncio.sleep(5 * STEP_SECONDS)
@@ -224,9 +224,9 @@ def test_a_policy_that_closes_streams_from_within_is_harmless(seed):
             self.close_one()
 
     async def main() -> None:
-        async with watched(policy=Closing(), max_num_seqs=3) as witness:
-            streams.extend(witness.engine.stream([i] * 30, params()) for i in range(12))
-            assert await witness.read([7], params()) == "length"
+        async with watched(policy=Closing(), max_num_seqs=3) as checker:
+            streams.extend(checker.engine.stream([i] * 30, params()) for i in range(12))
+            assert await checker.read([7], params()) == "length"
             await until(lambda: not streams)
 
     run(main, seed)

@@ -31,20 +31,20 @@ def test_a_request_whose_deadline_passes_at_any_moment_ends_then_and_frees_all_i
     ends = set()
 
     async def main(steps: float) -> None:
-        async with watched(model(), max_num_batched_tokens=64, max_num_seqs=2) as witness:
-            engine = witness.engine
-            others = [asyncio.create_task(witness.read([1, i], params(6))) for i in range(2)]
+        async with watched(model(), max_num_batched_tokens=64, max_num_seqs=2) as checker:
+            engine = checker.engine
+            others = [asyncio.create_task(checker.read([1, i], params(6))) for i in range(2)]
             await until(lambda: engine.stats().num_running == 2)
             began = asyncio.get_running_loop().time()
             deadline = steps * STEP_SECONDS
-            end = await witness.read(
+            end = await checker.read(
                 prompt, params(8, n=n), request_id="late", deadline_seconds=deadline
             )
             ends.add(end)
             took = asyncio.get_running_loop().time() - began
             if end == "DeadlineExceededError":
                 assert took == pytest.approx(deadline)
-                assert await witness.read(IDS, params(8), request_id="late") == "length"
+                assert await checker.read(IDS, params(8), request_id="late") == "length"
             else:
                 assert took <= deadline
             await asyncio.gather(*others)
@@ -57,12 +57,12 @@ def test_a_request_whose_deadline_passes_at_any_moment_ends_then_and_frees_all_i
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_reader_that_is_behind_gets_what_came_before_the_deadline(seed):
     async def main() -> None:
-        async with watched(max_buffered_tokens=8, stall_timeout_seconds=60.0) as witness:
-            stream = witness.engine.stream([1], params(100), deadline_seconds=5.0)
-            await until(lambda: any(r["paused"] for r in witness.engine.dump()["sequences"]))
+        async with watched(max_buffered_tokens=8, stall_timeout_seconds=60.0) as checker:
+            stream = checker.engine.stream([1], params(100), deadline_seconds=5.0)
+            await until(lambda: any(r["paused"] for r in checker.engine.dump()["sequences"]))
             await asyncio.sleep(5.0)
             assert stream.finish_reason is FinishReason.ABORT
-            assert not witness.engine.dump()["sequences"]
+            assert not checker.engine.dump()["sequences"]
             came = []
             with pytest.raises(DeadlineExceededError):
                 await read_into(came, stream)
@@ -78,16 +78,16 @@ def test_deadlines_of_requests_that_have_ended_or_left_end_nobody(seed):
     draw = random.Random(seed)
 
     async def main() -> None:
-        async with watched(max_num_seqs=3) as witness:
+        async with watched(max_num_seqs=3) as checker:
             for _ in range(20):
-                left = witness.read(
+                left = checker.read(
                     [1], params(20), leave_after=draw.randint(0, 9), deadline_seconds=1.0
                 )
                 assert await left == "left"
-                ended = witness.read([2], params(5), request_id="again", deadline_seconds=1.0)
+                ended = checker.read([2], params(5), request_id="again", deadline_seconds=1.0)
                 assert await ended == "length"
             # Of the same id, and alive when the deadlines of those before it pass.
-            assert await witness.read([3], params(400), request_id="again") == "length"
+            assert await checker.read([3], params(400), request_id="again") == "length"
 
     run(main, seed)
 
@@ -95,7 +95,7 @@ def test_deadlines_of_requests_that_have_ended_or_left_end_nobody(seed):
 def test_no_timer_is_left_of_a_request_that_has_ended(monkeypatch):
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        async with watched() as witness:
+        async with watched() as checker:
             timers = []
             call_at = loop.call_at
 
@@ -104,7 +104,7 @@ def test_no_timer_is_left_of_a_request_that_has_ended(monkeypatch):
                 return timers[-1]
 
             monkeypatch.setattr(loop, "call_at", noted)
-            read = witness.read([2], params(1), deadline_seconds=1000.0)
+            read = checker.read([2], params(1), deadline_seconds=1000.0)
             assert await read == "length"
             (deadline,) = [timer for timer in timers if timer.when() >= 1000.0]
             assert deadline.cancelled()

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from aioserve import Engine, EngineClosedError, SchedulingPolicy
-from aioserve.testing import FakeModel, SimLoop, Witness, check_invariants
+from aioserve.testing import FakeModel, SimLoop, StreamChecker, check_invariants
 from tests.faults.harness import SEEDS, STEP_SECONDS, params, run, until, watched
 
 TEXT = "encoded off the loop " * 25
@@ -23,8 +23,8 @@ def test_a_loop_that_is_blocked_for_two_seconds_costs_two_seconds_and_no_token(s
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
-        async with watched(model(), stall_timeout_seconds=1.0, max_buffered_tokens=4) as witness:
-            reads = [asyncio.create_task(witness.read([index], params(40))) for index in range(4)]
+        async with watched(model(), stall_timeout_seconds=1.0, max_buffered_tokens=4) as checker:
+            reads = [asyncio.create_task(checker.read([index], params(40))) for index in range(4)]
             began = loop.time()
             for _ in range(3):
                 await asyncio.sleep(7 * STEP_SECONDS)
@@ -40,14 +40,14 @@ def test_a_loop_that_is_blocked_for_two_seconds_costs_two_seconds_and_no_token(s
 def test_closing_the_engine_ends_open_streams_wherever_they_are(seed, steps):
     async def main() -> None:
         async with Engine(model(), policy=SchedulingPolicy(), max_num_seqs=3) as engine:
-            witness = Witness(engine)
+            checker = StreamChecker(engine)
             prompts = [[index] * 60 for index in range(5)] + [TEXT, TEXT]
-            reads = [asyncio.create_task(witness.read(p, params(300))) for p in prompts]
+            reads = [asyncio.create_task(checker.read(p, params(300))) for p in prompts]
             await asyncio.sleep(steps * STEP_SECONDS)
-            assert witness.num_open == len(prompts) or steps == 0
+            assert checker.num_open == len(prompts) or steps == 0
         ends = await asyncio.gather(*reads)
         assert set(ends) == {"EngineClosedError"}
-        witness.check()
+        checker.check()
         check_invariants(engine)
         stats = engine.stats()
         assert (stats.num_running, stats.num_waiting, stats.pages_held_by_requests) == (0, 0, 0)
@@ -58,15 +58,15 @@ def test_closing_the_engine_ends_open_streams_wherever_they_are(seed, steps):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_drain_with_a_deadline_ends_what_is_left(seed):
     async def main() -> None:
-        async with watched(model()) as witness:
-            long = [asyncio.create_task(witness.read([i], params(500))) for i in range(3)]
-            short = [asyncio.create_task(witness.read([i], params(10))) for i in range(3)]
-            await until(lambda: witness.num_open == 6)
-            assert await witness.engine.drain(20 * STEP_SECONDS) == 3
+        async with watched(model()) as checker:
+            long = [asyncio.create_task(checker.read([i], params(500))) for i in range(3)]
+            short = [asyncio.create_task(checker.read([i], params(10))) for i in range(3)]
+            await until(lambda: checker.num_open == 6)
+            assert await checker.engine.drain(20 * STEP_SECONDS) == 3
             assert await asyncio.gather(*long) == ["EngineClosedError"] * 3
             assert await asyncio.gather(*short) == ["length"] * 3
             with pytest.raises(EngineClosedError, match="draining"):
-                witness.engine.stream([1])
+                checker.engine.stream([1])
 
     run(main, seed)
 
@@ -78,10 +78,10 @@ def test_a_host_cancelled_at_any_moment_closes_its_engine(seed, steps):
 
     async def host() -> None:
         async with engine:
-            witness = Witness(engine)
+            checker = StreamChecker(engine)
             async with anyio.create_task_group() as group:
                 for index in range(4):
-                    group.start_soon(witness.read, [index] * 30, params(20))
+                    group.start_soon(checker.read, [index] * 30, params(20))
             await engine.drain()
 
     async def main() -> None:

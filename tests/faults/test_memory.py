@@ -9,7 +9,7 @@ import pytest
 
 from aioserve import Engine, SchedulingPolicy
 from aioserve.kv.page_pool import OutOfPagesError, PagePool
-from aioserve.testing import FakeModel, Witness, check_invariants, count_leaked_pages
+from aioserve.testing import FakeModel, StreamChecker, check_invariants, count_leaked_pages
 from tests.faults.harness import SEEDS, STEP_SECONDS, params, run, watched
 
 
@@ -25,10 +25,10 @@ def test_requests_that_all_grow_past_the_pool_all_end(seed, n, page_size):
 
     async def main() -> None:
         pages = 64 // page_size
-        async with watched(model(pages + 2), page_size=page_size) as witness:
-            reads = [witness.read([index] * 8, params(56, n=n)) for index in range(6)]
+        async with watched(model(pages + 2), page_size=page_size) as checker:
+            reads = [checker.read([index] * 8, params(56, n=n)) for index in range(6)]
             assert await asyncio.gather(*reads) == ["length"] * 6
-            assert witness.engine.stats().preemptions_total
+            assert checker.engine.stats().preemptions_total
 
     run(main, seed)
 
@@ -61,15 +61,15 @@ def test_whichever_allocation_fails_it_costs_time_or_is_an_error_by_name(
 
         monkeypatch.setattr(PagePool, "acquire", failing_once)
         async with Engine(model(16), policy=SchedulingPolicy(), **options) as engine:
-            witness = Witness(engine)
-            reads = [witness.read([index // 2] * 10, params(24, n=2)) for index in range(3)]
+            checker = StreamChecker(engine)
+            reads = [checker.read([index // 2] * 10, params(24, n=2)) for index in range(3)]
             await asyncio.gather(*reads)
-            witness.check()
+            checker.check()
             if raised is MemoryError and failing:
-                assert witness.ends == {"length": 2, "RequestFailedError": 1}
+                assert checker.ends == {"length": 2, "RequestFailedError": 1}
             else:
-                assert witness.ends == {"length": 3}
-            assert await witness.read([9], params(4)) == "length"
+                assert checker.ends == {"length": 3}
+            assert await checker.read([9], params(4)) == "length"
             await engine.drain()
             check_invariants(engine)
             assert count_leaked_pages(engine) == 0

@@ -146,12 +146,12 @@ async def serve_under_bad_plugins(seed: int, overlap: bool) -> None:
         page_size=4,
         max_num_batched_tokens=16,
         num_host_pages=source.choice([0, 8]),
-    ) as witness:
+    ) as checker:
 
         async def one(number: int) -> str:
             await asyncio.sleep(source.uniform(0, 0.5))
             prompt = [number % 3] * source.randint(1, 12) + [number]
-            return await witness.read(
+            return await checker.read(
                 prompt,
                 params(source.randint(1, 20), seed=number),
                 leave_after=source.choice([None, None, 2]),

@@ -22,10 +22,10 @@ def test_slow_readers_get_every_token_and_hold_up_nobody(seed, n):
     async def main() -> None:
         loop = asyncio.get_running_loop()
         model = FakeModel(num_pages=24, step_seconds=random_step_seconds(0.0, 0.02, seed=seed))
-        async with watched(model, max_num_seqs=6, **OPTIONS) as witness:
+        async with watched(model, max_num_seqs=6, **OPTIONS) as checker:
             slow = [
                 asyncio.create_task(
-                    witness.read(
+                    checker.read(
                         [index] * 20,
                         params(60, n=n),
                         pause_seconds=lambda count: draw.choice([0, 0, STALL_SECONDS / 3]),
@@ -33,9 +33,9 @@ def test_slow_readers_get_every_token_and_hold_up_nobody(seed, n):
                 )
                 for index in range(5)
             ]
-            await until(lambda: any(r["paused"] for r in witness.engine.dump()["sequences"]))
+            await until(lambda: any(r["paused"] for r in checker.engine.dump()["sequences"]))
             began = loop.time()
-            quick = [witness.read([100 + index], params(40)) for index in range(4)]
+            quick = [checker.read([100 + index], params(40)) for index in range(4)]
             assert await asyncio.gather(*quick) == ["length"] * 4
             # Nobody has waited for a slow one to be given up.
             assert loop.time() - began < STALL_SECONDS / 2
@@ -48,17 +48,17 @@ def test_slow_readers_get_every_token_and_hold_up_nobody(seed, n):
 def test_a_reader_that_holds_its_stream_and_takes_nothing_is_ended_in_time(seed):
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        async with watched(max_num_seqs=2, **OPTIONS) as witness:
+        async with watched(max_num_seqs=2, **OPTIONS) as checker:
             began = loop.time()
             holding = [
-                witness.read([index], params(100), pause_seconds=lambda count: 60.0 * (count == 1))
+                checker.read([index], params(100), pause_seconds=lambda count: 60.0 * (count == 1))
                 for index in range(4)
             ]
             holding = [asyncio.create_task(read) for read in holding]
-            await until(lambda: witness.engine.stats().num_running)
-            reading = await witness.read([9], params(100))
+            await until(lambda: checker.engine.stats().num_running)
+            reading = await checker.read([9], params(100))
             assert reading == "length"
-            await witness.engine.drain()
+            await checker.engine.drain()
             assert loop.time() - began < 4 * STALL_SECONDS
             assert await asyncio.gather(*holding) == ["StreamStalledError"] * 4
 
@@ -68,8 +68,8 @@ def test_a_reader_that_holds_its_stream_and_takes_nothing_is_ended_in_time(seed)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_answers_shorter_than_the_buffer_wait_for_their_reader_as_long_as_it_takes(seed):
     async def main() -> None:
-        async with watched(**OPTIONS) as witness:
-            late = witness.engine.stream([1], params(7))
+        async with watched(**OPTIONS) as checker:
+            late = checker.engine.stream([1], params(7))
             await asyncio.sleep(100 * STALL_SECONDS)
             assert late.finish_reason == "length"
             assert len([token async for token in late]) == 7
@@ -80,9 +80,9 @@ def test_answers_shorter_than_the_buffer_wait_for_their_reader_as_long_as_it_tak
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_reader_that_takes_one_token_a_stall_timeout_is_left_alone(seed):
     async def main() -> None:
-        async with watched(**OPTIONS) as witness:
+        async with watched(**OPTIONS) as checker:
             pause = 0.9 * STALL_SECONDS
-            read = witness.read([1], params(40), pause_seconds=lambda count: pause)
+            read = checker.read([1], params(40), pause_seconds=lambda count: pause)
             assert await read == "length"
 
     run(main, seed)

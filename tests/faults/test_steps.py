@@ -29,13 +29,13 @@ def test_whichever_step_fails_only_its_requests_end(fault, overlap):
     async def main(index: int) -> None:
         faults = Faults(at={index: fault}, seed=index)
         options = {"max_num_batched_tokens": 32, "max_num_seqs": 5, "overlap": overlap}
-        async with watched(model(faults, num_pages=16), **options) as witness:
-            reads = [witness.read(prompt, params(24)) for prompt in [*PROMPTS, *PROMPTS[4:]]]
+        async with watched(model(faults, num_pages=16), **options) as checker:
+            reads = [checker.read(prompt, params(24)) for prompt in [*PROMPTS, *PROMPTS[4:]]]
             await asyncio.gather(*reads)
-            ends.update(witness.ends)
-            failed = witness.ends.total() - witness.ends["length"]
+            ends.update(checker.ends)
+            failed = checker.ends.total() - checker.ends["length"]
             assert failed <= (1 if fault is Fault.BAD_ROW else 5)
-            assert await witness.read([1], params()) == "length"
+            assert await checker.read([1], params()) == "length"
 
     for index in range(0, 40, 2):
         run(partial(main, index), seed=index)
@@ -46,11 +46,11 @@ def test_whichever_step_fails_only_its_requests_end(fault, overlap):
 def test_the_error_of_a_step_is_chained_and_two_steps_in_flight_may_fail(seed):
     async def main() -> None:
         faults = Faults(at={5: Fault.STEP_RAISES, 6: Fault.STEP_RAISES})
-        async with watched(model(faults)) as witness:
+        async with watched(model(faults)) as checker:
             with pytest.raises(StepError) as caught:
-                await witness.engine.generate([1, 2], params())
+                await checker.engine.generate([1, 2], params())
             assert isinstance(caught.value.__cause__, PlantedError)
-            assert await witness.read([1, 2], params()) == "length"
+            assert await checker.read([1, 2], params()) == "length"
 
     run(main, seed)
 
@@ -72,11 +72,11 @@ def test_everything_that_can_fail_fails_at_random(seed):
             **draw.choice([{}, {"num_host_pages": 24, "preemption": "swap"}]),
         }
         options["num_pages"] //= options["page_size"]
-        async with watched(faulty, max_num_seqs=6, max_buffered_tokens=8, **options) as witness:
+        async with watched(faulty, max_num_seqs=6, max_buffered_tokens=8, **options) as checker:
 
             async def request() -> None:
                 await asyncio.sleep(draw.random())
-                await witness.read(
+                await checker.read(
                     [draw.randrange(3)] * draw.randint(1, 90),
                     params(draw.randint(1, 60), seed=draw.randrange(9), n=draw.choice([1, 1, 3])),
                     leave_after=draw.choice([None, None, 1, 10]),
@@ -84,8 +84,8 @@ def test_everything_that_can_fail_fails_at_random(seed):
                 )
 
             await asyncio.gather(*(request() for _ in range(60)))
-            assert witness.ends.total() == 60
-            assert witness.ends.keys() <= {"length", "left", "StepError", "RequestFailedError"}
+            assert checker.ends.total() == 60
+            assert checker.ends.keys() <= {"length", "left", "StepError", "RequestFailedError"}
 
     run(main, seed)
 
@@ -128,10 +128,10 @@ class Raising(SchedulingPolicy):
 def test_a_policy_that_raises_in_any_method_costs_no_request(seed):
     async def main() -> None:
         options = {"max_num_batched_tokens": 32, "policy": Raising(seed)}
-        async with watched(model(Faults(), num_pages=16), **options) as witness:
-            reads = [witness.read(prompt, params(24)) for prompt in PROMPTS * 2]
+        async with watched(model(Faults(), num_pages=16), **options) as checker:
+            reads = [checker.read(prompt, params(24)) for prompt in PROMPTS * 2]
             assert set(await asyncio.gather(*reads)) == {"length"}
-            assert witness.engine.stats().policy_faults_total
+            assert checker.engine.stats().policy_faults_total
 
     run(main, seed)
 

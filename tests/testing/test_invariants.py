@@ -15,7 +15,7 @@ from aioserve.engine.live import LiveEngine
 from aioserve.engine.requests import RequestState
 from aioserve.testing import (
     FakeModel,
-    Witness,
+    StreamChecker,
     check_invariants,
     count_leaked_pages,
     run_simulated,
@@ -35,8 +35,8 @@ async def busy_engine(then: Callable[[Engine, LiveEngine], None], **options) -> 
     options = {"max_num_seqs": 2, "max_buffered_tokens": 4, "policy": SchedulingPolicy(), **options}
     async with Engine(model(), **options) as engine:
         slow = engine.stream([1, 2, 3], params(100), request_id="slow")
-        witness = Witness(engine)
-        reads = [asyncio.create_task(witness.read([index] * 20, params(60))) for index in range(2)]
+        checker = StreamChecker(engine)
+        reads = [asyncio.create_task(checker.read([index] * 20, params(60))) for index in range(2)]
         await until(
             lambda: engine._life.live and any(s["paused"] for s in engine.dump()["sequences"])
         )
@@ -54,9 +54,9 @@ async def busy_engine(then: Callable[[Engine, LiveEngine], None], **options) -> 
 def test_an_engine_that_is_well_passes_at_every_moment():
     async def main() -> None:
         async with Engine(model(), policy=SchedulingPolicy(), num_host_pages=8) as engine:
-            witness = Witness(engine)
+            checker = StreamChecker(engine)
             reads = [
-                asyncio.create_task(witness.read([index // 2] * 30, params(40, n=2)))
+                asyncio.create_task(checker.read([index // 2] * 30, params(40, n=2)))
                 for index in range(6)
             ]
             while not all(read.done() for read in reads):
@@ -68,7 +68,7 @@ def test_an_engine_that_is_well_passes_at_every_moment():
             assert engine.stats().pages_cached
             assert count_leaked_pages(engine) == 0
         check_invariants(engine)
-        witness.check()
+        checker.check()
 
     for seed in range(4):
         run_simulated(main, seed=seed)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aioserve import Engine, SamplingParams
-from aioserve.testing import Witness, check_invariants, count_leaked_pages
+from aioserve.testing import StreamChecker, check_invariants, count_leaked_pages
 from tests.doubles.fake_gpu import FakeGpu
 from tests.doubles.fake_gpu_model import FakeGpuModel
 
@@ -37,11 +37,11 @@ def options_of(draw: random.Random) -> dict[str, Any]:
 
 async def serve(
     model: FakeGpuModel, draw: random.Random, num_requests: int = 40, **options: Any
-) -> tuple[Witness, Engine]:
+) -> tuple[StreamChecker, Engine]:
     """Requests that share prefixes, fork, ask for log-probabilities, leave early and are cancelled,
     until all have ended."""
     async with Engine(model, **options) as engine:
-        witness = Witness(engine)
+        checker = StreamChecker(engine)
         asking = draw.random() < 0.5  # steps in which anybody asks run eagerly
         prefixes = [[draw.randrange(256) for _ in range(draw.randrange(40))] for _ in range(4)]
         checking = asyncio.create_task(_check(engine))
@@ -60,7 +60,7 @@ async def serve(
                 prompt_logprobs=draw.choice([None, None, 0, 5]) if asking else None,
             )
             reading = asyncio.create_task(
-                witness.read(prompt, params, leave_after=draw.choice([None, None, None, 3]))
+                checker.read(prompt, params, leave_after=draw.choice([None, None, None, 3]))
             )
             if draw.random() < 0.15:
                 await asyncio.wait([reading], timeout=draw.random() * 0.1)
@@ -75,9 +75,9 @@ async def serve(
         if not checking.cancelled():
             checking.result()
         check_invariants(engine)
-    if engine.dump()["state"] == "closed" and not witness.ends["EngineFailedError"]:
+    if engine.dump()["state"] == "closed" and not checker.ends["EngineFailedError"]:
         assert count_leaked_pages(engine) == 0
-    return witness, engine
+    return checker, engine
 
 
 async def _check(engine: Engine) -> None:

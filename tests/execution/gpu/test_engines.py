@@ -28,10 +28,10 @@ def test_tokens_are_right_whatever_the_order_of_the_work(seed):
         graph_sizes=draw.choice([(), (1, 2, 4), (3, 12)]),
         capture_at_start=draw.random() < 0.3,
     )
-    witness, _ = run_simulated(partial(serve, model, draw, **options), seed=seed)
+    checker, _ = run_simulated(partial(serve, model, draw, **options), seed=seed)
     assert not gpu_of(model).violations
-    witness.check()
-    assert witness.ends.keys() <= {"length", "left", "cancelled"}
+    checker.check()
+    assert checker.ends.keys() <= {"length", "left", "cancelled"}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -47,25 +47,25 @@ def test_steps_that_fail_cost_their_own_requests_alone(seed):
     )
     options = options_of(draw)
     with silence():
-        witness, _ = run_simulated(partial(serve, model, draw, 60, **options), seed=seed)
+        checker, _ = run_simulated(partial(serve, model, draw, 60, **options), seed=seed)
     assert not gpu_of(model).violations
-    assert not witness.wrong_tokens
-    assert not witness.wrong_ends
-    assert witness.num_open == 0
-    # PlantedError is expected by the witness.
-    assert all("OutOfDeviceMemoryError" in failed for failed in witness.failed_steps)
+    assert not checker.wrong_tokens
+    assert not checker.wrong_ends
+    assert checker.num_open == 0
+    # PlantedError is expected by the checker.
+    assert all("OutOfDeviceMemoryError" in failed for failed in checker.failed_steps)
     ends = {"length", "left", "cancelled", "StepError", "RequestFailedError"}
-    assert witness.ends.keys() <= ends
-    assert witness.ends["length"] > 10
+    assert checker.ends.keys() <= ends
+    assert checker.ends["length"] > 10
 
 
 def test_the_same_seed_is_the_same_run():
     def ends(seed: int) -> tuple[object, ...]:
         draw = random.Random(6)
         model = FakeGpuModel(seed=seed, max_model_len=MAX_MODEL_LEN, graph_sizes=(2, 8))
-        witness, engine = run_simulated(partial(serve, model, draw, **options_of(draw)), seed=6)
+        checker, engine = run_simulated(partial(serve, model, draw, **options_of(draw)), seed=6)
         gpu = gpu_of(model)
-        return (witness.ends, engine.stats().steps_total, gpu.num_launches, gpu.num_replays)
+        return (checker.ends, engine.stats().steps_total, gpu.num_launches, gpu.num_replays)
 
     assert ends(5) == ends(5)
     assert ends(5) != ends(6)

@@ -233,12 +233,12 @@ def test_engines_whose_device_breaks_in_the_middle_end_every_request_once(seed):
         hung_seconds=2.0,
     )
     with silence():
-        witness, engine = run_simulated(partial(serve, model, draw, **options_of(draw)), seed=seed)
+        checker, engine = run_simulated(partial(serve, model, draw, **options_of(draw)), seed=seed)
     assert not gpu_of(model).violations
-    assert not witness.wrong_tokens
-    assert not witness.wrong_ends
-    assert witness.num_open == 0
-    assert witness.ends["EngineFailedError"]
+    assert not checker.wrong_tokens
+    assert not checker.wrong_ends
+    assert checker.num_open == 0
+    assert checker.ends["EngineFailedError"]
     assert engine.stats().steps_total
 
 

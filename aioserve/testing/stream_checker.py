@@ -13,12 +13,12 @@ from aioserve.request import FinishReason, Logprobs, SamplingParams
 from aioserve.testing.fake_device import expected_logprobs, expected_tokens
 from aioserve.testing.faults import PlantedError
 
-__all__ = ["Witness"]
+__all__ = ["StreamChecker"]
 
 BY_ITSELF = (FinishReason.LENGTH, FinishReason.STOP)
 
 
-class Witness:
+class StreamChecker:
     """The contract: tokens are those of `expected_tokens`, in order, with the log-probabilities of
     `expected_logprobs` where these are asked for; then comes exactly one end, and nothing after it;
     steps fail only where that was planted. `check` raises AssertionError if it was broken."""

@@ -1,4 +1,4 @@
-"""The witness believes no stream: wrong tokens, missing ends and second ends are noted."""
+"""`StreamChecker` believes no stream: wrong tokens, missing ends and second ends are noted."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from aioserve import (
     TokenStream,
 )
 from aioserve.engine.mailbox import Mailbox
-from aioserve.testing import FakeModel, Fault, Faults, Witness, run_simulated
+from aioserve.testing import FakeModel, Fault, Faults, StreamChecker, run_simulated
 
 PARAMS = SamplingParams(max_tokens=8, seed=1, n=2, logprobs=0, prompt_logprobs=0)
 
 
-def witness_of(*, faults=None, **reading) -> Witness:
-    """A witness that has read one request."""
+def checker_of(*, faults=None, **reading) -> StreamChecker:
+    """A checker that has read one request."""
 
-    async def main() -> Witness:
+    async def main() -> StreamChecker:
         model = FakeModel(step_seconds=lambda plan: 0.01, faults=faults or Faults())
         async with Engine(model, policy=SchedulingPolicy()) as engine:
-            witness = Witness(engine)
-            await witness.read([1, 2, 3], PARAMS, **reading)
-        return witness
+            checker = StreamChecker(engine)
+            await checker.read([1, 2, 3], PARAMS, **reading)
+        return checker
 
     return run_simulated(main)
 
 
 def test_a_stream_that_keeps_its_contract_passes():
-    witness = witness_of()
-    witness.check()
-    assert witness.ends == {"length": 1}
+    checker = checker_of()
+    checker.check()
+    assert checker.ends == {"length": 1}
 
 
 def test_how_requests_end_is_counted():
-    assert witness_of(leave_after=3).ends == {"left": 1}
-    assert witness_of(faults=Faults(at={2: Fault.STEP_RAISES})).ends == {"StepError": 1}
-    assert witness_of(request_id="").ends == {"InvalidRequestError": 1}
+    assert checker_of(leave_after=3).ends == {"left": 1}
+    assert checker_of(faults=Faults(at={2: Fault.STEP_RAISES})).ends == {"StepError": 1}
+    assert checker_of(request_id="").ends == {"InvalidRequestError": 1}
 
 
 def test_a_wrong_token_is_noted(monkeypatch):
@@ -53,7 +53,7 @@ def test_a_wrong_token_is_noted(monkeypatch):
     changed = lambda it, token: put(it, msgspec.structs.replace(token, id=7))  # noqa: E731
     monkeypatch.setattr(Mailbox, "put", changed)
     with pytest.raises(AssertionError, match="sample 0 has wrong tokens"):
-        witness_of().check()
+        checker_of().check()
 
 
 @pytest.mark.parametrize("logprobs", [None, Logprobs(-0.123)])
@@ -65,7 +65,7 @@ def test_a_wrong_log_probability_is_noted(monkeypatch, logprobs):
 
     monkeypatch.setattr(Mailbox, "put", changed)
     with pytest.raises(AssertionError, match="sample 0 has wrong logprobs"):
-        witness_of().check()
+        checker_of().check()
 
 
 def test_a_lost_score_of_the_prompt_is_noted(monkeypatch):
@@ -73,7 +73,7 @@ def test_a_lost_score_of_the_prompt_is_noted(monkeypatch):
     assert scores is not None
     monkeypatch.setattr(TokenStream, "prompt_logprobs", property(lambda it: scores(it)[:-1]))
     with pytest.raises(AssertionError, match="has wrong prompt_logprobs"):
-        witness_of().check()
+        checker_of().check()
 
 
 def test_a_lost_token_is_noted(monkeypatch):
@@ -85,7 +85,7 @@ def test_a_lost_token_is_noted(monkeypatch):
 
     monkeypatch.setattr(Mailbox, "put", losing)
     with pytest.raises(AssertionError, match="sample 1 has 7 of 8 tokens"):
-        witness_of().check()
+        checker_of().check()
 
 
 def test_a_token_after_the_end_is_noted(monkeypatch):
@@ -96,7 +96,7 @@ def test_a_token_after_the_end_is_noted(monkeypatch):
 
     monkeypatch.setattr(Mailbox, "abort", leaving_some)
     with pytest.raises(AssertionError, match=r"ended as 'left' and then came \['token'"):
-        witness_of(leave_after=1, pause_seconds=lambda count: 1.0).check()
+        checker_of(leave_after=1, pause_seconds=lambda count: 1.0).check()
 
 
 def test_another_end_after_an_error_is_noted(monkeypatch):
@@ -111,23 +111,23 @@ def test_another_end_after_an_error_is_noted(monkeypatch):
 
     monkeypatch.setattr(Mailbox, "raise_error", raising_once)
     with pytest.raises(AssertionError, match=r"'StepError' and then came \['end'"):
-        witness_of(faults=Faults(at={2: Fault.STEP_RAISES})).check()
+        checker_of(faults=Faults(at={2: Fault.STEP_RAISES})).check()
 
 
 def test_an_end_that_never_comes_is_noted():
-    async def main() -> Witness:
+    async def main() -> StreamChecker:
         async with Engine(FakeModel(), policy=SchedulingPolicy()) as engine:
-            witness = Witness(engine)
+            checker = StreamChecker(engine)
             pause = 1e6
-            reading = witness.read([1], PARAMS, pause_seconds=lambda count: pause)
+            reading = checker.read([1], PARAMS, pause_seconds=lambda count: pause)
             task = asyncio.create_task(reading)
             await asyncio.sleep(1)
             with pytest.raises(AssertionError, match="1 requests have no end"):
-                witness.check()
+                checker.check()
             task.cancel()
             await asyncio.wait([task])
-            return witness
+            return checker
 
-    witness = run_simulated(main)
-    witness.check()
-    assert witness.ends == {"cancelled": 1}
+    checker = run_simulated(main)
+    checker.check()
+    assert checker.ends == {"cancelled": 1}
