@@ -84,8 +84,7 @@ class Room:
     def num_slots_free(self) -> int:
         """Sequences that may start now. Pending samples of running sequences have their slots."""
         books = self._books
-        taken = sum([slots_of(sequence) for sequence in books.running])
-        return min(books.max_num_seqs - taken, books.slots.num_free)
+        return min(books.max_num_seqs - books.slots.num_taken, books.slots.num_free)
 
     def has_slots(self, sequence: SequenceState, num_free: int) -> bool:
         """Whether `num_free` slots are enough for a sequence to start."""

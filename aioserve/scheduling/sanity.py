@@ -103,6 +103,11 @@ def _check_queues(books: SchedulerState) -> None:
                 raise InvariantError(
                     f"{phase.value} {sequence} has slots {[s.slot for s in family]}"
                 )
+    num_slots = sum(len(s.family) for s in books.running)
+    if books.slots.num_taken != num_slots:
+        raise InvariantError(
+            f"{books.slots.num_taken} slots are taken, and sequences that run have {num_slots}"
+        )
     if sorted(placed) != sorted(books.sequences):
         raise InvariantError(
             f"queues hold sequences {sorted(placed)}, live are {sorted(books.sequences)}"

@@ -38,6 +38,11 @@ class SlotPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_taken(self) -> int:
+        """Slots that belong to a sequence now."""
+        return self.num_slots - len(self._free) - len(self._fenced)
+
     def acquire(self, request: Request, seed: int, known_ids: npt.NDArray[np.int32]) -> int:
         """Start a slot for a sequence of `request` that samples with `seed`. `known_ids`, int32
         `[known tokens]`, are never changed."""
