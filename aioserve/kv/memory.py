@@ -26,7 +26,13 @@ from aioserve.kv.eviction import Eviction
 from aioserve.kv.lease import KVLease, SwappedPages
 from aioserve.kv.page_pool import NO_STEP, OutOfPagesError, PagePool
 from aioserve.kv.page_table import PageTable
-from aioserve.kv.pages import capacity_tokens, full_pages, pages_for, tokens_in_part
+from aioserve.kv.pages import (
+    capacity_tokens,
+    full_pages,
+    pages_for,
+    pages_for_each,
+    tokens_in_part,
+)
 from aioserve.kv.prefix_tree import NO_RECEIPT, PrefixTree
 from aioserve.kv.swapping import Swapping
 from aioserve.kv.usage import KVUsage
@@ -241,7 +247,7 @@ class KVMemory:
         sharing: dict[int, int] = {}
         for lease in leases:
             needed += self._num_pages_short(lease, num_tokens)
-            if self._must_copy(lease):
+            if lease.shares_partial_page and self._must_copy(lease):
                 page = self._partial_page(lease)
                 sharing[page] = sharing.get(page, 0) + 1
         copies = [min(count, self.pool.ref_count(page) - 1) for page, count in sharing.items()]
@@ -251,7 +257,10 @@ class KVMemory:
         """Give a lease the pages that `num_tokens` more tokens need, and a page of its own for one
         that it shares and would write; False, and nothing has changed, when too few are free."""
         copies = self._must_copy(lease)
-        pages = self._acquire(copies + self._num_pages_short(lease, num_tokens), step)
+        needed = copies + self._num_pages_short(lease, num_tokens)
+        if not needed:
+            return True
+        pages = self._acquire(needed, step)
         if pages is None:
             return False
         if copies:
@@ -267,8 +276,8 @@ class KVMemory:
         return True
 
     def _num_pages_short(self, lease: KVLease, num_tokens: int) -> int:
-        whole = pages_for(lease.computed + num_tokens, self.page_size)
-        return max(0, whole - len(lease.page_table))
+        whole = pages_for_each(lease.computed + num_tokens, self.page_size)
+        return max(0, whole - len(lease.page_table.page_ids))
 
     def _partial_page(self, lease: KVLease) -> int:
         return int(lease.page_ids[full_pages(lease.computed, self.page_size)])
@@ -326,11 +335,11 @@ class KVMemory:
         Called when the step that computes them has their numbers. Where the tree has a run already,
         later steps of the sequence read the tree's pages, and its own come back.
         """
-        full = full_pages(min(lease.computed, len(token_ids)), self.page_size)
-        first = lease.published
+        size, first = self.page_size, lease.published
+        full = full_pages(min(lease.computed, len(token_ids)), size)
         if full <= first or self.tree is None:
             return
-        start, end = (capacity_tokens(pages, self.page_size) for pages in (first, full))
+        start, end = capacity_tokens(first, size), capacity_tokens(full, size)
         page_ids = lease.page_ids[first:full]
         count = self.tree.insert(lease.receipt, token_ids[start:end], page_ids, lease.last_step)
         lease.published = full
