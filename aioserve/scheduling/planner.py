@@ -82,6 +82,8 @@ class StepPlanner:
         self.working_on: SequenceState | None = None
         self._plan: StepPlan | None = None
         self._has_preempted = False
+        self._has_paused = False
+        """Readers of some that run were behind when the step was begun."""
         self._gave_way: set[SequenceState] = set()
         self._has_families = False
         self._started: list[tuple[SequenceState, int]] = []
@@ -153,18 +155,20 @@ class StepPlanner:
         running = self.books.running
         if self.books.has_precedences:
             running = sorted(running, key=by_precedence)
-        short_of_pages = self.memory.short_of_pages
+        short_of_pages, decode = self.memory.short_of_pages, decoding.append
         for sequence in running:
             if sequence.paused:
+                self._has_paused = True
                 continue
             reach = sequence.num_known + sequence.pending
             remaining = reach - sequence.lease.computed
-            if remaining > 1:
+            if remaining == 1:
+                if reach < sequence.max_length:
+                    decode(sequence)
+            elif remaining > 1:
                 # Those of a prompt have their pages; those that a grammar forced may have none.
                 grows = sequence.constrained and short_of_pages([sequence.lease])
                 (decoding if grows else prefilling).append(sequence)
-            elif remaining == 1 and reach < sequence.max_length:
-                decoding.append(sequence)
         return decoding, prefilling
 
     def _decode(self, ready: list[SequenceState]) -> None:
@@ -184,15 +188,13 @@ class StepPlanner:
     def _with_pages(self, ready: list[SequenceState], growing: set[KVLease]) -> list[SequenceState]:
         """The sequences that have a page for their next token, or get it now. No lease but those
         that are `growing` may lack one."""
-        memory, served = self.memory, []
-        for sequence in ready:
-            lease = sequence.lease
+        memory, refused = self.memory, set[SequenceState]()
+        for sequence in [s for s in ready if s.lease in growing]:
             self.working_on = sequence
-            is_short = lease in growing and memory.short_of_pages([lease])
-            if not is_short or memory.reserve(lease, 1, self.step):
-                served.append(sequence)
+            if not memory.reserve(sequence.lease, 1, self.step):
+                refused.add(sequence)
         self.working_on = None
-        return served
+        return [s for s in ready if s not in refused] if refused else ready
 
     def _make_room(self, growing: list[SequenceState]) -> None:
         """Preempt until every growing sequence can have its page, now or after the step in flight.
@@ -248,6 +250,8 @@ class StepPlanner:
     def _displace_a_paused_one(self) -> bool:
         """Others wait for room: the youngest sequence whose reader is behind makes some, so that a
         slow reader holds up nobody but itself."""
+        if not self._has_paused:
+            return False
         for sequence in reversed(self.books.running):
             in_this_step = sequence.lease.last_step == self.step  # a sample that has just begun
             if sequence.paused and not sequence.exhausted and not in_this_step:
@@ -385,40 +389,39 @@ class StepPlanner:
     def _launch(self, sequences: Sequence[SequenceState], count: int) -> None:
         """Add `count` tokens of each sequence to the step, and move its state past them.
 
-        Most sequences of most steps decode one token, so the loop makes no call that these don't
-        need.
+        Most sequences of most steps decode one token, so the loop does nothing that these don't
+        need, and gives an item no more fields than they have.
         """
         memory, step = self.memory, self.step
-        page_size, add, carry = memory.page_size, self.entries.append, self.books.slots.carry
-        kind, scored, pooled, family = DECODE, None, None, None
+        page_size, publishes = memory.page_size, memory.tree is not None
+        add, carry = self.entries.append, self.books.slots.carry
         for sequence in sequences:
             self.working_on = sequence
             lease, pending, known = sequence.lease, sequence.pending, sequence.num_known
-            start, written_step, page_ids = (
-                lease.computed,
-                lease.last_step,
-                lease.page_table.page_ids,
-            )
-            slot = sequence.slot
+            start, written_step = lease.computed, lease.last_step
+            page_ids = lease.page_table.page_ids
             token_ids = PENDING_IDS if pending else sequence.ids(start, count)
             if lease.carried != len(page_ids):
-                carry(slot, lease.carried, page_ids[lease.carried :])
+                carry(sequence.slot, lease.carried, page_ids[lease.carried :])
                 lease.carried = len(page_ids)
             memory.advance(lease, count, step)
-            is_full = known >= (lease.published + 1) * page_size <= start + count
+            is_full = publishes and known >= (lease.published + 1) * page_size <= start + count
             if is_full and not sequence.foretold:
                 memory.publish(lease, sequence.known_ids)
             # The last token of a sequence, behind its prompt, so that no sample is to fork off it.
-            is_last = start + 1 == known + pending
-            if is_last and start >= sequence.prompt_tokens:
+            if start + 1 == known + pending and start >= sequence.prompt_tokens:
                 sequence.pending, rows = pending + 1, sequence.decode_rows
-            else:
-                kind, rows, family = self._rows(sequence, start, count, written_step)
-                scored, pooled = self._wanted_of_prompt(sequence, start, start + count)
+                item = WorkItem(
+                    DECODE, sequence.sequence_id, sequence.slot, start, 1, token_ids, rows
+                )
+                add((sequence.run, item, page_ids))
+                continue
+            rows, family = self._rows(sequence, start, count, written_step)
+            scored, pooled = self._wanted_of_prompt(sequence, start, start + count)
             item = WorkItem(
-                kind=kind,
+                kind=PREFILL,
                 sequence_id=sequence.sequence_id,
-                slot=slot,
+                slot=sequence.slot,
                 start=start,
                 count=count,
                 token_ids=token_ids,
@@ -426,28 +429,24 @@ class StepPlanner:
                 scored=scored,
                 pooled=pooled,
             )
-            if family is None:
-                add((sequence.run, item, page_ids))
-            else:  # all at once: what raises in between would tear the samples apart
-                self._has_families |= len(family) > 1
-                self.entries += [(one.run, item, page_ids) for one in family]
-                kind, scored, pooled, family = DECODE, None, None, None
+            self._has_families |= len(family) > 1
+            # All at once: what raises in between would tear the samples apart.
+            self.entries += [(one.run, item, page_ids) for one in family]
         self.room.take(count * len(sequences))
         self.working_on = None
 
     def _rows(
         self, sequence: SequenceState, start: int, count: int, written_step: int
-    ) -> tuple[ItemKind, tuple[SampleRow, ...], list[SequenceState]]:
-        """What an item is and samples, and all sequences that get a token of it: further samples of
-        a prompt fork off its first one here."""
+    ) -> tuple[tuple[SampleRow, ...], list[SequenceState]]:
+        """What an item samples that is no decode, and all sequences that get a token of it: further
+        samples of a prompt fork off its first one here."""
         family = [sequence]
         if start + count != sequence.num_known + sequence.pending:
-            return PREFILL, NO_ROWS, family
+            return NO_ROWS, family
         sequence.pending += 1
         family += self.books.fork_samples(sequence, self.step, written_step)
         rows = [SampleRow(offset=count - 1, slot=one.slot) for one in family]
-        is_decode = count == 1 and start >= sequence.prompt_tokens
-        return DECODE if is_decode else PREFILL, tuple(rows), family
+        return tuple(rows), family
 
     def _wanted_of_prompt(
         self, sequence: SequenceState, start: int, end: int

@@ -38,6 +38,8 @@ from aioserve.steps.plan import MAX_SCORED_TOKENS, ItemKind, StepPlan
 
 __all__ = ["Scheduler"]
 
+DECODE, VERIFY = ItemKind.DECODE, ItemKind.VERIFY
+
 logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_PLANNING_FAILURES = 16
@@ -269,14 +271,14 @@ class Scheduler:
         broken: list[BrokenRow] = []
         late: list[tuple[SequenceState, int]] = []
         decodes = plan.num_decodes == len(plan.items)
-        index, end, counts = -1, 0, outcome.token_counts
+        index, end, counts, logprobs = -1, 0, outcome.token_counts, outcome.logprobs
         num_tokens = scores_read = pools_read = 0
         for run, item, page_ids in books.in_flight.pop(plan.step):
             sequence, slot = run.sequence, run.slot
             # The one place where results in flight are dropped: the sequence has ended, or was
             # preempted, and will sample the same token again: noise depends on the position.
             drops = sequence.slot != slot
-            if not decodes:
+            if not decodes and item.kind is not DECODE:
                 # Of a family's entries, which have one item, the first is the prompt's own.
                 if item.scored is not None and sequence.sequence_id == item.sequence_id:
                     begin, scores_read = scores_read, scores_read + len(item.scored)
@@ -307,7 +309,7 @@ class Scheduler:
                 sequence.foretold -= 1
                 continue
             sequence.pending -= 1
-            if index in failures:
+            if failures and index in failures:
                 updates.append(_failed(sequence, failures[index]))
                 ended.append(sequence)
                 continue
@@ -315,24 +317,24 @@ class Scheduler:
                 updates.append(_looked_at(sequence))
                 ended.append(sequence)
                 continue
-            reason = None
-            while at < end and reason is None:  # what is sampled behind the end is nothing
+            while True:
                 token_id = token_ids[at]
                 reason = sequence.append(token_id)
+                told = logprobs.get(at) if logprobs else None
                 updates.append(
-                    SequenceUpdate(
-                        sequence.sequence_id, token_id, reason, logprobs=outcome.logprobs.get(at)
-                    )
+                    SequenceUpdate(sequence.sequence_id, token_id, reason, logprobs=told)
                 )
                 num_tokens += 1
                 at += 1
+                if at == end or reason is not None:  # what is sampled behind the end is nothing
+                    break
             if sequence.first_token_seconds is None:
                 sequence.first_token_seconds = now_seconds
             sequence.last_token_seconds = now_seconds
             sequence.proven_pages = page_ids
             if reason is not None:
                 ended.append(sequence)
-            if not decodes and item.kind is ItemKind.VERIFY:  # what was guessed behind that is gone
+            if not decodes and item.kind is VERIFY:  # what was guessed behind that is gone
                 self.memory.truncate(run.lease, sequence.num_known - 1)
         books.counters.tokens_generated += num_tokens
         books.end(ended)

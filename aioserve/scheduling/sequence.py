@@ -55,6 +55,7 @@ class SequenceState:
     """Mutable, and changed by the scheduler alone; its lease by the KV memory alone."""
 
     __slots__ = (
+        "_id_memory",
         "account",
         "arrival_processed_tokens",
         "constrained",
@@ -116,6 +117,8 @@ class SequenceState:
         self.num_known: int = request.prompt_tokens
         self.id_buffer: npt.NDArray[np.int32] = request.prompt_ids
         """The known ids, and room for more behind them."""
+        self._id_memory: memoryview = self.id_buffer.data
+        """The same memory: one id is written to it in a third of the time."""
         self.scored: int = request.prompt_tokens
         """Position of the first token of the prompt whose log-probability is wanted and not yet
         known; the end of the prompt where there is none."""
@@ -242,9 +245,9 @@ class SequenceState:
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id; why the sequence ends with it, if it does."""
         known = self.num_known
-        if known == len(self.id_buffer):
+        if known == len(self._id_memory):
             self.grow_ids(known)
-        self.id_buffer[known] = token_id
+        self._id_memory[known] = token_id
         self.num_known = known + 1
         if token_id in self.end_ids:
             return FinishReason.STOP
@@ -256,7 +259,7 @@ class SequenceState:
         """Make room for more than `num_tokens` ids in the buffer."""
         grown = np.empty(2 * num_tokens + 16, dtype=np.int32)
         grown[: self.num_known] = self.known_ids
-        self.id_buffer = grown
+        self.id_buffer, self._id_memory = grown, grown.data
 
     def forget_scores(self) -> None:
         """What was scored may be wrong, and is scored anew unless an answer has begun."""

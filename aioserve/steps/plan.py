@@ -95,6 +95,9 @@ class ItemKind(Enum):
     as it would have sampled."""
 
 
+DECODE = ItemKind.DECODE
+
+
 class SampleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """One row of logits that a step samples from."""
 
@@ -133,7 +136,7 @@ class PooledTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_li
         return self.count
 
 
-class WorkItem(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
+class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """`count` tokens of one sequence, from position `start`, in one step.
 
     The KV of positions `[0, start)` is in the slot's pages already; this item computes
@@ -208,19 +211,16 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Items of that kind."""
 
     def __post_init__(self) -> None:
-        kinds = [item.kind for item in self.items]
-        decodes = tokens = sequences = rows = kinds.count(ItemKind.DECODE)
+        others = [item for item in self.items if item.kind is not DECODE]
+        decodes = tokens = sequences = rows = len(self.items) - len(others)
         scored = pooled = guesses = 0
-        if decodes < len(kinds):
-            for item in self.items:
-                if item.kind is ItemKind.DECODE:
-                    continue
-                tokens += item.count
-                rows += len(item.rows)
-                sequences += len(item.rows) or 1
-                scored += 0 if item.scored is None else len(item.scored)
-                pooled += item.pooled is not None
-                guesses += item.kind is ItemKind.VERIFY
+        for item in others:
+            tokens += item.count
+            rows += len(item.rows)
+            sequences += len(item.rows) or 1
+            scored += 0 if item.scored is None else len(item.scored)
+            pooled += item.pooled is not None
+            guesses += item.kind is ItemKind.VERIFY
         totals = (tokens, sequences, rows, scored, pooled, decodes, guesses)
         for name, total in zip(TOTALS, totals, strict=True):
             msgspec.structs.force_setattr(self, name, total)

@@ -1,4 +1,5 @@
-"""What planning a step costs under each bundled policy where many wait, counted in instructions."""
+"""What planning a step costs, counted in instructions: under each bundled policy where many wait,
+and for each sequence that decodes."""
 
 from __future__ import annotations
 
@@ -17,6 +18,11 @@ from tests.scheduling.bench import Bench
 RUNNING = 4
 ANSWER_TOKENS = 200
 STEPS_TO_SETTLE = 6
+MOST_CALLS_A_DECODE = 2
+"""To move its lease on, and to append its token."""
+MOST_CALLS_A_PAGE = 20
+MOST_INSTRUCTIONS_A_DECODE = 370
+"""A sixteenth of those for a page included."""
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"none": SchedulingPolicy, **BY_NAME}
 
 
@@ -25,9 +31,12 @@ class Instructions:
 
     def __init__(self) -> None:
         self.count = 0
+        self.num_calls = 0
+        """Functions called, those of C left out."""
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self.num_calls += event == "call"
         self.count += event == "opcode"
         return self.trace
 
@@ -99,3 +108,41 @@ def test_while_there_are_seats_and_no_pages_few_of_those_that_wait_are_looked_at
         for count in (300, 1500)
     )
     assert many <= 1.1 * few
+
+
+def cost_of_decodes(num_decodes: int, *, prefix_caching: bool) -> tuple[int, int]:
+    """Instructions and calls to plan and commit a step while the one before it is in flight, and
+    one waits. All that run decode, and one in 16 gets a page."""
+    bench = Bench(
+        num_pages=8 * num_decodes,
+        page_size=16,
+        prefix_caching=prefix_caching,
+        max_num_seqs=num_decodes,
+        max_num_batched_tokens=20 * num_decodes,
+    )
+    for number in range(num_decodes):
+        bench.submit([number] * (4 + number % 16), 50)
+    bench.step()
+    bench.submit(4)
+    flying = bench.plan()
+    for _ in range(STEPS_TO_SETTLE):
+        plan = bench.plan()
+        bench.commit(flying)
+        flying = plan
+    outcome = bench.device.execute(flying)
+    with counted() as instructions:
+        plan = bench.scheduler.plan(0.0)
+        updates = bench.scheduler.commit(flying, outcome, 0.0)
+    assert plan is not None
+    assert plan.num_decodes == len(plan.items) == len(updates) == num_decodes
+    assert len(plan.pages) == num_decodes // 16
+    return instructions.count, instructions.num_calls
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_a_decode_costs_two_calls_and_few_instructions(prefix_caching: bool) -> None:
+    (few, few_calls), (many, many_calls) = (
+        cost_of_decodes(count, prefix_caching=prefix_caching) for count in (32, 64)
+    )
+    assert many_calls - few_calls <= 32 * MOST_CALLS_A_DECODE + 2 * MOST_CALLS_A_PAGE
+    assert many - few <= 32 * MOST_INSTRUCTIONS_A_DECODE
