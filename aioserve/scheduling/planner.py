@@ -407,7 +407,7 @@ class StepPlanner:
             memory.advance(lease, count, step)
             is_full = publishes and known >= (lease.published + 1) * page_size <= start + count
             if is_full and not sequence.foretold:
-                memory.publish(lease, sequence.known_ids)
+                memory.publish(lease, sequence.final_ids)
             # The last token of a sequence, behind its prompt, so that no sample is to fork off it.
             if start + 1 == known + pending and start >= sequence.prompt_tokens:
                 sequence.pending, rows = pending + 1, sequence.decode_rows

@@ -29,12 +29,12 @@ from aioserve.scheduling.recovery import (
 )
 from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sanity import check_books
-from aioserve.scheduling.sequence import Phase, SequenceState
+from aioserve.scheduling.sequence import Run, SequenceState
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE, SchedulerState
 from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 from aioserve.steps.outcome import StepOutcome, check_outcome
-from aioserve.steps.plan import MAX_SCORED_TOKENS, ItemKind, StepPlan
+from aioserve.steps.plan import MAX_SCORED_TOKENS, ItemKind, StepPlan, WorkItem
 
 __all__ = ["Scheduler"]
 
@@ -162,6 +162,7 @@ class Scheduler:
                 self.books.end([sequence])
                 break
         sequence.masked_to = sequence.num_known
+        self._draw_again(sequence)
         self.books.counters.tokens_generated += len(updates)
         return updates
 
@@ -269,14 +270,15 @@ class Scheduler:
         updates: list[SequenceUpdate] = []
         ended: list[SequenceState] = []
         broken: list[BrokenRow] = []
-        late: list[tuple[SequenceState, int]] = []
+        late: list[tuple[Run, WorkItem]] = []
         decodes = plan.num_decodes == len(plan.items)
         index, end, counts, logprobs = -1, 0, outcome.token_counts, outcome.logprobs
         num_tokens = scores_read = pools_read = 0
         for run, item, page_ids in books.in_flight.pop(plan.step):
             sequence, slot = run.sequence, run.slot
-            # The one place where results in flight are dropped: the sequence has ended, or was
-            # preempted, and will sample the same token again: noise depends on the position.
+            # The one place where results in flight are dropped: the sequence has ended, was
+            # preempted or lacked a mask, and will sample the same token again: noise depends on
+            # the position.
             drops = sequence.slot != slot
             if not decodes and item.kind is not DECODE:
                 # Of a family's entries, which have one item, the first is the prompt's own.
@@ -302,8 +304,8 @@ class Scheduler:
                 continue
             if drops:
                 continue
-            if at == end:  # and what later steps computed after it is worth nothing
-                late.append((sequence, item.end))
+            if at == end:
+                late.append((run, item))
                 continue
             if sequence.foretold:
                 sequence.foretold -= 1
@@ -340,14 +342,32 @@ class Scheduler:
         books.end(ended)
         if broken:
             after_bad_rows(books, broken)
-        for sequence, end in late:
-            # What it lacks comes sooner or later; the others don't wait for it. Its last token is
-            # computed once more, which no step may do over pages that others may have found.
-            if sequence.phase is Phase.RUNNING:
-                self.memory.publish(sequence.lease, sequence.known_ids[:end], leaving=True)
-                books.begin_again(sequence)
+        for run, item in late:
+            if run.goes_on:
+                self._go_back(run.sequence, item)
         self.policy_calls.step_finished(plan.step, plan.num_tokens)
         return updates
+
+    def _go_back(self, sequence: SequenceState, item: WorkItem) -> None:
+        """The mask of an item's row came late: what later steps compute behind it is worth nothing.
+        It comes sooner or later, and the others don't wait for it."""
+        end = item.start + 1 if item.kind is ItemKind.VERIFY else item.end
+        if end == sequence.prompt_tokens:
+            # Samples share these pages, and others may have found them: nobody writes there.
+            self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
+            self.books.begin_again(sequence)
+            return
+        sequence.drop_launched()
+        self.memory.truncate(sequence.lease, end)
+        if sequence.masked_to == sequence.num_known:
+            self._draw_again(sequence)
+
+    def _draw_again(self, sequence: SequenceState) -> None:
+        """There is a mask for what comes next: where it came late, the last token is computed once
+        more, since the logits behind it are gone. Its page isn't published before the next token
+        is known (`SequenceState.final_ids`), so that no other reads what is written."""
+        if sequence.waits_for_mask:
+            self.memory.truncate(sequence.lease, sequence.num_known - 1)
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceUpdate]:
         """A step failed as a whole: end the sequences in it. Those planned since that took over

@@ -23,6 +23,8 @@ from aioserve.steps.plan import SampleRow
 __all__ = ["NO_SLOT", "Phase", "Run", "SequenceState"]
 
 NO_SLOT = -1
+DROPPED = -2
+"""The slot of a run that is over while its sequence goes on in the same slot."""
 MAX_POLICY_PREEMPTIONS = 8
 """Preemptions at the policy's wish between two tokens of one answer."""
 
@@ -36,7 +38,8 @@ class Phase(Enum):
 
 
 class Run:
-    """What a sequence has from its start until it ends or begins again."""
+    """What a sequence has from its start until it ends, begins again, or goes back to a token whose
+    mask came late: steps launched before that work for a run that is over."""
 
     __slots__ = ("lease", "sequence", "slot")
 
@@ -47,7 +50,7 @@ class Run:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the sequence has neither ended nor begun again."""
+        """Whether the sequence has neither ended, nor begun again, nor gone back."""
         return self.sequence.slot == self.slot
 
 
@@ -175,6 +178,19 @@ class SequenceState:
         return self.id_buffer[: self.num_known]
 
     @property
+    def final_ids(self) -> npt.NDArray[np.int32]:
+        """Known ids that won't be computed again while the sequence runs. The last one will where
+        the mask of what is behind it comes late, which that of a first token never does."""
+        is_final = not self.constrained or self.num_known == self.prompt_tokens
+        return self.id_buffer[: self.num_known if is_final else self.num_known - 1]
+
+    @property
+    def waits_for_mask(self) -> bool:
+        """Whether all known tokens are computed and nothing is drawn behind them: the mask came
+        late."""
+        return self.phase is Phase.RUNNING and not self.pending and not self.remaining
+
+    @property
     def family(self) -> tuple[SequenceState, ...]:
         """The sequence, and the samples that are to fork off it."""
         return (self, *self.pending_samples)
@@ -241,6 +257,12 @@ class SequenceState:
         self.slot = slot
         self.run = Run(self)
         self.decode_rows = (SampleRow(offset=0, slot=slot),)
+
+    def drop_launched(self) -> None:
+        """Nothing counts that launched steps compute for it. Slot and pages stay its own."""
+        self.run.slot = DROPPED
+        self.run = Run(self)
+        self.pending = self.foretold = 0
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id; why the sequence ends with it, if it does."""
