@@ -121,8 +121,9 @@ async def test_others_go_on_while_a_grammar_takes_its_time(monkeypatch: pytest.M
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("prefix_caching", [True, False])
 async def test_masks_that_are_sometimes_late_change_no_token(
-    monkeypatch: pytest.MonkeyPatch, overlap: bool
+    monkeypatch: pytest.MonkeyPatch, overlap: bool, prefix_caching: bool
 ) -> None:
     monkeypatch.setattr(late_masks, "WAIT_SECONDS", 0.0)
     slow = guides._after
@@ -143,9 +144,12 @@ async def test_masks_that_are_sometimes_late_change_no_token(
     async with Engine("pyhelp", overlap=overlap, jump_forward=False) as engine:
         expected = [await engine.generate([1, 2, 3], one) for one in params]
     monkeypatch.setattr(guides, "_after", sometimes_slow)
-    async with Engine("pyhelp", overlap=overlap) as engine:
+    async with Engine("pyhelp", overlap=overlap, prefix_caching=prefix_caching) as engine:
         answers = await asyncio.gather(
             *(engine.generate([1, 2, 3], one) for one in params),
             engine.generate([4], plain(4, 60)),
         )
+        prefilled = engine.stats().tokens_prefilled_total
     assert [one.token_ids for one in answers[:3]] == [one.token_ids for one in expected]
+    if not prefix_caching:  # nobody's prompt is computed again
+        assert prefilled == 3 * 3 + 1

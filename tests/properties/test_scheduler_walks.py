@@ -67,6 +67,7 @@ def _step(machine: SchedulerMachine, choose: random.Random) -> None:
                 tenant=choose.choice([b"", b"", b"x"]),
                 logprobs=choose.random() < 0.3,
                 score_from=choose.choice([None, None, choose.randint(1, MAX_LENGTH)]),
+                guided=choose.random() < 0.3,
             )
         case "advance":
             for _ in range(choose.randint(1, 6)):
