@@ -3,8 +3,9 @@
     event loop   launch 8 ──────── token of 7 ─► grammar ─► bring ──┐
     step thread  forward pass of 7 ─ draw 7 ─ forward pass of 8 ────┴► found ─ draw 8
 
-A row whose mask doesn't come in time isn't sampled: the others go on, and its sequence begins again
-behind what the prefix cache has of it. Without that cache, all of its tokens are computed anew.
+A row whose mask doesn't come in time isn't sampled, and the others go on. Its sequence keeps its
+slot and its pages. When the mask is there, its last token is computed once more, with or without a
+prefix cache; what steps in flight computed behind it is dropped.
 """
 
 from __future__ import annotations

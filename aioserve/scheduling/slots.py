@@ -21,8 +21,9 @@ __all__ = ["SlotPool"]
 class SlotPool:
     """Hands out slots `0..num_slots-1`; one given back is free once its last step is done.
 
-    While a step that names a slot is in flight no other sequence gets it. So a row that comes back
-    for the slot that a sequence still has is that sequence's own, of its present run.
+    While a step that names a slot is in flight no other gets it. So a row that comes back for
+    the slot that a sequence still has is that sequence's own, of its present run or, where it went
+    back to a token whose mask came late, of the one before (`aioserve.scheduling.sequence.Run`).
     """
 
     def __init__(self, num_slots: int) -> None:

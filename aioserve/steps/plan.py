@@ -143,6 +143,9 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     `[start, start + count)`. Several rows may name one offset: samples of a prompt that begin to
     differ with the token that is sampled there.
 
+    Items of a slot follow each other, but where a mask came late they go back: one computes again,
+    in the same places, what earlier ones did, which may be in flight.
+
     An item with a parent begins where that one ends, and what is before it is what is before and
     in the parent: a branch of a tree of guesses, or a sample of a prompt. It has a slot of its own,
     whose pages hold its own tokens alone.
