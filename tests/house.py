@@ -87,7 +87,7 @@ CLOSED = ("engine", "execution", "kv", "scheduling", "steps")
 """Places whose modules leave the private attributes of each other's objects alone."""
 
 OPENED = {
-    "aioserve/engine/live.py": ("task._log_destroy_pending",),
+    "aioserve/engine/lifecycle.py": ("task._log_destroy_pending",),
     "aioserve/kv/prefix_tree.py": ("pool._native", "host_pool._native"),
 }
 """What they read all the same. The native tree is made of native pools, and a `PagePool` is the

@@ -28,7 +28,7 @@ from aioserve.engine.beam_search import BeamSearch
 from aioserve.engine.beams import EarlyStopping
 from aioserve.engine.chat import AnswerForm, ChatStream, StreamOptions, held_calls
 from aioserve.engine.intake import ChatArguments, Message, Prompt
-from aioserve.engine.life import Given, Life
+from aioserve.engine.lifecycle import EngineArguments, EngineLifecycle
 from aioserve.engine.options import (
     check_chat_template,
     check_listener,
@@ -159,13 +159,13 @@ class Engine(PromptLooks):
         check_chat_template(self.config.chat_template, model)
         check_listener("progress", progress, model)
         check_listener("capture_progress", capture_progress, model)
-        given = Given(model, policy, plugins, progress, capture_progress)
-        super().__init__(Life(self.config, given))
+        arguments = EngineArguments(model, policy, plugins, progress, capture_progress)
+        super().__init__(EngineLifecycle(self.config, arguments))
 
     # -- life
 
     async def __aenter__(self) -> Self:
-        await self._life.start()
+        await self._lifecycle.start()
         return self
 
     async def __aexit__(
@@ -177,7 +177,7 @@ class Engine(PromptLooks):
         """End every request, and return when nothing of the engine runs any more: while it loads,
         when what loads is done and `__aenter__` has raised. May be called again, and before
         entering, which is then refused. Raises `WrongLoopError` on another event loop."""
-        await self._life.close()
+        await self._lifecycle.close()
 
     async def drain(self, deadline_seconds: float | None = None) -> int:
         """Take no more requests, and wait until those there are have ended.
@@ -186,20 +186,20 @@ class Engine(PromptLooks):
         the result. None waits as long as it takes. Raises `ConfigError` for a deadline that is no
         number of at least 0, and has then changed nothing.
         """
-        return await self._life.drain(checked_deadline(deadline_seconds))
+        return await self._lifecycle.drain(checked_deadline(deadline_seconds))
 
     def __del__(self) -> None:
         # After a constructor that failed, there is no life.
-        life: Life | None = getattr(self, "_life", None)
-        if life is not None:
-            life.abandon(self)
+        lifecycle: EngineLifecycle | None = getattr(self, "_lifecycle", None)
+        if lifecycle is not None:
+            lifecycle.abandon(self)
 
     def __reduce__(self) -> NoReturn:
         # The end of a copy would be that of the engine.
         raise TypeError("an Engine can't be copied or pickled")
 
     def __repr__(self) -> str:
-        return f"Engine({self._life.model!r}, {self.state})"
+        return f"Engine({self._lifecycle.model_label!r}, {self.state})"
 
     # -- requests
 
@@ -254,7 +254,7 @@ class Engine(PromptLooks):
         `WrongLoopError`. What only encoding the prompt can show is raised by the first read of the
         stream instead.
         """
-        mailbox = self._life.usable().intake.submit(
+        mailbox = self._lifecycle.usable().intake.submit(
             prompt,
             params,
             request_id=request_id,
@@ -298,7 +298,7 @@ class Engine(PromptLooks):
     ) -> Completion:
         """The whole completion at once; otherwise as `stream`. Cancelling it ends the request.
         Where very many are called at once, some wait for turns of the event loop first."""
-        await self._life.usable().turns.take()
+        await self._lifecycle.usable().turns.take()
         stream = self.stream(
             prompt,
             drawn_for(params),
@@ -349,7 +349,7 @@ class Engine(PromptLooks):
             "session_id": session_id,
         }
         search = BeamSearch(
-            self._life.usable().model,
+            self._lifecycle.usable().model,
             beam_width=beam_width,
             max_tokens=max_tokens,
             length_penalty=length_penalty,
@@ -385,7 +385,7 @@ class Engine(PromptLooks):
         The other options and errors are those of `stream`, and `InvalidRequestError` where a form
         is unknown, or a strict tool is.
         """
-        live = self._life.usable()
+        live = self._lifecycle.usable()
         if unknown := options.keys() - StreamOptions.__annotations__.keys():
             raise TypeError(f"chat() got an unexpected keyword argument {min(unknown)!r}")
         # What is no SamplingParams is refused where requests come in.
@@ -411,12 +411,12 @@ class Engine(PromptLooks):
     @property
     def model_name(self) -> str:
         """What was loaded: a name, a hub id or a path, as it was given."""
-        return self._life.started().model.name
+        return self._lifecycle.started().model.name
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises `ModelError` for a model that has none."""
-        model = self._life.started().model
+        model = self._lifecycle.started().model
         if model.tokenizer is None:
             raise ModelError(f"{model.name} has no tokenizer: {model.why_no_tokenizer}")
         return model.tokenizer
@@ -424,31 +424,31 @@ class Engine(PromptLooks):
     @property
     def has_tokenizer(self) -> bool:
         """Whether prompts may be text, and answers have any. Token ids always may be given."""
-        return self._life.started().model.tokenizer is not None
+        return self._lifecycle.started().model.tokenizer is not None
 
     @property
     def limits(self) -> ModelLimits:
         """Vocabulary, context length and KV pages of the loaded model."""
-        return self._life.started().model.limits
+        return self._lifecycle.started().model.limits
 
     @property
     def has_chat_template(self) -> bool:
         """Whether prompts may be lists of messages."""
-        return self._life.started().model.chat_template is not None
+        return self._lifecycle.started().model.chat_template is not None
 
     def template_reads(self, name: str) -> bool:
         """Whether the chat template has that word, the name of a role or of a variable, anywhere;
         False where there is no template. Raises `InvalidRequestError` for no str of 1 to 256
         characters."""
         name = check(InvalidRequestError, "name", name, text(1, 256))
-        template = self._life.started().model.chat_template
+        template = self._lifecycle.started().model.chat_template
         return template is not None and template.reads(name)
 
     @property
     def reads_tool_calls(self) -> bool:
         """Whether `chat` takes `tools` without a `tool_parser` beside them: the chat template reads
         them, and it or the engine's options tell in which form the model calls them."""
-        template = self._life.started().model.chat_template
+        template = self._lifecycle.started().model.chat_template
         if template is None or not template.reads("tools"):
             return False
         return self.config.tool_parser != "auto" or tells_tool_form(template.source)
@@ -456,22 +456,22 @@ class Engine(PromptLooks):
     @property
     def default_params(self) -> SamplingParams:
         """How requests without parameters are sampled."""
-        return self._life.started().model.defaults
+        return self._lifecycle.started().model.defaults
 
     @property
     def state(self) -> EngineState:
         """Where it is in its life; "failed" where a bug or its device has ended it."""
-        return self._life.state
+        return self._lifecycle.state
 
     def stats(self) -> EngineStats:
         """The engine's numbers at this moment; also after it was closed. Raises `WrongLoopError`
         where they may change in another thread meanwhile."""
-        return stats_of(self._life.at_rest())
+        return stats_of(self._lifecycle.at_rest())
 
     def dump(self) -> dict[str, Any]:
         """Everything about the engine's state that helps to debug it, as plain values. Raises
         `WrongLoopError` as `stats` does."""
-        live = self._life.at_rest()
+        live = self._lifecycle.at_rest()
         return {"state": self.state, **dump_of(live)}
 
     def observe(self, observer: Observer) -> Callable[[], None]:
@@ -481,4 +481,4 @@ class Engine(PromptLooks):
         or has an async method, and `WrongLoopError` in another thread than the engine's.
         """
         check_observer_object(observer)
-        return self._life.observe(observer)
+        return self._lifecycle.observe(observer)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from aioserve.arguments import boolean, check, choice
 from aioserve.engine.intake import Prompt
-from aioserve.engine.live import LiveEngine
+from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.looks import check_options, ids_of, looked_at
 from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.prompts import holds_prompts, listed
@@ -59,7 +59,7 @@ class PooledPrompt:
 
 
 async def embeddings_of(
-    usable: Callable[[], LiveEngine],
+    usable: Callable[[], EngineLifecycle],
     prompts: Prompt | Sequence[Prompt],
     *,
     pooling: Pooling,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from aioserve.engine.continuations import Continuation
 from aioserve.engine.intake import ChatArguments, Prompt
-from aioserve.engine.life import Life
+from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.looks import LookOptions
 from aioserve.engine.pooling import Pooling, embeddings_of
 from aioserve.engine.prompts import listed
@@ -24,8 +24,8 @@ __all__ = ["PromptLooks"]
 class PromptLooks:
     """How likely a continuation is, what vector a prompt becomes, which tokens it has."""
 
-    def __init__(self, life: Life) -> None:
-        self._life = life
+    def __init__(self, lifecycle: EngineLifecycle) -> None:
+        self._lifecycle = lifecycle
 
     async def score(
         self,
@@ -40,7 +40,7 @@ class PromptLooks:
         Other options and errors are those of `generate`; `ttft_target_seconds` says how soon the
         score is wanted."""
         scores = await scores_of(
-            self._life.usable,
+            self._lifecycle.usable,
             prompt,
             [continuation],
             several=None,
@@ -59,9 +59,9 @@ class PromptLooks:
     ) -> list[Score]:
         """The same for several continuations, each by itself behind the prompt, which is computed
         once. They are as many requests: number `i` has the id `request_id`-`i`."""
-        live = self._life.usable()
+        live = self._lifecycle.usable()
         return await scores_of(
-            self._life.usable,
+            self._lifecycle.usable,
             prompt,
             listed("continuations", continuations, live.config.max_waiting),
             several="continuations",
@@ -99,7 +99,7 @@ class PromptLooks:
     ) -> tuple[npt.NDArray[np.float32], Usage]:
         """The same, and the token counts of all prompts together."""
         return await embeddings_of(
-            self._life.usable, prompts, pooling=pooling, normalize=normalize, **options
+            self._lifecycle.usable, prompts, pooling=pooling, normalize=normalize, **options
         )
 
     async def encode(
@@ -121,5 +121,5 @@ class PromptLooks:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        intake = self._life.usable().intake
+        intake = self._lifecycle.usable().intake
         return await ids_of_prompt(intake, prompt, chat, add_special_tokens=add_special_tokens)

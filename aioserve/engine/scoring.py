@@ -12,7 +12,7 @@ import msgspec
 from aioserve.arguments import check, integer
 from aioserve.engine.continuations import ContinuedPrompt, checked_continuation
 from aioserve.engine.intake import ChatArguments, Prompt
-from aioserve.engine.live import LiveEngine
+from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.looks import check_options, ids_of, looked_at, placed
 from aioserve.engine.mailbox import Mailbox
 from aioserve.errors import InvalidRequestError
@@ -41,7 +41,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 async def scores_of(
-    usable: Callable[[], LiveEngine],
+    usable: Callable[[], EngineLifecycle],
     prompt: Prompt,
     continuations: Sequence[Any],
     *,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from aioserve.engine.core import IN_CORE, CoreLoop
 from aioserve.engine.engine import Engine
-from aioserve.engine.live import LiveEngine
+from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.reports import stats_of
 from aioserve.engine.requests import LiveRequest, RequestState, RequestTable
 from aioserve.errors import EngineClosedError, InvariantError
@@ -80,12 +80,12 @@ def count_leaked_pages(engine: Engine) -> int:
     return memory.pool.num_held + on_host
 
 
-def _live(engine: Engine) -> LiveEngine:
-    if engine._life.live is None:
+def _live(engine: Engine) -> EngineLifecycle:
+    if not engine._lifecycle.is_started:
         raise EngineClosedError(
             "this engine was never entered: there is nothing to check", state="new"
         )
-    return engine._life.live
+    return engine._lifecycle
 
 
 def _unheld(pool: PagePool) -> npt.NDArray[np.bool_]:
@@ -104,7 +104,7 @@ def _steps(core: CoreLoop, scheduler: Scheduler) -> Iterator[str]:
         yield f"{pool.num_fenced} pages are fenced although no step is in flight"
 
 
-def _stats(live: LiveEngine) -> Iterator[str]:
+def _stats(live: EngineLifecycle) -> Iterator[str]:
     stats = stats_of(live)
     parts = (
         stats.pages_free,
@@ -171,7 +171,7 @@ def _request(table: RequestTable, request: LiveRequest) -> Iterator[str]:
         yield f"{name} was delivered {delivered} tokens and has {mailbox.completion_tokens}"
 
 
-def _idle(live: LiveEngine) -> Iterator[str]:
+def _idle(live: EngineLifecycle) -> Iterator[str]:
     core, scheduler = live.core, live.scheduler
     busy = bool(core.table.count(*IN_CORE) or core.pipeline.in_flight)
     if core.is_idle and busy:

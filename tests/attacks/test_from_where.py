@@ -207,7 +207,7 @@ def test_a_new_engine_says_that_it_was_not_entered() -> None:
             outcome = outcome_of(lambda: where(lambda: call(engine, NO_STREAM)))  # noqa: B023
             if name == "Engine.__aenter__":
                 assert outcome == "works"
-                engine._life._state = "closed"  # its loop is gone
+                engine._lifecycle._state = "closed"  # its loop is gone
             else:
                 assert outcome == "EngineClosedError", name
 

@@ -379,7 +379,7 @@ def test_whatever_is_raised_while_entering_leaves_nothing(
     plugins = [_Plugin(error)] if where == "plugin" else []
     engine = Engine(model, plugins=plugins)
     if where == "scheduler":
-        monkeypatch.setattr("aioserve.engine.live.CoreLoop", raising)
+        monkeypatch.setattr("aioserve.engine.lifecycle.CoreLoop", raising)
 
     async def main() -> None:
         await engine.__aenter__()
@@ -688,6 +688,6 @@ def test_fuzz_calls(calls: list[tuple[str, str, int, Any]], enters: bool, seed: 
     assert not threads_of_engines()
     assert program.model.num_loaded == program.model.num_closed
     assert program.engine.state == "closed"
-    if program.engine._life.live is not None:
+    if program.engine._lifecycle.is_started:
         check_invariants(program.engine)
         assert program.engine.stats().pages_held_by_requests == 0

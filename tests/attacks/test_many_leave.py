@@ -67,8 +67,7 @@ async def test_when_ten_thousand_come_at_once_the_loop_has_its_turns():
     model = FakeModel(step_seconds=lambda plan: 0.001)
     async with Engine(model, max_waiting=NUM, max_num_seqs=4) as engine:
         streams = [engine.stream([1, index % 256]) for index in range(NUM)]
-        assert engine._life.live is not None
-        scheduler = engine._life.live.scheduler
+        scheduler = engine._lifecycle.scheduler
         known = [0]
         while known[-1] < NUM:
             await asyncio.sleep(0)

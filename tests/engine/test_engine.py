@@ -386,8 +386,7 @@ async def test_a_bug_in_the_core_loop_ends_every_request_and_is_reported(monkeyp
     async with Engine(slow_model()) as engine:
         stream = engine.stream(PROMPT, LONG)
         await anext(stream)
-        assert engine._life.live is not None
-        monkeypatch.setattr(engine._life.live.scheduler, "plan", lambda now: 1 / 0)
+        monkeypatch.setattr(engine._lifecycle.scheduler, "plan", lambda now: 1 / 0)
         with pytest.raises(EngineError, match="the engine failed") as caught:
             async for _ in stream:
                 pass
@@ -410,9 +409,8 @@ def test_an_interrupt_ends_every_request_and_reaches_whoever_runs_the_event_loop
 
     async def main():
         async with Engine(slow_model(), policy=Interrupted()) as engine:
-            assert engine._life.live is not None
             if error is SystemExit:
-                monkeypatch.setattr(engine._life.live.scheduler, "plan", sys.exit)
+                monkeypatch.setattr(engine._lifecycle.scheduler, "plan", sys.exit)
             stream = engine.stream(PROMPT, LONG)
             try:
                 await asyncio.sleep(60)
@@ -435,9 +433,8 @@ def test_an_interrupt_ends_every_request_and_reaches_whoever_runs_the_event_loop
 async def test_drain_ends_though_the_last_word_to_the_observers_fails(monkeypatch, caplog):
     async with Engine(slow_model()) as engine:
         stream = engine.stream(PROMPT, LONG)
-        assert engine._life.live is not None
-        monkeypatch.setattr(engine._life.live.core.notices, "tell", lambda: 1 / 0)
-        monkeypatch.setattr(engine._life.live.scheduler, "plan", lambda now: 1 / 0)
+        monkeypatch.setattr(engine._lifecycle.core.notices, "tell", lambda: 1 / 0)
+        monkeypatch.setattr(engine._lifecycle.scheduler, "plan", lambda now: 1 / 0)
         async with asyncio.timeout(20):
             assert await engine.drain() == 0
         with pytest.raises(EngineError):

@@ -173,8 +173,7 @@ async def test_an_engine_that_broke_is_told_from_one_that_was_closed(monkeypatch
     async with an_engine() as engine:
         streams = [engine.stream(PROMPT, LONG) for _ in range(2)]
         await anext(streams[0])
-        assert engine._life.live is not None
-        monkeypatch.setattr(engine._life.live.scheduler, "plan", lambda now: 1 / 0)
+        monkeypatch.setattr(engine._lifecycle.scheduler, "plan", lambda now: 1 / 0)
         errors = []
         for stream in streams:
             with pytest.raises(EngineFailedError) as caught:

@@ -74,8 +74,7 @@ async def test_a_stream_that_is_collected_while_its_request_moves_on_is_not_comp
 ) -> None:
     """The collector may run at any allocation, in the middle of taking a request in."""
     async with Engine(FakeModel(num_pages=64, max_model_len=1000)) as it:
-        live = it._life.live
-        assert live is not None
+        live = it._lifecycle
         place = live.core if moment == "encoded" else live.scheduler
         submit = place.submit
 

@@ -369,8 +369,7 @@ async def test_a_form_that_is_refused_is_compiled_once_also_where_that_took_too_
     monkeypatch.setattr(compiling, "compile_grammar", counted)
     monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.1)
     async with Engine("pyhelp") as engine:
-        live = engine._life.live
-        assert live is not None
+        live = engine._lifecycle
         for wrong in ("(a", "(z"):
             with pytest.raises(InvalidSamplingError, match=r"unclosed|compiled within"):
                 await engine.generate("Hi", regex(wrong))
@@ -405,8 +404,7 @@ async def test_a_form_that_takes_too_long_keeps_one_thread_however_often_it_is_a
 
     monkeypatch.setattr(compiling, "compile_grammar", slowly)
     async with Engine("pyhelp") as engine:
-        live = engine._life.live
-        assert live is not None
+        live = engine._lifecycle
         compiler = live.intake.compiler
         with monkeypatch.context() as patch:
             patch.setattr(compiling, "COMPILE_SECONDS", 0.05)
@@ -438,8 +436,7 @@ async def test_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(compiling, "MAX_KEPT", 3)
     monkeypatch.setattr(compiling, "MAX_KEPT_BYTES", 10)
     async with Engine("pyhelp") as engine:
-        live = engine._life.live
-        assert live is not None
+        live = engine._lifecycle
         compiler = live.intake.compiler
         for text in ("a", "bb", "(", "(", "a", "cc", "dd", "\u00e4" * 5):
             with contextlib.suppress(InvalidSamplingError):

@@ -111,8 +111,7 @@ def test_however_requests_end_what_waits_is_exact(
     async def run() -> None:
         model = FakeModel(step_seconds=lambda _: 0.0005)
         async with Engine(model, max_num_seqs=2) as engine, asyncio.TaskGroup() as group:
-            assert engine._life.live is not None
-            table = engine._life.live.core.table
+            table = engine._lifecycle.core.table
 
             def check() -> None:
                 unbegun = sum(
@@ -172,8 +171,7 @@ def test_a_request_is_refused_for_its_deadline_exactly_where_the_estimate_is_pas
         async with Engine(model, max_num_seqs=1, refuse_late=refuse_late) as engine:
             await engine.generate([1] * 10, SamplingParams(max_tokens=20))
             before = [engine.stream([1] * 10, LONG) for _ in range(num_before)]
-            assert engine._life.live is not None
-            waiting = engine._life.live.core.table.waiting
+            waiting = engine._lifecycle.core.table.waiting
             estimate = waiting.seconds_for(waiting.tokens + 10)
             assert estimate is not None
             late = refuse_late and num_before > 0 and estimate > deadline
@@ -199,8 +197,7 @@ async def test_the_estimate_is_about_what_a_request_then_waits() -> None:
     model = FakeModel(step_seconds=lambda _: 0.002, num_pages=512)
     params = SamplingParams(max_tokens=20)
     async with Engine(model, max_num_seqs=2) as engine:
-        assert engine._life.live is not None
-        waiting = engine._life.live.core.table.waiting
+        waiting = engine._lifecycle.core.table.waiting
         # Six pairs, each of some 20 steps: the last begins when five pairs have ended.
         first = [asyncio.ensure_future(engine.generate([1] * 10, params)) for _ in range(8)]
         await asyncio.gather(*first)

@@ -29,8 +29,7 @@ def model() -> FakeModel:
 
 def phase_of(engine: Engine) -> str:
     """Where the request "victim" is."""
-    live = engine._life.live
-    assert live is not None
+    live = engine._lifecycle
     for request in live.core.table:
         if request.request_id == "victim" and request.state.value in ("encoding", "queued"):
             return request.state.value

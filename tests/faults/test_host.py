@@ -89,7 +89,7 @@ def test_a_host_cancelled_at_any_moment_closes_its_engine(seed, steps):
         with anyio.move_on_after(steps * 3 * STEP_SECONDS):
             await host()
         assert asyncio.all_tasks() == before
-        if engine._life.live is None:
+        if not engine._lifecycle.is_started:
             assert steps == 0
         else:
             check_invariants(engine)

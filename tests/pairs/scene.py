@@ -275,8 +275,7 @@ class _Watching(Observer):
     """Counts what happens, and looks at the books every few steps."""
 
     def __init__(self, engine: Engine, seen: Seen) -> None:
-        live = engine._life.live
-        assert live is not None
+        live = engine._lifecycle
         self._engine = engine
         self._seen = seen
         self._core, self._scheduler = live.core, live.scheduler

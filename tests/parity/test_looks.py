@@ -44,8 +44,7 @@ async def preempting(engine: Engine) -> AsyncIterator[None]:
     """Meanwhile, who is in the middle of a prompt gives its pages back, twice."""
 
     async def preempt() -> None:
-        live = engine._life.live
-        assert live is not None
+        live = engine._lifecycle
         books = live.scheduler.books
         while True:
             for one in list(books.running):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aioserve import Engine, EngineClosedError, FinishReason, InvariantError, SchedulingPolicy
-from aioserve.engine.live import LiveEngine
+from aioserve.engine.lifecycle import EngineLifecycle
 from aioserve.engine.requests import RequestState
 from aioserve.testing import (
     FakeModel,
@@ -30,7 +30,7 @@ def model() -> FakeModel:
     return FakeModel(step_seconds=lambda plan: STEP_SECONDS)
 
 
-async def busy_engine(then: Callable[[Engine, LiveEngine], None], **options) -> None:
+async def busy_engine(then: Callable[[Engine, EngineLifecycle], None], **options) -> None:
     """Call `then` while one request decodes, one is paused and one waits."""
     options = {"max_num_seqs": 2, "max_buffered_tokens": 4, "policy": SchedulingPolicy(), **options}
     async with Engine(model(), **options) as engine:
@@ -38,12 +38,14 @@ async def busy_engine(then: Callable[[Engine, LiveEngine], None], **options) -> 
         checker = StreamChecker(engine)
         reads = [asyncio.create_task(checker.read([index] * 20, params(60))) for index in range(2)]
         await until(
-            lambda: engine._life.live and any(s["paused"] for s in engine.dump()["sequences"])
+            lambda: (
+                engine._lifecycle.is_started
+                and any(s["paused"] for s in engine.dump()["sequences"])
+            )
         )
-        assert engine._life.live is not None
         check_invariants(engine)
         try:
-            then(engine, engine._life.live)
+            then(engine, engine._lifecycle)
         finally:
             slow.close()
             for read in reads:
@@ -99,52 +101,52 @@ def test_an_engine_that_was_never_entered_has_no_books():
         check_invariants(Engine(model()))
 
 
-def leak_a_page(live: LiveEngine) -> None:
+def leak_a_page(live: EngineLifecycle) -> None:
     live.scheduler.memory.pool.acquire(1)
 
 
-def name_a_page_twice(live: LiveEngine) -> None:
+def name_a_page_twice(live: EngineLifecycle) -> None:
     lease = live.scheduler.books.running[0].lease
     lease.page_table.append(lease.page_ids[:1])
 
 
-def launch_a_step_unnoticed(live: LiveEngine) -> None:
+def launch_a_step_unnoticed(live: EngineLifecycle) -> None:
     live.scheduler.books.launched += 2
 
 
-def lose_a_sequence(live: LiveEngine) -> None:
+def lose_a_sequence(live: EngineLifecycle) -> None:
     samples = live.core.table.samples
     del samples[next(iter(samples))]
 
 
-def lose_a_token(live: LiveEngine) -> None:
+def lose_a_token(live: EngineLifecycle) -> None:
     next(iter(live.core.table.samples.values())).num_delivered += 1
 
 
-def forget_to_pause(live: LiveEngine) -> None:
+def forget_to_pause(live: EngineLifecycle) -> None:
     for sequence in live.scheduler.books.sequences.values():
         sequence.paused = False
 
 
-def forget_the_stall_timer(live: LiveEngine) -> None:
+def forget_the_stall_timer(live: EngineLifecycle) -> None:
     for request in live.core.table:
         if request.stall_timer is not None:
             request.stall_timer.cancel()
 
 
-def keep_a_request_id(live: LiveEngine) -> None:
+def keep_a_request_id(live: EngineLifecycle) -> None:
     live.core.table._by_id["gone"] = live.core.table._by_id.pop("slow")
 
 
-def compute_an_ended_request(live: LiveEngine) -> None:
+def compute_an_ended_request(live: EngineLifecycle) -> None:
     next(iter(live.core.table)).mailbox.finish_reason = FinishReason.ABORT
 
 
-def count_a_request_twice(live: LiveEngine) -> None:
+def count_a_request_twice(live: EngineLifecycle) -> None:
     live.core.table._counts[RequestState.RUNNING] += 1
 
 
-def say_idle(live: LiveEngine) -> None:
+def say_idle(live: EngineLifecycle) -> None:
     live.core._idle.set()
 
 
@@ -167,7 +169,7 @@ def say_idle(live: LiveEngine) -> None:
 def test_what_is_planted_in_the_books_is_named(plant, message):
     found = []
 
-    def check(engine: Engine, live: LiveEngine) -> None:
+    def check(engine: Engine, live: EngineLifecycle) -> None:
         plant(live)
         try:
             check_invariants(engine)
@@ -182,14 +184,14 @@ def test_what_is_planted_in_the_books_is_named(plant, message):
 
 
 def test_pages_left_behind_are_counted():
-    def check(engine: Engine, live: LiveEngine) -> None:
+    def check(engine: Engine, live: EngineLifecycle) -> None:
         assert count_leaked_pages(engine) == live.scheduler.memory.pool.num_held > 0
 
     run_simulated(lambda: busy_engine(check))
 
 
 def test_scribbling_leaves_what_is_still_to_be_read_and_spoils_the_rest():
-    def check(engine: Engine, live: LiveEngine) -> None:
+    def check(engine: Engine, live: EngineLifecycle) -> None:
         pool = live.scheduler.memory.pool
         kv = live.model.runner.device._kv  # pyright: ignore
         before = kv.copy()

@@ -1,0 +1,394 @@
+"""`EngineLifecycle`: an engine starts, serves, drains, closes or fails, on one event loop, once.
+
+Makes scheduler, core loop and intake when it starts, and knows who may use them. Knows nothing of
+single requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from aioserve.arguments import counted
+from aioserve.config import EngineConfig
+from aioserve.engine.core import CoreLoop
+from aioserve.engine.event_loop import check_on, check_process, running_loop
+from aioserve.engine.intake import Intake
+from aioserve.engine.submission_turns import SubmissionTurns
+from aioserve.errors import (
+    ConfigError,
+    EngineClosedError,
+    EngineError,
+    EngineState,
+    WrongLoopError,
+)
+from aioserve.execution import loading
+from aioserve.execution.runner import LoadedModel, ModelSource
+from aioserve.kv.eviction import Eviction
+from aioserve.kv.memory import KVMemory
+from aioserve.plugins import Admission, Observer, Observers, PluginRegistry
+from aioserve.sampling.processors import ProcessorMaker
+from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.scheduling.scheduler import Scheduler
+from aioserve.scheduling.state import SLOTS_PER_SEQUENCE
+
+__all__ = ["EngineArguments", "EngineLifecycle"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_tasks: set[asyncio.Task[None]] = set()
+"""Tasks of all engines. A loop holds its tasks weakly, and these outlive an engine that was dropped
+unclosed, to be ended and not destroyed."""
+
+
+class EngineArguments(msgspec.Struct, frozen=True):
+    """What an engine is made of, as its caller gave it: checked, and neither found nor loaded."""
+
+    model: str | Path | ModelSource
+    policy: str | SchedulingPolicy
+    plugins: tuple[object, ...]
+    progress: Callable[[int, int], None] | None
+    capture_progress: Callable[[int, int], None] | None
+
+
+class Plugins(msgspec.Struct, frozen=True):
+    """What plugins give one engine: objects of its own."""
+
+    policy: SchedulingPolicy
+    policy_name: str | None
+    """For logs and errors, with its distribution; None for an object, which goes by its class."""
+    eviction: Eviction
+    observers: Observers
+    admission: Admission
+    logits_processor: Callable[[str], int]
+    """Number of a name's logits processor. Raises `ConfigError` or `PluginError`."""
+    processors: tuple[ProcessorMaker, ...]
+    """Makers of logits processors, by number."""
+
+
+class EngineLifecycle:
+    """States: "new", "loading", "open", perhaps "draining", "closed"; "failed" in place of "open"
+    where a bug or the device has ended it."""
+
+    # Set by `start`, and kept after the end.
+    model: LoadedModel
+    scheduler: Scheduler
+    core: CoreLoop
+    intake: Intake
+    turns: SubmissionTurns
+
+    def __init__(self, config: EngineConfig, arguments: EngineArguments) -> None:
+        self.config: EngineConfig = config
+        self._arguments = arguments
+        self._observing: list[Observer] = []
+        self._state: EngineState = "new"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that it was started on."""
+        self._pid = os.getpid()
+        """Process that it was started in."""
+        self._starting: asyncio.Task[object] | None = None
+        self._started_or_not = asyncio.Event()
+        """`start` is over, however it ended."""
+        self._serving: asyncio.Task[None] | None = None
+        """The core loop's task, from when `start` has made everything."""
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> EngineState:
+        failed = self.is_started and self.core.failure is not None
+        return "failed" if failed and self._state == "open" else self._state
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has what `start` makes; it stays so after the end."""
+        return self._serving is not None
+
+    @property
+    def model_label(self) -> str:
+        """The model's name, or the class of an object."""
+        model = self._arguments.model
+        return str(model) if isinstance(model, str | Path) else type(model).__name__
+
+    # -- start
+
+    async def start(self) -> None:
+        """Raises what entering an `Engine` does."""
+        if self._state != "new":
+            raise EngineClosedError(
+                "an engine can be entered once; make another", state=self._state
+            )
+        loop = running_loop()
+        if loop is None:
+            raise WrongLoopError(
+                "an engine needs asyncio, and no event loop of asyncio runs here; under trio, run "
+                "it with asyncio in a thread of its own"
+            )
+        self._state, self._loop, self._starting = "loading", loop, asyncio.current_task()
+        self._pid = os.getpid()
+        try:
+            registry = await asyncio.to_thread(_registry, self._arguments.plugins)
+            self._check_loading()
+            plugins = self._select(registry)
+            model = await self._load()
+            try:
+                self._check_loading()
+                self._assemble(plugins, model)
+                self._serving = self._new_task(loop, self.core.run())
+            except BaseException:
+                await _finish(model.runner.aclose())
+                raise
+        except BaseException:
+            self._state = "closed"
+            raise
+        finally:
+            self._starting = None
+            self._started_or_not.set()
+        self._state = "open"
+
+    def _check_loading(self) -> None:
+        """Raise if the engine was closed while it was loading."""
+        if self._state != "loading":
+            raise EngineClosedError("the engine was closed while it was loading", state="closed")
+
+    def _select(self, registry: PluginRegistry) -> Plugins:
+        registry.check_selected()
+        observers = registry.make_observers()
+        for observer in self._observing:
+            observers.attach(observer, type(observer).__name__)
+        policy, name = self._arguments.policy, None
+        if isinstance(policy, str):
+            policy, name = registry.policy(policy), registry.policy_label(policy)
+        return Plugins(
+            policy,
+            name,
+            registry.eviction(self.config.eviction),
+            observers,
+            registry.admission(),
+            registry.logits_processor,
+            registry.processor_makers,
+        )
+
+    async def _load(self) -> LoadedModel:
+        arguments, num_slots = self._arguments, SLOTS_PER_SEQUENCE * self.config.max_num_seqs
+        if isinstance(arguments.model, str | Path):
+            return await loading.load(
+                str(arguments.model),
+                self.config,
+                num_slots=num_slots,
+                progress=arguments.progress,
+                capture_progress=arguments.capture_progress,
+            )
+        return await arguments.model.load(self.config, num_slots=num_slots)
+
+    def _assemble(self, plugins: Plugins, model: LoadedModel) -> None:
+        """Make scheduler, core loop and intake, which nothing serves yet."""
+        config = self.config
+        self.model = model
+        self.scheduler = Scheduler(
+            _memory(config, plugins.eviction, model),
+            plugins.policy,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            output_reserve_tokens=config.output_reserve_tokens,
+            clock=asyncio.get_running_loop().time,
+            policy_name=plugins.policy_name,
+        )
+        self.core = CoreLoop(
+            self.scheduler,
+            model.runner,
+            observers=plugins.observers,
+            name=model.name.rsplit("/", 1)[-1],
+            overlap=config.overlap,
+            jump_forward=config.jump_forward,
+            stall_timeout_seconds=config.stall_timeout_seconds,
+        )
+        model.processors[:] = plugins.processors
+        self.intake = Intake(config, model, self.core, plugins.admission, plugins.logits_processor)
+        self.turns = SubmissionTurns()
+
+    def _new_task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
+        task = loop.create_task(coroutine, name=f"aioserve {self.model.name}")
+        # Where its loop has gone before it, `abandon` says so, and in fewer words.
+        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+        return task
+
+    # -- end
+
+    async def drain(self, deadline_seconds: float | None) -> int:
+        """As `Engine.drain`, with a deadline that was checked."""
+        if self._state == "draining":
+            self._check()
+        else:
+            self.usable()
+        self._state = "draining"
+        with anyio.move_on_after(deadline_seconds):
+            await self.intake.encoder.wait_idle()
+            await self.intake.compiler.wait_idle()
+            await self.core.wait_idle()
+            return 0
+        drained = "the engine was drained before this request ended"
+        error = EngineClosedError(drained, state=self._state)
+        ended = await self.core.delivery.abort_all(error)
+        self.intake.encoder.abort_all(error)
+        return ended
+
+    async def close(self) -> None:
+        """As leaving an `Engine`: at any time, and any number of times."""
+        if self._loop is None:
+            self._state = "closed"
+            return
+        check_on(self._loop, self._pid, "the engine")
+        if self._starting is not None and self._starting is asyncio.current_task():
+            raise EngineError("an engine can't be closed by the task that enters it")
+        self._state = "closed"
+        await self._started_or_not.wait()
+        if self._serving is not None:
+            if self._closing is None:
+                self._closing = asyncio.ensure_future(self._end(self._serving))
+            await _finish(self._closing)
+
+    async def _end(self, serving: asyncio.Task[None]) -> None:
+        """End every request, let the steps in flight end, and stop the runner."""
+        closed = "the engine was closed before this request ended"
+        try:
+            await self.core.delivery.abort_all(EngineClosedError(closed, state="closed"))
+            await self.intake.encoder.aclose()
+            await self.intake.compiler.aclose()
+            self.core.stop()
+            await asyncio.wait([serving])
+            if isinstance(self.core.failure, KeyboardInterrupt | SystemExit):
+                serving.exception()  # retrieved: whoever runs the event loop has seen it
+        finally:
+            await self.core.guides.aclose()
+            await self.model.runner.aclose()
+
+    def abandon(self, engine: object) -> None:
+        """Close what is left of `engine`, which was dropped unclosed, as soon as its loop runs.
+        Called by the collector, on any thread. In a forked process nothing is closed, and the
+        engine goes on in the other one."""
+        loop, serving = self._loop, self._serving
+        if loop is None or serving is None or self._state == "closed" or os.getpid() != self._pid:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: self._new_task(loop, self._end(serving)))
+        _tasks.discard(serving)  # the loop has it now, with this engine, until it is closed
+        logger.warning(
+            "an engine with the model %s was never closed: use `async with`", self.model.name
+        )
+        warning = f"{engine!r} was never closed"
+        warnings.warn(warning, ResourceWarning, stacklevel=2, source=engine)
+
+    # -- observers
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Tell `observer`, which was checked, of what happens; call what is returned to end that.
+        Raises `WrongLoopError`."""
+        if self.is_started:
+            self.at_rest().core.notices.observers.attach(observer, type(observer).__name__)
+        self._observing.append(observer)
+        return partial(self._observe_no_more, observer)
+
+    def _observe_no_more(self, observer: Observer) -> None:
+        self._observing = [one for one in self._observing if one is not observer]
+        if self.is_started:
+            self.at_rest().core.notices.observers.detach(observer)
+
+    # -- who may use it
+
+    def started(self) -> EngineLifecycle:
+        """For what doesn't change. Raises `EngineClosedError` before the start."""
+        if not self.is_started:
+            raise EngineClosedError(
+                f"the engine is {self._state}: use it inside `async with`", state=self._state
+            )
+        return self
+
+    def at_rest(self) -> EngineLifecycle:
+        """For those who read what the core loop changes. Raises `WrongLoopError` too, where it may
+        change meanwhile."""
+        self.started()
+        closed = self._closing is not None and self._closing.done()
+        if not closed:
+            check_process(self._pid, "the engine")
+            if self._loop is not None and self._loop.is_running():
+                check_on(self._loop, self._pid, "the engine")
+        return self
+
+    def usable(self) -> EngineLifecycle:
+        """For requests. Raises `EngineClosedError` and `WrongLoopError`, and what it failed
+        with."""
+        if self._state != "open":
+            self.started()
+            raise EngineClosedError(
+                f"the engine is {self._state} and takes no requests", state=self._state
+            )
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        """Raise unless this is the engine's loop and the core loop works."""
+        if self._loop is not None:
+            check_on(self._loop, self._pid, "the engine")
+        if self.core.failure is not None:
+            raise self.core.why_ended() from self.core.failure
+
+
+def _memory(config: EngineConfig, eviction: Eviction, model: LoadedModel) -> KVMemory:
+    """KV memory that holds the longest request. Raises `ConfigError` where it can't."""
+    memory = KVMemory.of(
+        model.limits.num_pages,
+        config.page_size,
+        num_host_pages=config.num_host_pages,
+        prefix_caching=config.prefix_caching,
+        partial_page_reuse=config.partial_page_reuse,
+        eviction=eviction,
+        preemption=config.preemption,
+    )
+    if model.limits.max_model_len > memory.capacity_tokens:
+        raise ConfigError(
+            f"max_model_len of {model.name} is {model.limits.max_model_len}, but "
+            f"{counted(model.limits.num_pages, 'page')} of "
+            f"{counted(config.page_size, 'token')} hold "
+            f"{memory.capacity_tokens}"
+        )
+    return memory
+
+
+def _registry(plugins: tuple[object, ...]) -> PluginRegistry:
+    """To be called on a thread. What anyio's scopes are made of it imports with the first of them:
+    here, and not on the event loop when the engine is drained or closed."""
+    with contextlib.suppress(ModuleNotFoundError):  # an anyio that has them elsewhere
+        importlib.import_module("anyio._backends._asyncio")
+    return PluginRegistry(plugins)
+
+
+async def _finish(closing: Awaitable[None]) -> None:
+    """Run `closing` to its end although the caller is cancelled meanwhile, by a task's `cancel`,
+    by a timeout or by an anyio scope: a step thread must not outlive its engine. It takes as long
+    as the steps in flight."""
+    task = asyncio.ensure_future(closing)
+    cancelled = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError as error:
+                cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
