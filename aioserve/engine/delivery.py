@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from aioserve.engine.mailbox import ReaderEvent
 from aioserve.engine.notices import Notices
 from aioserve.engine.params_intake import no_token_left
 from aioserve.engine.requests import (
@@ -184,26 +185,24 @@ class Delivery:
 
     # -- from the readers
 
-    def left(self, request: LiveRequest) -> None:
-        """Called at any moment, perhaps from within the garbage collector: the scheduler hears of
-        it when the loop comes to it."""
-        self._table.leave(request)
-        self._wake()
-
-    def fell_behind(self, request: LiveRequest) -> None:
-        if request.state is RequestState.RUNNING:
+    def reader_did(self, request: LiveRequest, event: ReaderEvent) -> None:
+        """A reader may leave at any moment, perhaps from within the garbage collector: the
+        scheduler hears of it when the loop comes to it."""
+        if event is ReaderEvent.LEFT:
+            self._table.leave(request)
+            self._wake()
+        elif request.state is not RequestState.RUNNING:
+            return
+        elif event is ReaderEvent.FELL_BEHIND:
             for sample in request.samples:
                 self._scheduler.pause(sample.sequence_id)
             self._watch_stall(request, request.mailbox.taken)
-
-    def caught_up(self, request: LiveRequest) -> None:
-        if request.state is not RequestState.RUNNING:
-            return
-        for sample in request.samples:
-            self._scheduler.resume(sample.sequence_id)
-        if request.stall_timer is not None:
-            request.stall_timer.cancel()
-        self._wake()
+        else:
+            for sample in request.samples:
+                self._scheduler.resume(sample.sequence_id)
+            if request.stall_timer is not None:
+                request.stall_timer.cancel()
+            self._wake()
 
     # -- ends that a clock brings
 
@@ -220,7 +219,7 @@ class Delivery:
             deadline_seconds=deadline_seconds,
         )
         request.mailbox.finish(FinishReason.ABORT, error)
-        self.left(request)
+        self.reader_did(request, ReaderEvent.LEFT)
 
     def _watch_stall(self, request: LiveRequest, taken_before: int) -> None:
         request.stall_timer = self._loop.call_later(
@@ -238,4 +237,4 @@ class Delivery:
             timeout_seconds=self._stall_timeout_seconds,
         )
         mailbox.finish(FinishReason.ABORT, error)
-        self.left(request)
+        self.reader_did(request, ReaderEvent.LEFT)

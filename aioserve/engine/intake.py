@@ -162,7 +162,7 @@ class Intake:
         self._check_tokens_waiting(num_tokens, wishes.get("deadline_seconds"))
         live = LiveRequest(
             request_id,
-            self._core.delivery,
+            self._core.delivery.reader_did,
             capacity=self._config.max_buffered_tokens,
             num_samples=params.n,
         )

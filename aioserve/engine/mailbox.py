@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from enum import Enum
 
 import msgspec
 import numpy as np
@@ -25,31 +25,26 @@ from aioserve.errors import AioserveError, StreamBusyError
 from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 from aioserve.scheduling.account import RequestAccount
 
-__all__ = ["Mailbox", "MailboxOwner"]
+__all__ = ["Mailbox", "ReaderEvent"]
 
 
-class MailboxOwner(Protocol):
-    """Whom a mailbox tells of its reader."""
+class ReaderEvent(Enum):
+    """What the engine must know of a reader."""
 
-    def reader_left(self) -> None:
-        """The reader wants no more, and will read no more."""
-        ...
-
-    def reader_fell_behind(self) -> None:
-        """As many tokens wait as may."""
-        ...
-
-    def reader_caught_up(self) -> None:
-        """Half of them were taken."""
-        ...
+    LEFT = "left"
+    """It wants no more, and will read no more."""
+    FELL_BEHIND = "fell behind"
+    """As many tokens wait as may."""
+    CAUGHT_UP = "caught up"
+    """Half of them were taken."""
 
 
 class Mailbox:
     """Buffers tokens between steps and a reader that may be slow.
 
-    When `capacity` tokens wait, the owner is told that the reader fell behind, and when it has
-    taken half of them, that it caught up. A step or two may be in flight at that moment, so a
-    little more than the capacity can wait.
+    When `capacity` tokens wait, `tell` is called with the event that the reader fell behind, and
+    when it has taken half of them, that it caught up. A step or two may be in flight at that
+    moment, so a little more than the capacity can wait.
     """
 
     __slots__ = (
@@ -57,8 +52,8 @@ class Mailbox:
         "_ended_seconds",
         "_gaps",
         "_num_wanted",
-        "_owner",
         "_reader",
+        "_tell",
         "_timings",
         "_tokens",
         "_urgent",
@@ -84,7 +79,7 @@ class Mailbox:
         self,
         request_id: str,
         loop: asyncio.AbstractEventLoop,
-        owner: MailboxOwner,
+        tell: Callable[[ReaderEvent], None],
         capacity: int,
         num_samples: int,
     ) -> None:
@@ -117,7 +112,7 @@ class Mailbox:
         self._gaps = TokenGaps(num_samples)
         self._timings: Timings | None = None
         """Once somebody has asked after the end."""
-        self._owner: MailboxOwner | None = owner
+        self._tell: Callable[[ReaderEvent], None] | None = tell
         self._tokens: deque[Token] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._num_wanted = 1
@@ -179,9 +174,9 @@ class Mailbox:
         if token.index == 0:
             self._urgent = True
         self._wake()
-        if not self.paused and len(self._tokens) >= self.capacity and self._owner is not None:
+        if not self.paused and len(self._tokens) >= self.capacity and self._tell is not None:
             self.paused = True
-            self._owner.reader_fell_behind()
+            self._tell(ReaderEvent.FELL_BEHIND)
 
     def put_scored(self, scored: Sequence[Logprobs], before: int) -> None:
         """Log-probabilities of the prompt's tokens behind the first `before` that were scored."""
@@ -214,7 +209,7 @@ class Mailbox:
         self.error = None if error is None else error.copy()  # without the frames that raised it
         self._ended_seconds = self.loop.time()
         self.account = msgspec.structs.replace(self.account)  # steps in flight may add to it
-        self._owner = None  # a stream that is kept keeps no request
+        self._tell = None  # a stream that is kept keeps no request
         self._wake()
         return True
 
@@ -228,9 +223,9 @@ class Mailbox:
     def abort(self) -> None:
         """The reader has left. Synchronous and idempotent, so it works during cancellation."""
         self._tokens.clear()
-        owner = self._owner
-        if self.finish(FinishReason.ABORT) and owner is not None:
-            owner.reader_left()
+        tell = self._tell
+        if self.finish(FinishReason.ABORT) and tell is not None:
+            tell(ReaderEvent.LEFT)
 
     def lacks(self, num_tokens: int = 1) -> bool:
         """Whether neither the end is there nor so many tokens for each sample that goes on. Half of
@@ -283,8 +278,8 @@ class Mailbox:
     def _taken_some(self) -> None:
         if self.paused and 2 * len(self._tokens) <= self.capacity:
             self.paused = False
-            if self._owner is not None:
-                self._owner.reader_caught_up()
+            if self._tell is not None:
+                self._tell(ReaderEvent.CAUGHT_UP)
 
 
 def _since(began_seconds: float, seconds: float | None) -> float | None:

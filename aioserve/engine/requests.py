@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Protocol
+from functools import partial
 
 from aioserve.engine.compiling import Compiling
 from aioserve.engine.encoding import Encoding
 from aioserve.engine.guided import GuidedAnswer
-from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.mailbox import Mailbox, ReaderEvent
 from aioserve.engine.waiting import Waiting
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.matcher import GrammarMatcher
@@ -78,25 +78,14 @@ class LiveSample:
         """What is known of structured output."""
 
 
-class Readers(Protocol):
-    """Whom a request tells of its reader."""
-
-    def left(self, request: LiveRequest) -> None: ...
-
-    def fell_behind(self, request: LiveRequest) -> None: ...
-
-    def caught_up(self, request: LiveRequest) -> None: ...
-
-
 class LiveRequest:
     """One request on its way through an engine: whose it is, where it is, and what is left of it.
 
-    Owner of its mailbox: what the reader does arrives here. Holds no stream, so that a stream which
+    `tell` is called with it and what its reader does. Holds no stream, so that a stream which
     nobody holds is collected.
     """
 
     __slots__ = (
-        "_readers",
         "assemblers",
         "deadline_timer",
         "encoding",
@@ -107,15 +96,18 @@ class LiveRequest:
         "stall_timer",
         "state",
         "waiting_tokens",
-        "waiting_tokens",
     )
 
     def __init__(
-        self, request_id: str, readers: Readers, *, capacity: int, num_samples: int
+        self,
+        request_id: str,
+        tell: Callable[[LiveRequest, ReaderEvent], None],
+        *,
+        capacity: int,
+        num_samples: int,
     ) -> None:
-        self._readers = readers
-        loop = asyncio.get_running_loop()
-        self.mailbox: Mailbox = Mailbox(request_id, loop, self, capacity, num_samples)
+        loop, tell_of_it = asyncio.get_running_loop(), partial(tell, self)
+        self.mailbox: Mailbox = Mailbox(request_id, loop, tell_of_it, capacity, num_samples)
         self.state: RequestState = RequestState.ENCODING
         self.encoding: Encoding | Compiling | None = None
         """While a thread is to encode the prompt, or to compile the form of the answer."""
@@ -143,15 +135,6 @@ class LiveRequest:
     def names_stop(self, token_id: int) -> bool:
         """Whether that is so because its parameters say so."""
         return self.request is not None and token_id in self.request.params.stop_token_ids
-
-    def reader_left(self) -> None:
-        self._readers.left(self)
-
-    def reader_fell_behind(self) -> None:
-        self._readers.fell_behind(self)
-
-    def reader_caught_up(self) -> None:
-        self._readers.caught_up(self)
 
     def __repr__(self) -> str:
         return f"request {self.request_id!r} ({self.state.value})"

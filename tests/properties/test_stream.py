@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from aioserve import FinishReason, RequestFailedError, StreamBusyError, Token, TokenStream
-from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.mailbox import Mailbox, ReaderEvent
 from aioserve.scheduling.account import RequestAccount
 from aioserve.testing import SimLoop
 
@@ -59,22 +59,6 @@ async def wait(stream: TokenStream) -> str | Token:
     return "started"
 
 
-class Owner:
-    """Takes down what a mailbox tells of its reader."""
-
-    def __init__(self, told: list[str]) -> None:
-        self.told = told
-
-    def reader_left(self) -> None:
-        self.told.append("left")
-
-    def reader_fell_behind(self) -> None:
-        self.told.append("fell behind")
-
-    def reader_caught_up(self) -> None:
-        self.told.append("caught up")
-
-
 class StreamMachine(RuleBasedStateMachine):
     @initialize(
         capacity=st.integers(1, 5),
@@ -86,7 +70,7 @@ class StreamMachine(RuleBasedStateMachine):
         gc.freeze()  # what the whole suite has allocated: `drop` would look through it each time
         self.loop = SimLoop(seed)
         self.told: list[str] = []
-        self.mailbox = Mailbox("r", self.loop, Owner(self.told), capacity, samples)
+        self.mailbox = Mailbox("r", self.loop, self.tell, capacity, samples)
         self.stream: TokenStream | None = TokenStream(self.mailbox)
         self.reader: asyncio.Task[Any] | None = None
         self.reader_waits = False
@@ -119,6 +103,9 @@ class StreamMachine(RuleBasedStateMachine):
 
     def started(self) -> bool:
         return hasattr(self, "loop")
+
+    def tell(self, event: ReaderEvent) -> None:
+        self.told.append(event.value)
 
     # -- the core loop's side
 

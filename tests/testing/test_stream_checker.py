@@ -17,7 +17,7 @@ from aioserve import (
     Token,
     TokenStream,
 )
-from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.mailbox import Mailbox, ReaderEvent
 from aioserve.testing import FakeModel, Fault, Faults, StreamChecker, run_simulated
 
 PARAMS = SamplingParams(max_tokens=8, seed=1, n=2, logprobs=0, prompt_logprobs=0)
@@ -90,9 +90,9 @@ def test_a_lost_token_is_noted(monkeypatch):
 
 def test_a_token_after_the_end_is_noted(monkeypatch):
     def leaving_some(it: Mailbox) -> None:
-        owner = it._owner
-        if it.finish(FinishReason.ABORT) and owner is not None:
-            owner.reader_left()
+        tell = it._tell
+        if it.finish(FinishReason.ABORT) and tell is not None:
+            tell(ReaderEvent.LEFT)
 
     monkeypatch.setattr(Mailbox, "abort", leaving_some)
     with pytest.raises(AssertionError, match=r"ended as 'left' and then came \['token'"):
