@@ -46,7 +46,7 @@ from aioserve.plugins import Observers
 from aioserve.request import FinishReason
 from aioserve.scheduling.pipeline import StepPipeline
 from aioserve.scheduling.scheduler import Scheduler
-from aioserve.steps.outcome import StepOutcome, check_outcome
+from aioserve.steps.outcome import StepOutcome, UnfitOutcomeError
 from aioserve.steps.plan import StepPlan
 
 __all__ = ["CoreLoop"]
@@ -73,15 +73,15 @@ class CoreLoop:
         self.scheduler = scheduler
         self.table: RequestTable = RequestTable()
         self.notices: Notices = Notices(observers, scheduler, self.table)
+        self.guides: Guides = Guides(name, self._guide, jump_forward=jump_forward)
         self.delivery: Delivery = Delivery(
             self.table,
             scheduler,
             self.notices,
             stall_timeout_seconds=stall_timeout_seconds,
             wake=self._wake_up,
-            note=self._note,
+            note=self.guides.note,
         )
-        self.guides: Guides = Guides(name, self._guide, jump_forward=jump_forward)
         self.pipeline: StepPipeline[Awaitable[StepOutcome]] = StepPipeline(
             scheduler, self._launch, depth=2 if overlap else 1
         )
@@ -188,7 +188,8 @@ class CoreLoop:
         while True:
             await self._drain()
             plan = pipeline.drain() if self._stopping else self._advance()
-            self.delivery.deliver(self.scheduler.take_ended_unplanned())
+            if ended := self.scheduler.take_ended_unplanned():
+                self.delivery.deliver(ended)
             if (handle := pipeline.due) is not None:
                 await self._finish_step(handle)
             elif plan is None:
@@ -200,7 +201,7 @@ class CoreLoop:
 
     def _advance(self) -> StepPlan | None:
         began = self._loop.time()
-        was_idle = not self.pipeline.num_in_flight
+        was_idle = not self.pipeline.steps
         plan = self.pipeline.advance(began)
         now = self._loop.time()
         self.times.planning_seconds += now - began
@@ -211,14 +212,12 @@ class CoreLoop:
     async def _drain(self) -> None:
         """Take requests out of the scheduler whose readers have left, and new ones in. Where there
         are thousands, the loop has others to run meanwhile."""
-        handled = 0
-        while True:
-            if (leaving := self.table.next_leaving()) is not None:
+        table, handled = self.table, 0
+        while table.leaving or table.queued:
+            if (leaving := table.next_leaving()) is not None:
                 self.delivery.drop(leaving)
-            elif (queued := self.table.next_queued()) is not None:
+            elif (queued := table.next_queued()) is not None:
                 self._register(queued)
-            else:
-                return
             handled += 1
             if handled % MAX_HANDLED_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -256,10 +255,11 @@ class CoreLoop:
         self._progress_seconds = self._loop.time()
 
     def _launch(self, plan: StepPlan) -> Awaitable[StepOutcome]:
-        masked = self.scheduler.masked_rows(plan) if self.guides.is_used else ()
-        samples = self.table.samples
+        masked = self.scheduler.masked_rows(plan) if self.guides.is_used else None
+        masks, samples = None, self.table.samples
         try:
-            masks = self.guides.expect([(row, samples.get(id), at) for row, id, at in masked])
+            if masked:
+                masks = self.guides.expect([(row, samples.get(id), at) for row, id, at in masked])
             return self._runner.launch(plan, masks)
         except Exception as error:
             self.scheduler.not_launched(plan)
@@ -268,36 +268,37 @@ class CoreLoop:
             return failed
 
     async def _finish_step(self, handle: Awaitable[StepOutcome]) -> None:
-        plan, failure = self.pipeline.in_flight[0], None
+        plan, parts = self.pipeline.steps[0][0], None
         began = self._launched_seconds
         try:
             try:
                 outcome = await handle
             finally:
                 self._note_end(plan)
-                self.notices.step_ended(plan)
-            check_outcome(plan, outcome)  # here, where one that isn't fails its step alone
+                if self.notices.observers.watch_steps:
+                    parts = self.notices.parts_of(plan)
         except RunnerFailedError:
             raise  # no step will do better: the engine ends
         except Exception as error:
             failure = error
-            logger.exception("step %d failed; its %d sequences end", plan.step, plan.num_sequences)
-            failed = StepError(f"the step of this request failed: {error!r}", step=plan.step)
-            self.delivery.deliver(self.pipeline.fail(repr(error)), failed.with_cause(error))
         else:
-            self._commit(outcome)
-        self.guides.release(self.table.samples)
+            failure = self._commit(outcome)
+        if failure is not None:
+            self._fail_step(plan, failure)
+        if self.guides.is_used:
+            self.guides.release(self.table.samples)
         self._progress_seconds = self._loop.time()
+        if parts is None:
+            self.notices.tell()
+            return
         self.notices.tell_of_step(
             plan,
+            parts,
             failed=failure is not None,
             began_seconds=began,
             now_seconds=self._progress_seconds,
             num_waiting=self.num_waiting,
         )
-
-    def _note(self, sample: LiveSample, token_id: int) -> None:
-        self.guides.note(sample, token_id)
 
     def _guide(self, sample: LiveSample, guide: Guide) -> None:
         """What may come next in an answer is known."""
@@ -323,15 +324,33 @@ class CoreLoop:
         self._launched_seconds = now
         self.scheduler.charge(plan, step_seconds)
 
-    def _commit(self, outcome: StepOutcome) -> None:
+    def _commit(self, outcome: StepOutcome) -> Exception | None:
+        """Take in and deliver what the oldest step brought; why it fails, where that isn't an
+        outcome of this step."""
         times, clock = self.times, self._loop.time
         began = clock()
-        updates = self.pipeline.finish(outcome, began)
+        try:
+            updates = self.pipeline.finish(outcome, began)
+        except UnfitOutcomeError as error:
+            return error
         committed = clock()
         self.delivery.deliver(updates)
-        self.guides.ask()
+        if self.guides.is_used:
+            self.guides.ask()
         times.commit_seconds += committed - began
         times.delivery_seconds += clock() - committed
+        return None
+
+    def _fail_step(self, plan: StepPlan, failure: Exception) -> None:
+        """End the sequences of the oldest step, and no others."""
+        logger.error(
+            "step %d failed; its %d sequences end",
+            plan.step,
+            plan.num_sequences,
+            exc_info=failure,
+        )
+        error = StepError(f"the step of this request failed: {failure!r}", step=plan.step)
+        self.delivery.deliver(self.pipeline.fail(repr(failure)), error.with_cause(failure))
 
 
 def _failed(failure: BaseException) -> EngineFailedError:

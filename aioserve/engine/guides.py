@@ -10,7 +10,7 @@ Answers of one step are asked about together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 
 from aioserve.engine.guided import Guide, GuidedAnswer
@@ -40,6 +40,8 @@ class Guides:
         self._name = name
         self._tell = tell
         self._jump_forward = jump_forward
+        self.is_used: bool = False
+        """Whether there has been an answer that has a form."""
         self._thread: StepThread[list[Guide]] | None = None
         self._asked: list[tuple[LiveSample, int]] = []
         """Samples, with tokens of theirs, that are asked about next."""
@@ -68,21 +70,13 @@ class Guides:
             self._call([sample for sample, _ in asked], partial(_advance, steps))
 
     @property
-    def is_used(self) -> bool:
-        """Whether there has been an answer that has a form."""
-        return self._thread is not None
-
-    @property
     def is_busy(self) -> bool:
         """Whether something was asked and hasn't been told yet."""
         return self._running is not None and not self._running.done()
 
-    def expect(self, rows: Iterable[tuple[int, LiveSample | None, int]]) -> LateMasks | None:
+    def expect(self, rows: Sequence[tuple[int, LiveSample | None, int]]) -> LateMasks:
         """The masks of a step that is about to be launched: of the row with this index, which
         samples that answer's token at that position."""
-        rows = list(rows)
-        if not rows:
-            return None
         masks = LateMasks([row for row, *_ in rows])
         for row, sample, position in rows:
             if sample is None or sample.guided is None:
@@ -106,6 +100,7 @@ class Guides:
     def _call(self, samples: list[LiveSample], call: Callable[[], list[Guide]]) -> None:
         if self._thread is None:
             self._thread = StepThread(f"aioserve-grammar-{self._name}")
+            self.is_used = True
         self._running = asyncio.ensure_future(self._thread.submit(call))
         self._running.add_done_callback(partial(self._done, samples))
 

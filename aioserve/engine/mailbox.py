@@ -261,7 +261,8 @@ class Mailbox:
             self.raise_error()
             return None
         token = self._tokens.popleft()
-        self._taken_some()
+        if self.paused:
+            self._taken_some()
         return token
 
     def take_all(self) -> list[Token]:
@@ -272,11 +273,12 @@ class Mailbox:
         tokens = list(self._tokens)
         self._tokens.clear()
         self._urgent = False
-        self._taken_some()
+        if self.paused:
+            self._taken_some()
         return tokens
 
     def _taken_some(self) -> None:
-        if self.paused and 2 * len(self._tokens) <= self.capacity:
+        if 2 * len(self._tokens) <= self.capacity:
             self.paused = False
             if self._tell is not None:
                 self._tell(ReaderEvent.CAUGHT_UP)

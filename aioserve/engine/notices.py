@@ -5,6 +5,8 @@ Costs nothing where there are no observers.
 
 from __future__ import annotations
 
+import msgspec
+
 from aioserve.engine.requests import LiveRequest, LiveSample, RequestTable
 from aioserve.plugins import Observers, RequestInfo, RequestSummary, StepInfo, StepPart, info_of
 from aioserve.request import FinishReason
@@ -12,6 +14,14 @@ from aioserve.scheduling.scheduler import Scheduler
 from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 
 __all__ = ["Notices"]
+
+
+class StepParts(msgspec.Struct, frozen=True):
+    """What observers of steps are told of the requests in one."""
+
+    parts: tuple[StepPart, ...]
+    preempted: tuple[tuple[str, int], ...]
+    """Ids and samples of those that gave way."""
 
 
 class Notices:
@@ -23,8 +33,6 @@ class Notices:
         self._table = table
         self._arrived: list[RequestInfo] = []
         self._ended: list[LiveRequest] = []
-        self._parts: tuple[StepPart, ...] = ()
-        self._preempted: tuple[tuple[str, int], ...] = ()
 
     def arrived(self, live: LiveRequest) -> None:
         if self.observers and live.request is not None:
@@ -35,24 +43,23 @@ class Notices:
         if self.observers:
             self._ended.append(live)
 
-    def step_ended(self, plan: StepPlan) -> None:
-        """A step is done and not yet committed: whose sequences it computed is still known."""
-        if not self.observers.watch_steps:
-            return
+    def parts_of(self, plan: StepPlan) -> StepParts:
+        """Whose tokens a step computed. To be asked before its commit: who has ended by then is
+        known no more."""
         samples = self._table.samples
-        self._parts = tuple(
-            [
-                _part(item, samples[item.sequence_id])
-                for item in plan.items
-                if item.sequence_id in samples
-            ]
-        )
+        parts = [
+            _part(item, samples[item.sequence_id])
+            for item in plan.items
+            if item.sequence_id in samples
+        ]
         named = [samples[one] for one in plan.preempted if one in samples]
-        self._preempted = tuple([(sample.request.request_id, sample.index) for sample in named])
+        preempted = [(sample.request.request_id, sample.index) for sample in named]
+        return StepParts(tuple(parts), tuple(preempted))
 
     def tell_of_step(
         self,
         plan: StepPlan,
+        parts: StepParts,
         *,
         failed: bool,
         began_seconds: float,
@@ -60,11 +67,6 @@ class Notices:
         num_waiting: int,
     ) -> None:
         """A step was committed, or failed."""
-        parts, self._parts = self._parts, ()
-        preempted, self._preempted = self._preempted, ()
-        if not self.observers.watch_steps:
-            self.tell()
-            return
         usage = self._scheduler.memory.usage()
         self._tell(
             StepInfo(
@@ -81,8 +83,8 @@ class Notices:
                 pages_fenced=usage.pages_fenced,
                 pages_held_by_requests=usage.pages_held_by_requests,
                 begin_seconds=began_seconds,
-                parts=parts,
-                preempted=preempted,
+                parts=parts.parts,
+                preempted=parts.preempted,
             )
         )
 

@@ -149,8 +149,10 @@ class RequestTable:
     def __init__(self) -> None:
         self.waiting: Waiting = Waiting()
         self._by_id: dict[str, LiveRequest] = {}
-        self._queue: deque[LiveRequest] = deque()
-        self._leaving: deque[LiveRequest] = deque()
+        self.queued: deque[LiveRequest] = deque()
+        """To enter the scheduler, but for some that have left meanwhile."""
+        self.leaving: deque[LiveRequest] = deque()
+        """To leave the scheduler, but for some that have ended meanwhile."""
         self._counts = dict.fromkeys(RequestState, 0)
         self.samples: dict[int, LiveSample] = {}
         """By the id of their sequence: those that the scheduler computes."""
@@ -158,7 +160,7 @@ class RequestTable:
     def __iter__(self) -> Iterator[LiveRequest]:
         """In order of arrival, those that are leaving last."""
         yield from list(self._by_id.values())
-        yield from [r for r in self._leaving if r.state is RequestState.LEAVING]
+        yield from [r for r in self.leaving if r.state is RequestState.LEAVING]
 
     def is_taken(self, request_id: str) -> bool:
         """Whether a request of that id is being encoded, queued or running."""
@@ -188,13 +190,13 @@ class RequestTable:
         """It may enter. Nothing happens if its reader has left meanwhile."""
         if request.state is RequestState.ASKED:
             self._move(request, RequestState.QUEUED)
-            self._queue.append(request)
+            self.queued.append(request)
 
     def next_queued(self) -> LiveRequest | None:
         """The request that is to enter the scheduler next, in order of arrival."""
-        while self._queue and self._queue[0].state is not RequestState.QUEUED:
-            self._queue.popleft()
-        return self._queue[0] if self._queue else None
+        while self.queued and self.queued[0].state is not RequestState.QUEUED:
+            self.queued.popleft()
+        return self.queued[0] if self.queued else None
 
     def run(self, request: LiveRequest, samples: list[LiveSample]) -> bool:
         """The scheduler knows it, as these sequences. False if its reader has left meanwhile."""
@@ -211,15 +213,15 @@ class RequestTable:
         if request.state is RequestState.RUNNING:
             self._free_id(request)
             self._move(request, RequestState.LEAVING)
-            self._leaving.append(request)
+            self.leaving.append(request)
         elif request.state is not RequestState.LEAVING:
             self.end(request)
 
     def next_leaving(self) -> LiveRequest | None:
         """A request that is to leave the scheduler now."""
-        while self._leaving and self._leaving[0].state is not RequestState.LEAVING:
-            self._leaving.popleft()
-        return self._leaving[0] if self._leaving else None
+        while self.leaving and self.leaving[0].state is not RequestState.LEAVING:
+            self.leaving.popleft()
+        return self.leaving[0] if self.leaving else None
 
     def begin(self, request: LiveRequest) -> None:
         """Its answer begins, or that of one of its samples."""

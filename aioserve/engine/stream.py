@@ -97,15 +97,16 @@ class TokenStream:
         was an error, as the next read will: for those who must know before they begin to answer,
         such as a web handler that can still say 400."""
         self._check_loop()
-        await self._arrived()
+        while self._mailbox.lacks():
+            await self._arrival()
         self._mailbox.raise_error()
 
     async def __anext__(self) -> Token:
         """The next token. Raises what ended the request, if that was an error."""
         mailbox = self._mailbox
         self._check_loop()
-        if mailbox.lacks():
-            await self._arrived()
+        while mailbox.lacks():
+            await self._arrival()
         token = mailbox.take()
         if token is None:
             raise StopAsyncIteration
@@ -123,17 +124,16 @@ class TokenStream:
             min_tokens = check(InvalidRequestError, "min_tokens", min_tokens, integer(1, MAX_INT))
         mailbox = self._mailbox
         self._check_loop()
-        if mailbox.lacks(min_tokens):
-            await self._arrived(min_tokens)
+        while mailbox.lacks(min_tokens):
+            await self._arrival(min_tokens)
         return mailbox.take_all()
 
-    async def _arrived(self, min_tokens: int = 1) -> None:
-        mailbox = self._mailbox
+    async def _arrival(self, min_tokens: int = 1) -> None:
+        """A reader that is cancelled while it waits has left."""
         try:
-            while mailbox.lacks(min_tokens):
-                await mailbox.arrival(min_tokens)
+            await self._mailbox.arrival(min_tokens)
         except asyncio.CancelledError:
-            mailbox.abort()
+            self._mailbox.abort()
             raise
 
     def _check_loop(self) -> None:

@@ -41,14 +41,20 @@ class Observers:
 
     def __init__(self) -> None:
         self._attached: list[GuardedObserver] = []
+        self.watch_steps: bool = False
+        """Whether any of them does something where a step has ended."""
 
     def attach(self, observer: Observer, label: str) -> None:
         """`label` names it and its distribution in the log."""
-        self._attached = [*self._attached, GuardedObserver(observer, label)]
+        self._become([*self._attached, GuardedObserver(observer, label)])
 
     def detach(self, observer: Observer) -> None:
         """Tell it nothing more. Nothing happens if it isn't attached."""
-        self._attached = [one for one in self._attached if one.observer is not observer]
+        self._become([one for one in self._attached if one.observer is not observer])
+
+    def _become(self, attached: list[GuardedObserver]) -> None:
+        self._attached = attached
+        self.watch_steps = any(one.watches_steps for one in attached)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -57,11 +63,6 @@ class Observers:
 
     def __bool__(self) -> bool:
         return bool(self._attached)
-
-    @property
-    def watch_steps(self) -> bool:
-        """Whether any of them does something where a step has ended."""
-        return any(attached.watches_steps for attached in self._attached)
 
     def tell(
         self,
@@ -76,7 +77,7 @@ class Observers:
             for method, what in told.items():
                 if what:
                     attached.tell(method, what)
-        self._attached = [attached for attached in self._attached if not attached.given_up]
+        self._become([attached for attached in self._attached if not attached.given_up])
 
 
 class GuardedObserver(Guard):

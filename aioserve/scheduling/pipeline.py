@@ -78,15 +78,23 @@ class StepPipeline(Generic[Handle]):
         self._is_dry = True
 
     def finish(self, outcome: StepOutcome, now_seconds: float) -> list[SequenceUpdate]:
-        """The oldest step is done: commit it."""
-        return self.scheduler.commit(self._take_oldest(), outcome, now_seconds)
+        """The oldest step is done: commit it. Raises `UnfitOutcomeError` for an outcome that isn't
+        this step's, which can then `fail`."""
+        updates = self.scheduler.commit(self._oldest(), outcome, now_seconds)
+        self._pop()
+        return updates
 
     def fail(self, error: str) -> list[SequenceUpdate]:
         """The oldest step has failed."""
-        return self.scheduler.fail(self._take_oldest(), error)
+        plan = self._oldest()
+        self._pop()
+        return self.scheduler.fail(plan, error)
 
-    def _take_oldest(self) -> StepPlan:
+    def _oldest(self) -> StepPlan:
         if not self.steps:
             raise InvariantError("no step is in flight")
+        return self.steps[0][0]
+
+    def _pop(self) -> None:
         self._is_dry = False
-        return self.steps.popleft()[0]
+        self.steps.popleft()

@@ -260,7 +260,8 @@ class Scheduler:
     ) -> list[SequenceUpdate]:
         """Take in what a step produced, in the order in which steps were planned.
 
-        Raises `InvariantError` for another order, and for the outcome of another step.
+        Raises `InvariantError` for another order, `UnfitOutcomeError` for the outcome of another
+        step, and has then changed nothing.
         """
         books = self.books
         check_outcome(plan, outcome)

@@ -8,11 +8,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aioserve.arguments import shown
 from aioserve.errors import InvariantError
 from aioserve.request import Logprobs
 from aioserve.steps.plan import StepPlan
 
-__all__ = ["StepOutcome", "check_outcome"]
+__all__ = ["StepOutcome", "UnfitOutcomeError", "check_outcome"]
+
+
+class UnfitOutcomeError(InvariantError):
+    """An outcome that isn't one of the plan."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -38,29 +43,31 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
-    """Raise `InvariantError` for the outcome of another step, or one with other rows, scores or
-    sums."""
+    """Raise `UnfitOutcomeError` for the outcome of another step, one with other rows, scores or
+    sums, and what is no outcome."""
+    if not isinstance(outcome, StepOutcome):  # a runner may be anybody's
+        raise UnfitOutcomeError(f"step {plan.step} got {shown(outcome)}, which is no outcome")
     if outcome.step != plan.step:
-        raise InvariantError(f"step {plan.step} got the outcome of step {outcome.step}")
+        raise UnfitOutcomeError(f"step {plan.step} got the outcome of step {outcome.step}")
     rows, counts, num_ids = plan.num_rows, outcome.token_counts, len(outcome.token_ids)
     named = {*outcome.row_errors, *outcome.row_failures}
     if (
         num_ids != rows - len(counts) + sum(counts.values())
-        or not all(0 <= row < rows for row in named)
-        or not all(0 <= index < num_ids for index in outcome.logprobs)
+        or (named and not named.issubset(range(rows)))
+        or (outcome.logprobs and not {*outcome.logprobs}.issubset(range(num_ids)))
         or (counts and not _may_have(plan, counts))
     ):
-        raise InvariantError(
+        raise UnfitOutcomeError(
             f"step {plan.step} has {rows} rows, its outcome {num_ids} tokens, of rows {counts}, "
             f"and something to say of the rows {sorted(named)} and tokens "
             f"{sorted(outcome.logprobs)}"
         )
     if len(outcome.scored) != plan.num_scored:
-        raise InvariantError(
+        raise UnfitOutcomeError(
             f"step {plan.step} scores {plan.num_scored} tokens, its outcome {len(outcome.scored)}"
         )
     if len(outcome.pooled) != plan.num_pooled:
-        raise InvariantError(
+        raise UnfitOutcomeError(
             f"step {plan.step} pools {plan.num_pooled} items, its outcome {len(outcome.pooled)}"
         )
 
