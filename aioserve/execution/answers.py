@@ -28,8 +28,17 @@ class Answers:
         self.wake_delays_seconds: deque[float] = deque(maxlen=KEPT_DELAYS)
         """Between `put` on a thread and its call on the loop: loop lag as the engine feels it."""
         self._told: deque[tuple[Callable[[], None], float]] = deque()
-        self._tell = functools.partial(_tell, self._told, self.wake_delays_seconds)
-        self._waker = Waker(self.loop, self._tell)
+        self.tell: Callable[[], None] = functools.partial(
+            _tell, self._told, self.wake_delays_seconds
+        )
+        """On the loop: make the calls that were put."""
+        waker = Waker(self.loop, self.tell)
+        self.wake: Callable[[], None] = waker.wake
+        """From any thread, until the end."""
+        self.close_soon: Callable[[], None] = waker.close_soon
+        """From any thread, after the last wake: `close` on the loop."""
+        self.close: Callable[[], None] = waker.close
+        """On the loop: make the calls that were put, and then no more."""
 
     def __len__(self) -> int:
         """How many calls the loop hasn't made yet."""
@@ -38,22 +47,6 @@ class Answers:
     def put(self, call: Callable[[], None]) -> None:
         """From any thread: `call`, which raises nothing, is made after the next wake."""
         self._told.append((call, time.monotonic()))
-
-    def wake(self) -> None:
-        """From any thread, until the end."""
-        self._waker.wake()
-
-    def tell(self) -> None:
-        """On the loop: make the calls that were put."""
-        self._tell()
-
-    def close_soon(self) -> None:
-        """From any thread, after the last wake: `close` on the loop."""
-        self._waker.close_soon()
-
-    def close(self) -> None:
-        """On the loop: make the calls that were put, and then no more."""
-        self._waker.close()
 
 
 def _tell(told: deque[tuple[Callable[[], None], float]], delays_seconds: deque[float]) -> None:

@@ -43,6 +43,8 @@ class WorkerThread(Generic[Item]):
         end. `idle()` is called while nothing comes, until it returns False: a short piece of work
         at a time, for which the next item waits. It raises nothing, as `handle`."""
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue() if items is None else items
+        self.put: Callable[[Item], None] = self._items.put
+        """From any thread."""
         run = functools.partial(_run, self._items, handle, within, at_end, idle)
         # Not `self.end`: whoever ends threads at exit would hold this object until then.
         end = functools.partial(self._items.put, None)
@@ -50,10 +52,6 @@ class WorkerThread(Generic[Item]):
 
     def __del__(self) -> None:
         self.end()
-
-    def put(self, item: Item) -> None:
-        """From any thread."""
-        self._items.put(item)
 
     def end(self) -> None:
         """Let the thread end when it has handled what was put; from any thread, at once."""

@@ -50,15 +50,17 @@ class HostBatch:
     def __post_init__(self) -> None:
         tokens, sequences = len(self.token_ids), len(self.context_lens)
         width = self.page_table.shape[1] if self.page_table.ndim == 2 else -1
-        _check("token_ids", self.token_ids, np.int64, (tokens,))
-        _check("query_start", self.query_start, np.int32, (sequences + 1,))
-        _check("context_lens", self.context_lens, np.int32, (sequences,))
-        _check("page_table", self.page_table, np.int32, (sequences, width))
-        _check("token_locations", self.token_locations, np.int64, (tokens,))
-        _check("positions", self.positions, np.int32, (tokens,))
-        _check("logit_rows", self.logit_rows, np.int64, (len(self.logit_rows),))
-        _check("pending_rows", self.pending_rows, np.int64, (len(self.pending_rows),))
-        _check("pending_slots", self.pending_slots, np.int64, (len(self.pending_rows),))
+        _check_arrays(
+            ("token_ids", self.token_ids, np.int64, (tokens,)),
+            ("query_start", self.query_start, np.int32, (sequences + 1,)),
+            ("context_lens", self.context_lens, np.int32, (sequences,)),
+            ("page_table", self.page_table, np.int32, (sequences, width)),
+            ("token_locations", self.token_locations, np.int64, (tokens,)),
+            ("positions", self.positions, np.int32, (tokens,)),
+            ("logit_rows", self.logit_rows, np.int64, (len(self.logit_rows),)),
+            ("pending_rows", self.pending_rows, np.int64, (len(self.pending_rows),)),
+            ("pending_slots", self.pending_slots, np.int64, (len(self.pending_rows),)),
+        )
 
     @property
     def max_context(self) -> int:
@@ -93,14 +95,16 @@ class SampleRows:
 
     def __post_init__(self) -> None:
         shape = (len(self.slots),)
-        _check("slots", self.slots, np.int64, shape)
-        _check("temperatures", self.temperatures, np.float64, shape)
-        _check("top_ks", self.top_ks, np.int64, shape)
-        _check("top_ps", self.top_ps, np.float64, shape)
-        _check("min_ps", self.min_ps, np.float64, shape)
-        _check("typical_ps", self.typical_ps, np.float64, shape)
-        _check("seeds", self.seeds, np.uint64, shape)
-        _check("positions", self.positions, np.uint64, shape)
+        _check_arrays(
+            ("slots", self.slots, np.int64, shape),
+            ("temperatures", self.temperatures, np.float64, shape),
+            ("top_ks", self.top_ks, np.int64, shape),
+            ("top_ps", self.top_ps, np.float64, shape),
+            ("min_ps", self.min_ps, np.float64, shape),
+            ("typical_ps", self.typical_ps, np.float64, shape),
+            ("seeds", self.seeds, np.uint64, shape),
+            ("positions", self.positions, np.uint64, shape),
+        )
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -108,7 +112,7 @@ class SampleRows:
     def at(self, positions: npt.NDArray[np.uint64]) -> SampleRows:
         """These rows for the tokens at other positions, uint64 `[S]`. Raises as the class does."""
         # Without another look at all the rest: this is done in each step.
-        _check("positions", positions, np.uint64, (len(self),))
+        _check_arrays(("positions", positions, np.uint64, self.slots.shape))
         rows = object.__new__(SampleRows)
         for name in SampleRows.__slots__:
             object.__setattr__(rows, name, getattr(self, name))
@@ -117,7 +121,7 @@ class SampleRows:
 
     def check_count(self, rows: int) -> None:
         """Raises ValueError unless there are so many."""
-        if rows != len(self):
+        if rows != len(self.slots):
             raise ValueError(f"rows must be {rows} as the batch's logit_rows, got {len(self)}")
 
     def check_logits(self, logits: torch.Tensor) -> None:
@@ -154,10 +158,12 @@ class Drawn:
     """Row -> why nothing could be drawn from it."""
 
 
-def _check(name: str, array: npt.NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:
-    if array.dtype != dtype:
-        raise TypeError(f"{name} must be {np.dtype(dtype)}, got {array.dtype}")
-    if array.shape != shape:
-        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{name} must be contiguous, got strides {array.strides}")
+def _check_arrays(*expected: tuple[str, npt.NDArray[Any], type, tuple[int, ...]]) -> None:
+    """Raise unless each array, named for the error, has this dtype and shape and is contiguous."""
+    for name, array, dtype, shape in expected:
+        if array.dtype != dtype:
+            raise TypeError(f"{name} must be {np.dtype(dtype)}, got {array.dtype}")
+        if array.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+        if not array.flags.c_contiguous:
+            raise ValueError(f"{name} must be contiguous, got strides {array.strides}")

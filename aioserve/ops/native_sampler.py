@@ -61,7 +61,8 @@ class NativeSampler:
         `logits`, float32 `[S, V]`, may be None where all rows are greedy, and greedy rows of it may
         hold anything.
         """
-        values, token_ids = largest.values[: len(rows)], largest.columns[: len(rows)].copy()
+        count = len(rows.slots)
+        values, token_ids = largest.values[:count], largest.columns[:count].copy()
         errors = {}
         # A loop, since a step comes with cold caches and few rows.
         for row, value in enumerate(values.tolist()):

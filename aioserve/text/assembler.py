@@ -32,7 +32,15 @@ class TextAssembler:
     which assemblers share; without one the assembler makes its own. Not thread-safe.
     """
 
-    __slots__ = ("_detokenizer", "_finished", "_include", "_num_blind", "_shown", "_stops")
+    __slots__ = (
+        "_detokenizer",
+        "_finished",
+        "_include",
+        "_num_blind",
+        "_shown",
+        "_stops",
+        "matched_stop",
+    )
 
     def __init__(
         self,
@@ -53,11 +61,8 @@ class TextAssembler:
         """Tokens to come in whose text no stop string ends."""
         self._finished = False
         self._shown = shown or {}
-
-    @property
-    def matched_stop(self) -> str | None:
+        self.matched_stop: str | None = None
         """The stop string that ended the text, if one did."""
-        return self._stops.matched if self._stops is not None else None
 
     def push(self, token_id: int, *, is_end: bool = False) -> tuple[str, bool]:
         """Text to deliver with this token, and whether a stop string ended the answer with it.
@@ -79,7 +84,8 @@ class TextAssembler:
             return text, False
         text = self._stops.push(text, may_end=self._num_blind <= 0)
         self._num_blind -= 1
-        self._finished = self._stops.matched is not None
+        self.matched_stop = self._stops.matched
+        self._finished = self.matched_stop is not None
         return text, self._finished
 
     def finish(self) -> str:
@@ -95,4 +101,5 @@ class TextAssembler:
         if self._stops is None:
             return tail
         tail = self._stops.push(tail, may_end=self._num_blind < 0)
+        self.matched_stop = self._stops.matched
         return tail + self._stops.flush()
