@@ -82,7 +82,10 @@ class Guard:
             raise self.fault(what, f"raised {shown(error)}", error) from error
         finally:
             if clock is not None:
-                self._took(what, clock() - began)
+                seconds = clock() - began
+                self._step_seconds += seconds
+                if self._step_seconds > SLOW_SECONDS and not self._called_slow:
+                    self._say_slow(what, seconds)
 
     def fault(self, what: str, said: str, error: BaseException | None = None) -> PluginFault:
         """Count and log a fault; it is given back, not raised."""
@@ -98,14 +101,12 @@ class Guard:
                 self._logger.error("%s", message)
         return PluginFault(fault)
 
-    def _took(self, what: str, seconds: float) -> None:
-        self._step_seconds += seconds
-        if self._step_seconds > SLOW_SECONDS and not self._called_slow:
-            self._called_slow = True
-            took = f"{what} took {seconds:.3g} s, of {self._step_seconds:.3g} s in one step"
-            self._logger.warning(
-                "%s is slow: %s; the event loop stood still meanwhile (said once)", self.label, took
-            )
+    def _say_slow(self, what: str, seconds: float) -> None:
+        self._called_slow = True
+        took = f"{what} took {seconds:.3g} s, of {self._step_seconds:.3g} s in one step"
+        self._logger.warning(
+            "%s is slow: %s; the event loop stood still meanwhile (said once)", self.label, took
+        )
 
 
 @contextlib.contextmanager

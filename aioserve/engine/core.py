@@ -70,6 +70,7 @@ class CoreLoop:
         jump_forward: bool,
         stall_timeout_seconds: float,
     ) -> None:
+        self._wake = asyncio.Event()
         self.scheduler = scheduler
         self.table: RequestTable = RequestTable()
         self.notices: Notices = Notices(observers, scheduler, self.table)
@@ -79,7 +80,7 @@ class CoreLoop:
             scheduler,
             self.notices,
             stall_timeout_seconds=stall_timeout_seconds,
-            wake=self._wake_up,
+            wake=self._wake.set,
             note=self.guides.note,
         )
         self.pipeline: StepPipeline[Awaitable[StepOutcome]] = StepPipeline(
@@ -91,7 +92,6 @@ class CoreLoop:
         failed for good."""
         self._runner = runner
         self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
@@ -132,7 +132,7 @@ class CoreLoop:
             self._idle.clear()
             self._progress_seconds = self._loop.time()
         self.table.queue(request)
-        self._wake_up()
+        self._wake.set()
 
     def why_ended(self) -> AioserveError:
         """A new error for somebody whom the loop, which has ended, can't serve."""
@@ -147,9 +147,6 @@ class CoreLoop:
     def stop(self) -> None:
         """End `run` once the steps in flight are done."""
         self._stopping = True
-        self._wake_up()
-
-    def _wake_up(self) -> None:
         self._wake.set()
 
     # -- the loop
@@ -312,7 +309,7 @@ class CoreLoop:
             error = failed.with_cause(raised)
         if error is not None and sequence_id in self.table.samples:
             self.delivery.fail(sample.request, error)
-        self._wake_up()
+        self._wake.set()
 
     def _note_end(self, plan: StepPlan) -> None:
         """A step in flight has ended; the next one, if there is one, goes on from here."""

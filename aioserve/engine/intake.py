@@ -368,7 +368,7 @@ class Intake:
         texts_shown = None if form is None else form.shown
         stops = self._params.stops(params)
         live.assemblers = tuple(
-            TextAssembler(tokenizer, params, texts_shown, stops) for _ in range(params.n)
+            [TextAssembler(tokenizer, params, texts_shown, stops) for _ in range(params.n)]
         )
         live.request = request
         self._core.submit(live)
