@@ -23,8 +23,8 @@ from aioserve.errors import ConfigError
 try:
     from aioserve.cli._serving import Served, Serving
     from aioserve.server import ServerSettings
-    from aioserve.server.guards.keys import operators_of
     from aioserve.server.listening import Listening, bound, check_reach, check_tls
+    from aioserve.server.request_checks import operators_of
     from aioserve.server.running import new_event_loop
 except ModuleNotFoundError as _missing:
     raise ConfigError(

@@ -19,8 +19,8 @@ alone: neither the scheduler nor tensors.
 from __future__ import annotations
 
 from aioserve.server.app import create_app
+from aioserve.server.app_state import drain
 from aioserve.server.connections import http_protocol
-from aioserve.server.draining import drain
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.trace_file import tracing
 

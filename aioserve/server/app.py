@@ -1,8 +1,13 @@
-"""`create_app`: an engine's APIs as one ASGI app."""
+"""`create_app`: an engine's APIs as one ASGI app, which watches the engine until its lifespan ends.
+
+An app that is mounted in another has no lifespan of its own: it watches as long as the engine is
+there, unless the other one runs `app.router.lifespan_context`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
@@ -10,13 +15,13 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
 from starlette.types import Scope
 
+from aioserve import Observer
 from aioserve.engine.engine import Engine
 from aioserve.server.anthropic.count_tokens import COUNT_TOKENS
 from aioserve.server.anthropic.messages import MESSAGES
-from aioserve.server.door import RECORD, Door, Listener
+from aioserve.server.app_state import Call, Served
 from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
-from aioserve.server.guards import guards_of
-from aioserve.server.misses import misses
+from aioserve.server.middleware import RECORD, Door, Listener, misses
 from aioserve.server.openai.chat_api.making import CHAT
 from aioserve.server.openai.completions_api.making import COMPLETIONS
 from aioserve.server.openai.embeddings import EMBEDDINGS
@@ -29,15 +34,43 @@ from aioserve.server.openapi import describing
 from aioserve.server.operations import OPERATIONS
 from aioserve.server.page import PAGE_PATHS, page_routes
 from aioserve.server.record import CallRecord
-from aioserve.server.served import Call, Served
+from aioserve.server.request_checks import guards_of
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.download import TRACE
 from aioserve.server.steps.live import LIVE, LIVE_NOW
 from aioserve.server.steps.recorder import StepRecorder
 from aioserve.server.telemetry import AccessLog, Metrics, Spans
-from aioserve.server.watching import Watching
 
-__all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "create_app"]
+__all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "Watching", "create_app"]
+
+
+class Watching:
+    """The observers of one app."""
+
+    def __init__(self, engine: Engine, observers: Sequence[Observer]) -> None:
+        self._engine = engine
+        self._observers = tuple(observers)
+        self._stops: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Nothing happens where it has begun."""
+        if not self._stops:
+            self._stops += [self._engine.observe(observer) for observer in self._observers]
+
+    def end(self) -> None:
+        """Likewise."""
+        while self._stops:
+            self._stops.pop()()
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """That of the app, which may run again."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
 
 ENDPOINTS: Sequence[Endpoint[Any]] = (
     MODELS,

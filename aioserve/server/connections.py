@@ -28,10 +28,10 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aioserve.config import EngineConfig
+from aioserve.server.app_state import Served
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.outgoing import Outgoing
-from aioserve.server.served import Served
 from aioserve.server.settings import ServerSettings
 
 __all__ = ["http_protocol"]

@@ -20,9 +20,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from aioserve.errors import EngineClosedError
+from aioserve.server.app_state import Call
 from aioserve.server.bodies import ClientGone, parameters, parse, read_body
 from aioserve.server.errors import ApiError, called, told
-from aioserve.server.served import Call
 
 __all__ = ["Answer", "Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler", "shown_path"]
 

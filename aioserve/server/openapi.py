@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.served import Call
 
 __all__ = ["describing", "document"]
 

@@ -13,10 +13,10 @@ import msgspec
 
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineState
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Answer, Endpoint
 from aioserve.server.errors import DRAINING_RETRY_SECONDS
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.served import Call
 
 __all__ = ["OPERATIONS", "Health", "Readiness", "Version"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from aioserve.server.app_state import drain
 from aioserve.server.connections import http_protocol
-from aioserve.server.draining import drain
 from aioserve.server.listening import Listening
 
 __all__ = ["new_event_loop", "serve_app"]

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.server.door import Door
 from aioserve.server.errors import ApiError
-from aioserve.server.guards import Arrival
+from aioserve.server.middleware import Door
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.record import CallRecord
+from aioserve.server.request_checks import Arrival
 
 Way = Literal["answers", "raises", "raises_midway", "refused", "cancelled", "left_midway"]
 WAYS: tuple[Way, ...] = (

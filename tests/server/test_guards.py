@@ -15,13 +15,17 @@ from aioserve import Engine
 from aioserve.errors import ConfigError
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.errors import ApiError
-from aioserve.server.guards.arrival import Arrival
-from aioserve.server.guards.headers import HeaderLimits
-from aioserve.server.guards.hosts import HostGuard
-from aioserve.server.guards.origins import OriginGuard, Preflight
-from aioserve.server.guards.queries import QueryGuard
-from aioserve.server.guards.request_ids import MAX_REQUEST_ID_CHARS, given_request_id
 from aioserve.server.record import CallRecord
+from aioserve.server.request_checks import (
+    MAX_REQUEST_ID_CHARS,
+    Arrival,
+    HeaderLimits,
+    HostGuard,
+    OriginGuard,
+    Preflight,
+    QueryGuard,
+    given_request_id,
+)
 from tests.server.serving import client_of, listening, served, until
 
 BODY: dict[str, Any] = {"model": "pyhelp", "prompt": "json.dumps", "max_tokens": 2}

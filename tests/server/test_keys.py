@@ -14,12 +14,10 @@ from aioserve.errors import ConfigError
 from aioserve.server import ServerSettings
 from aioserve.server.app import PAGE_ENDPOINTS
 from aioserve.server.errors import ApiError
-from aioserve.server.guards import guards_of
-from aioserve.server.guards.arrival import Arrival
-from aioserve.server.guards.keys import OPERATOR_PATHS, KeyGuard
-from aioserve.server.keys import MAX_KEYS, keys_of
 from aioserve.server.page import PAGE_PATHS
 from aioserve.server.record import CallRecord
+from aioserve.server.request_checks import OPERATOR_PATHS, Arrival, KeyGuard, guards_of
+from aioserve.server.settings import MAX_KEYS, keys_of
 from tests.server.serving import served
 
 ALICE, BOB = "alice's-very-secret-key", "bob-has-another-secret-key"

@@ -12,7 +12,7 @@ import pytest
 
 from aioserve import Engine, RequestInfo, SamplingParams
 from aioserve.server import ServerSettings, create_app
-from aioserve.server.served import Call, Served
+from aioserve.server.app_state import Call, Served
 from aioserve.server.steps.live import MAX_SENT_PARTS, Reader
 from aioserve.server.steps.recorder import StepRecorder
 from aioserve.testing import FakeModel

@@ -11,7 +11,7 @@ import pytest
 
 from aioserve import Engine
 from aioserve.server import ServerSettings, create_app
-from aioserve.server.served import name_of
+from aioserve.server.app_state import name_of
 from aioserve.testing import FakeModel
 from tests.server.serving import client_of
 

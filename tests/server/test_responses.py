@@ -14,11 +14,11 @@ from aioserve import Engine
 from aioserve.errors import RequestFailedError
 from aioserve.server import ServerSettings
 from aioserve.server.answers.answering import Content
+from aioserve.server.app_state import Call, Served
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api import making, stored
 from aioserve.server.openai.responses_api.request import ResponseRequest
 from aioserve.server.openai.responses_api.response import Response
-from aioserve.server.served import Call, Served
 from tests.engine.scripted import ScriptedModel
 from tests.server.event_checks import checked_response, events_of, without_ids
 from tests.server.scripts import CALL, CALLS, PLAIN, TEMPLATE, scripted, with_tools

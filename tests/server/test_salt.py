@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve import Engine, InvalidRequestError
+from aioserve.server.app_state import Call, Served
 from aioserve.server.openai.fields import AnswerFields, options_of
 from aioserve.server.salt import combined_salt
-from aioserve.server.served import Call, Served
 from aioserve.server.settings import ServerSettings
 from tests.server.serving import served
 from tests.server.talking import post

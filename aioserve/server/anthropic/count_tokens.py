@@ -14,8 +14,8 @@ from aioserve.server.anthropic.request import (
     plan_of,
     template_variables,
 )
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint
-from aioserve.server.served import Call
 
 __all__ = ["COUNT_TOKENS", "TokenCount"]
 

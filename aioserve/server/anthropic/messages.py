@@ -21,8 +21,8 @@ from aioserve.server.answers.answering import (
 from aioserve.server.anthropic.blocks import TextBlock, ThinkingBlock, ToolUseBlock
 from aioserve.server.anthropic.errors import ANTHROPIC_ERRORS
 from aioserve.server.anthropic.request import MessageRequest, asked_of
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint, Events
-from aioserve.server.served import Call
 
 __all__ = ["MESSAGES", "Message", "MessageUsage"]
 

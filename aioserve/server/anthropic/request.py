@@ -18,9 +18,9 @@ from aioserve.server.anthropic.blocks import (
     message_of,
     system_text_of,
 )
+from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.errors import ApiError
-from aioserve.server.served import Call
 
 __all__ = [
     "Conversation",

@@ -14,11 +14,11 @@ import msgspec
 from aioserve.arguments import check, name, optional
 from aioserve.errors import InvalidRequestError
 from aioserve.server.answers.sampling import SamplingFields
+from aioserve.server.app_state import Call
 from aioserve.server.errors import ApiError, refuse
-from aioserve.server.guards.request_ids import MAX_REQUEST_ID_CHARS, is_request_id
 from aioserve.server.openai.usage import StreamOptions
+from aioserve.server.request_checks import MAX_REQUEST_ID_CHARS, is_request_id
 from aioserve.server.salt import combined_salt
-from aioserve.server.served import Call
 
 __all__ = [
     "NO_OPS",

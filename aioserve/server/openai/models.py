@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.served import Call
 
 __all__ = ["MODEL", "MODELS", "Model", "ModelList"]
 

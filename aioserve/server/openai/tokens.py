@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from aioserve.server.answers.limits import check_at_most
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.openai.chat_api.messages import messages_of
@@ -17,7 +18,6 @@ from aioserve.server.openai.chat_api.request import Tool
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.names import as_named
 from aioserve.server.openai.token_texts import TokenTexts
-from aioserve.server.served import Call
 
 __all__ = ["DETOKENIZE", "TOKENIZE", "DetokenizeRequest", "TokenizeRequest"]
 

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.served import Call
 from aioserve.server.steps.entries import Arrived, Entry, OpenRequest
 from aioserve.server.steps.recorder import StepRecorder
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 import aioserve
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineClosedError
-from aioserve.server.served import Served
+from aioserve.server.app_state import Served
 
 __all__ = ["EngineCollector"]
 

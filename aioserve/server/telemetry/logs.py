@@ -10,8 +10,8 @@ import logging
 import re
 from typing import Any, Literal
 
-from aioserve.server.guards.arrival import Arrival
 from aioserve.server.record import CallRecord
+from aioserve.server.request_checks import Arrival
 
 __all__ = ["AccessLog"]
 

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from aioserve import Observer, RequestSummary
 from aioserve.server.answers.unknown_fields import PLACES
-from aioserve.server.guards.arrival import Arrival
+from aioserve.server.app_state import Served
 from aioserve.server.record import CallRecord
-from aioserve.server.served import Served
+from aioserve.server.request_checks import Arrival
 from aioserve.server.telemetry.engine_metrics import EngineCollector
 
 __all__ = ["Metrics"]

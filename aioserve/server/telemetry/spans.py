@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aioserve.server.guards.arrival import Arrival
 from aioserve.server.record import CallRecord
+from aioserve.server.request_checks import Arrival
 
 __all__ = ["Spans"]
 

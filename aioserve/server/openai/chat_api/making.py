@@ -9,6 +9,7 @@ import msgspec
 
 from aioserve.engine.chat import ChatStream
 from aioserve.server.answers.plan import AnswerPlan, check_tools, planned
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.openai.chat_api.choices import ChatChoice, ChatChoices
 from aioserve.server.openai.chat_api.messages import messages_of
@@ -18,7 +19,6 @@ from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import answer_options_of
 from aioserve.server.openai.names import as_named
 from aioserve.server.openai.usage import UsageBody, usage_of
-from aioserve.server.served import Call
 
 __all__ = ["CHAT", "ChatCompletion", "ChatRequest"]
 

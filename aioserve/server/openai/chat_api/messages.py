@@ -12,7 +12,7 @@ from typing import Any
 from aioserve.engine.chat import MESSAGE_FIELDS
 from aioserve.server.answers.turns import without_result
 from aioserve.server.answers.unknown_fields import UnknownFields
-from aioserve.server.served import Call
+from aioserve.server.app_state import Call
 
 __all__ = ["check_results", "messages_of"]
 

@@ -13,6 +13,7 @@ from aioserve.server.answers.limits import (
 )
 from aioserve.server.answers.reasoning import variables_of
 from aioserve.server.answers.sampling import FORM_ARGUMENTS
+from aioserve.server.app_state import Call
 from aioserve.server.errors import refuse
 from aioserve.server.openai.chat_api.messages import check_results
 from aioserve.server.openai.fields import (
@@ -21,7 +22,6 @@ from aioserve.server.openai.fields import (
     refuse_unsupported,
     take_request_id,
 )
-from aioserve.server.served import Call
 
 __all__ = ["ChatRequest"]
 

@@ -11,6 +11,7 @@ import msgspec
 
 from aioserve.engine.answers import drawn_for, read_whole
 from aioserve.request import Completion as EngineCompletion
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.openai.chunks import Chunks
 from aioserve.server.openai.completions_api.choices import CompletionChoice, PromptChoices
@@ -24,7 +25,6 @@ from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.fields import answer_options_of
 from aioserve.server.openai.names import as_named
 from aioserve.server.openai.usage import UsageBody, usage_of
-from aioserve.server.served import Call
 
 __all__ = ["COMPLETIONS", "Completion", "CompletionRequest"]
 

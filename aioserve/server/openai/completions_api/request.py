@@ -7,6 +7,7 @@ from typing import Any
 from aioserve.request import SamplingParams
 from aioserve.server.answers.limits import check_at_most, check_sampling
 from aioserve.server.answers.sampling import FORM_ARGUMENTS
+from aioserve.server.app_state import Call
 from aioserve.server.errors import refuse
 from aioserve.server.openai.fields import (
     NO_OPS,
@@ -14,7 +15,6 @@ from aioserve.server.openai.fields import (
     refuse_unsupported,
     take_request_id,
 )
-from aioserve.server.served import Call
 
 __all__ = ["COMPLETION_NAMES", "CompletionRequest", "prompts_of"]
 

@@ -12,6 +12,7 @@ import msgspec
 
 from aioserve.errors import QueueFullError
 from aioserve.server.answers.answering import Answering, Asked
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.errors import ApiError, called, told
 from aioserve.server.openai.errors import OPENAI_ERRORS
@@ -36,7 +37,6 @@ from aioserve.server.openai.responses_api.response import (
 )
 from aioserve.server.openai.responses_api.store import Stored
 from aioserve.server.openai.responses_api.writer import ItemWriter
-from aioserve.server.served import Call
 
 __all__ = ["RESPONSES"]
 

@@ -22,6 +22,7 @@ from aioserve.server.answers.reasoning import Effort, variables_of
 from aioserve.server.answers.sampling import FORM_ARGUMENTS, SamplingFields
 from aioserve.server.answers.turns import Turns, renamed
 from aioserve.server.answers.unknown_fields import UnknownFields
+from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.fields import (
@@ -39,7 +40,6 @@ from aioserve.server.openai.responses_api.items import (
     kept,
 )
 from aioserve.server.openai.responses_api.truncation import Placed, shortened
-from aioserve.server.served import Call
 
 __all__ = [
     "FunctionChoice",

@@ -6,13 +6,13 @@ from typing import Literal
 
 import msgspec
 
+from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.responses_api.items import Item
 from aioserve.server.openai.responses_api.response import Response
 from aioserve.server.openai.responses_api.store import Stored
-from aioserve.server.served import Call
 
 __all__ = ["DELETE_RESPONSE", "GET_RESPONSE", "INPUT_ITEMS", "DeletedResponse", "ItemList"]
 

@@ -1,21 +1,67 @@
-"""What one app serves, and on whose behalf a call comes: what every handler is given."""
+"""What one app serves, and on whose behalf a call comes: what every handler is given.
+
+The end of a server loses nothing: it takes no new requests, and those there are get their answers.
+
+    open ──drain──► draining: /ready says 503, new requests are refused with 503
+                        │       running ones go on, until the deadline ends them with an error
+                        ▼
+                    every answer is sent to its end, to readers that read it by then
+
+Installs no signal handler: the program that runs the app says when.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+from starlette.applications import Starlette
+
 from aioserve.engine.engine import Engine
-from aioserve.server.calls import Calls
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api.store import ResponseStore
 from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.recorder import StepRecorder
 
-__all__ = ["Call", "Served", "name_of"]
+__all__ = ["SEND_SECONDS", "Call", "Calls", "Served", "drain", "name_of"]
+
+
+class Calls:
+    """Of one app."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    @property
+    def num_running(self) -> int:
+        """Those whose body is being read, or whose answer isn't sent to its end."""
+        return self._num_running
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While it is answered."""
+        self._num_running += 1
+        self._none_left.clear()
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._none_left.set()
+
+    async def wait_none(self) -> None:
+        """Until none is left."""
+        await self._none_left.wait()
 
 
 def name_of(model: str) -> str:
@@ -114,3 +160,26 @@ class Call:
     def options(self, **more: Any) -> dict[str, Any]:
         """What every request to the engine carries, and `more`."""
         return {"tenant": self.tenant, "cache_salt": self.cache_salt, **more}
+
+
+SEND_SECONDS = 1.0
+"""How long readers may take to read the ends of answers that the deadline has ended."""
+
+
+async def drain(app: Starlette, deadline_seconds: float | None = None) -> int:
+    """Take no more requests, and wait until those there are have been answered. Returns how many
+    the engine ended with an error after `deadline_seconds`; None waits as long as it takes. Readers
+    of answers have until then too, and a second more for the ends of those that it ended.
+
+    `app` is what `create_app` returned, wherever it is mounted. The server that runs it has to go
+    on meanwhile: new requests are told that this one goes away, and `/ready` is. Raises as
+    `Engine.drain` does.
+    """
+    served: Served = app.state.served
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    ended = await served.engine.drain(deadline_seconds)
+    deadline = math.inf if deadline_seconds is None else began + deadline_seconds
+    with anyio.move_on_after(max(SEND_SECONDS, deadline - clock())):
+        await served.calls.wait_none()
+    return ended

@@ -1,10 +1,10 @@
-"""Where every request comes in: guards look at it first, and whoever tells of calls hears when it
-began and how it ended.
+"""What every request passes on its way in and every answer on its way out.
 
-    request ──► Door ──► guards ──► routes ──► answer, with the headers of all answers
+    request ──► CallMiddleware ──► checks ──► routes ──► answer, with the headers of all answers
                   └► listeners: began, ended, exactly once each
 
-WebSockets are refused. Knows nothing of what routes do.
+WebSockets are refused. Where there is no such path or method, the error is written as the API at
+that path writes errors; Starlette's own are plain text. Knows nothing of what routes do.
 """
 
 from __future__ import annotations
@@ -12,20 +12,50 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aioserve.server.endpoint import ErrorShape
 from aioserve.server.errors import ApiError, called, told
-from aioserve.server.guards import Arrival, Guard
-from aioserve.server.guards.origins import Preflight
-from aioserve.server.guards.request_ids import given_request_id
 from aioserve.server.record import CallRecord
+from aioserve.server.request_checks import Arrival, Guard, Preflight, given_request_id, path_of
 
-__all__ = ["RECORD", "Door", "Listener"]
+__all__ = ["RECORD", "Door", "Listener", "misses"]
+
+Handler = Callable[[Request, Exception], Response]
+
+
+def misses(shapes: Mapping[str, ErrorShape], shape: ErrorShape) -> dict[int, Handler]:
+    """Handlers for the statuses 404 and 405. `shapes` say how errors are written at which path,
+    `shape` at all others."""
+
+    def answered(request: Request, error: ApiError, headers: Mapping[str, str]) -> Response:
+        record: CallRecord = request.scope[RECORD]
+        record.error = error.code
+        body = shapes.get(path_of(request.scope), shape).body(error, record.request_id)
+        return Response(
+            msgspec.json.encode(body), error.status, headers, media_type="application/json"
+        )
+
+    def no_path(request: Request, _: Exception) -> Response:
+        path = path_of(request.scope)
+        return answered(
+            request, ApiError(404, f"there is nothing at {path!r:.300}", code="not_found"), {}
+        )
+
+    def no_method(request: Request, error: Exception) -> Response:
+        headers = (error.headers if isinstance(error, HTTPException) else None) or {}
+        message = f"{request.method:.20} isn't served here; {headers.get('Allow', 'another')} is"
+        return answered(request, ApiError(405, message, code="method_not_allowed"), headers)
+
+    return {404: no_path, 405: no_method}
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 

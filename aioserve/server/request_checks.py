@@ -1,0 +1,374 @@
+"""What each request must pass before a route sees it, in the order of `request_checks`.
+
+A check looks at the head of a request alone, and raises `ApiError` for what it doesn't let in.
+
+Hosts: a page of any site can make its own name point to 127.0.0.1, and is then of the same origin
+as a server there (DNS rebinding). The browser still says in `Host` which name it looked up. An
+address needs no look-up, so it can't be another's.
+
+Origins: a browser sends `Origin` with whatever a page asks another site for. Programs send none,
+and are let in. A preflight asks first, and carries no key: it is answered here, and no route sees
+it.
+
+Keys: `Authorization: Bearer KEY` or `x-api-key: KEY` says on whose behalf a call comes. What shows
+all that a server does is for its operators: the holders of some of the keys. Credentials in URLs
+are refused: proxies, browsers and logs keep URLs.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+from urllib.parse import unquote_to_bytes
+
+from starlette.types import Scope
+
+from aioserve.errors import ConfigError
+from aioserve.server.errors import ApiError
+from aioserve.server.record import CallRecord
+from aioserve.server.settings import ApiKey, ServerSettings, digest_of
+
+__all__ = [
+    "MAX_REQUEST_ID_CHARS",
+    "OPERATOR_PATHS",
+    "Arrival",
+    "Guard",
+    "HeaderLimits",
+    "HostGuard",
+    "KeyGuard",
+    "OriginGuard",
+    "Preflight",
+    "QueryGuard",
+    "given_request_id",
+    "guards_of",
+    "host_of",
+    "is_request_id",
+    "operators_of",
+    "path_of",
+]
+
+
+class Arrival:
+    """A request whose body nobody has read."""
+
+    __slots__ = ("headers", "method", "path", "scope", "told")
+
+    def __init__(self, scope: Scope, told: CallRecord) -> None:
+        self.scope: Scope = scope
+        self.told: CallRecord = told
+        self.method: str = scope["method"]
+        self.path: str = path_of(scope)
+        """Below where the app is mounted."""
+        self.headers: dict[bytes, list[bytes]] = {}
+        """By name in lower case."""
+        for name, value in scope["headers"]:
+            self.headers.setdefault(name.lower(), []).append(value)
+
+    def header(self, name: bytes) -> str | None:
+        """The one of that name; None where there is none. Raises `ApiError` for two."""
+        values = self.headers.get(name)
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise ApiError(400, f"{name.decode()} is given {len(values)} times")
+        return values[0].decode("latin-1").strip()
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it asks for something to be computed."""
+        return self.method == "POST"
+
+
+class Guard(Protocol):
+    def check(self, arrival: Arrival) -> None:
+        """Raises `ApiError` for a request that isn't let in. May note in `arrival.told` what it
+        finds, and which headers the answer needs."""
+        ...
+
+
+def path_of(scope: Scope) -> str:
+    """The path that routes are matched with."""
+    path, root = scope["path"], scope.get("root_path", "")
+    if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
+        return path[len(root) :]
+    return path
+
+
+MAX_REQUEST_ID_CHARS = 128
+PRINTABLE = re.compile(rb"[!-~]{1,%d}" % MAX_REQUEST_ID_CHARS)
+
+
+def given_request_id(headers: dict[bytes, list[bytes]]) -> str | None:
+    """The client's, if there is one of 1 to `MAX_REQUEST_ID_CHARS` printable ASCII characters; what
+    isn't that is replaced, and no error."""
+    values: Sequence[bytes] = headers.get(b"x-request-id", ())
+    if len(values) != 1 or not PRINTABLE.fullmatch(values[0]):
+        return None
+    return values[0].decode("ascii")
+
+
+def is_request_id(text: str) -> bool:
+    """Whether it could be one that a header gives."""
+    return PRINTABLE.fullmatch(text.encode(errors="replace")) is not None and text.isascii()
+
+
+class HeaderLimits:
+    def __init__(self, max_headers: int, max_bytes: int) -> None:
+        self._max_headers = max_headers
+        self._max_bytes = max_bytes
+
+    def check(self, arrival: Arrival) -> None:
+        scope = arrival.scope
+        headers = scope["headers"]
+        if len(headers) > self._max_headers:
+            raise _too_large(f"{len(headers)} headers; {self._max_headers} are read")
+        length = len(scope.get("raw_path") or scope["path"]) + len(scope["query_string"])
+        for name, value in headers:
+            length += len(name) + len(value)
+        if length > self._max_bytes:
+            raise _too_large(f"{length} bytes of path and headers; {self._max_bytes} are read")
+
+
+def _too_large(what: str) -> ApiError:
+    return ApiError(431, f"the request has {what}", code="headers_too_large")
+
+
+AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?", re.I)
+NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\*|\[[0-9a-f:.]+\]", re.I)
+
+
+def host_of(authority: str) -> tuple[str, str | None] | None:
+    """Name, in lower case, and port of `name:port`; None for what isn't that."""
+    found = AUTHORITY.fullmatch(authority)
+    if found is None:
+        return None
+    return found["host"].lower().removesuffix("."), found["port"]
+
+
+class HostGuard:
+    def __init__(self, allowed: Sequence[str]) -> None:
+        for name in allowed:
+            if not NAME.fullmatch(name):
+                raise ConfigError(
+                    f"allowed_hosts must be names of hosts without ports, or '*', got {name!r}",
+                    argument="allowed_hosts",
+                    value=name,
+                )
+        self._any = "*" in allowed
+        self._names = frozenset(name.lower() for name in allowed)
+        self._below = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
+
+    def check(self, arrival: Arrival) -> None:
+        if self._any:
+            return
+        given = arrival.header(b"host")
+        found = host_of(given) if given else None
+        if found is None:
+            raise ApiError(400, "host must name this server", code="host_not_allowed")
+        if not self._is_served(found[0]):
+            raise ApiError(
+                403,
+                f"the host {found[0]:.100} isn't served here: allowed_hosts names those that are",
+                code="host_not_allowed",
+            )
+
+    def _is_served(self, name: str) -> bool:
+        by_name = name == "localhost" or name in self._names
+        return by_name or name.endswith((".localhost", *self._below)) or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        if name.startswith("["):
+            ipaddress.IPv6Address(name[1:-1])
+        else:
+            ipaddress.IPv4Address(name)
+    except ValueError:
+        return False
+    return True
+
+
+ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#@\\\s]+)", re.I)
+HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
+DEFAULT_PORTS = {"http": "80", "https": "443"}
+PREFLIGHT_SECONDS = 600
+"""How long a browser may keep the answer."""
+
+
+class Preflight(Exception):
+    """The request is a browser's question, which `arrival.told.headers` answer."""
+
+
+class OriginGuard:
+    def __init__(self, allowed: Sequence[str]) -> None:
+        for origin in allowed:
+            if origin != "*" and _parts(origin) is None:
+                raise ConfigError(
+                    f"allowed_origins must be like 'https://example.org', or '*', got {origin!r}",
+                    argument="allowed_origins",
+                    value=origin,
+                )
+        self._any = "*" in allowed
+        self._allowed = frozenset(_parts(origin) for origin in allowed if origin != "*")
+
+    def check(self, arrival: Arrival) -> None:
+        origin = arrival.header(b"origin")
+        if origin is None:
+            return
+        parts = _parts(origin)
+        if parts is None or not (self._any or parts in self._allowed):
+            if parts is None or not _is_same(parts, arrival):
+                raise ApiError(
+                    403,
+                    f"pages of {origin[:100]!r} may not call this server: allowed_origins names "
+                    "those that may",
+                    code="origin_not_allowed",
+                )
+            return
+        headers = arrival.told.headers
+        headers.append((b"access-control-allow-origin", origin.encode("latin-1")))
+        headers.append((b"vary", b"origin"))
+        headers.append((b"access-control-expose-headers", b"retry-after, x-request-id"))
+        if arrival.method == "OPTIONS" and b"access-control-request-method" in arrival.headers:
+            wanted = arrival.header(b"access-control-request-headers") or ""
+            if not HEADER_NAMES.fullmatch(wanted):
+                raise ApiError(400, "access-control-request-headers must be names of headers")
+            headers.append((b"access-control-allow-methods", b"GET, POST, DELETE"))
+            headers.append((b"access-control-allow-headers", wanted.encode()))
+            headers.append((b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS))
+            raise Preflight
+
+
+Parts = tuple[str, str, str | None]
+"""Scheme, host and port; None for that of the scheme."""
+
+
+def _parts(origin: str) -> Parts | None:
+    found = ORIGIN.fullmatch(origin)
+    where = host_of(found["authority"]) if found else None
+    if found is None or where is None:
+        return None
+    scheme = found["scheme"].lower()
+    return scheme, where[0], _port(scheme, where[1])
+
+
+def _port(scheme: str, port: str | None) -> str | None:
+    return None if port == DEFAULT_PORTS.get(scheme) else port
+
+
+def _is_same(parts: Parts, arrival: Arrival) -> bool:
+    """Behind a proxy that ends TLS the scheme isn't known here; name and port are."""
+    scheme, name, port = parts
+    where = host_of(arrival.header(b"host") or "")
+    return where is not None and (name, port) == (where[0], _port(scheme, where[1]))
+
+
+CREDENTIALS = frozenset(
+    {"accesstoken", "apikey", "auth", "authorization", "bearer", "key", "token", "xapikey"}
+)
+
+
+class QueryGuard:
+    def check(self, arrival: Arrival) -> None:
+        query = arrival.scope["query_string"]
+        if not query:
+            return
+        for part in query.split(b"&"):
+            name = unquote_to_bytes(part.split(b"=", 1)[0].replace(b"+", b" "))
+            if re.sub(rb"[^a-z]", b"", name.lower()).decode() in CREDENTIALS:
+                raise ApiError(
+                    400,
+                    "credentials belong into the header authorization, and not into the query",
+                    code="credentials_in_query",
+                )
+
+
+OPERATOR_PATHS: frozenset[str] = frozenset({"/metrics", "/live", "/live/now", "/trace"})
+"""Which show the requests of all keys together."""
+
+CHALLENGE = (b"www-authenticate", b'Bearer realm="aioserve"')
+
+
+class KeyGuard:
+    """Lets everybody in where there are no keys."""
+
+    def __init__(
+        self, keys: Sequence[ApiKey], open_paths: Iterable[str], operators: Collection[str] = ()
+    ) -> None:
+        self._keys = keys
+        self._open = frozenset(open_paths)
+        self._operators = operators_of(keys, operators)
+
+    def check(self, arrival: Arrival) -> None:
+        if not self._keys or (arrival.path in self._open and arrival.method in ("GET", "HEAD")):
+            return
+        given = [*arrival.headers.get(b"x-api-key", ()), *_bearers(arrival)]
+        if not given:
+            raise _refused(arrival, "an API key is needed: authorization: Bearer KEY")
+        holders = {self._holder(key.strip()) for key in given}
+        holder = holders.pop()
+        if holder is None or holders:  # two keys that differ leave open who calls
+            raise _refused(arrival, "the API key isn't one of this server's")
+        arrival.told.tenant = holder.name
+        arrival.told.cache_salt = holder.cache_salt
+        if arrival.path in OPERATOR_PATHS and holder.name not in self._operators:
+            raise ApiError(
+                403,
+                f"{arrival.path} shows what all keys ask for, and {holder.name} isn't the key of "
+                "an operator: operators names those that are",
+                code="operator_key_needed",
+            )
+
+    def _holder(self, key: bytes) -> ApiKey | None:
+        """Takes the same time whichever key it is, and whether it is one: each is compared."""
+        digest = digest_of(key.decode("latin-1"))
+        found = None
+        for known in self._keys:
+            if hmac.compare_digest(digest, known.digest):
+                found = known
+        return found
+
+
+def operators_of(keys: Sequence[ApiKey], names: Collection[str]) -> frozenset[str]:
+    """Names of the keys of operators. Without `names` it is the only key, which sees nothing that
+    is another's, and none where there are several. Raises `ConfigError` for one that no key has."""
+    known = {key.name for key in keys}
+    for name in names:
+        if name not in known:
+            # What isn't a name may be a key that was put in the wrong place.
+            raise ConfigError(
+                "operators must be names of api_keys, which are "
+                f"{', '.join(sorted(known)) or 'none'}",
+                argument="operators",
+            )
+    return frozenset(names or (known if len(known) == 1 else ()))
+
+
+def _bearers(arrival: Arrival) -> list[bytes]:
+    found = []
+    for value in arrival.headers.get(b"authorization", ()):
+        scheme, _, key = value.strip().partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise _refused(arrival, "authorization must be Bearer KEY")
+        found.append(key)
+    return found
+
+
+def _refused(arrival: Arrival, message: str) -> ApiError:
+    arrival.told.headers.append(CHALLENGE)
+    return ApiError(401, message, code="invalid_api_key")
+
+
+def guards_of(settings: ServerSettings, open_paths: Iterable[str] = ()) -> Sequence[Guard]:
+    """Those of one server; the first that refuses a request answers it. `open_paths` need no key,
+    beside those of the settings. Raises `ConfigError`."""
+    return (
+        HeaderLimits(settings.max_headers, settings.max_header_bytes),
+        HostGuard(settings.allowed_hosts),
+        OriginGuard(settings.allowed_origins),
+        QueryGuard(),
+        KeyGuard(settings.keys, {*settings.open_paths, *open_paths}, settings.operators),
+    )
