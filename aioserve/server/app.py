@@ -19,9 +19,10 @@ from aioserve import Observer
 from aioserve.engine.engine import Engine
 from aioserve.server.anthropic.count_tokens import COUNT_TOKENS
 from aioserve.server.anthropic.messages import MESSAGES
-from aioserve.server.app_state import Call, Served
+from aioserve.server.app_state import AppState, Call
+from aioserve.server.call_log import CallLog
 from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
-from aioserve.server.middleware import RECORD, Door, Listener, misses
+from aioserve.server.middleware import CALL_LOG, CallMiddleware, Listener, not_found_handlers
 from aioserve.server.openai.chat_api.making import CHAT
 from aioserve.server.openai.completions_api.making import COMPLETIONS
 from aioserve.server.openai.embeddings import EMBEDDINGS
@@ -33,8 +34,7 @@ from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
 from aioserve.server.openapi import describing
 from aioserve.server.operations import OPERATIONS
 from aioserve.server.page import PAGE_PATHS, page_routes
-from aioserve.server.record import CallRecord
-from aioserve.server.request_checks import guards_of
+from aioserve.server.request_checks import checks_of
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.download import TRACE
 from aioserve.server.steps.live import LIVE, LIVE_NOW
@@ -103,50 +103,52 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
         steps = StepRecorder()
         endpoints += PAGE_ENDPOINTS
     endpoints.append(describing(endpoints))
-    served = Served(engine, settings, steps)
+    app_state = AppState(engine, settings, steps)
 
     def call_of(scope: Scope) -> Call:
-        told: CallRecord = scope[RECORD]
-        return Call(served, told.call_id, told.tenant, told.cache_salt, told=told)
+        call_log: CallLog = scope[CALL_LOG]
+        return Call(
+            app_state, call_log.call_id, call_log.tenant, call_log.cache_salt, call_log=call_log
+        )
 
     routes: list[Route | Mount] = [
         Route(endpoint.path, EndpointApp(endpoint, call_of), methods=[endpoint.method])
         for endpoint in endpoints
     ]
-    listeners = _listeners(served)
+    listeners = _listeners(app_state)
     routes += [
         Route("/metrics", one, methods=["GET"]) for one in listeners if isinstance(one, Metrics)
     ]
     if settings.page:
         routes += page_routes()
     shapes = {endpoint.path: endpoint.errors for endpoint in endpoints}
-    door = Middleware(
-        Door,
-        guards=guards_of(settings, PAGE_PATHS if settings.page else ()),
+    middleware = Middleware(
+        CallMiddleware,
+        checks=checks_of(settings, PAGE_PATHS if settings.page else ()),
         listeners=listeners,
         shapes=shapes,
         shape=OPENAI_ERRORS,
         routes={_named(route): shown_path(route.path) for route in routes},
         max_calls=settings.max_concurrent_calls,
     )
-    watching = _watching(served, listeners)
+    watching = _watching(app_state, listeners)
     app = Starlette(
         routes=routes,
-        middleware=[door],
-        exception_handlers=misses(shapes, OPENAI_ERRORS),
+        middleware=[middleware],
+        exception_handlers=not_found_handlers(shapes, OPENAI_ERRORS),
         lifespan=watching.lifespan,
     )
     watching.begin()
     app.router.redirect_slashes = False  # behind a proxy that ends TLS it would lead to http://
-    app.state.served = served
+    app.state.app_state = app_state
     return app
 
 
-def _watching(served: Served, listeners: Sequence[Listener]) -> Watching:
+def _watching(app_state: AppState, listeners: Sequence[Listener]) -> Watching:
     observers = [one.observer for one in listeners if isinstance(one, Metrics)]
-    if served.steps is not None:
-        observers.append(served.steps)
-    return Watching(served.engine, observers)
+    if app_state.steps is not None:
+        observers.append(app_state.steps)
+    return Watching(app_state.engine, observers)
 
 
 def _named(route: Route | Mount) -> object:
@@ -154,11 +156,11 @@ def _named(route: Route | Mount) -> object:
     return route.app if isinstance(route, Mount) else route.endpoint
 
 
-def _listeners(served: Served) -> Sequence[Listener]:
-    settings, spans = served.settings, Spans.installed()
+def _listeners(app_state: AppState) -> Sequence[Listener]:
+    settings, spans = app_state.settings, Spans.installed()
     found: list[Listener] = [] if spans is None else [spans]
     if settings.metrics:
-        found.append(Metrics(served, {key.name for key in settings.keys}))
+        found.append(Metrics(app_state, {key.name for key in settings.keys}))
     if settings.access_log != "off":
         found.append(AccessLog(settings.access_log))
     return found

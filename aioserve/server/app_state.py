@@ -25,13 +25,13 @@ import anyio
 from starlette.applications import Starlette
 
 from aioserve.engine.engine import Engine
+from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api.store import ResponseStore
-from aioserve.server.record import CallRecord
 from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.recorder import StepRecorder
 
-__all__ = ["SEND_SECONDS", "Call", "Calls", "Served", "drain", "name_of"]
+__all__ = ["SEND_SECONDS", "AppState", "Call", "Calls", "drain", "name_of"]
 
 
 class Calls:
@@ -79,7 +79,7 @@ def _is_model(path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
+class AppState:
     """One engine, as one app shows it."""
 
     engine: Engine
@@ -136,7 +136,7 @@ class Served:
 class Call:
     """One request over HTTP, as far as it isn't its body."""
 
-    served: Served
+    app_state: AppState
     request_id: str
     """Unique, whatever its client calls it: for ids of answers and of requests to the engine."""
     tenant: str | None = None
@@ -145,17 +145,17 @@ class Call:
     """Cached prefixes are shared with calls of the same salt alone."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """When it came, since 1970."""
-    told: CallRecord = field(default_factory=CallRecord)
-    """What is told of it when it ends. A handler adds `told.answers_with(...)` for each whole
+    call_log: CallLog = field(default_factory=CallLog)
+    """What is told of it when it ends. A handler adds `call_log.answers_with(...)` for each whole
     answer of the engine; the owner of `Events` is added by itself."""
 
     @property
     def engine(self) -> Engine:
-        return self.served.engine
+        return self.app_state.engine
 
     @property
     def settings(self) -> ServerSettings:
-        return self.served.settings
+        return self.app_state.settings
 
     def options(self, **more: Any) -> dict[str, Any]:
         """What every request to the engine carries, and `more`."""
@@ -175,11 +175,11 @@ async def drain(app: Starlette, deadline_seconds: float | None = None) -> int:
     on meanwhile: new requests are told that this one goes away, and `/ready` is. Raises as
     `Engine.drain` does.
     """
-    served: Served = app.state.served
+    app_state: AppState = app.state.app_state
     clock = asyncio.get_running_loop().time
     began = clock()
-    ended = await served.engine.drain(deadline_seconds)
+    ended = await app_state.engine.drain(deadline_seconds)
     deadline = math.inf if deadline_seconds is None else began + deadline_seconds
     with anyio.move_on_after(max(SEND_SECONDS, deadline - clock())):
-        await served.calls.wait_none()
+        await app_state.calls.wait_none()
     return ended

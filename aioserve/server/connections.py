@@ -28,7 +28,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aioserve.config import EngineConfig
-from aioserve.server.app_state import Served
+from aioserve.server.app_state import AppState
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.outgoing import Outgoing
@@ -61,8 +61,8 @@ def http_protocol(app: Starlette | None = None) -> type[Protocol]:
     returned, or those that one without settings has. Without httptools, h11 parses."""
     settings, stall_seconds = ServerSettings(), EngineConfig().stall_timeout_seconds
     if app is not None:
-        served: Served = app.state.served
-        settings, stall_seconds = served.settings, served.engine.config.stall_timeout_seconds
+        app_state: AppState = app.state.app_state
+        settings, stall_seconds = app_state.settings, app_state.engine.config.stall_timeout_seconds
     # Method, version, and what stands between names and values are no part of the setting.
     beside = 64 + 4 * settings.max_headers
     limits = ConnectionLimits(

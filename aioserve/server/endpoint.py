@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from aioserve.errors import EngineClosedError
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import ClientGone, parameters, parse, read_body
-from aioserve.server.errors import ApiError, called, told
+from aioserve.server.errors import ApiError, api_error_of, called
 
 __all__ = ["Answer", "Endpoint", "EndpointApp", "ErrorShape", "Events", "Handler", "shown_path"]
 
@@ -130,7 +130,7 @@ class EndpointApp(Generic[B]):
         if self._endpoint.kind is None:
             await self._answer_call(call, scope, receive, sending)
             return
-        with call.served.calls.one():
+        with call.app_state.calls.one():
             await self._answer_call(call, scope, receive, sending)
 
     async def _answer_call(
@@ -162,11 +162,11 @@ class EndpointApp(Generic[B]):
         raise ApiError(408, f"the body didn't come within {seconds:g} s", code="body_timeout")
 
     async def _answer(self, call: Call, body: Any, sending: _Sending) -> None:
-        call.told.asks(body)
+        call.call_log.asks(body)
         try:
             answer = await self._endpoint.handle(call, body)
             if isinstance(answer, Events):
-                call.told.answers_with(answer.owner)
+                call.call_log.answers_with(answer.owner)
                 await sending.events(answer)
             elif isinstance(answer, Answer):
                 await sending.json(answer.status, answer.value, answer.headers)
@@ -176,11 +176,11 @@ class EndpointApp(Generic[B]):
             await self._fail(sending, call, error)
 
     async def _fail(self, sending: _Sending, call: Call, error: Exception) -> None:
-        refused = told(error)
-        call.told.error = called(error)
+        refused = api_error_of(error)
+        call.call_log.error = called(error)
         if refused.is_fault:
-            logger.error("call %s failed", call.told.request_id, exc_info=error)
-        shape, request_id = self._endpoint.errors, call.told.request_id
+            logger.error("call %s failed", call.call_log.request_id, exc_info=error)
+        shape, request_id = self._endpoint.errors, call.call_log.request_id
         if sending.has_begun:
             await sending.last_event(shape.event(refused, request_id))
         else:

@@ -21,7 +21,7 @@ from aioserve.errors import (
     StreamStalledError,
 )
 
-__all__ = ["STATUSES", "ApiError", "called", "refuse", "told"]
+__all__ = ["STATUSES", "ApiError", "api_error_of", "called", "refuse"]
 
 DRAINING_RETRY_SECONDS = 5.0
 """Where a server that goes away is asked: by then its successor may answer."""
@@ -85,7 +85,7 @@ STATUSES: tuple[tuple[type[AioserveError], int, str | None], ...] = (
 the caller has caused is a 4xx."""
 
 
-def told(error: Exception) -> ApiError:
+def api_error_of(error: Exception) -> ApiError:
     """What a caller hears of `error`. Of a bug it hears that there was one, and nothing else."""
     if isinstance(error, ApiError):
         return error
@@ -116,7 +116,7 @@ def called(error: Exception) -> str:
     """What logs and spans say of `error`: its code, or else its class, which is that of the
     engine's error where one was told in an API's words; of a refusal that has neither, what its
     status is called, such as `bad_request`."""
-    refused = told(error)
+    refused = api_error_of(error)
     if refused.code is not None:
         return refused.code
     source = error.__cause__ if isinstance(error, ApiError) else error

@@ -21,24 +21,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aioserve.server.call_log import CallLog
 from aioserve.server.endpoint import ErrorShape
-from aioserve.server.errors import ApiError, called, told
-from aioserve.server.record import CallRecord
-from aioserve.server.request_checks import Arrival, Guard, Preflight, given_request_id, path_of
+from aioserve.server.errors import ApiError, api_error_of, called
+from aioserve.server.request_checks import (
+    Arrival,
+    Preflight,
+    RequestCheck,
+    given_request_id,
+    path_of,
+)
 
-__all__ = ["RECORD", "Door", "Listener", "misses"]
+__all__ = ["CALL_LOG", "CallMiddleware", "Listener", "not_found_handlers"]
 
 Handler = Callable[[Request, Exception], Response]
 
 
-def misses(shapes: Mapping[str, ErrorShape], shape: ErrorShape) -> dict[int, Handler]:
+def not_found_handlers(shapes: Mapping[str, ErrorShape], shape: ErrorShape) -> dict[int, Handler]:
     """Handlers for the statuses 404 and 405. `shapes` say how errors are written at which path,
     `shape` at all others."""
 
     def answered(request: Request, error: ApiError, headers: Mapping[str, str]) -> Response:
-        record: CallRecord = request.scope[RECORD]
-        record.error = error.code
-        body = shapes.get(path_of(request.scope), shape).body(error, record.request_id)
+        call_log: CallLog = request.scope[CALL_LOG]
+        call_log.error = error.code
+        body = shapes.get(path_of(request.scope), shape).body(error, call_log.request_id)
         return Response(
             msgspec.json.encode(body), error.status, headers, media_type="application/json"
         )
@@ -59,8 +65,8 @@ def misses(shapes: Mapping[str, ErrorShape], shape: ErrorShape) -> dict[int, Han
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-RECORD = "aioserve.call"
-"""Where the scope has the `CallRecord`."""
+CALL_LOG = "aioserve.call"
+"""Where the scope has the `CallLog`."""
 
 OF_ALL_ANSWERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -77,17 +83,17 @@ class Listener(Protocol):
 
     def began(self, arrival: Arrival) -> None: ...
 
-    def ended(self, told: CallRecord) -> None:
+    def ended(self, call_log: CallLog) -> None:
         """However it ended: answered, refused, failed or left."""
         ...
 
 
-class Door:
+class CallMiddleware:
     def __init__(
         self,
         app: ASGIApp,
         *,
-        guards: Sequence[Guard],
+        checks: Sequence[RequestCheck],
         listeners: Sequence[Listener],
         shapes: Mapping[str, ErrorShape],
         shape: ErrorShape,
@@ -97,7 +103,7 @@ class Door:
         """`shapes` say how errors are written at which path, `shape` at all others; `routes` are
         the paths of what scopes name as endpoints."""
         self._app = app
-        self._guards = guards
+        self._checks = checks
         self._listeners = listeners
         self._shapes = shapes
         self._shape = shape
@@ -116,31 +122,31 @@ class Door:
             await self._app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = CallRecord(uuid.uuid4().hex, method=scope["method"])
-        arrival = Arrival(scope, record)
-        record.request_id = given_request_id(arrival.headers) or record.call_id
+        call_log = CallLog(uuid.uuid4().hex, method=scope["method"])
+        arrival = Arrival(scope, call_log)
+        call_log.request_id = given_request_id(arrival.headers) or call_log.call_id
         if id_header := self._shapes.get(arrival.path, self._shape).id_header:
-            record.headers.append((id_header, record.request_id.encode()))
-        scope[RECORD] = record
-        answering = _answering(record, send)
+            call_log.headers.append((id_header, call_log.request_id.encode()))
+        scope[CALL_LOG] = call_log
+        answering = _answering(call_log, send)
         self._tell("began", arrival)
         try:
             await self._pass(arrival, receive, answering)
         except Exception as error:
-            record.error = record.error or type(error).__name__
-            if record.status is not None:
+            call_log.error = call_log.error or type(error).__name__
+            if call_log.status is not None:
                 raise  # half of an answer has gone: the connection ends
-            logger.error("call %s failed", record.request_id, exc_info=error)
-            await self._refuse(arrival, told(error), answering)
+            logger.error("call %s failed", call_log.request_id, exc_info=error)
+            await self._refuse(arrival, api_error_of(error), answering)
         finally:
-            record.total_seconds = time.perf_counter() - record.began_seconds
-            record.route = self._routes.get(scope.get("endpoint"))
-            self._tell("ended", record)
+            call_log.total_seconds = time.perf_counter() - call_log.began_seconds
+            call_log.route = self._routes.get(scope.get("endpoint"))
+            self._tell("ended", call_log)
 
     async def _pass(self, arrival: Arrival, receive: Receive, send: Send) -> None:
         try:
-            for guard in self._guards:
-                guard.check(arrival)
+            for check in self._checks:
+                check.check(arrival)
             if any(char < " " for char in arrival.path):
                 # Routes match a path with a line end behind it, which guards take for another.
                 raise ApiError(404, "there is no such path", code="not_found")
@@ -162,9 +168,9 @@ class Door:
     async def _refuse(self, arrival: Arrival, error: ApiError, send: Send) -> None:
         """Nothing was read of a body, and nothing will be: where one comes, the server ends the
         connection."""
-        arrival.told.error = error.code or arrival.told.error or called(error)
+        arrival.call_log.error = error.code or arrival.call_log.error or called(error)
         shape = self._shapes.get(arrival.path, self._shape)
-        body = msgspec.json.encode(shape.body(error, arrival.told.request_id))
+        body = msgspec.json.encode(shape.body(error, arrival.call_log.request_id))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -181,25 +187,25 @@ class Door:
                 logger.exception("%s failed in %s", type(listener).__name__, method)
 
 
-def _answering(record: CallRecord, send: Send) -> Send:
+def _answering(call_log: CallLog, send: Send) -> Send:
     """`send`, which notes the status and adds what all answers have."""
 
     async def answering(message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.body":
-            record.is_whole = not message.get("more_body", False)
+            call_log.is_whole = not message.get("more_body", False)
         elif kind == "http.response.start":
-            record.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *_headers(record)]
+            call_log.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *_headers(call_log)]
         await send(message)
 
     return answering
 
 
-def _headers(record: CallRecord) -> list[tuple[bytes, bytes]]:
-    is_shared = any(name == b"access-control-allow-origin" for name, _ in record.headers)
+def _headers(call_log: CallLog) -> list[tuple[bytes, bytes]]:
+    is_shared = any(name == b"access-control-allow-origin" for name, _ in call_log.headers)
     secure = OF_OTHERS_PAGES if is_shared else OF_ALL_ANSWERS
-    return [(b"x-request-id", record.request_id.encode()), *secure, *record.headers]
+    return [(b"x-request-id", call_log.request_id.encode()), *secure, *call_log.headers]
 
 
 def _busy(limit: int) -> ApiError:

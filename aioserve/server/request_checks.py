@@ -1,4 +1,4 @@
-"""What each request must pass before a route sees it, in the order of `request_checks`.
+"""What each request must pass before a route sees it, in the order of `checks_of`.
 
 A check looks at the head of a request alone, and raises `ApiError` for what it doesn't let in.
 
@@ -27,23 +27,23 @@ from urllib.parse import unquote_to_bytes
 from starlette.types import Scope
 
 from aioserve.errors import ConfigError
+from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
-from aioserve.server.record import CallRecord
 from aioserve.server.settings import ApiKey, ServerSettings, digest_of
 
 __all__ = [
     "MAX_REQUEST_ID_CHARS",
     "OPERATOR_PATHS",
     "Arrival",
-    "Guard",
-    "HeaderLimits",
-    "HostGuard",
-    "KeyGuard",
-    "OriginGuard",
+    "HeaderCheck",
+    "HostCheck",
+    "KeyCheck",
+    "OriginCheck",
     "Preflight",
-    "QueryGuard",
+    "QueryCheck",
+    "RequestCheck",
+    "checks_of",
     "given_request_id",
-    "guards_of",
     "host_of",
     "is_request_id",
     "operators_of",
@@ -54,11 +54,11 @@ __all__ = [
 class Arrival:
     """A request whose body nobody has read."""
 
-    __slots__ = ("headers", "method", "path", "scope", "told")
+    __slots__ = ("call_log", "headers", "method", "path", "scope")
 
-    def __init__(self, scope: Scope, told: CallRecord) -> None:
+    def __init__(self, scope: Scope, call_log: CallLog) -> None:
         self.scope: Scope = scope
-        self.told: CallRecord = told
+        self.call_log: CallLog = call_log
         self.method: str = scope["method"]
         self.path: str = path_of(scope)
         """Below where the app is mounted."""
@@ -82,9 +82,9 @@ class Arrival:
         return self.method == "POST"
 
 
-class Guard(Protocol):
+class RequestCheck(Protocol):
     def check(self, arrival: Arrival) -> None:
-        """Raises `ApiError` for a request that isn't let in. May note in `arrival.told` what it
+        """Raise `ApiError` for a request that isn't let in. May note in `arrival.call_log` what it
         finds, and which headers the answer needs."""
         ...
 
@@ -115,7 +115,7 @@ def is_request_id(text: str) -> bool:
     return PRINTABLE.fullmatch(text.encode(errors="replace")) is not None and text.isascii()
 
 
-class HeaderLimits:
+class HeaderCheck:
     def __init__(self, max_headers: int, max_bytes: int) -> None:
         self._max_headers = max_headers
         self._max_bytes = max_bytes
@@ -148,7 +148,7 @@ def host_of(authority: str) -> tuple[str, str | None] | None:
     return found["host"].lower().removesuffix("."), found["port"]
 
 
-class HostGuard:
+class HostCheck:
     def __init__(self, allowed: Sequence[str]) -> None:
         for name in allowed:
             if not NAME.fullmatch(name):
@@ -199,10 +199,10 @@ PREFLIGHT_SECONDS = 600
 
 
 class Preflight(Exception):
-    """The request is a browser's question, which `arrival.told.headers` answer."""
+    """The request is a browser's question, which `arrival.call_log.headers` answer."""
 
 
-class OriginGuard:
+class OriginCheck:
     def __init__(self, allowed: Sequence[str]) -> None:
         for origin in allowed:
             if origin != "*" and _parts(origin) is None:
@@ -228,7 +228,7 @@ class OriginGuard:
                     code="origin_not_allowed",
                 )
             return
-        headers = arrival.told.headers
+        headers = arrival.call_log.headers
         headers.append((b"access-control-allow-origin", origin.encode("latin-1")))
         headers.append((b"vary", b"origin"))
         headers.append((b"access-control-expose-headers", b"retry-after, x-request-id"))
@@ -271,7 +271,7 @@ CREDENTIALS = frozenset(
 )
 
 
-class QueryGuard:
+class QueryCheck:
     def check(self, arrival: Arrival) -> None:
         query = arrival.scope["query_string"]
         if not query:
@@ -292,7 +292,7 @@ OPERATOR_PATHS: frozenset[str] = frozenset({"/metrics", "/live", "/live/now", "/
 CHALLENGE = (b"www-authenticate", b'Bearer realm="aioserve"')
 
 
-class KeyGuard:
+class KeyCheck:
     """Lets everybody in where there are no keys."""
 
     def __init__(
@@ -312,8 +312,8 @@ class KeyGuard:
         holder = holders.pop()
         if holder is None or holders:  # two keys that differ leave open who calls
             raise _refused(arrival, "the API key isn't one of this server's")
-        arrival.told.tenant = holder.name
-        arrival.told.cache_salt = holder.cache_salt
+        arrival.call_log.tenant = holder.name
+        arrival.call_log.cache_salt = holder.cache_salt
         if arrival.path in OPERATOR_PATHS and holder.name not in self._operators:
             raise ApiError(
                 403,
@@ -358,17 +358,17 @@ def _bearers(arrival: Arrival) -> list[bytes]:
 
 
 def _refused(arrival: Arrival, message: str) -> ApiError:
-    arrival.told.headers.append(CHALLENGE)
+    arrival.call_log.headers.append(CHALLENGE)
     return ApiError(401, message, code="invalid_api_key")
 
 
-def guards_of(settings: ServerSettings, open_paths: Iterable[str] = ()) -> Sequence[Guard]:
+def checks_of(settings: ServerSettings, open_paths: Iterable[str] = ()) -> Sequence[RequestCheck]:
     """Those of one server; the first that refuses a request answers it. `open_paths` need no key,
     beside those of the settings. Raises `ConfigError`."""
     return (
-        HeaderLimits(settings.max_headers, settings.max_header_bytes),
-        HostGuard(settings.allowed_hosts),
-        OriginGuard(settings.allowed_origins),
-        QueryGuard(),
-        KeyGuard(settings.keys, {*settings.open_paths, *open_paths}, settings.operators),
+        HeaderCheck(settings.max_headers, settings.max_header_bytes),
+        HostCheck(settings.allowed_hosts),
+        OriginCheck(settings.allowed_origins),
+        QueryCheck(),
+        KeyCheck(settings.keys, {*settings.open_paths, *open_paths}, settings.operators),
     )

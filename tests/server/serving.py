@@ -24,7 +24,7 @@ async def running(
 ) -> AsyncIterator[uvicorn.Server]:
     """A server of `app` on a port of its own of 127.0.0.1, whose sockets have a buffer of that size
     for what they send."""
-    is_ours = hasattr(getattr(app, "state", None), "served")
+    is_ours = hasattr(getattr(app, "state", None), "app_state")
     config = uvicorn.Config(
         app,
         host="127.0.0.1",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.server import ServerSettings
-from aioserve.server.record import CallRecord
+from aioserve.server.call_log import CallLog
 from aioserve.server.telemetry.logs import AccessLog
 from tests.server.serving import served, until
 
@@ -149,7 +149,7 @@ texts = st.text(max_size=60)
 def test_no_text_of_others_ends_a_line_or_looks_like_another_field(
     request_id: str, tenant: str, model: str, error: str, form: Literal["json", "key_value"]
 ) -> None:
-    record = CallRecord("0" * 32, request_id, "POST")
+    record = CallLog("0" * 32, request_id, "POST")
     record.tenant, record.model, record.error = tenant, model, error
     logger, handler = logging.getLogger("aioserve.access"), Lines()
     logger.addHandler(handler)

@@ -444,7 +444,7 @@ async def test_a_drain_ends_at_its_deadline_whoever_does_not_read(
                     await clients.ask(LARGE[name])
                 await clients.ask(HEAD + b"content-length: 100\r\n\r\n{")
                 await clients.ask(b"GET / HTTP/1.1\r\nx")
-                await until(lambda: app.state.served.calls.num_running >= 3)
+                await until(lambda: app.state.app_state.calls.num_running >= 3)
                 await until(lambda: not engine.stats().num_running)
                 stop.set()
                 clock = asyncio.create_task(counting())

@@ -74,7 +74,7 @@ def test_each_call_has_one_end_whenever_a_drain_begins(
                 late = [Asked(client, tokens, stream) for tokens, stream, late in calls if late]
                 ended = await draining
                 assert engine.stats().num_running == engine.stats().num_waiting == 0
-                assert not app.state.served.calls.num_running
+                assert not app.state.app_state.calls.num_running
                 ends = [await call.end() for call in early]
                 assert [await call.end() for call in late] == ["refused"] * len(late)
                 if deadline is None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aioserve import Engine, errors
 from aioserve.server import create_app
-from aioserve.server.errors import STATUSES, told
+from aioserve.server.errors import STATUSES, api_error_of
 from tests.server.serving import client_of
 
 KINDS = [
@@ -32,7 +32,7 @@ NEVER_TOLD = (
 
 
 def statuses(kind: type[errors.AioserveError]) -> tuple[int, str | None]:
-    error = told(kind("planted"))
+    error = api_error_of(kind("planted"))
     return error.status, error.code
 
 

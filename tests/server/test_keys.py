@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from aioserve.errors import ConfigError
 from aioserve.server import ServerSettings
 from aioserve.server.app import PAGE_ENDPOINTS
+from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
 from aioserve.server.page import PAGE_PATHS
-from aioserve.server.record import CallRecord
-from aioserve.server.request_checks import OPERATOR_PATHS, Arrival, KeyGuard, guards_of
+from aioserve.server.request_checks import OPERATOR_PATHS, Arrival, KeyCheck, checks_of
 from aioserve.server.settings import MAX_KEYS, keys_of
 from tests.server.serving import served
 
@@ -29,16 +29,16 @@ BODY: dict[str, Any] = {"model": "pyhelp", "prompt": "json.dumps", "max_tokens":
 def arrived(path: str = "/v1/models", method: str = "GET", **headers: bytes) -> Arrival:
     named = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
     scope = {"method": method, "path": path, "headers": named, "query_string": b""}
-    return Arrival(scope, CallRecord())
+    return Arrival(scope, CallLog())
 
 
-def holder(guard: KeyGuard, arrival: Arrival) -> str | None:
+def holder(check: KeyCheck, arrival: Arrival) -> str | None:
     """Whose call it is; None for one that is refused."""
     try:
-        guard.check(arrival)
+        check.check(arrival)
     except ApiError as error:
         return None if error.status == 401 else str(error.status)
-    return arrival.told.tenant
+    return arrival.call_log.tenant
 
 
 @pytest.mark.asyncio
@@ -114,7 +114,7 @@ async def test_a_path_that_an_operator_opens_is_open() -> None:
 def test_operators_are_names_of_keys(keys: dict[str, str]) -> None:
     settings = ServerSettings(api_keys=keys, operators=["alice", "carol"])
     with pytest.raises(ConfigError, match="operators must be names of api_keys") as caught:
-        guards_of(settings)
+        checks_of(settings)
     assert caught.value.argument == "operators"
 
 
@@ -138,10 +138,10 @@ def test_a_key_opens_if_it_is_one_of_them_and_no_other_was_sent(
         key = f"secret-number-{name}{wrong}".encode()
         headers.append((b"authorization", b"Bearer " + key) if bearer else (b"x-api-key", key))
     arrival = arrived()
-    arrival = Arrival({**arrival.scope, "headers": headers}, arrival.told)
+    arrival = Arrival({**arrival.scope, "headers": headers}, arrival.call_log)
     whom = {f"tenant-{name}" if not wrong and name in names else None for _, name, wrong in sent}
     expected = whom.pop() if len(whom) == 1 else None
-    assert holder(KeyGuard(keys_of(keys), ()), arrival) == expected
+    assert holder(KeyCheck(keys_of(keys), ()), arrival) == expected
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_a_key_opens_if_it_is_one_of_them_and_no_other_was_sent(
     [b"Basic " + ALICE.encode(), ALICE.encode(), b"Bearer", b"Bearer ", b"", b"Bearer \xff\xfe"],
 )
 def test_what_is_no_bearer_of_a_key_is_refused(value: bytes) -> None:
-    assert holder(KeyGuard(keys_of(KEYS), ()), arrived(authorization=value)) is None
+    assert holder(KeyCheck(keys_of(KEYS), ()), arrived(authorization=value)) is None
 
 
 def test_without_keys_all_may_call_whatever_key_they_send() -> None:
-    guard = KeyGuard((), ())
+    check = KeyCheck((), ())
     arrival = arrived(authorization=b"Bearer sk-anything")
-    guard.check(arrival)
-    assert arrival.told.tenant is None
+    check.check(arrival)
+    assert arrival.call_log.tenant is None
 
 
 def test_each_tenant_has_a_salt_of_its_own_that_stays_the_same() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aioserve import Engine, Refusal, RequestInfo, hookimpl
 from aioserve.errors import QueueFullError, RequestRejectedError
 from aioserve.server import create_app
-from aioserve.server.errors import told
+from aioserve.server.errors import api_error_of
 from aioserve.testing import FakeModel
 from tests.server.serving import client_of, until
 
@@ -88,11 +88,11 @@ async def test_a_plugins_refusal_is_429_with_its_own_time() -> None:
 def test_an_estimate_is_told_within_bounds_and_a_plugins_word_as_it_is(
     seconds: float | None,
 ) -> None:
-    full = told(QueueFullError("full", retry_after_seconds=seconds))
+    full = api_error_of(QueueFullError("full", retry_after_seconds=seconds))
     assert full.status == 503
     assert 1 <= int(full.headers["retry-after"]) <= 60
     if seconds is not None and 1 <= seconds <= 60:
         assert seconds <= int(full.headers["retry-after"]) < seconds + 1
-    rejected = told(RequestRejectedError("no", retry_after_seconds=seconds))
+    rejected = api_error_of(RequestRejectedError("no", retry_after_seconds=seconds))
     assert rejected.status == 429
     assert int(rejected.headers["retry-after"]) >= max(1, seconds or 0)

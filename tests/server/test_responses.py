@@ -14,7 +14,7 @@ from aioserve import Engine
 from aioserve.errors import RequestFailedError
 from aioserve.server import ServerSettings
 from aioserve.server.answers.answering import Content
-from aioserve.server.app_state import Call, Served
+from aioserve.server.app_state import AppState, Call
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api import making, stored
 from aioserve.server.openai.responses_api.request import ResponseRequest
@@ -242,7 +242,7 @@ async def test_a_response_that_is_too_large_to_store_says_that_it_is_not_stored(
 
 async def test_a_tenant_reads_its_own_responses_alone() -> None:
     async with Engine(ScriptedModel(TEMPLATE, PLAIN)) as engine:
-        shared = Served(engine, ServerSettings())
+        shared = AppState(engine, ServerSettings())
 
         def call(tenant: str | None) -> Call:
             return Call(shared, "id", tenant=tenant)

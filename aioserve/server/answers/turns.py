@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from aioserve.server.errors import ApiError, told
+from aioserve.server.errors import ApiError, api_error_of
 
 __all__ = ["Turns", "renamed", "without_result"]
 
@@ -139,7 +139,7 @@ def without_result(call_id: str, place: str) -> ApiError:
 def renamed(error: Exception, names: Mapping[str, str], turns: Turns) -> ApiError:
     """What a caller hears of `error`: with the `names` of its API for arguments of the engine's,
     and the places in its body for messages."""
-    refused = told(error)
+    refused = api_error_of(error)
     if refused is error or refused.status >= 500:
         return refused
     message, param = TOOL.sub(r"tools[\1].name", refused.message), refused.param

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from msgspec import inspect
 
 from aioserve.arguments import shown
+from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
-from aioserve.server.record import CallRecord
 
 __all__ = ["PLACES", "KnownFields", "Place", "UnknownFields"]
 
@@ -60,16 +60,16 @@ class UnknownFields:
                 self.drop(place, name, value)
         return {name: fields[name] for name in names if fields.get(name) is not None}
 
-    def tell(self, told: CallRecord) -> None:
+    def tell(self, call_log: CallLog) -> None:
         """Count them with the call, and name some in the log."""
         if not self._counts:
             return
-        told.dropped = dict(self._counts)
+        call_log.dropped = dict(self._counts)
         num_fields = self._counts.total()
         names = ", ".join(map(shown, self._names))
         logger.debug(
             "call %s: dropped %d unknown fields of messages, among them %s",
-            told.request_id,
+            call_log.request_id,
             num_fields,
             names,
         )

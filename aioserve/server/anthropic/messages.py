@@ -191,7 +191,7 @@ def _encoded(events: list[Event]) -> bytes:
 
 async def messages(call: Call, body: MessageRequest) -> Message | Events:
     answering = await Answering.begun(call.engine, asked_of(call, body))
-    call.told.answers_with(answering)
+    call.call_log.answers_with(answering)
     answered = _Answered(answering, body, call.settings.stream_interval)
     if body.stream:
         return Events(answered.events(), answering)

@@ -125,7 +125,7 @@ class MessageRequest(Conversation, frozen=True, kw_only=True):
 
 def conversation_of(call: Call, body: Conversation) -> Turns:
     """The messages. Raises `ApiError` for what is too much, or in no order that has a meaning."""
-    call.served.check_model(body.model)
+    call.app_state.check_model(body.model)
     if not body.messages:
         raise ApiError(400, "messages must not be empty", param="messages")
     contents = [*(message.get("content") for message in body.messages), body.system]
@@ -137,7 +137,7 @@ def conversation_of(call: Call, body: Conversation) -> Turns:
     for index, given in enumerate(body.messages):
         place = f"messages[{index}]"
         add_message(turns, message_of(given, place, unknown), place)
-    unknown.tell(call.told)
+    unknown.tell(call.call_log)
     if not turns.messages:
         raise ApiError(400, "messages must have a block, got none", param="messages")
     return turns

@@ -61,7 +61,7 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
-    call.served.check_model(body.model)
+    call.app_state.check_model(body.model)
     refuse_unsupported(body, {"add_special_tokens": (True,)})
     take_request_id(call, body)
     prompts: list[Any] = prompts_of(body.input, call.settings.max_prompts, "input")
@@ -72,7 +72,7 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> EmbeddingList:
             normalize=body.normalize is not False,
             **options_of(call, body),
         )
-    call.told.answers_with(usage)
+    call.call_log.answers_with(usage)
     size = vectors.shape[1]
     if body.dimensions not in (None, size):
         raise refuse(

@@ -119,7 +119,7 @@ def take_request_id(call: Call, body: NamedFields) -> None:
                 field,
                 f"must be 1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters without spaces",
             )
-        call.told.goes_by(given)
+        call.call_log.goes_by(given)
 
 
 def options_of(call: Call, body: CallFields, **more: Any) -> dict[str, Any]:

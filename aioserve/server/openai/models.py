@@ -34,17 +34,17 @@ class Named(Strict, frozen=True, kw_only=True):
 
 
 async def models(call: Call, _: None) -> ModelList:
-    return ModelList(data=[_model(call, name) for name in call.served.model_names])
+    return ModelList(data=[_model(call, name) for name in call.app_state.model_names])
 
 
 async def model(call: Call, named: Named) -> Model:
-    call.served.check_model(named.model)
+    call.app_state.check_model(named.model)
     return _model(call, named.model)
 
 
 def _model(call: Call, name: str) -> Model:
     length = call.engine.limits.max_model_len
-    return Model(id=name, created=call.served.created_seconds, max_model_len=length)
+    return Model(id=name, created=call.app_state.created_seconds, max_model_len=length)
 
 
 MODELS: Endpoint[None] = Endpoint(

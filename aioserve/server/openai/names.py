@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from aioserve.errors import InvalidRequestError
-from aioserve.server.errors import ApiError, told
+from aioserve.server.errors import ApiError, api_error_of
 
 __all__ = ["as_named"]
 
@@ -23,7 +23,7 @@ def as_named(fields: Mapping[str, str]) -> Iterator[None]:
         notes = getattr(error, "__notes__", ())
         if field == argument and not notes:
             raise
-        refused = told(error)
+        refused = api_error_of(error)
         message = refused.message
         if message.startswith(argument):
             message = field + message.removeprefix(argument)

@@ -106,7 +106,7 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> Detokenized:
 
 def _checked(call: Call, model: str | None) -> Any:
     if model is not None:
-        call.served.check_model(model)
+        call.app_state.check_model(model)
     if not call.engine.has_tokenizer:
         raise ApiError(400, "the model has no tokenizer", code="no_tokenizer")
     return call.engine

@@ -29,7 +29,7 @@ async def trace(call: Call, _: None) -> Events:
 
 
 async def _lines(call: Call) -> AsyncGenerator[bytes, None]:
-    steps = call.served.recorded_steps
+    steps = call.app_state.recorded_steps
     entries = steps.entries()
     tracer = Tracer(call.tenant)
     begun = tracer.begin(asyncio.get_running_loop().time(), steps.open_requests)

@@ -109,7 +109,7 @@ def about(call: Call) -> About:
     engine = call.engine
     limits = engine.limits
     return About(
-        models=call.served.model_names,
+        models=call.app_state.model_names,
         has_chat_template=engine.has_chat_template,
         max_model_len=limits.max_model_len,
         pages_total=limits.num_pages,
@@ -118,11 +118,11 @@ def about(call: Call) -> About:
 
 
 async def live_now(call: Call, _: None) -> Update:
-    return Reader(call, call.served.recorded_steps).update(asyncio.get_running_loop().time())
+    return Reader(call, call.app_state.recorded_steps).update(asyncio.get_running_loop().time())
 
 
 async def live(call: Call, _: None) -> Events:
-    steps, most = call.served.recorded_steps, call.settings.max_live_readers
+    steps, most = call.app_state.recorded_steps, call.settings.max_live_readers
     if steps.num_readers >= most:
         message = f"{most} look at the live view already: as many as may"
         raise ApiError(503, message, code="too_many_readers", retry_after_seconds=10)

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 import aioserve
 from aioserve.engine.stats import EngineStats
 from aioserve.errors import EngineClosedError
-from aioserve.server.app_state import Served
+from aioserve.server.app_state import AppState
 
 __all__ = ["EngineCollector"]
 
@@ -56,9 +56,9 @@ COUNTERS = {
 class EngineCollector(Collector):
     """Shows nothing of an engine that was never entered."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._engine = served.engine
+    def __init__(self, app_state: AppState) -> None:
+        self._app_state = app_state
+        self._engine = app_state.engine
 
     def describe(self) -> list[Metric]:
         return []  # registering an engine must not ask it, which may not be entered yet
@@ -66,7 +66,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         try:
             stats, limits = self._engine.stats(), self._engine.limits
-            model = self._served.own_name
+            model = self._app_state.own_name
         except EngineClosedError:
             return
         yield _labelled(

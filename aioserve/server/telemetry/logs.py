@@ -10,7 +10,7 @@ import logging
 import re
 from typing import Any, Literal
 
-from aioserve.server.record import CallRecord
+from aioserve.server.call_log import CallLog
 from aioserve.server.request_checks import Arrival
 
 __all__ = ["AccessLog"]
@@ -30,33 +30,33 @@ class AccessLog:
     def began(self, arrival: Arrival) -> None:
         pass
 
-    def ended(self, told: CallRecord) -> None:
-        failed = told.status is None or told.status >= 400
-        level = logging.INFO if failed or told.method == "POST" else logging.DEBUG
+    def ended(self, call_log: CallLog) -> None:
+        failed = call_log.status is None or call_log.status >= 400
+        level = logging.INFO if failed or call_log.method == "POST" else logging.DEBUG
         if logger.isEnabledFor(level):
-            logger.log(level, "%s", self._write(_fields(told)))
+            logger.log(level, "%s", self._write(_fields(call_log)))
 
 
-def _fields(told: CallRecord) -> dict[str, Any]:
-    usage, first = told.usage, told.first_token_seconds
-    reasons = told.finish_reasons
+def _fields(call_log: CallLog) -> dict[str, Any]:
+    usage, first = call_log.usage, call_log.first_token_seconds
+    reasons = call_log.finish_reasons
     return {
-        "request_id": told.request_id,
-        "call_id": told.call_id,
-        "method": told.method,
-        "route": told.route,
-        "status": told.status,
-        "whole": told.is_whole,
-        "tenant": told.tenant,
-        "model": told.model,
-        "stream": told.stream,
+        "request_id": call_log.request_id,
+        "call_id": call_log.call_id,
+        "method": call_log.method,
+        "route": call_log.route,
+        "status": call_log.status,
+        "whole": call_log.is_whole,
+        "tenant": call_log.tenant,
+        "model": call_log.model,
+        "stream": call_log.stream,
         "prompt_tokens": None if usage is None else usage.prompt_tokens,
         "cached_tokens": None if usage is None else usage.cached_tokens,
         "completion_tokens": None if usage is None else usage.completion_tokens,
         "first_token_seconds": None if first is None else round(first, 6),
-        "total_seconds": round(told.total_seconds, 6),
+        "total_seconds": round(call_log.total_seconds, 6),
         "finish_reason": ",".join(sorted(set(reasons))) if reasons else None,
-        "error": told.error,
+        "error": call_log.error,
     }
 
 

@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from aioserve import Observer, RequestSummary
 from aioserve.server.answers.unknown_fields import PLACES
-from aioserve.server.app_state import Served
-from aioserve.server.record import CallRecord
+from aioserve.server.app_state import AppState
+from aioserve.server.call_log import CallLog
 from aioserve.server.request_checks import Arrival
 from aioserve.server.telemetry.engine_metrics import EngineCollector
 
@@ -39,9 +39,9 @@ class Metrics:
     """A listener of calls, and an ASGI app that shows what it counts. `tenants` are the names that
     become labels; all others are counted together, as ""."""
 
-    def __init__(self, served: Served, tenants: Collection[str]) -> None:
+    def __init__(self, app_state: AppState, tenants: Collection[str]) -> None:
         registry = CollectorRegistry()
-        registry.register(EngineCollector(served))
+        registry.register(EngineCollector(app_state))
         ProcessCollector(registry=registry)
         self.registry: Collector = registry
         self._http_requests = Counter(
@@ -70,11 +70,11 @@ class Metrics:
     def began(self, arrival: Arrival) -> None:
         self._in_flight.inc()
 
-    def ended(self, told: CallRecord) -> None:
+    def ended(self, call_log: CallLog) -> None:
         self._in_flight.dec()
-        method = told.method if told.method in METHODS else "other"
-        self._http_requests.labels(told.route or "", method, told.status or 499).inc()
-        for place, count in told.dropped.items():
+        method = call_log.method if call_log.method in METHODS else "other"
+        self._http_requests.labels(call_log.route or "", method, call_log.status or 499).inc()
+        for place, count in call_log.dropped.items():
             self._dropped.labels(place).inc(count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aioserve.server.record import CallRecord
+from aioserve.server.call_log import CallLog
 from aioserve.server.request_checks import Arrival
 
 __all__ = ["Spans"]
@@ -58,48 +58,50 @@ class Spans:
             name.decode("latin-1"): values[0].decode("latin-1")
             for name, values in arrival.headers.items()
         }
-        arrival.told.span = self._tracer.start_span(
+        arrival.call_log.span = self._tracer.start_span(
             arrival.method,
             context=self._propagate.extract(carrier),
             kind=self._trace.SpanKind.SERVER,
             attributes={"http.request.method": arrival.method},
         )
 
-    def ended(self, told: CallRecord) -> None:
-        span = told.span
+    def ended(self, call_log: CallLog) -> None:
+        span = call_log.span
         if span is None:
             return
         if span.is_recording():
-            operation = OPERATIONS.get(told.route or "")
+            operation = OPERATIONS.get(call_log.route or "")
             if operation is not None:
-                known = told.status == 200  # else it may be any name
-                span.update_name(f"{operation} {told.model}" if known else operation)
-            elif told.route is not None:
-                span.update_name(f"{told.method} {told.route}")
-            span.set_attributes(_attributes(told, operation))
-            failed = told.status is None or told.status >= 500
-            if failed or (told.error is not None and told.status == 200):
+                known = call_log.status == 200  # else it may be any name
+                span.update_name(f"{operation} {call_log.model}" if known else operation)
+            elif call_log.route is not None:
+                span.update_name(f"{call_log.method} {call_log.route}")
+            span.set_attributes(_attributes(call_log, operation))
+            failed = call_log.status is None or call_log.status >= 500
+            if failed or (call_log.error is not None and call_log.status == 200):
                 span.set_status(self._trace.StatusCode.ERROR)
         span.end()
 
 
-def _attributes(told: CallRecord, operation: str | None) -> Mapping[str, Any]:
-    usage = told.usage
+def _attributes(call_log: CallLog, operation: str | None) -> Mapping[str, Any]:
+    usage = call_log.usage
     found: dict[str, Any] = {
-        "http.route": told.route,
-        "http.response.status_code": told.status,
-        "error.type": told.error if told.status is not None else told.error or "client_left",
-        "aioserve.request_id": told.request_id,
-        "aioserve.tenant": told.tenant,
+        "http.route": call_log.route,
+        "http.response.status_code": call_log.status,
+        "error.type": call_log.error
+        if call_log.status is not None
+        else call_log.error or "client_left",
+        "aioserve.request_id": call_log.request_id,
+        "aioserve.tenant": call_log.tenant,
     }
     if operation is not None:
         found |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "aioserve"}
-        found |= {"gen_ai.request.model": told.model, "gen_ai.request.stream": told.stream}
-        found |= {ASKED[name]: value for name, value in told.asked.items()}
+        found |= {"gen_ai.request.model": call_log.model, "gen_ai.request.stream": call_log.stream}
+        found |= {ASKED[name]: value for name, value in call_log.asked.items()}
     if usage is not None:
-        found["gen_ai.response.model"] = told.model
-        found["gen_ai.response.finish_reasons"] = told.finish_reasons or None
-        found["gen_ai.response.time_to_first_chunk"] = told.first_token_seconds
+        found["gen_ai.response.model"] = call_log.model
+        found["gen_ai.response.finish_reasons"] = call_log.finish_reasons or None
+        found["gen_ai.response.time_to_first_chunk"] = call_log.first_token_seconds
         found["gen_ai.usage.input_tokens"] = usage.prompt_tokens
         found["gen_ai.usage.output_tokens"] = usage.completion_tokens
         found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens

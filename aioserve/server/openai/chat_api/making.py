@@ -80,7 +80,7 @@ def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
         continue_final_message=bool(body.continue_final_message),
         **answer_options_of(call, body, metadata=body.metadata),
     )
-    call.told.answers_with(stream)
+    call.call_log.answers_with(stream)
     return stream
 
 

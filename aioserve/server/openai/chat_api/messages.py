@@ -26,7 +26,7 @@ def messages_of(messages: list[dict[str, Any]], call: Call) -> list[dict[str, An
     as_system = not call.engine.template_reads("developer")
     unknown = UnknownFields()
     plain = [_message(message, unknown, as_system=as_system) for message in messages]
-    unknown.tell(call.told)
+    unknown.tell(call.call_log)
     return plain
 
 

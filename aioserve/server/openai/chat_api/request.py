@@ -84,7 +84,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
         """Raise `ApiError` for what isn't supported or contradicts itself, and what is above the
         server's limits."""
         settings = call.settings
-        call.served.check_model(self.model)
+        call.app_state.check_model(self.model)
         refuse_unsupported(self, _HARMLESS)
         take_request_id(call, self)
         self.check_stream_options()

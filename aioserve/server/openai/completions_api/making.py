@@ -66,7 +66,7 @@ def _submitted(call: Call, body: CompletionRequest, prompts: Sequence[Any], para
         for prompt in prompts:
             stream = call.engine.stream(prompt, params, **answer_options_of(call, body))
             merged.streams.append(stream)
-            call.told.answers_with(stream)
+            call.call_log.answers_with(stream)
     except BaseException:
         merged.close()
         raise

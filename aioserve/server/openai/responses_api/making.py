@@ -14,7 +14,7 @@ from aioserve.errors import QueueFullError
 from aioserve.server.answers.answering import Answering, Asked
 from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint, Events
-from aioserve.server.errors import ApiError, called, told
+from aioserve.server.errors import ApiError, api_error_of, called
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.responses_api.items import Item, new_id
 from aioserve.server.openai.responses_api.request import (
@@ -115,7 +115,7 @@ class _Answered:
         return events, self._stored(response)
 
     def _failed(self, error: Exception) -> Response:
-        refused, record = told(error), self._call.told
+        refused, record = api_error_of(error), self._call.call_log
         record.error = called(error)
         if refused.is_fault:
             logger.error("call %s failed", record.request_id, exc_info=error)
@@ -149,7 +149,7 @@ class _Answered:
         stored = Stored(
             msgspec.json.encode(response), msgspec.json.encode([*before, *given]), len(given)
         )
-        if self._call.served.responses.put(self._call.tenant, response.id, stored):
+        if self._call.app_state.responses.put(self._call.tenant, response.id, stored):
             return response
         return msgspec.structs.replace(response, store=False)
 
@@ -159,7 +159,7 @@ async def responses(call: Call, body: ResponseRequest) -> Response | Events:
     before, given = context_of(call, body)
     asked = await asked_of(call, body, before, given)
     answering, strict = await _begun(call, body, asked)
-    call.told.answers_with(answering)
+    call.call_log.answers_with(answering)
     response = Response(
         id=new_id("resp"),
         created_at=call.created_seconds,
@@ -171,7 +171,7 @@ async def responses(call: Call, body: ResponseRequest) -> Response | Events:
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
         safety_identifier=body.safety_identifier,
-        store=body.store is not False and call.served.responses.fits(0),
+        store=body.store is not False and call.app_state.responses.fits(0),
         reasoning=body.reasoning or ReasoningConfig(),
         temperature=asked.params.temperature,
         text=TextConfig(format=(body.text and body.text.format) or PlainFormat()),

@@ -187,7 +187,7 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
 
 def checked(call: Call, body: ResponseRequest) -> None:
     """Raises `ApiError` for what isn't supported, or is too much."""
-    call.served.check_model(body.model)
+    call.app_state.check_model(body.model)
     refuse_unsupported(body, NOTHING)
     take_request_id(call, body)
     check_sampling(body, call.settings)
@@ -200,7 +200,7 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
     """The items of earlier responses, and those that come with this request. Raises `ApiError`."""
     before: list[Item] = []
     if body.previous_response_id is not None:
-        stored = call.served.responses.get(call.tenant, body.previous_response_id)
+        stored = call.app_state.responses.get(call.tenant, body.previous_response_id)
         if stored is None:
             raise ApiError(
                 404,
@@ -223,7 +223,7 @@ def context_of(call: Call, body: ResponseRequest) -> tuple[list[Item], list[Item
     items = [
         kept(item_of(given, f"input[{index}]", unknown)) for index, given in enumerate(body.input)
     ]
-    unknown.tell(call.told)
+    unknown.tell(call.call_log)
     return before, items
 
 

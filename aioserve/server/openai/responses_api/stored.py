@@ -50,7 +50,7 @@ async def response(call: Call, path: ResponsePath) -> object:
 
 
 async def delete_response(call: Call, path: ResponsePath) -> DeletedResponse:
-    if not call.served.responses.delete(call.tenant, path.response_id):
+    if not call.app_state.responses.delete(call.tenant, path.response_id):
         raise _missing(path.response_id)
     return DeletedResponse(id=path.response_id)
 
@@ -78,7 +78,7 @@ async def input_items(call: Call, path: ListPath) -> ItemList:
 
 
 def _found(call: Call, response_id: str) -> Stored:
-    stored = call.served.responses.get(call.tenant, response_id)
+    stored = call.app_state.responses.get(call.tenant, response_id)
     if stored is None:
         raise _missing(response_id)
     return stored

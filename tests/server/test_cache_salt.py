@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve import Engine, InvalidRequestError
-from aioserve.server.app_state import Call, Served
+from aioserve.server.app_state import AppState, Call
 from aioserve.server.openai.fields import AnswerFields, options_of
 from aioserve.server.salt import combined_salt
 from aioserve.server.settings import ServerSettings
@@ -33,7 +33,7 @@ def test_the_salt_of_a_body_never_is_that_of_a_key() -> None:
 
 
 def test_the_tenant_is_the_keys_before_the_bodys() -> None:
-    about = Served(Engine(), ServerSettings())
+    about = AppState(Engine(), ServerSettings())
     body = AnswerFields(model="m", user="me", cache_salt="x")
     assert options_of(Call(about, "id"), body)["tenant"] == "me"
     keyed = options_of(Call(about, "id", tenant="key", cache_salt="salt"), body)
@@ -46,7 +46,7 @@ def test_the_tenant_is_the_keys_before_the_bodys() -> None:
     ("salt", "is_taken"), [("", False), ("x", True), ("x" * 256, True), ("x" * 257, False)]
 )
 def test_a_bodys_salt_has_the_engines_bounds(salt: str, is_taken: bool) -> None:
-    call = Call(Served(Engine(), ServerSettings()), "id")
+    call = Call(AppState(Engine(), ServerSettings()), "id")
     body = AnswerFields(model="m", cache_salt=salt)
     if is_taken:
         assert options_of(call, body)["cache_salt"] == combined_salt(None, salt)

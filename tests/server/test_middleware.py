@@ -10,10 +10,10 @@ from typing import Any, Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
-from aioserve.server.middleware import Door
+from aioserve.server.middleware import CallMiddleware
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.record import CallRecord
 from aioserve.server.request_checks import Arrival
 
 Way = Literal["answers", "raises", "raises_midway", "refused", "cancelled", "left_midway"]
@@ -41,16 +41,16 @@ class Ears:
 
     def __init__(self, *, broken: bool) -> None:
         self.began_ids: list[str] = []
-        self.ended_records: list[CallRecord] = []
+        self.ended_records: list[CallLog] = []
         self._broken = broken
 
     def began(self, arrival: Arrival) -> None:
-        self.began_ids.append(arrival.told.call_id)
+        self.began_ids.append(arrival.call_log.call_id)
         if self._broken:
             raise RuntimeError("a broken listener")
 
-    def ended(self, told: CallRecord) -> None:
-        self.ended_records.append(told)
+    def ended(self, call_log: CallLog) -> None:
+        self.ended_records.append(call_log)
         if self._broken:
             raise RuntimeError("a broken listener")
 
@@ -92,7 +92,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"b"})
 
 
-async def ask(door: Door, client: Client) -> None:
+async def ask(middleware: CallMiddleware, client: Client) -> None:
     async def send(message: Any) -> None:
         client.sent.append(message)
 
@@ -102,7 +102,7 @@ async def ask(door: Door, client: Client) -> None:
     path = "/refused" if client.way == "refused" else "/any"
     scope = {"type": "http", "method": client.method, "path": path, "headers": []}
     scope |= {"query_string": b"", "client": client}
-    await door(scope, receive, send)
+    await middleware(scope, receive, send)
 
 
 calls = st.tuples(st.sampled_from(WAYS), st.sampled_from(["POST", "GET"]))
@@ -114,9 +114,9 @@ def test_calls_that_end_in_any_way_and_order_leave_nothing_in_progress(
 ) -> None:
     async def run() -> None:
         ears = [Ears(broken=True), Ears(broken=False)]
-        door = Door(
+        middleware = CallMiddleware(
             app,
-            guards=[Refuses()],
+            checks=[Refuses()],
             listeners=ears,
             shapes={},
             shape=OPENAI_ERRORS,
@@ -132,7 +132,7 @@ def test_calls_that_end_in_any_way_and_order_leave_nothing_in_progress(
                 continue
             client = Client(*move)
             posts = sum(other.method == "POST" for other in inside)
-            client.task = asyncio.create_task(ask(door, client))
+            client.task = asyncio.create_task(ask(middleware, client))
             for _ in range(3):
                 await asyncio.sleep(0)
             if client.way == "refused":
@@ -151,7 +151,7 @@ def test_calls_that_end_in_any_way_and_order_leave_nothing_in_progress(
             assert len(set(ended)) == len(ended)
         told = [(record.status, record.is_whole) for record in ears[0].ended_records]
         assert told == expected
-        assert door.num_calls == 0
+        assert middleware.num_calls == 0
 
     asyncio.run(run())
 

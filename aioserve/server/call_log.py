@@ -14,7 +14,7 @@ import msgspec
 
 from aioserve.request import FinishReason, Timings, Usage
 
-__all__ = ["Answered", "CallRecord"]
+__all__ = ["Answered", "CallLog"]
 
 MAX_MODEL_CHARS = 256
 ASKED = (
@@ -41,7 +41,7 @@ class Answered(Protocol):
     def timings(self) -> Timings: ...
 
 
-class CallRecord:
+class CallLog:
     """Of one request over HTTP. Whoever learns something of the call writes it here."""
 
     __slots__ = (

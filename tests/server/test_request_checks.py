@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from aioserve import Engine
 from aioserve.errors import ConfigError
 from aioserve.server import ServerSettings, create_app
+from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
-from aioserve.server.record import CallRecord
 from aioserve.server.request_checks import (
     MAX_REQUEST_ID_CHARS,
     Arrival,
-    HeaderLimits,
-    HostGuard,
-    OriginGuard,
+    HeaderCheck,
+    HostCheck,
+    OriginCheck,
     Preflight,
-    QueryGuard,
+    QueryCheck,
     given_request_id,
 )
 from tests.server.serving import client_of, listening, served, until
@@ -34,13 +34,13 @@ BODY: dict[str, Any] = {"model": "pyhelp", "prompt": "json.dumps", "max_tokens":
 def arrived(query: bytes = b"", /, method: str = "GET", path: str = "/", **headers: str) -> Arrival:
     named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"method": method, "path": path, "headers": named, "query_string": query}
-    return Arrival(scope, CallRecord())
+    return Arrival(scope, CallLog())
 
 
-def status(guard: Any, arrival: Arrival) -> int | None:
+def status(check: Any, arrival: Arrival) -> int | None:
     """With which the guard refuses; None for what it lets in."""
     try:
-        guard.check(arrival)
+        check.check(arrival)
     except ApiError as error:
         return error.status
     return None
@@ -54,7 +54,7 @@ def status(guard: Any, arrival: Arrival) -> int | None:
     ],
 )
 def test_loopback_names_and_addresses_are_served(host: str) -> None:
-    assert status(HostGuard(()), arrived(host=host)) is None
+    assert status(HostCheck(()), arrived(host=host)) is None
 
 
 @pytest.mark.parametrize(
@@ -66,30 +66,30 @@ def test_loopback_names_and_addresses_are_served(host: str) -> None:
     ],
 )
 def test_a_name_that_points_here_without_being_allowed_is_refused(host: str) -> None:
-    assert status(HostGuard(()), arrived(host=host)) in (400, 403)
+    assert status(HostCheck(()), arrived(host=host)) in (400, 403)
 
 
 def test_hosts_that_an_operator_names_are_served_and_no_other() -> None:
-    guard = HostGuard(["api.example.org", "*.gpu.example.org"])
+    check = HostCheck(["api.example.org", "*.gpu.example.org"])
     for host in ("api.example.org", "API.Example.org.:443", "a.gpu.example.org"):
-        assert status(guard, arrived(host=host)) is None
+        assert status(check, arrived(host=host)) is None
     for host in ("example.org", "b.api.example.org", "gpu.example.org", "xgpu.example.org"):
-        assert status(guard, arrived(host=host)) == 403
-    assert status(HostGuard(["*"]), arrived(host="any.thing")) is None
-    assert status(HostGuard(["*"]), arrived()) is None
+        assert status(check, arrived(host=host)) == 403
+    assert status(HostCheck(["*"]), arrived(host="any.thing")) is None
+    assert status(HostCheck(["*"]), arrived()) is None
 
 
 def test_a_request_names_one_host() -> None:
-    assert status(HostGuard(()), arrived()) == 400
+    assert status(HostCheck(()), arrived()) == 400
     two = arrived(host="localhost")
     two.headers[b"host"] *= 2
-    assert status(HostGuard(()), two) == 400
+    assert status(HostCheck(()), two) == 400
 
 
 @pytest.mark.parametrize("name", ["http://a.example", "a.example:80", "*.*.example", "", "a b"])
 def test_what_is_no_host_can_not_be_allowed(name: str) -> None:
     with pytest.raises(ConfigError, match="allowed_hosts"):
-        HostGuard([name])
+        HostCheck([name])
 
 
 @pytest.mark.parametrize(
@@ -118,27 +118,27 @@ def test_pages_of_other_sites_may_call_where_they_are_named(
     origin: str | None, host: str, refused: int | None
 ) -> None:
     given = {"host": host} if origin is None else {"host": host, "origin": origin}
-    assert status(OriginGuard(["https://ok.example"]), arrived(method="POST", **given)) == refused
+    assert status(OriginCheck(["https://ok.example"]), arrived(method="POST", **given)) == refused
 
 
 def test_answers_name_the_origin_that_may_read_them_and_no_other() -> None:
-    guard = OriginGuard(["https://ok.example"])
+    check = OriginCheck(["https://ok.example"])
     allowed = arrived(host="localhost", origin="https://ok.example")
-    guard.check(allowed)
-    assert (b"access-control-allow-origin", b"https://ok.example") in allowed.told.headers
-    assert (b"vary", b"origin") in allowed.told.headers
+    check.check(allowed)
+    assert (b"access-control-allow-origin", b"https://ok.example") in allowed.call_log.headers
+    assert (b"vary", b"origin") in allowed.call_log.headers
     same = arrived(host="localhost", origin="http://localhost")
-    guard.check(same)
-    assert same.told.headers == []
+    check.check(same)
+    assert same.call_log.headers == []
     anybody = arrived(host="localhost", origin="https://any.example")
-    OriginGuard(["*"]).check(anybody)
-    assert (b"access-control-allow-origin", b"https://any.example") in anybody.told.headers
+    OriginCheck(["*"]).check(anybody)
+    assert (b"access-control-allow-origin", b"https://any.example") in anybody.call_log.headers
 
 
 @pytest.mark.parametrize("origin", ["ok.example", "https://ok.example/", "null", "https://", ""])
 def test_what_is_no_origin_can_not_be_allowed(origin: str) -> None:
     with pytest.raises(ConfigError, match="allowed_origins"):
-        OriginGuard([origin])
+        OriginCheck([origin])
 
 
 def test_a_preflight_is_answered_for_allowed_origins_alone() -> None:
@@ -146,16 +146,16 @@ def test_a_preflight_is_answered_for_allowed_origins_alone() -> None:
     asks["access-control-request-headers"] = "authorization,x-stainless-os"
     allowed = arrived(method="OPTIONS", origin="https://ok.example", **asks)
     with pytest.raises(Preflight):
-        OriginGuard(["https://ok.example"]).check(allowed)
-    answer = dict(allowed.told.headers)
+        OriginCheck(["https://ok.example"]).check(allowed)
+    answer = dict(allowed.call_log.headers)
     assert answer[b"access-control-allow-headers"] == b"authorization,x-stainless-os"
     assert b"POST" in answer[b"access-control-allow-methods"]
     assert b"access-control-allow-credentials" not in answer
     other = arrived(method="OPTIONS", origin="https://evil.example", **asks)
-    assert status(OriginGuard(["https://ok.example"]), other) == 403
+    assert status(OriginCheck(["https://ok.example"]), other) == 403
     asks["access-control-request-headers"] = "x\r\nset-cookie: a"
     split = arrived(method="OPTIONS", origin="https://ok.example", **asks)
-    assert status(OriginGuard(["https://ok.example"]), split) == 400
+    assert status(OriginCheck(["https://ok.example"]), split) == 400
 
 
 @pytest.mark.asyncio
@@ -189,16 +189,16 @@ async def test_a_preflight_needs_no_key_and_what_follows_does() -> None:
     ],
 )
 def test_credentials_in_queries_are_refused(query: bytes, refused: int | None) -> None:
-    assert status(QueryGuard(), arrived(query)) == refused
+    assert status(QueryCheck(), arrived(query)) == refused
 
 
 def test_headers_have_a_limit_in_number_and_in_bytes() -> None:
     eight = {f"h{i}": "v" for i in range(8)}
-    assert status(HeaderLimits(8, 1024), arrived(**eight)) is None
-    assert status(HeaderLimits(7, 1024), arrived(**eight)) == 431
+    assert status(HeaderCheck(8, 1024), arrived(**eight)) is None
+    assert status(HeaderCheck(7, 1024), arrived(**eight)) == 431
     length = 1 + 2 + 8 * 3  # path, query, and name and value of each
-    assert status(HeaderLimits(8, length), arrived(b"ab", **eight)) is None
-    assert status(HeaderLimits(8, length - 1), arrived(b"ab", **eight)) == 431
+    assert status(HeaderCheck(8, length), arrived(b"ab", **eight)) is None
+    assert status(HeaderCheck(8, length - 1), arrived(b"ab", **eight)) == 431
 
 
 @pytest.mark.asyncio
