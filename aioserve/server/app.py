@@ -129,6 +129,7 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> Starle
         shapes=shapes,
         shape=OPENAI_ERRORS,
         routes={_named(route): shown_path(route.path) for route in routes},
+        calls=app_state.calls,
         max_calls=settings.max_concurrent_calls,
     )
     watching = _watching(app_state, listeners)

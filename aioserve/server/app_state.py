@@ -35,32 +35,45 @@ __all__ = ["SEND_SECONDS", "AppState", "Call", "Calls", "drain", "name_of"]
 
 
 class Calls:
-    """Of one app."""
+    """Counts the requests over HTTP of one app that haven't ended, for all that ask: the limit of
+    calls in progress, the end of a drain and the metrics."""
 
     def __init__(self) -> None:
-        self._num_running = 0
+        self.num_requests: int = 0
+        """All requests, refused ones too."""
+        self.num_posted: int = 0
+        """Requests that were let in and ask for something to be computed."""
+        self.num_running: int = 0
+        """Requests whose body is being read, or whose answer isn't sent to its end. A stream that
+        shows what the engine does has no end, and is none of them."""
         self._none_left = asyncio.Event()
         self._none_left.set()
 
-    @property
-    def num_running(self) -> int:
-        """Those whose body is being read, or whose answer isn't sent to its end."""
-        return self._num_running
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request from its head on."""
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """While it is answered."""
-        self._num_running += 1
+    def running(self, *, posted: bool) -> Iterator[None]:
+        """Count one that has an end while it is answered."""
+        self.num_posted += posted
+        self.num_running += 1
         self._none_left.clear()
         try:
             yield
         finally:
-            self._num_running -= 1
-            if not self._num_running:
+            self.num_posted -= posted
+            self.num_running -= 1
+            if not self.num_running:
                 self._none_left.set()
 
     async def wait_none(self) -> None:
-        """Until none is left."""
+        """Wait until none is running."""
         await self._none_left.wait()
 
 
@@ -87,7 +100,7 @@ class AppState:
     steps: StepRecorder | None = None
     """What the page shows, where there is one."""
     calls: Calls = field(default_factory=Calls)
-    """Those with a body that are being answered."""
+    """Requests that haven't ended."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))
     """Since 1970: what the list of models says."""
     responses: ResponseStore = field(init=False)

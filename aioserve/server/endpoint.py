@@ -127,10 +127,10 @@ class EndpointApp(Generic[B]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = _Sending(send, can_close=scope["http_version"].startswith("1"))
         call = self._call_of(scope)
-        if self._endpoint.kind is None:
+        if self._endpoint.kind is None or self._endpoint.method == "POST":
             await self._answer_call(call, scope, receive, sending)
             return
-        with call.app_state.calls.one():
+        with call.app_state.calls.running(posted=False):
             await self._answer_call(call, scope, receive, sending)
 
     async def _answer_call(

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aioserve.server.app_state import Calls
 from aioserve.server.call_log import CallLog
 from aioserve.server.endpoint import ErrorShape
 from aioserve.server.errors import ApiError, api_error_of, called
@@ -98,6 +99,7 @@ class CallMiddleware:
         shapes: Mapping[str, ErrorShape],
         shape: ErrorShape,
         routes: Mapping[object, str],
+        calls: Calls,
         max_calls: int,
     ) -> None:
         """`shapes` say how errors are written at which path, `shape` at all others; `routes` are
@@ -108,13 +110,13 @@ class CallMiddleware:
         self._shapes = shapes
         self._shape = shape
         self._routes = routes
+        self._calls = calls
         self._max_calls = max_calls
-        self.num_calls: int = 0
-        """In progress."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._serve(scope, receive, send)
+            with self._calls.request():
+                await self._serve(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
@@ -150,7 +152,7 @@ class CallMiddleware:
             if any(char < " " for char in arrival.path):
                 # Routes match a path with a line end behind it, which guards take for another.
                 raise ApiError(404, "there is no such path", code="not_found")
-            if arrival.is_call and self.num_calls >= self._max_calls:
+            if arrival.is_call and self._calls.num_posted >= self._max_calls:
                 raise _busy(self._max_calls)
         except Preflight:
             await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -159,11 +161,11 @@ class CallMiddleware:
         except ApiError as error:
             await self._refuse(arrival, error, send)
             return
-        self.num_calls += arrival.is_call
-        try:
+        if not arrival.is_call:
             await self._app(arrival.scope, receive, send)
-        finally:
-            self.num_calls -= arrival.is_call
+            return
+        with self._calls.running(posted=True):
+            await self._app(arrival.scope, receive, send)
 
     async def _refuse(self, arrival: Arrival, error: ApiError, send: Send) -> None:
         """Nothing was read of a body, and nothing will be: where one comes, the server ends the

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioserve.server.app_state import Calls
 from aioserve.server.call_log import CallLog
 from aioserve.server.errors import ApiError
 from aioserve.server.middleware import CallMiddleware
@@ -114,6 +115,7 @@ def test_calls_that_end_in_any_way_and_order_leave_nothing_in_progress(
 ) -> None:
     async def run() -> None:
         ears = [Ears(broken=True), Ears(broken=False)]
+        calls = Calls()
         middleware = CallMiddleware(
             app,
             checks=[Refuses()],
@@ -121,6 +123,7 @@ def test_calls_that_end_in_any_way_and_order_leave_nothing_in_progress(
             shapes={},
             shape=OPENAI_ERRORS,
             routes={},
+            calls=calls,
             max_calls=limit,
         )
         inside: list[Client] = []
@@ -143,6 +146,8 @@ def test_calls_that_end_in_any_way_and_order_leave_nothing_in_progress(
             else:
                 assert client.is_in
                 inside.append(client)
+            assert calls.num_requests == len(inside)
+            assert calls.num_posted == sum(other.method == "POST" for other in inside)
         while inside:
             expected.append(await end(inside.pop()))
         for each in ears:
@@ -151,7 +156,8 @@ def test_calls_that_end_in_any_way_and_order_leave_nothing_in_progress(
             assert len(set(ended)) == len(ended)
         told = [(record.status, record.is_whole) for record in ears[0].ended_records]
         assert told == expected
-        assert middleware.num_calls == 0
+        assert calls.num_requests == calls.num_posted == calls.num_running == 0
+        await asyncio.wait_for(calls.wait_none(), 1)
 
     asyncio.run(run())
 

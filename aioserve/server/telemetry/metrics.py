@@ -51,11 +51,12 @@ class Metrics:
             ["route", "method", "status"],
             registry=registry,
         )
-        self._in_flight = Gauge(
+        in_flight = Gauge(
             "aioserve_http_requests_in_flight",
             "Requests over HTTP that haven't ended",
             registry=registry,
         )
+        in_flight.set_function(lambda: app_state.calls.num_requests)
         self._dropped = Counter(
             "aioserve_dropped_message_fields",
             "Unknown fields of messages that clients carried back, by where they were",
@@ -68,10 +69,9 @@ class Metrics:
         """To be told of what the engine does."""
 
     def began(self, arrival: Arrival) -> None:
-        self._in_flight.inc()
+        """Nothing: `Calls` counts what hasn't ended."""
 
     def ended(self, call_log: CallLog) -> None:
-        self._in_flight.dec()
         method = call_log.method if call_log.method in METHODS else "other"
         self._http_requests.labels(call_log.route or "", method, call_log.status or 499).inc()
         for place, count in call_log.dropped.items():
