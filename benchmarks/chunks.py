@@ -16,7 +16,7 @@ from typing import Any
 from aioserve import Engine, FinishReason, Token
 from aioserve.engine.chat import ChatDelta
 from aioserve.request import Logprobs, TopLogprob, Usage
-from aioserve.server.answers.plan import AnswerPlan
+from aioserve.server.chat_parts.plan import AnswerPlan
 from aioserve.server.openai.chat_api.choices import ChatChoices
 from aioserve.server.openai.chat_api.making import AboutChunk
 from aioserve.server.openai.chat_api.request import ChatRequest

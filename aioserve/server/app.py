@@ -21,7 +21,9 @@ from aioserve.server.anthropic.count_tokens import COUNT_TOKENS
 from aioserve.server.anthropic.messages import MESSAGES
 from aioserve.server.app_state import AppState, Call
 from aioserve.server.call_log import CallLog
+from aioserve.server.call_reports import AccessLog, Spans
 from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
+from aioserve.server.metrics import Metrics
 from aioserve.server.middleware import CALL_LOG, CallMiddleware, Listener, not_found_handlers
 from aioserve.server.openai.chat_api.making import CHAT
 from aioserve.server.openai.completions_api.making import COMPLETIONS
@@ -39,7 +41,6 @@ from aioserve.server.settings import ServerSettings
 from aioserve.server.steps.download import TRACE
 from aioserve.server.steps.live import LIVE, LIVE_NOW
 from aioserve.server.steps.recorder import StepRecorder
-from aioserve.server.telemetry import AccessLog, Metrics, Spans
 
 __all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "Watching", "create_app"]
 

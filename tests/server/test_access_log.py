@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aioserve.server import ServerSettings
 from aioserve.server.call_log import CallLog
-from aioserve.server.telemetry.logs import AccessLog
+from aioserve.server.call_reports import AccessLog
 from tests.server.serving import served, until
 
 PROMPT = "unmistakable = 'prompt'\n"

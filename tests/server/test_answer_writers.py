@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.server.answers.answering import Arguments, CallBegun, Content, Piece, Reasoning
 from aioserve.server.anthropic.messages import BlockWriter
+from aioserve.server.chat_parts.answering import Arguments, CallBegun, Content, Piece, Reasoning
 from aioserve.server.openai.responses_api.writer import ItemWriter
 from tests.server.event_checks import checked_items, checked_message
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aioserve.server.answers.unknown_fields import MAX_NAMES, MAX_UNKNOWN, PLACES
+from aioserve.server.chat_parts.unknown_fields import MAX_NAMES, MAX_UNKNOWN, PLACES
 from tests.server.scripts import scripted
 
 pytestmark = pytest.mark.asyncio

@@ -11,7 +11,7 @@ import pytest
 
 from aioserve.errors import EngineClosedError, QueueFullError, RequestFailedError
 from aioserve.server import ServerSettings
-from aioserve.server.answers.answering import Content
+from aioserve.server.chat_parts.answering import Content
 from tests.server.event_checks import checked_message, events_of, without_ids
 from tests.server.scripts import CALL, CALLS, PLAIN, TEMPLATE, scripted, with_tools
 from tests.server.serving import served, until
@@ -350,7 +350,7 @@ async def test_a_stream_that_fails_ends_with_an_error(monkeypatch: pytest.Monkey
         yield [Content("x")]
         raise RequestFailedError("planted")
 
-    monkeypatch.setattr("aioserve.server.answers.answering.Answering.batches", broken)
+    monkeypatch.setattr("aioserve.server.chat_parts.answering.Answering.batches", broken)
     async with scripted() as (_, engine, client):
         text = (await client.post("/v1/messages", json=BODY | {"stream": True})).text
         await until(lambda: not engine.stats().num_running)
@@ -402,7 +402,7 @@ async def test_an_error_says_what_its_request_goes_by(monkeypatch: pytest.Monkey
         refused = await client.post("/v1/messages", json=BODY | {"max_tokens": 0})
         missing = await client.get("/v1/messages")
         barred = await client.post("/v1/messages", json=BODY, headers={"host": "there"})
-        monkeypatch.setattr("aioserve.server.answers.answering.Answering.batches", broken)
+        monkeypatch.setattr("aioserve.server.chat_parts.answering.Answering.batches", broken)
         failed = await client.post("/v1/messages", json=BODY | {"stream": True})
     for answer in (refused, missing, barred):
         assert answer.json()["request_id"] == answer.headers["request-id"]

@@ -13,8 +13,8 @@ import pytest
 from aioserve import Engine
 from aioserve.errors import RequestFailedError
 from aioserve.server import ServerSettings
-from aioserve.server.answers.answering import Content
 from aioserve.server.app_state import AppState, Call
+from aioserve.server.chat_parts.answering import Content
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.responses_api import making, stored
 from aioserve.server.openai.responses_api.request import ResponseRequest
@@ -470,7 +470,7 @@ async def test_a_stream_that_fails_ends_once_and_is_stored_as_failed(
         yield [Content("x")]
         raise RequestFailedError("planted")
 
-    monkeypatch.setattr("aioserve.server.answers.answering.Answering.batches", broken)
+    monkeypatch.setattr("aioserve.server.chat_parts.answering.Answering.batches", broken)
     async with scripted() as (_, engine, client):
         text = (await client.post("/v1/responses", json=BODY | {"stream": True})).text
         events = events_of(text)

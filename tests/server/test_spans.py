@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from aioserve.server.telemetry.spans import Spans
+from aioserve.server.call_reports import Spans
 from tests.server.serving import served, until
 
 BODY: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from aioserve.server.answers.turns import renamed
 from aioserve.server.anthropic.errors import ANTHROPIC_ERRORS
 from aioserve.server.anthropic.request import (
     NAMES,
@@ -15,6 +14,7 @@ from aioserve.server.anthropic.request import (
     template_variables,
 )
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.turns import renamed
 from aioserve.server.endpoint import Endpoint
 
 __all__ = ["COUNT_TOKENS", "TokenCount"]

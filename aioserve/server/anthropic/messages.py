@@ -10,7 +10,11 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.request import Usage
-from aioserve.server.answers.answering import (
+from aioserve.server.anthropic.blocks import TextBlock, ThinkingBlock, ToolUseBlock
+from aioserve.server.anthropic.errors import ANTHROPIC_ERRORS
+from aioserve.server.anthropic.request import MessageRequest, asked_of
+from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.answering import (
     Answering,
     Arguments,
     CallBegun,
@@ -18,10 +22,6 @@ from aioserve.server.answers.answering import (
     Piece,
     Reasoning,
 )
-from aioserve.server.anthropic.blocks import TextBlock, ThinkingBlock, ToolUseBlock
-from aioserve.server.anthropic.errors import ANTHROPIC_ERRORS
-from aioserve.server.anthropic.request import MessageRequest, asked_of
-from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint, Events
 
 __all__ = ["MESSAGES", "Message", "MessageUsage"]

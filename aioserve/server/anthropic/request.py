@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from aioserve.server.answers.answering import Asked
-from aioserve.server.answers.forms import json_schema, named_tool, tool
-from aioserve.server.answers.limits import check_at_most
-from aioserve.server.answers.plan import AnswerPlan, check_tools, planned
-from aioserve.server.answers.reasoning import variables_of
-from aioserve.server.answers.sampling import FORM_ARGUMENTS, SamplingFields
-from aioserve.server.answers.turns import Turns, renamed
-from aioserve.server.answers.unknown_fields import UnknownFields
 from aioserve.server.anthropic.blocks import (
     CacheControl,
     add_message,
@@ -20,6 +12,23 @@ from aioserve.server.anthropic.blocks import (
 )
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
+from aioserve.server.chat_parts.answering import Asked
+from aioserve.server.chat_parts.plan import (
+    AnswerPlan,
+    check_tools,
+    json_schema,
+    named_tool,
+    planned,
+    tool,
+)
+from aioserve.server.chat_parts.sampling import (
+    FORM_ARGUMENTS,
+    SamplingFields,
+    check_at_most,
+    variables_of,
+)
+from aioserve.server.chat_parts.turns import Turns, renamed
+from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import ApiError
 
 __all__ = [

@@ -13,8 +13,8 @@ import msgspec
 
 from aioserve.arguments import check, name, optional
 from aioserve.errors import InvalidRequestError
-from aioserve.server.answers.sampling import SamplingFields
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.sampling import SamplingFields
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.openai.usage import StreamOptions
 from aioserve.server.request_checks import MAX_REQUEST_ID_CHARS, is_request_id

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from aioserve.server.answers.limits import check_at_most
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.sampling import check_at_most
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.openai.chat_api.messages import messages_of

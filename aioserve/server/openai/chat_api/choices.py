@@ -14,7 +14,7 @@ import msgspec
 from aioserve.engine.chat import ChatAnswer, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.request import FinishReason
-from aioserve.server.answers.plan import AnswerPlan
+from aioserve.server.chat_parts.plan import AnswerPlan
 from aioserve.server.openai.chat_api.request import ChatRequest
 from aioserve.server.openai.logprobs import ChatLogprobs, all_chat_logprobs, chat_logprobs
 from aioserve.server.openai.token_texts import TokenTexts

@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 
 from aioserve.engine.chat import ChatStream
-from aioserve.server.answers.plan import AnswerPlan, check_tools, planned
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.plan import AnswerPlan, check_tools, planned
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.openai.chat_api.choices import ChatChoice, ChatChoices
 from aioserve.server.openai.chat_api.messages import messages_of

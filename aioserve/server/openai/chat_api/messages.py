@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from aioserve.engine.chat import MESSAGE_FIELDS
-from aioserve.server.answers.turns import without_result
-from aioserve.server.answers.unknown_fields import UnknownFields
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.turns import without_result
+from aioserve.server.chat_parts.unknown_fields import UnknownFields
 
 __all__ = ["check_results", "messages_of"]
 

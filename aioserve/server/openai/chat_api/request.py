@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from aioserve.engine.engine import Engine
-from aioserve.server.answers.forms import Choice, ResponseFormat, Tool
-from aioserve.server.answers.limits import (
+from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.plan import Choice, ResponseFormat, Tool
+from aioserve.server.chat_parts.sampling import (
+    FORM_ARGUMENTS,
     check_at_most,
     check_metadata,
     check_sampling,
+    variables_of,
 )
-from aioserve.server.answers.reasoning import variables_of
-from aioserve.server.answers.sampling import FORM_ARGUMENTS
-from aioserve.server.app_state import Call
 from aioserve.server.errors import refuse
 from aioserve.server.openai.chat_api.messages import check_results
 from aioserve.server.openai.fields import (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aioserve.request import SamplingParams
-from aioserve.server.answers.limits import check_at_most, check_sampling
-from aioserve.server.answers.sampling import FORM_ARGUMENTS
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.sampling import FORM_ARGUMENTS, check_at_most, check_sampling
 from aioserve.server.errors import refuse
 from aioserve.server.openai.fields import (
     NO_OPS,

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from aioserve.server.answers.turns import Turns
-from aioserve.server.answers.unknown_fields import KnownFields, UnknownFields
 from aioserve.server.bodies import converted
+from aioserve.server.chat_parts.turns import Turns
+from aioserve.server.chat_parts.unknown_fields import KnownFields, UnknownFields
 from aioserve.server.errors import ApiError
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from aioserve.errors import QueueFullError
-from aioserve.server.answers.answering import Answering, Asked
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.answering import Answering, Asked
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.errors import ApiError, api_error_of, called
 from aioserve.server.openai.errors import OPENAI_ERRORS

@@ -9,21 +9,30 @@ import msgspec
 
 from aioserve.errors import PromptTooLongError
 from aioserve.request import MAX_TENANT_CHARS
-from aioserve.server.answers.answering import Asked
-from aioserve.server.answers.forms import json_object, json_schema, named_tool, tool
-from aioserve.server.answers.limits import (
+from aioserve.server.app_state import Call
+from aioserve.server.bodies import Strict
+from aioserve.server.chat_parts.answering import Asked
+from aioserve.server.chat_parts.plan import (
+    AnswerPlan,
+    check_tools,
+    json_object,
+    json_schema,
+    named_tool,
+    planned,
+    tool,
+)
+from aioserve.server.chat_parts.sampling import (
+    FORM_ARGUMENTS,
+    Effort,
+    SamplingFields,
     check_at_most,
     check_chars,
     check_metadata,
     check_sampling,
+    variables_of,
 )
-from aioserve.server.answers.plan import AnswerPlan, check_tools, planned
-from aioserve.server.answers.reasoning import Effort, variables_of
-from aioserve.server.answers.sampling import FORM_ARGUMENTS, SamplingFields
-from aioserve.server.answers.turns import Turns, renamed
-from aioserve.server.answers.unknown_fields import UnknownFields
-from aioserve.server.app_state import Call
-from aioserve.server.bodies import Strict
+from aioserve.server.chat_parts.turns import Turns, renamed
+from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.fields import (
     NO_OPS,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aioserve.server.answers.answering import Arguments, CallBegun, Content, Piece, Reasoning
+from aioserve.server.chat_parts.answering import Arguments, CallBegun, Content, Piece, Reasoning
 from aioserve.server.openai.responses_api.items import (
     FunctionCall,
     Item,

@@ -16,8 +16,8 @@ import msgspec
 from aioserve.engine.chat import ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
 from aioserve.request import FinishReason, SamplingParams, Timings, Usage
-from aioserve.server.answers.plan import AnswerPlan
-from aioserve.server.answers.turns import Turns, renamed
+from aioserve.server.chat_parts.plan import AnswerPlan
+from aioserve.server.chat_parts.turns import Turns, renamed
 from aioserve.server.errors import ApiError
 
 __all__ = ["Answering", "Arguments", "Asked", "CallBegun", "Content", "Piece", "Reasoning"]

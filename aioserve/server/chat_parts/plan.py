@@ -1,31 +1,178 @@
-"""What a body wants its answer to be: text, a form, calls of tools if the model likes, or
-calls that it must make.
+"""What a body wants its completion to be: text, structured output, calls of tools if the model
+likes, or calls that it must make.
 
-A call that must be made is a form like any other, so it can't fail: the schema of a list of calls,
-or of the arguments of the one function that was named. Knows how such answers are read again. Calls
-that the model makes if it likes are the engine's to hold to their form, where tools are strict.
-A choice that forces a call, a form, tools and one call at most mean the same in all APIs; only
-their names differ.
+A call that must be made is structured output like any other, so it can't fail: the schema of a list
+of calls, or of the arguments of the one function that was named. Knows how such completions are
+read again. Calls that the model makes if it likes are the engine's to hold to their schemas, where
+tools are strict.
+
+Tools and choices among them are written as in bodies of `/v1/chat/completions`; other APIs make the
+same of what they have. They mean the same in all APIs; only their names differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from aioserve.config import ToolParserName
 from aioserve.engine.engine import Engine
-from aioserve.server.answers.call_schemas import calls_schema, parameters_of
-from aioserve.server.answers.forms import Choice, NamedTool, ResponseFormat, Tool
-from aioserve.server.answers.limits import check_at_most, check_schema
-from aioserve.server.answers.sampling import StructuredOutputs
+from aioserve.server.bodies import Strict
+from aioserve.server.chat_parts.sampling import StructuredOutputs, check_at_most, check_schema
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
 
-__all__ = ["AnswerPlan", "check_tools", "planned"]
+__all__ = [
+    "AnswerPlan",
+    "Choice",
+    "NamedTool",
+    "ResponseFormat",
+    "Tool",
+    "calls_schema",
+    "check_tools",
+    "json_object",
+    "json_schema",
+    "named_tool",
+    "parameters_of",
+    "planned",
+    "tool",
+]
+
+
+class Function(Strict, frozen=True, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema; none is one without properties."""
+    strict: bool | None = None
+    """Arguments have the schema's form. They always have where the answer must be a call."""
+
+
+class Tool(Strict, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the model hears of it."""
+        function: dict[str, Any] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        if self.function.parameters is not None:
+            function["parameters"] = self.function.parameters
+        return {"type": "function", "function": function}
+
+
+class FunctionChoice(Strict, frozen=True, kw_only=True):
+    name: str
+
+
+class NamedTool(Strict, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: FunctionChoice
+
+
+class JsonSchemaFormat(Strict, frozen=True, kw_only=True):
+    name: str
+    description: str | None = None
+    schema: dict[str, Any]
+    strict: bool | None = None
+    """The answer has the schema's form whatever this says."""
+
+
+class ResponseFormat(Strict, frozen=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+Choice = Literal["none", "auto", "required"] | NamedTool
+
+
+def tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, *, strict: bool | None
+) -> Tool:
+    function = Function(name=name, description=description, parameters=parameters, strict=strict)
+    return Tool(type="function", function=function)
+
+
+def named_tool(name: str) -> NamedTool:
+    """The choice of that tool."""
+    return NamedTool(type="function", function=FunctionChoice(name=name))
+
+
+def json_object() -> ResponseFormat:
+    return ResponseFormat(type="json_object")
+
+
+def json_schema(schema: dict[str, Any]) -> ResponseFormat:
+    wanted = JsonSchemaFormat(name="answer", schema=schema)
+    return ResponseFormat(type="json_schema", json_schema=wanted)
+
+
+def parameters_of(tool: Tool) -> dict[str, Any]:
+    """The schema of an object."""
+    schema = tool.function.parameters
+    if schema is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if schema.get("type", "object") != "object":
+        raise refuse("tools", f"must have parameters of type object, as {tool.function.name!r:.99}")
+    return {"type": "object", **schema}
+
+
+def calls_schema(tools: Sequence[Tool], *, one: bool) -> dict[str, Any]:
+    """The schema of calls, in which each tool's own has a place of its own."""
+    definitions: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
+    for index, tool in enumerate(tools):
+        place = f"tool{index}"
+        definitions[place] = _moved(parameters_of(tool), f"#/$defs/{place}")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.function.name},
+                    "arguments": {"$ref": f"#/$defs/{place}"},
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    call: dict[str, Any] = {"anyOf": calls} if len(calls) > 1 else calls[0]
+    if one:
+        return {**call, "$defs": definitions}
+    return {"type": "array", "items": call, "minItems": 1, "$defs": definitions}
+
+
+_DATA = ("enum", "const", "default", "examples")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+MAX_DEPTH = 64
+"""Of a schema; the engine takes no more."""
+
+
+def _moved(schema: Any, place: str, depth: int = 0) -> Any:
+    """A schema whose references from its root lead from `place`."""
+    if depth > 2 * MAX_DEPTH:
+        raise refuse("tools", f"must have parameters nested at most {MAX_DEPTH} deep")
+    if isinstance(schema, list):
+        return [_moved(one, place, depth + 1) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[keyword] = place + value[1:]
+        elif keyword in _DATA:
+            moved[keyword] = value
+        elif keyword in _BY_NAME and isinstance(value, dict):
+            inner = {name: _moved(one, place, depth + 2) for name, one in value.items()}
+            moved[keyword] = inner
+        else:
+            moved[keyword] = _moved(value, place, depth + 1)
+    return moved
+
 
 NO_FORMS = ("auto", "none")
 NOT_BOTH = "goes with tools only where tool_choice is none: an answer of that form is text"

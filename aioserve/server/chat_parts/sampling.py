@@ -1,19 +1,38 @@
-"""The fields of a body that say how to draw an answer, which several APIs share.
+"""The fields of a body that say how to draw a completion, which several APIs share, with limits.
 
 Names are those of the OpenAI API, and of vLLM where that API has none. What isn't given is as the
-model's makers say (`Engine.default_params`).
+model's makers say (`Engine.default_params`). `ServerSettings` limits how much one request may ask
+for, field by field; what the engine can't do at all is the engine's to refuse.
+
+Some chat templates read an effort of reasoning, others have a switch; a template that has neither
+can be told nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from aioserve.engine.engine import Engine
 from aioserve.request import MAX_BIASED_TOKENS, SamplingParams
+from aioserve.server.errors import ApiError
+from aioserve.server.settings import ServerSettings
 from aioserve.structured_output import StructuredOutput
 
-__all__ = ["FORM_ARGUMENTS", "SamplingFields", "StructuredOutputs"]
+__all__ = [
+    "FORM_ARGUMENTS",
+    "Effort",
+    "SamplingFields",
+    "StructuredOutputs",
+    "check_at_most",
+    "check_chars",
+    "check_metadata",
+    "check_sampling",
+    "check_schema",
+    "variables_of",
+]
 
 FORM_ARGUMENTS: tuple[str, ...] = ("structured_output", *StructuredOutput.__struct_fields__)
 """What the engine calls the form of an answer, or a part of it."""
@@ -113,3 +132,66 @@ _AS_THEY_ARE = (
 def _token_id(key: str) -> int | str:
     """`SamplingParams` refuses what is no id."""
     return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else key
+
+
+def check_at_most(field: str, must: str, value: int, limit: int) -> None:
+    """Raise `ApiError` where `value` is above the server's `limit`, which `must` has braces for."""
+    if value > limit:
+        raise ApiError(
+            400,
+            f"{field} must {must.format(limit)}, which is this server's limit, got {value}",
+            param=field,
+            code="limit_exceeded",
+        )
+
+
+def check_chars(field: str, text: str, most: int, of: str = "") -> None:
+    check_at_most(field, f"have {of}at most {{}} characters", len(text), most)
+
+
+def check_metadata(metadata: Mapping[str, str] | None, settings: ServerSettings) -> None:
+    given = metadata or {}
+    check_at_most("metadata", "have at most {} entries", len(given), settings.max_metadata)
+    for key, value in given.items():
+        check_chars("metadata", key, settings.max_metadata_key_chars, "keys of ")
+        check_chars(f"metadata.{key}", value, settings.max_metadata_value_chars)
+
+
+def check_sampling(body: SamplingFields, settings: ServerSettings) -> None:
+    """Of the fields that all APIs share."""
+    check_at_most("n", "be at most {}", body.n or 1, settings.max_n)
+    stops = body.stop if isinstance(body.stop, list) else ()
+    num_stops = 1 if isinstance(body.stop, str) else len(stops)
+    check_at_most("stop", "have at most {} strings", num_stops, settings.max_stops)
+    if body.structured_outputs is not None:
+        check_schema("structured_outputs", body.structured_outputs.json, settings)
+
+
+def check_schema(field: str, schema: Any, settings: ServerSettings) -> None:
+    """A schema as a value, or as JSON text."""
+    if schema is None:
+        return
+    size = len(schema.encode()) if isinstance(schema, str) else len(msgspec.json.encode(schema))
+    limit = settings.max_schema_bytes
+    check_at_most(field, "have a schema of at most {} bytes", size, limit)
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def variables_of(engine: Engine, effort: str | None, field: str) -> dict[str, Any]:
+    """Variables of the template that say so. Raises `ApiError` about the `field` of an effort that
+    nothing would come of."""
+    if effort is None:
+        return {}
+    if engine.template_reads("reasoning_effort"):
+        return {"reasoning_effort": effort}
+    if engine.template_reads("enable_thinking") and effort in get_args(Effort):
+        return {"enable_thinking": effort != "none"}
+    raise ApiError(
+        400,
+        f"{field} isn't supported: the model's chat template reads neither reasoning_effort nor "
+        "enable_thinking",
+        param=field,
+        code="unsupported_parameter",
+    )
