@@ -17,15 +17,12 @@ from aioserve import Engine, FinishReason, Token
 from aioserve.engine.chat import ChatDelta
 from aioserve.request import Logprobs, TopLogprob, Usage
 from aioserve.server.chat_parts.plan import AnswerPlan
-from aioserve.server.openai.chat_api.choices import ChatChoices
-from aioserve.server.openai.chat_api.making import AboutChunk
-from aioserve.server.openai.chat_api.request import ChatRequest
-from aioserve.server.openai.chunks import Chunks
-from aioserve.server.openai.completions_api.choices import PromptChoices
-from aioserve.server.openai.completions_api.making import AboutCompletion
-from aioserve.server.openai.completions_api.request import CompletionRequest
-from aioserve.server.openai.completions_api.together import Batch
-from aioserve.server.openai.usage import StreamOptions
+from aioserve.server.openai.chat import AboutChunk, ChatChoices
+from aioserve.server.openai.chat_request import ChatRequest
+from aioserve.server.openai.completions import AboutCompletion, PromptChoices
+from aioserve.server.openai.completions_request import CompletionRequest
+from aioserve.server.openai.fields import Chunks, StreamOptions
+from aioserve.server.openai.together import Batch
 
 COUNT = 20_000
 USAGE = Usage(100, 50, 0)

@@ -71,7 +71,7 @@ class Serving:
         options = msgspec.structs.asdict(self._config)
         async with open_engine(self._what.model, policy=self._policy, **options) as engine:
             app = create_app(engine, self._settings)
-            name = app.state.served.model_names[0]
+            name = app.state.app_state.model_names[0]
             paths = {getattr(route, "path", None) for route in app.routes}
             with _logging(), self._stopping_by_signals(engine), frozen_heap():
                 async with self._tracing(engine):

@@ -17,29 +17,31 @@ from starlette.types import Scope
 
 from aioserve import Observer
 from aioserve.engine.engine import Engine
-from aioserve.server.anthropic.count_tokens import COUNT_TOKENS
-from aioserve.server.anthropic.messages import MESSAGES
+from aioserve.server.anthropic.messages import COUNT_TOKENS, MESSAGES
 from aioserve.server.app_state import AppState, Call
 from aioserve.server.call_log import CallLog
 from aioserve.server.call_reports import AccessLog, Spans
 from aioserve.server.endpoint import Endpoint, EndpointApp, shown_path
 from aioserve.server.metrics import Metrics
 from aioserve.server.middleware import CALL_LOG, CallMiddleware, Listener, not_found_handlers
-from aioserve.server.openai.chat_api.making import CHAT
-from aioserve.server.openai.completions_api.making import COMPLETIONS
+from aioserve.server.openai.chat import CHAT
+from aioserve.server.openai.completions import COMPLETIONS
 from aioserve.server.openai.embeddings import EMBEDDINGS
 from aioserve.server.openai.errors import OPENAI_ERRORS
 from aioserve.server.openai.models import MODEL, MODELS
-from aioserve.server.openai.responses_api.making import RESPONSES
-from aioserve.server.openai.responses_api.stored import DELETE_RESPONSE, GET_RESPONSE, INPUT_ITEMS
+from aioserve.server.openai.responses_api.handlers import (
+    DELETE_RESPONSE,
+    GET_RESPONSE,
+    INPUT_ITEMS,
+    RESPONSES,
+)
 from aioserve.server.openai.tokens import DETOKENIZE, TOKENIZE
 from aioserve.server.openapi import describing
 from aioserve.server.operations import OPERATIONS
 from aioserve.server.page import PAGE_PATHS, page_routes
 from aioserve.server.request_checks import checks_of
 from aioserve.server.settings import ServerSettings
-from aioserve.server.steps.download import TRACE
-from aioserve.server.steps.live import LIVE, LIVE_NOW
+from aioserve.server.steps.endpoints import LIVE, LIVE_NOW, TRACE
 from aioserve.server.steps.recorder import StepRecorder
 
 __all__ = ["ENDPOINTS", "PAGE_ENDPOINTS", "Watching", "create_app"]

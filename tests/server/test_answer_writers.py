@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aioserve.server.anthropic.messages import BlockWriter
 from aioserve.server.chat_parts.answering import Arguments, CallBegun, Content, Piece, Reasoning
-from aioserve.server.openai.responses_api.writer import ItemWriter
+from aioserve.server.openai.responses_api.response import ItemWriter
 from tests.server.event_checks import checked_items, checked_message
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=4)

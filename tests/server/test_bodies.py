@@ -12,7 +12,7 @@ import pytest
 
 from aioserve.server.bodies import MAX_FIELD_CHARS, parse
 from aioserve.server.errors import ApiError
-from aioserve.server.openai.completions_api.request import CompletionRequest
+from aioserve.server.openai.completions_request import CompletionRequest
 
 MANY_LISTS = b'{"model": "m", "prompt": [' + b"[]," * 20_000 + b"[]]}"
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from aioserve import Engine, InvalidRequestError
 from aioserve.server.app_state import AppState, Call
-from aioserve.server.openai.fields import AnswerFields, options_of
-from aioserve.server.salt import combined_salt
+from aioserve.server.openai.fields import AnswerFields, combined_salt, options_of
 from aioserve.server.settings import ServerSettings
 from tests.server.serving import served
 from tests.server.talking import post

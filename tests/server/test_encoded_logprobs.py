@@ -18,10 +18,10 @@ from aioserve.server.openai import logprobs as module
 from aioserve.server.openai.logprobs import (
     EncodedLogprobs,
     TextOffsets,
+    TokenTexts,
     all_chat_logprobs,
     chat_logprobs,
 )
-from aioserve.server.openai.token_texts import TokenTexts
 from tests.attacks.held_loop import assert_loop_is_free
 from tests.server.serving import client_of
 

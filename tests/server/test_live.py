@@ -13,7 +13,7 @@ import pytest
 from aioserve import Engine, RequestInfo, SamplingParams
 from aioserve.server import ServerSettings, create_app
 from aioserve.server.app_state import AppState, Call
-from aioserve.server.steps.live import MAX_SENT_PARTS, Reader
+from aioserve.server.steps.endpoints import MAX_SENT_PARTS, Reader
 from aioserve.server.steps.recorder import StepRecorder
 from aioserve.testing import FakeModel
 from tests.server.serving import client_of, served, until

@@ -16,7 +16,7 @@ from aioserve.server import ServerSettings
 from aioserve.server.app_state import AppState, Call
 from aioserve.server.chat_parts.answering import Content
 from aioserve.server.errors import ApiError
-from aioserve.server.openai.responses_api import making, stored
+from aioserve.server.openai.responses_api import handlers
 from aioserve.server.openai.responses_api.request import ResponseRequest
 from aioserve.server.openai.responses_api.response import Response
 from tests.engine.scripted import ScriptedModel
@@ -248,23 +248,23 @@ async def test_a_tenant_reads_its_own_responses_alone() -> None:
             return Call(shared, "id", tenant=tenant)
 
         body = ResponseRequest(model="scripted", input="a")
-        mine = await making.responses(call("a"), body)
+        mine = await handlers.responses(call("a"), body)
         assert isinstance(mine, Response)
-        path = stored.ResponsePath(response_id=mine.id)
-        listing = stored.ListPath(response_id=mine.id)
+        path = handlers.ResponsePath(response_id=mine.id)
+        listing = handlers.ListPath(response_id=mine.id)
         going_on = ResponseRequest(model="scripted", input="b", previous_response_id=mine.id)
         for tenant in ("b", None):
             for handler, asked in (
-                (stored.response, path),
-                (stored.delete_response, path),
-                (stored.input_items, listing),
-                (making.responses, going_on),
+                (handlers.response, path),
+                (handlers.delete_response, path),
+                (handlers.input_items, listing),
+                (handlers.responses, going_on),
             ):
                 with pytest.raises(ApiError) as refused:
                     await handler(call(tenant), asked)  # pyright: ignore[reportArgumentType]
                 assert refused.value.status == 404
-        assert await stored.response(call("a"), path)
-        assert await making.responses(call("a"), going_on)
+        assert await handlers.response(call("a"), path)
+        assert await handlers.responses(call("a"), going_on)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from aioserve.server.openai.responses_api.items import (
     FunctionCallOutput,
     Item,
     Message,
+    Placed,
     ReasoningItem,
+    shortened,
 )
-from aioserve.server.openai.responses_api.truncation import Placed, shortened
 from tests.server.scripts import TEMPLATE, scripted
 
 BODY: dict[str, Any] = {"model": "scripted", "input": "How is it outside?", "seed": 0}

@@ -13,8 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import FinishReason, RequestInfo, RequestSummary, StepInfo, StepPart
-from aioserve.server.steps.entries import Arrived, Books, Ended, Entry, Stepped
-from aioserve.server.steps.recorder import StepRecorder, num_parts
+from aioserve.server.steps.recorder import (
+    Arrived,
+    Books,
+    Ended,
+    Entry,
+    Stepped,
+    StepRecorder,
+    num_parts,
+)
 from aioserve.server.steps.trace import TRACE_BEGIN, TRACE_END, Tracer, encoded
 
 IDS = ("a", "b", "c")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve import Engine, SamplingParams
-from aioserve.server.openai.completions_api.together import Merged, all_of
+from aioserve.server.openai.together import Merged, all_of
 from aioserve.testing import FakeModel, check_invariants
 
 pytestmark = pytest.mark.asyncio

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from aioserve import Engine, SamplingParams
-from aioserve.server.steps import trace_file
-from aioserve.server.steps.trace_file import tracing
+from aioserve.server.steps import trace as trace_module
+from aioserve.server.steps.trace import tracing
 from aioserve.testing import FakeModel
 
 ANSWER = SamplingParams(max_tokens=30)
@@ -62,7 +62,7 @@ async def test_an_engine_may_be_traced_from_before_it_is_entered_and_no_longer_t
 PROGRAM = """
 import asyncio, sys
 from aioserve import Engine, SamplingParams
-from aioserve.server.steps.trace_file import tracing
+from aioserve.server.steps.trace import tracing
 from aioserve.testing import FakeModel
 
 async def main():
@@ -95,8 +95,8 @@ async def test_a_disk_that_fails_ends_the_trace_and_not_the_engine(
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(trace_file._TraceFile, "write", full)
-    monkeypatch.setattr(trace_file, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(trace_module._TraceFile, "write", full)
+    monkeypatch.setattr(trace_module, "PERIOD_SECONDS", 0.01)
     with caplog.at_level(logging.ERROR):
         async with Engine(FakeModel()) as engine, tracing(engine, tmp_path / "a"):
             await asyncio.sleep(0.1)
@@ -109,7 +109,7 @@ async def test_a_disk_that_fails_ends_the_trace_and_not_the_engine(
 async def test_a_disk_that_falls_behind_ends_the_trace_and_not_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(trace_file, "PERIOD_SECONDS", 100)
+    monkeypatch.setattr(trace_module, "PERIOD_SECONDS", 100)
     with caplog.at_level(logging.ERROR):
         async with Engine(FakeModel()) as engine, tracing(engine, tmp_path / "a", max_pending=20):
             await engine.generate([1, 2], ANSWER)

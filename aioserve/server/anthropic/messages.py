@@ -1,4 +1,4 @@
-"""`/v1/messages`: answers in blocks, whole or as events."""
+"""`/v1/messages`: answers in blocks, whole or as events, and how long a conversation would be."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.request import Usage
-from aioserve.server.anthropic.blocks import TextBlock, ThinkingBlock, ToolUseBlock
-from aioserve.server.anthropic.errors import ANTHROPIC_ERRORS
-from aioserve.server.anthropic.request import MessageRequest, asked_of
+from aioserve.server.anthropic.request import (
+    NAMES,
+    Conversation,
+    MessageRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+    asked_of,
+    continues,
+    conversation_of,
+    plan_of,
+    template_variables,
+)
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.answering import (
     Answering,
@@ -22,9 +32,57 @@ from aioserve.server.chat_parts.answering import (
     Piece,
     Reasoning,
 )
+from aioserve.server.chat_parts.turns import renamed
 from aioserve.server.endpoint import Endpoint, Events
+from aioserve.server.errors import ApiError
 
-__all__ = ["MESSAGES", "Message", "MessageUsage"]
+__all__ = [
+    "ANTHROPIC_ERRORS",
+    "COUNT_TOKENS",
+    "MESSAGES",
+    "ErrorBody",
+    "Message",
+    "MessageUsage",
+    "TokenCount",
+]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    error: ErrorDetail
+    request_id: str
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class _AnthropicErrors:
+    kind: type[ErrorBody] = ErrorBody
+    id_header: bytes | None = b"request-id"
+
+    def body(self, error: ApiError, request_id: str) -> ErrorBody:
+        kind = "invalid_request_error" if error.status < 500 else "api_error"
+        return ErrorBody(ErrorDetail(_TYPES.get(error.status, kind), error.message), request_id)
+
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(self.body(error, request_id))
+
+
+ANTHROPIC_ERRORS: _AnthropicErrors = _AnthropicErrors()
+
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -205,4 +263,37 @@ MESSAGES: Endpoint[MessageRequest] = Endpoint(
     kind=MessageRequest,
     answer=Message,
     summary="Answer a conversation in blocks",
+)
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    input_tokens: int
+    """Cached or not."""
+
+
+async def count_tokens(call: Call, body: Conversation) -> TokenCount:
+    turns = conversation_of(call, body)
+    goes_on = continues(turns, body)
+    plan = plan_of(call, body)
+    variables = template_variables(call, body)
+    try:
+        ids = await call.engine.encode(
+            turns.messages,
+            tools=plan.tools,
+            chat_template_kwargs=variables,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+        )
+    except Exception as error:
+        raise renamed(error, NAMES, turns) from error
+    return TokenCount(len(ids))
+
+
+COUNT_TOKENS: Endpoint[Conversation] = Endpoint(
+    "/v1/messages/count_tokens",
+    count_tokens,
+    ANTHROPIC_ERRORS,
+    kind=Conversation,
+    answer=TokenCount,
+    summary="Count the tokens of a conversation",
 )

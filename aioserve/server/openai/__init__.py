@@ -1,11 +1,10 @@
 """The OpenAI API: its bodies, its answers, its errors.
 
-    chat_api/          /v1/chat/completions
-    completions_api/   /v1/completions
-    responses_api/     /v1/responses, and those that were stored
-    embeddings, models, tokens: one endpoint each
+    chat_request ──► chat                        /v1/chat/completions
+    completions_request ──► together ──► completions    /v1/completions
+    responses_api/                               /v1/responses, and those that were stored
+    embeddings, models, tokens                   one endpoint each
 
-In each folder `request` is what is asked, and `making` answers it. Beside the folders stands what
-several endpoints share: `fields` of bodies, `names` and `errors`, and of answers `usage`,
-`logprobs`, `token_texts` and `chunks`.
+What several endpoints share stands beside them: `fields` of bodies and of answers, `logprobs` and
+`errors`.
 """

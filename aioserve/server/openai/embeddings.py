@@ -10,10 +10,9 @@ import msgspec
 from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.errors import refuse
-from aioserve.server.openai.completions_api.request import prompts_of
-from aioserve.server.openai.errors import OPENAI_ERRORS
+from aioserve.server.openai.completions_request import prompts_of
+from aioserve.server.openai.errors import OPENAI_ERRORS, as_named
 from aioserve.server.openai.fields import options_of, refuse_unsupported, take_request_id
-from aioserve.server.openai.names import as_named
 
 __all__ = ["EMBEDDINGS", "Embedding", "EmbeddingList", "EmbeddingRequest"]
 

@@ -1,11 +1,19 @@
-"""The fields that bodies of the OpenAI API share, beside those of sampling.
+"""Fields of bodies that endpoints of the OpenAI API share, beside those of sampling, and fields of
+what they answer: token counts, and the chunks of a stream.
 
 Some fields of that API ask for things that aren't here. A value by which nothing is asked is let
 through; any other is refused by the name of the field.
+
+A body's cache salt never stands for itself: a client that knows another's salt doesn't come to
+share its cached prefixes.
+
+All chunks of a stream begin alike, so that is encoded once; each costs the encoding of its choice
+and of the counts, where those are asked for.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -13,23 +21,105 @@ import msgspec
 
 from aioserve.arguments import check, name, optional
 from aioserve.errors import InvalidRequestError
+from aioserve.request import Usage
 from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.sampling import SamplingFields
 from aioserve.server.errors import ApiError, refuse
-from aioserve.server.openai.usage import StreamOptions
 from aioserve.server.request_checks import MAX_REQUEST_ID_CHARS, is_request_id
-from aioserve.server.salt import combined_salt
 
 __all__ = [
+    "DONE",
     "NO_OPS",
     "AnswerCallFields",
     "AnswerFields",
     "CallFields",
+    "Chunks",
+    "StreamOptions",
+    "UsageBody",
     "answer_options_of",
+    "combined_salt",
     "options_of",
     "refuse_unsupported",
     "take_request_id",
+    "usage_of",
 ]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a streamed answer."""
+
+    include_usage: bool | None = None
+    """A last chunk without choices tells the counts."""
+    continuous_usage_stats: bool | None = None
+    """Every chunk tells those so far."""
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage_of(usage: Usage) -> UsageBody:
+    return UsageBody(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
+    )
+
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Chunks:
+    """`about` is what all chunks say of the answer, as an object of JSON."""
+
+    __slots__ = ("_head", "_tail", "counts_always", "counts_last")
+
+    def __init__(self, about: msgspec.Struct, options: StreamOptions | None) -> None:
+        options = StreamOptions() if options is None else options
+        self._head = b"data: " + _encode(about)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if options.include_usage else b"]}\n\n"
+        self.counts_last: bool = bool(options.include_usage)
+        """A chunk without choices tells them."""
+        self.counts_always: bool = bool(options.continuous_usage_stats)
+        """Every chunk tells those so far."""
+
+    def chunk(self, choice: msgspec.Struct, usage: Usage | None = None) -> bytes:
+        """One event. `usage` where every chunk tells it."""
+        if usage is None:
+            return self._head + _encode(choice) + self._tail
+        return self._head + _encode(choice) + self._counted(usage)
+
+    def end(self, usage: Usage) -> bytes:
+        """The last events of an answer that is whole."""
+        return self._head + self._counted(usage) + DONE if self.counts_last else DONE
+
+    def _counted(self, usage: Usage) -> bytes:
+        return b'],"usage":' + _encode(usage_of(usage)) + b"}\n\n"
+
+
+_TAG = b"aioserve cache_salt 1"
+
+
+def combined_salt(own: str | None, asked: str | None) -> str | None:
+    """The salt of a call whose key has the salt `own` and whose body has `asked`: 64 hexadecimal
+    digits that are others for each pair, and `own` where the body has none."""
+    if asked is None:
+        return own
+    parts = [b"" if own is None else b"\1" + own.encode(), asked.encode("utf-8", "surrogatepass")]
+    digest = hashlib.sha256(_TAG)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
 
 
 NO_OPS: dict[str, tuple[Any, ...]] = {

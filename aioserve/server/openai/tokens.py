@@ -13,11 +13,9 @@ from aioserve.server.app_state import Call
 from aioserve.server.chat_parts.sampling import check_at_most
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.errors import ApiError, refuse
-from aioserve.server.openai.chat_api.messages import messages_of
-from aioserve.server.openai.chat_api.request import Tool
-from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.openai.names import as_named
-from aioserve.server.openai.token_texts import TokenTexts
+from aioserve.server.openai.chat_request import Tool, messages_of
+from aioserve.server.openai.errors import OPENAI_ERRORS, as_named
+from aioserve.server.openai.logprobs import TokenTexts
 
 __all__ = ["DETOKENIZE", "TOKENIZE", "DetokenizeRequest", "TokenizeRequest"]
 

@@ -1,7 +1,9 @@
-"""`StepRecorder`: keeps the last entries of what an engine did, for whoever looks at them.
+"""What happened in an engine, entry by entry: small values that are kept, sent and traced.
 
-Readers look into one log, each from where it was: what a slow one misses it misses, and nothing is
-kept for it.
+`Books` makes entries of what an observer is told. Requests have numbers there, as their ids may
+come again, and parts of a prompt that needed no computing are found. `StepRecorder` keeps the last
+entries. Readers look into one log, each from where it was: what a slow one misses it misses, and
+nothing is kept for it.
 """
 
 from __future__ import annotations
@@ -10,10 +12,197 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from aioserve import Observer, RequestInfo, RequestSummary, StepInfo
-from aioserve.server.steps.entries import Books, Entry, OpenRequest, Stepped
+import msgspec
 
-__all__ = ["MAX_ENTRIES", "MAX_PARTS", "StepRecorder"]
+from aioserve import FinishReason, Observer, RequestInfo, RequestSummary, StepInfo, StepPart
+
+__all__ = [
+    "MAX_ENTRIES",
+    "MAX_PARTS",
+    "Arrived",
+    "Books",
+    "Ended",
+    "Entry",
+    "OpenRequest",
+    "Part",
+    "StepRecorder",
+    "Stepped",
+]
+
+
+class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived", gc=False):
+    """A request entered the queue."""
+
+    number: int
+    """Of the request, from 1 on; none comes twice."""
+    request_id: str
+    tenant: str | None
+    prompt_tokens: int
+    max_tokens: int
+    num_samples: int
+    arrival_seconds: float
+    """This and other times are on the clock of the event loop."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a step computed of one sequence."""
+
+    number: int
+    sample: int
+    start_tokens: int
+    num_tokens: int
+    num_sampled: int
+    is_decode: bool
+    cached_tokens: int
+    """Where its sequence began with it, or began again: so many tokens of the prompt needed no
+    computing."""
+
+
+class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="step", gc=False):
+    """A step was committed, or failed."""
+
+    step: int
+    begin_seconds: float
+    end_seconds: float
+    failed: bool
+    num_running: int
+    num_waiting: int
+    pages_free: int
+    pages_fenced: int
+    pages_cached: int
+    pages_held_by_requests: int
+    preempted: tuple[int, ...]
+    """Numbers of requests, one for each sequence that gave its pages back."""
+    parts: tuple[Part, ...]
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended", gc=False):
+    """A request has ended, for whatever reason."""
+
+    number: int
+    finish_reason: FinishReason
+    end_seconds: float
+    completion_tokens: int
+    cached_tokens: int
+    first_token_seconds: float | None
+    """From its arrival, as is what follows."""
+    queued_seconds: float | None
+    preemptions: int
+
+
+Entry = Arrived | Stepped | Ended
+
+
+class OpenRequest(msgspec.Struct, array_like=True):
+    """A request that hasn't ended."""
+
+    arrived: Arrived
+    began_seconds: float | None = None
+    """When the step began that computed the first of it."""
+    begun: set[int] = msgspec.field(default_factory=set)
+    """Samples that were computed since they came or were preempted."""
+
+
+class Books:
+    """Numbers requests, and keeps those that are open. As big as what the engine has at once."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, OpenRequest] = {}
+        """By number."""
+        self.num_arrived: int = 0
+        self._by_id: dict[str, OpenRequest] = {}
+        """Of several with one id the last: the others have no part in a step any more."""
+        self._by_arrival: dict[tuple[str, float], list[OpenRequest]] = {}
+
+    def arrived(self, info: RequestInfo) -> Arrived:
+        self.num_arrived += 1
+        entry = Arrived(
+            self.num_arrived,
+            info.request_id,
+            info.tenant,
+            info.prompt_tokens,
+            info.max_tokens,
+            info.num_samples,
+            info.arrival_seconds,
+        )
+        request = OpenRequest(entry)
+        self.open[entry.number] = request
+        self._by_id[info.request_id] = request
+        key = (info.request_id, info.arrival_seconds)
+        self._by_arrival.setdefault(key, []).append(request)
+        return entry
+
+    def stepped(self, info: StepInfo) -> Stepped:
+        """Parts of requests that came before the books were opened are left out."""
+        by_id = self._by_id
+        preempted = []
+        for request_id, sample in info.preempted:
+            if (request := by_id.get(request_id)) is not None:
+                request.begun.discard(sample)
+                preempted.append(request.arrived.number)
+        parts = [
+            _part(request, part, info.begin_seconds)
+            for part in info.parts
+            if (request := by_id.get(part.request_id)) is not None
+        ]
+        return Stepped(
+            info.step,
+            info.begin_seconds,
+            info.end_seconds,
+            info.failed,
+            info.num_running,
+            info.num_waiting,
+            info.pages_free,
+            info.pages_fenced,
+            info.pages_cached,
+            info.pages_held_by_requests,
+            tuple(preempted),
+            tuple(parts),
+        )
+
+    def ended(self, summary: RequestSummary) -> Ended | None:
+        """None for a request that came before the books were opened."""
+        key = (summary.request_id, summary.arrival_seconds)
+        alike = self._by_arrival.get(key)
+        if alike is None:
+            return None
+        request = alike.pop(0)
+        if not alike:
+            del self._by_arrival[key]
+        if self._by_id.get(summary.request_id) is request:
+            del self._by_id[summary.request_id]
+        number = request.arrived.number
+        del self.open[number]
+        return Ended(
+            number,
+            summary.finish_reason,
+            summary.arrival_seconds + summary.total_seconds,
+            summary.completion_tokens,
+            summary.cached_tokens,
+            summary.first_token_seconds,
+            summary.queued_seconds,
+            summary.preemptions,
+        )
+
+
+def _part(request: OpenRequest, part: StepPart, begin_seconds: float) -> Part:
+    cached = 0
+    if part.sample not in request.begun:
+        request.begun.add(part.sample)
+        if request.began_seconds is None:
+            request.began_seconds = begin_seconds
+        if not part.is_decode:
+            cached = part.start_tokens
+    return Part(
+        request.arrived.number,
+        part.sample,
+        part.start_tokens,
+        part.num_tokens,
+        part.num_sampled,
+        part.is_decode,
+        cached,
+    )
+
 
 MAX_ENTRIES = 8192
 """Kept: steps, arrivals and ends together."""

@@ -1,6 +1,6 @@
 """`/v1/responses`: answers in items, which may be stored and gone on from.
 
-    request ──► truncation ──► making ──► writer ──► response ──► store ──► stored
+    request ──► handlers ──► response ──► store
 
 `items` are what a conversation is made of, on the way in and on the way out.
 """

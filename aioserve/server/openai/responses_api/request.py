@@ -44,11 +44,12 @@ from aioserve.server.openai.responses_api.items import (
     FunctionCall,
     Item,
     Message,
+    Placed,
     add_item,
     item_of,
     kept,
+    shortened,
 )
-from aioserve.server.openai.responses_api.truncation import Placed, shortened
 
 __all__ = [
     "FunctionChoice",

@@ -1,4 +1,4 @@
-"""`/v1/responses`: answers in items, which may be stored and gone on from."""
+"""`/v1/responses`: answers in items that may be stored, gone on from, read again and forgotten."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,15 +30,128 @@ from aioserve.server.openai.responses_api.request import (
 from aioserve.server.openai.responses_api.response import (
     IncompleteDetails,
     InputTokensDetails,
+    ItemWriter,
     OutputTokensDetails,
     Response,
     ResponseError,
     ResponseUsage,
 )
 from aioserve.server.openai.responses_api.store import Stored
-from aioserve.server.openai.responses_api.writer import ItemWriter
 
-__all__ = ["RESPONSES"]
+__all__ = [
+    "DELETE_RESPONSE",
+    "GET_RESPONSE",
+    "INPUT_ITEMS",
+    "RESPONSES",
+    "DeletedResponse",
+    "ItemList",
+]
+
+MAX_LISTED = 100
+"""Items of one list."""
+
+
+class ResponsePath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    response_id: str
+
+
+class ListPath(ResponsePath, frozen=True, kw_only=True):
+    after: str | None = None
+    """The id behind which the list begins."""
+    limit: int = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+async def response(call: Call, path: ResponsePath) -> object:
+    return msgspec.Raw(_found(call, path.response_id).body)
+
+
+async def delete_response(call: Call, path: ResponsePath) -> DeletedResponse:
+    if not call.app_state.responses.delete(call.tenant, path.response_id):
+        raise _missing(path.response_id)
+    return DeletedResponse(id=path.response_id)
+
+
+async def input_items(call: Call, path: ListPath) -> ItemList:
+    """Those that came with the request, the last first."""
+    if not 1 <= path.limit <= MAX_LISTED:
+        raise ApiError(400, f"limit must be in [1, {MAX_LISTED}], got {path.limit}", param="limit")
+    stored = _found(call, path.response_id)
+    items = msgspec.json.decode(stored.before, type=list[Item])[-stored.num_given :]
+    if path.order == "desc":
+        items.reverse()
+    if path.after is not None:
+        places = [index for index, item in enumerate(items) if item.id == path.after]
+        if not places:
+            raise ApiError(400, f"after: no item has the id {path.after!r:.300}", param="after")
+        items = items[places[0] + 1 :]
+    data = items[: path.limit]
+    return ItemList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(items) > len(data),
+    )
+
+
+def _found(call: Call, response_id: str) -> Stored:
+    stored = call.app_state.responses.get(call.tenant, response_id)
+    if stored is None:
+        raise _missing(response_id)
+    return stored
+
+
+def _missing(response_id: str) -> ApiError:
+    return ApiError(
+        404,
+        f"there is no response {response_id!r:.300}",
+        param="response_id",
+        code="response_not_found",
+    )
+
+
+GET_RESPONSE: Endpoint[ResponsePath] = Endpoint(
+    "/v1/responses/{response_id}",
+    response,
+    OPENAI_ERRORS,
+    kind=ResponsePath,
+    bodiless="GET",
+    answer=Response,
+    summary="A stored response",
+)
+DELETE_RESPONSE: Endpoint[ResponsePath] = Endpoint(
+    "/v1/responses/{response_id}",
+    delete_response,
+    OPENAI_ERRORS,
+    kind=ResponsePath,
+    bodiless="DELETE",
+    answer=DeletedResponse,
+    summary="Forget a stored response",
+)
+INPUT_ITEMS: Endpoint[ListPath] = Endpoint(
+    "/v1/responses/{response_id}/input_items",
+    input_items,
+    OPENAI_ERRORS,
+    kind=ListPath,
+    bodiless="GET",
+    answer=ItemList,
+    summary="What a stored response answered",
+)
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 

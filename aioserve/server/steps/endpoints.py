@@ -1,8 +1,11 @@
-"""`/live`: what the engine does, while it does it, as server-sent events a few times a second.
+"""What the engine does, over HTTP.
 
-Each event is a whole `Update`. The first one tells all that a reader must know, and so does one
-that comes after entries were lost: those that a slow reader left lying until they were forgotten.
-Nothing is kept for a reader but its place in the log.
+`/live` tells it while it happens, as server-sent events a few times a second. Each event is a whole
+`Update`. The first one tells all that a reader must know, and so does one that comes after entries
+were lost: those that a slow reader left lying until they were forgotten. Nothing is kept for a
+reader but its place in the log.
+
+`/trace` is what is kept of the engine's steps, in Chrome's trace format.
 """
 
 from __future__ import annotations
@@ -16,10 +19,48 @@ from aioserve.server.app_state import Call
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.errors import OPENAI_ERRORS
-from aioserve.server.steps.entries import Arrived, Entry, OpenRequest
-from aioserve.server.steps.recorder import StepRecorder
+from aioserve.server.steps.recorder import Arrived, Entry, OpenRequest, StepRecorder, num_parts
+from aioserve.server.steps.trace import TRACE_BEGIN, TRACE_END, TraceEvent, Tracer, encoded
 
-__all__ = ["LIVE", "LIVE_NOW", "About", "Reader", "Update"]
+__all__ = ["LIVE", "LIVE_NOW", "TRACE", "About", "Reader", "Update"]
+
+MAX_AT_ONCE = 2000
+"""Entries and parts of steps that are written between two turns of the event loop: a few ms."""
+
+
+class _Nothing:
+    def close(self) -> None:
+        """Nothing is held for a download."""
+
+
+async def trace(call: Call, _: None) -> Events:
+    name = b'attachment; filename="aioserve-trace.json"'
+    headers = ((b"content-disposition", name),)
+    return Events(_lines(call), _Nothing(), kind=b"application/json", headers=headers)
+
+
+async def _lines(call: Call) -> AsyncGenerator[bytes, None]:
+    steps = call.app_state.recorded_steps
+    entries = steps.entries()
+    tracer = Tracer(call.tenant)
+    begun = tracer.begin(asyncio.get_running_loop().time(), steps.open_requests)
+    yield TRACE_BEGIN + encoded(begun, first=True)
+    events: list[TraceEvent] = []
+    cost = 0
+    for entry in entries:
+        events += tracer.events(entry)
+        cost += 1 + num_parts(entry)
+        if cost > MAX_AT_ONCE:
+            yield encoded(events, first=False)
+            await asyncio.sleep(0)
+            events, cost = [], 0
+    yield encoded([*events, *tracer.finish()], first=False) + TRACE_END
+
+
+TRACE: Endpoint[None] = Endpoint(
+    "/trace", trace, OPENAI_ERRORS, summary="The last steps, in Chrome's trace format"
+)
+
 
 PERIOD_SECONDS = 0.25
 QUIET_SECONDS = 2.0
