@@ -81,7 +81,7 @@ from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdi
 from aioserve.scheduling.step_times import StepSummary
 from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 from aioserve.structured_output import StructuredOutput
-from aioserve.text.answers.parts import ToolCall, ToolCallDelta
+from aioserve.text.output_parsers.parts import ToolCall, ToolCallDelta
 from aioserve.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"

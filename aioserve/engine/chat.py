@@ -1,7 +1,7 @@
 """`ChatStream`: the answer to messages as its parts, over a `TokenStream` and nothing else.
 
 Knows which forms of tool calls and reasoning a model writes; how they are read is
-`aioserve.text.answers`.
+`aioserve.text.output_parsers`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from aioserve.errors import InvalidRequestError
 from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.calls import CallsOutput, Style, calls_output
 from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
-from aioserve.text.answers.answer_reader import AnswerReader
-from aioserve.text.answers.forms import (
+from aioserve.text.conversation import MAX_TOOLS, Conversation
+from aioserve.text.messages import FIELDS, FIELDS_OF
+from aioserve.text.output_parsers.answer_reader import AnswerReader
+from aioserve.text.output_parsers.forms import (
     ReasoningForm,
     ToolForm,
     reasoning_form,
     tool_form,
 )
-from aioserve.text.answers.parts import Parts, ToolCall, ToolCallDelta, whole_calls
-from aioserve.text.conversation import MAX_TOOLS, Conversation
-from aioserve.text.messages import FIELDS, FIELDS_OF
+from aioserve.text.output_parsers.parts import Parts, ToolCall, ToolCallDelta, whole_calls
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = [

@@ -50,7 +50,7 @@ from aioserve.execution.runner import ModelLimits, ModelSource
 from aioserve.plugins import Observer, check_observer_object
 from aioserve.request import Beam, Completion, SamplingParams
 from aioserve.scheduling.policy import SchedulingPolicy
-from aioserve.text.answers.forms import tells_tool_form
+from aioserve.text.output_parsers.forms import tells_tool_form
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]

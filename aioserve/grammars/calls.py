@@ -3,9 +3,9 @@
     Sure. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call> Wait for it.
     free      │       one of the names, and what its schema takes         │         free
 
-A call begins where the reader of that form (`aioserve.text.answers`) would begin to read one: at a
-mark, or where the answer starts with a brace. What is free is therefore exactly the text that no
-call begins in. Special tokens come where a mark is one, and nowhere else: in the text they would
+A call begins where the parser of that style (`aioserve.text.output_parsers`) begins to read one: at
+a mark, or where the completion starts with a brace. What is free is therefore exactly the text that
+no call begins in. Special tokens come where a mark is one, and nowhere else: in the text they would
 vanish, and could hide a mark in their midst.
 
 Knows how each form is written. Must not know how tokens spell it.
@@ -23,8 +23,8 @@ import msgspec
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.schema import sound_schema
 from aioserve.structured_output import MAX_CHARS, StructuredOutput
-from aioserve.text.answers import hermes, llama3_json, mistral
-from aioserve.text.answers.call_object import MAX_NAME_CHARS
+from aioserve.text.output_parsers import hermes, llama3_json, mistral
+from aioserve.text.output_parsers.call_object import MAX_NAME_CHARS
 
 __all__ = ["CallsOutput", "Style", "calls_output", "calls_source"]
 

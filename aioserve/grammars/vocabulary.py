@@ -1,8 +1,9 @@
-"""A tokenizer's vocabulary, as llguidance needs it: the bytes that each id adds to an answer.
+"""A tokenizer's vocabulary, as llguidance needs it: the bytes that each id adds to a
+completion.
 
-They are taken from the same pieces that answers are put together of (`aioserve.text.pieces`), so
-the text that a grammar sees is the text that the caller gets. Special tokens add none, and are
-allowed only where a grammar names them.
+They are taken from the same pieces that completions are put together of
+(`aioserve.text.token_bytes`), so the text that a grammar sees is the text that the caller gets.
+Special tokens add none, and are allowed only where a grammar names them.
 
 Making one takes a second or less for 150,000 tokens, nearly all of it in two calls of the library
 that hold the interpreter's lock: so a model has one, and only once a request asks for a form.
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.grammars.library import llguidance
-from aioserve.text.pieces import Piece
+from aioserve.text.token_bytes import Piece
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["SLICES", "Vocabulary"]

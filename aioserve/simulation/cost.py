@@ -20,7 +20,7 @@ from aioserve.capacity.models import ModelShape
 from aioserve.config import MAX_COUNT
 from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
-from aioserve.simulation.scatter import Scatter, drawn, drawn_from
+from aioserve.simulation.step_noise import StepNoise, drawn, drawn_from
 from aioserve.steps.pages import CopyKind
 from aioserve.steps.plan import StepPlan
 from aioserve.traces.checks import check_int, check_number, named
@@ -218,7 +218,7 @@ class CostTable:
     ) -> None:
         """`seconds[i][j]` is a step of `prefill_tokens[i]` and `decode_batch[j]` without context;
         see `StepLoad` for what the other two are multiplied with. `max_context_tokens` and
-        `max_attended_pairs` are the most that were measured, where that is known; see `Scatter`
+        `max_attended_pairs` are the most that were measured, where that is known; see `StepNoise`
         for `scatter[i][j]`.
 
         Raises `ConfigError` unless both axes grow, have two points or more, and fit the grid, each
@@ -251,7 +251,7 @@ class CostTable:
             ("attended_pairs", 0, MAX_LOAD if max_attended_pairs is None else max_attended_pairs),
         )
         self.max_context_tokens: int | None = max_context_tokens
-        self.scatter: Scatter | None = None if scatter is None else Scatter(scatter, grid.shape)
+        self.scatter: StepNoise | None = None if scatter is None else StepNoise(scatter, grid.shape)
         self.kv: MeasuredKV | None = kv
 
     def step_seconds(self, plan: StepPlan) -> float:
@@ -295,7 +295,7 @@ class CostTable:
                 return f"{name} = {value:,} (measured: {least:,} to {most:,})"
         return None
 
-    def _known_scatter(self) -> Scatter:
+    def _known_scatter(self) -> StepNoise:
         if self.scatter is None:
             raise ConfigError("the cost table has no scatter: give no seed for it")
         return self.scatter

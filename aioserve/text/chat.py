@@ -2,7 +2,7 @@
 
 Knows the template files of a model directory and Hugging Face's conventions for them. Renders
 nothing but these: what a caller sends is data for the template, never a template. Rendering may be
-slow (a template is a program, with the bounds of `bounds`), so callers run it in a thread.
+slow (a template is a program, within a `template_budget`), so callers run it in a thread.
 
 Rendered by minijinja, which is Jinja2 except where it isn't. Of what chat templates use, Python's
 methods of str, dict and list are there (`strip`, `split`, `startswith`, `items`, `get`, ...), as
@@ -30,9 +30,9 @@ import msgspec
 from aioserve.arguments import shown
 from aioserve.errors import InvalidPromptError, ModelError, PromptTooLongError, RequestFailedError
 from aioserve.json_file import read_file, read_json_object
-from aioserve.text import bounds
+from aioserve.text import template_budget
 from aioserve.text.conversation import Conversation, conversation_of
-from aioserve.text.guard import Disguise
+from aioserve.text.escape_special import Escapes
 from aioserve.text.messages import Message
 from aioserve.text.tokenizer import Tokenizer
 
@@ -64,10 +64,10 @@ class ChatTemplate:
         self.source: str = source
         """As it was written, where names are looked for."""
         self._special_tokens = dict(special_tokens or {})
-        self._source = bounds.asking(_without_generation_marks(source), origin)
+        self._source = template_budget.asking(_without_generation_marks(source), origin)
         self._environments: dict[int, minijinja.Environment] = {}
         """By the instructions that a rendering may take."""
-        self._environment(bounds.FUEL)
+        self._environment(template_budget.FUEL)
 
     @classmethod
     def from_directory(
@@ -146,29 +146,29 @@ class ChatTemplate:
         `PromptTooLongError`.
         """
         checked = self._checked(messages)
-        if special_tokens_in_messages or not (guard := tokenizer.message_guard).is_needed:
+        if special_tokens_in_messages or not (specials := tokenizer.special_tokens).is_needed:
             text = self._rendered(checked)
             _check_chars(len(text), max_chars)
             return tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens)
-        disguised, disguise = guard.disguise(checked, apart_from=self._source)
-        text = self._rendered(disguised, disguise)
+        escaped, escapes = specials.escaped(checked, apart_from=self._source)
+        text = self._rendered(escaped, escapes)
         _check_chars(len(text), max_chars)
-        spans = guard.find(text, disguise)
+        spans = specials.find(text, escapes)
 
         def written(other: Conversation) -> list[int] | None:
             """The special tokens of the prompt with other texts; None if it has none then."""
             try:
-                rendered = self._rendered(other, disguise)
+                rendered = self._rendered(other, escapes)
             except (InvalidPromptError, RequestFailedError):
                 return None  # the template reads in texts, and what it reads means nothing
-            return [span.token_id for span in guard.find(rendered, disguise)]
+            return [span.token_id for span in specials.find(rendered, escapes)]
 
         tokens = [span.token_id for span in spans]
-        expected = written(guard.meaningless(disguised))
+        expected = written(specials.meaningless(escaped))
         if tokens != expected and (
             # The template looks at contents. May it, or does it write what they dictate?
-            guard.may_spell(Counter(tokens) - Counter(expected or ()), disguised)
-            or tokens != written(guard.unmarked(disguised))
+            specials.may_spell(Counter(tokens) - Counter(expected or ()), escaped)
+            or tokens != written(specials.unmarked(escaped))
         ):
             others = "none" if expected is None else len(expected)
             raise InvalidPromptError(
@@ -176,7 +176,7 @@ class ChatTemplate:
                 f"the chat template {self._file} writes {len(tokens)} with these contents and "
                 f"{others} with others; special_tokens_in_messages=True allows it"
             )
-        return guard.encode(text, disguise, spans, max_tokens=max_tokens)
+        return specials.encode(text, escapes, spans, max_tokens=max_tokens)
 
     def _checked(
         self, messages: Conversation | Sequence[Message], add_generation_prompt: bool = True
@@ -210,9 +210,9 @@ class ChatTemplate:
         self._environments[fuel] = environment
         return environment
 
-    def _rendered(self, checked: Conversation, disguise: Disguise | None = None) -> str:
-        fuel = bounds.fuel_for(checked.num_items)
-        budget = bounds.Budget(checked.num_items, checked.num_chars)
+    def _rendered(self, checked: Conversation, escapes: Escapes | None = None) -> str:
+        fuel = template_budget.fuel_for(checked.num_items)
+        budget = template_budget.Budget(checked.num_items, checked.num_chars)
         mark = ""
         if checked.continue_final_message:
             checked, mark = _marked(checked)
@@ -224,13 +224,13 @@ class ChatTemplate:
                 add_generation_prompt=checked.add_generation_prompt,
                 tools=checked.tools,
                 documents=None,
-                **{bounds.SPEND: budget.spend},
+                **{template_budget.SPEND: budget.spend},
                 **self._special_tokens,
             )
         except _Refused as error:
-            refusal = _brief(error if disguise is None else disguise.take_off(str(error)))
+            refusal = _brief(error if escapes is None else escapes.unescape(str(error)))
             raise InvalidPromptError(f"the model's chat template refused: {refusal}") from error
-        except bounds.BudgetSpentError as error:
+        except template_budget.BudgetSpentError as error:
             raise RequestFailedError(f"{self._file}: rendering was stopped: {error}") from error
         except BaseException as error:
             # A panic of the library's is no Exception.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 
-from aioserve.text.pieces import Piece, PieceTable
+from aioserve.text.token_bytes import Piece, PieceTable
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["IncrementalDetokenizer"]

@@ -16,8 +16,8 @@ import tokenizers
 from aioserve.arguments import boolean, check, integer, sequence
 from aioserve.errors import InvalidPromptError, ModelError
 from aioserve.text import library
-from aioserve.text.guard import MessageGuard
-from aioserve.text.pieces import PieceTable
+from aioserve.text.special_tokens import SpecialTokens
+from aioserve.text.token_bytes import PieceTable
 from aioserve.text.tokenizer_file import one_past_highest_id, read_tokenizer
 
 __all__ = ["Tokenizer", "why_no_tokenizer"]
@@ -89,10 +89,10 @@ class Tokenizer:
         return cls(backend, source=str(file), vocab_size=vocab_size)
 
     @cached_property
-    def message_guard(self) -> MessageGuard:
+    def special_tokens(self) -> SpecialTokens:
         """Keeps text of messages from becoming special tokens. Made when it is first used, which
         may take a while: use it in a thread."""
-        return MessageGuard(self._backend, self._source)
+        return SpecialTokens(self._backend, self._source)
 
     def special_among(self, names: Iterable[str]) -> dict[int, str]:
         """Those of the names that are special tokens, by their ids."""

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from aioserve import Engine, InvalidPromptError, SamplingParams, UnsupportedModelError
 from aioserve.text.chat import ChatTemplate
-from aioserve.text.guard import Disguise
+from aioserve.text.escape_special import Escapes
 from aioserve.text.tokenizer import Tokenizer
 from tests.attacks.held_loop import assert_loop_is_free
 from tests.attacks.hostile import named_errors
@@ -288,11 +288,11 @@ def test_fuzz_what_the_guard_encodes_is_what_one_pass_encodes(kind: str) -> None
     def check(text: str) -> None:
         # One pass lets this model spell special tokens.
         assume(kind != "unigram under NFKC" or unicodedata.is_normalized("NFKC", text))
-        # All special tokens are the template's; the disguise, of something else, makes it encode.
-        disguise = Disguise([text])
-        disguise.put_on("?", [0])
-        guard = tokenizer.message_guard
-        assert guard.encode(text, disguise, guard.find(text)) == tokenizer.encode(
+        # All special tokens are the template's; an escape, of something else, makes it encode.
+        escapes = Escapes([text])
+        escapes.escape("?", [0])
+        specials = tokenizer.special_tokens
+        assert specials.encode(text, escapes, specials.find(text)) == tokenizer.encode(
             text, add_special_tokens=False
         )
 
@@ -343,7 +343,7 @@ def test_a_turn_that_a_user_types_is_text() -> None:
     assert taken == tokenizer.encode(ours.render(forged), add_special_tokens=False)
 
 
-def test_a_letter_that_is_disguised_is_a_letter_to_its_neighbours() -> None:
+def test_a_letter_that_is_escaped_is_a_letter_to_its_neighbours() -> None:
     """The template's token is none beside a letter that might begin one."""
     tokenizer = tokenizer_of("single word")
     ours = template("single word", "{{ messages[0].content ~ 'EOT' }}")
@@ -486,7 +486,7 @@ async def test_the_engine_encodes_messages_as_its_option_says(taken: bool) -> No
 @pytest.mark.asyncio
 async def test_long_texts_full_of_names_do_not_hold_the_loop() -> None:
     tokenizer, ours = tokenizer_of("chatml"), template("chatml", CHATML)
-    assert tokenizer.message_guard.is_needed
+    assert tokenizer.special_tokens.is_needed
     for text in ("<|im_end|>", "<|im_end", "<", "word "):
         encode = partial(ours.encode, chat(text * (500_000 // len(text))), tokenizer)
         await assert_loop_is_free(lambda encode=encode: asyncio.to_thread(encode))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve import ModelError, RequestFailedError
-from aioserve.text import bounds
+from aioserve.text import template_budget
 from aioserve.text.chat import ChatTemplate
 from tests.attacks.held_loop import assert_loop_is_free
 from tests.attacks.hostile import hostile_json, named_errors
@@ -233,12 +233,12 @@ def _plainly(source: str, asked: bool) -> str:
     environment = minijinja.Environment(
         auto_escape_callback=lambda _: False, debug=False, trim_blocks=True, lstrip_blocks=True
     )
-    source = bounds.asking(generation, "here") if asked else generation
+    source = template_budget.asking(generation, "here") if asked else generation
     try:
         return environment.render_str(
             "{% set ns = namespace(y='y') %}" + source,
             a="A",
-            **{bounds.SPEND: bounds.Budget(1, 1).spend},
+            **{template_budget.SPEND: template_budget.Budget(1, 1).spend},
         )
     except RuntimeError as error:
         return f"failed: {getattr(error, 'kind', '')}"

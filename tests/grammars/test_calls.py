@@ -15,9 +15,9 @@ from aioserve import InvalidSamplingError
 from aioserve.grammars.calls import Style, calls_output
 from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.vocabulary import Vocabulary
-from aioserve.text.answers.answer_reader import AnswerReader
-from aioserve.text.answers.forms import REASONING_FORMS, TOOL_FORMS, ReasoningForm
-from aioserve.text.answers.parts import Parts, whole_calls
+from aioserve.text.output_parsers.answer_reader import AnswerReader
+from aioserve.text.output_parsers.forms import REASONING_FORMS, TOOL_FORMS, ReasoningForm
+from aioserve.text.output_parsers.parts import Parts, whole_calls
 from aioserve.text.tokenizer import Tokenizer
 from tests.engine.scripted import END, SPECIAL, chat_tokenizer
 from tests.grammars.walks import ids_in

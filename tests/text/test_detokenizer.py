@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from aioserve.errors import InvariantError, UnsupportedModelError
-from aioserve.text import pieces
+from aioserve.text import token_bytes
 from aioserve.text.detokenizer import IncrementalDetokenizer
 from aioserve.text.tokenizer import Tokenizer
 from tests.text.kinds import CORPUS, KINDS, byte_level_backend, tokenizer_of
@@ -104,7 +104,7 @@ def test_the_first_pieces_are_there_from_the_start_and_the_others_when_asked_for
     num_ready: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = dict(Tokenizer(byte_level_backend()).pieces)
-    monkeypatch.setattr(pieces, "NUM_READY", num_ready)
+    monkeypatch.setattr(token_bytes, "NUM_READY", num_ready)
     tokenizer = Tokenizer(byte_level_backend())
     size = tokenizer.vocab_size
     assert list(tokenizer.pieces) == list(range(min(num_ready, size)))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.text.answers.forms import tool_form
-from aioserve.text.answers.json_calls import JsonCallsParser
-from aioserve.text.answers.parts import whole_calls
+from aioserve.text.output_parsers.forms import tool_form
+from aioserve.text.output_parsers.json_calls import JsonCallsParser
+from aioserve.text.output_parsers.parts import whole_calls
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -11,7 +11,7 @@ import numpy as np
 
 from aioserve.arguments import counted
 from aioserve.simulation.records import RequestRecord
-from aioserve.simulation.report.people import short
+from aioserve.simulation.report.fairness_charts import short
 from aioserve.simulation.report.plot import number, percent
 from aioserve.simulation.report.runs import PolicyRun
 from aioserve.simulation.report.scales import Linear

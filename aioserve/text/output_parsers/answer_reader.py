@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aioserve.text.answers.forms import ReasoningForm, ToolForm
-from aioserve.text.answers.parts import Parts
-from aioserve.text.answers.reasoning import ReasoningReader
+from aioserve.text.output_parsers.forms import ReasoningForm, ToolForm
+from aioserve.text.output_parsers.parts import Parts
+from aioserve.text.output_parsers.reasoning import ReasoningReader
 
 __all__ = ["AnswerReader"]
 

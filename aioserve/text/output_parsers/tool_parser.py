@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from aioserve.text.answers.call_object import ArgumentsReader, CallReader
-from aioserve.text.answers.parts import Parts, ToolCallDelta, call_id
-from aioserve.text.answers.reading import Reading, TextReader
+from aioserve.text.output_parsers.call_object import ArgumentsReader, CallReader
+from aioserve.text.output_parsers.parts import Parts, ToolCallDelta, call_id
+from aioserve.text.output_parsers.reading import Reading, TextReader
 
 __all__ = ["CallEnd", "ToolParser"]
 

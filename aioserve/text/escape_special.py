@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from aioserve.errors import InvalidPromptError
 
-__all__ = ["NOTHING", "NOTHINGS", "Disguise"]
+__all__ = ["NOTHING", "NOTHINGS", "Escapes"]
 
 STAND_IN_TRIES = 64
 _STAND_INS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
@@ -21,7 +21,7 @@ NOTHINGS = (NOTHING, "\U0010fffc")
 """To tell keys that mean nothing from each other."""
 
 
-class Disguise:
+class Escapes:
     """Stand-ins for characters, each in none of `texts`."""
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -33,7 +33,7 @@ class Disguise:
         """Whether it hides nothing."""
         return not self._stand_ins
 
-    def put_on(self, text: str, at: Iterable[int]) -> str:
+    def escape(self, text: str, at: Iterable[int]) -> str:
         """`text` with a stand-in for the character at each index of `at`."""
         pieces, done = [], 0
         for index in sorted(set(at)):
@@ -41,16 +41,16 @@ class Disguise:
             done = index + 1
         return "".join([*pieces, text[done:]]) if pieces else text
 
-    def hides_in(self, text: str) -> bool:
+    def occur_in(self, text: str) -> bool:
         """Whether a stand-in is in `text`."""
         return any(stand_in in text for stand_in in self._stand_ins.values())
 
-    def take_off(self, text: str) -> str:
+    def unescape(self, text: str) -> str:
         """`text` as it would be without stand-ins; those that were escaped for JSON, or for a
         `repr` of what has them, too."""
         for char, stand_in in self._stand_ins.items():
             text = text.replace(stand_in, char)
-            text = text.replace(_escaped(stand_in), _escaped(char))
+            text = text.replace(_as_json(stand_in), _as_json(char))
             text = text.replace(_as_shown(stand_in), _as_shown(char))
         return text
 
@@ -63,7 +63,7 @@ class Disguise:
                 new not in NOTHINGS
                 and new not in self._stand_ins.values()
                 and not any(
-                    form(new) in text for form in (str, _escaped, _as_shown) for text in self._texts
+                    form(new) in text for form in (str, _as_json, _as_shown) for text in self._texts
                 )
             ):
                 self._stand_ins[char] = new
@@ -79,5 +79,5 @@ def _as_shown(char: str) -> str:
     return repr(char)[1:-1]
 
 
-def _escaped(char: str) -> str:
+def _as_json(char: str) -> str:
     return json.dumps(char)[1:-1]

@@ -2,9 +2,9 @@
 
 A chat template writes turns and messages into one text, in which a tokenizer sees no difference
 between the turn mark that the template wrote and the same characters typed by a user. So, before
-rendering, some characters of the messages are disguised: what completes a special token's name is
+rendering, some characters of the messages are escaped: what completes a special token's name is
 replaced by a stand-in, a character that none of the texts has. What is still a special token in
-the rendered text is the template's. These get secret names, the disguise comes off, and the text is
+the rendered text is the template's. These get secret names, the stand-ins go, and the text is
 encoded by a tokenizer that knows the special tokens by their secret names alone: it
 shares the model, the normalizer and the pre-tokenizer, so ordinary text gets the ids that it always
 gets.
@@ -33,9 +33,9 @@ from tokenizers import AddedToken, models
 from aioserve.errors import InvalidPromptError, UnsupportedModelError
 from aioserve.text import library
 from aioserve.text.conversation import Conversation
-from aioserve.text.disguise import NOTHING, NOTHINGS, Disguise
+from aioserve.text.escape_special import NOTHING, NOTHINGS, Escapes
 
-__all__ = ["Disguise", "MessageGuard", "SpecialSpan"]
+__all__ = ["SpecialSpan", "SpecialTokens"]
 
 WINDOW_CHARS = 1 << 16
 """Text is searched in pieces of this size, so that other threads get their turn between them."""
@@ -53,7 +53,7 @@ class SpecialSpan(NamedTuple):
     token_id: int
 
 
-class MessageGuard:
+class SpecialTokens:
     """What one tokenizer's special tokens look like, and how to encode text without them.
 
     `backend` must not be changed by anyone afterwards; `source` names it in errors. Thread-safe.
@@ -100,18 +100,18 @@ class MessageGuard:
 
     # -- before rendering
 
-    def disguise(
+    def escaped(
         self, conversation: Conversation, *, apart_from: str
-    ) -> tuple[Conversation, Disguise]:
-        """The conversation with what could complete a special token disguised, and the disguise. No
+    ) -> tuple[Conversation, Escapes]:
+        """The conversation with what could complete a special token escaped, and the escapes. No
         stand-in occurs in the conversation or in `apart_from`. Raises `InvalidPromptError` if none
         is free."""
         roles = [message["role"] for message in conversation.messages]
-        disguise = Disguise({apart_from, *roles, *conversation.texts()})
+        escapes = Escapes({apart_from, *roles, *conversation.texts()})
         return conversation.mapped(
-            lambda text: self._disguised_content(text, disguise),
-            role=lambda role: self._disguised_role(role, disguise),
-        ), disguise
+            lambda text: self._escaped_content(text, escapes),
+            role=lambda role: self._escaped_role(role, escapes),
+        ), escapes
 
     def meaningless(self, conversation: Conversation) -> Conversation:
         """The conversation with texts that are part of no special token. What is empty stays so,
@@ -151,7 +151,7 @@ class MessageGuard:
             nothing = f"{text[0]}{NOTHING}{text[-1]}"
         return content[:start] + nothing + content[start + len(text) :]
 
-    def _disguised_role(self, role: str, disguise: Disguise) -> str:
+    def _escaped_role(self, role: str, escapes: Escapes) -> str:
         """Templates make special tokens of roles' names by design: `"<|" ~ role ~ "|>"`. A name has
         letters and digits; a mark in one can only be there to end a token and start another."""
         at = [match.start() for match in self._occurrences(role)]
@@ -161,9 +161,9 @@ class MessageGuard:
             if char in self._marks
             or (self._any_normalized and not (char.isascii() and _is_plain(char)))
         ]
-        return disguise.put_on(role, at)
+        return escapes.escape(role, at)
 
-    def _disguised_content(self, content: str, disguise: Disguise) -> str:
+    def _escaped_content(self, content: str, escapes: Escapes) -> str:
         at = [match.start() for match in self._occurrences(content)]
         if self._any_normalized:
             at += [
@@ -172,7 +172,7 @@ class MessageGuard:
                 if not (text := content[span.start : span.end]).isspace()
             ]
         at += self._open_ends(content)
-        return disguise.put_on(content, at)
+        return escapes.escape(content, at)
 
     def _occurrences(self, text: str) -> Iterator[re.Match[str]]:
         """Of names of special tokens, overlapping ones too."""
@@ -205,23 +205,23 @@ class MessageGuard:
 
     # -- after rendering
 
-    def find(self, text: str, disguise: Disguise | None = None) -> list[SpecialSpan]:
-        """The special tokens that the tokenizer would recognise in `text`, in order; none with a
-        disguise in it."""
+    def find(self, text: str, escapes: Escapes | None = None) -> list[SpecialSpan]:
+        """The special tokens that the tokenizer would recognise in `text`, in order; none that
+        has a stand-in."""
         encoding = library.encode(self._finder, text)
         spans = [
             SpecialSpan(*offsets, self._found[token_id])
             for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)
             if token_id in self._found
         ]
-        if disguise is None:
+        if escapes is None:
             return spans
-        return [span for span in spans if not disguise.hides_in(text[span.start : span.end])]
+        return [span for span in spans if not escapes.occur_in(text[span.start : span.end])]
 
     def encode(
         self,
         text: str,
-        disguise: Disguise,
+        escapes: Escapes,
         spans: Sequence[SpecialSpan],
         *,
         max_tokens: int | None = None,
@@ -231,7 +231,7 @@ class MessageGuard:
         Raises `InvalidPromptError` if the model spells a special token all the same, and
         `PromptTooLongError` for more than `max_tokens`.
         """
-        if disguise.is_empty and not self._spelled:
+        if escapes.is_empty and not self._spelled:
             ids = library.encode_ids(self._backend, text, max_tokens=max_tokens)
         else:
             pieces, done = [], 0
@@ -239,7 +239,7 @@ class MessageGuard:
                 start, end = self._core(text, span)
                 pieces += (text[done:start], self._secret_name(span.token_id))
                 done = end
-            named = disguise.take_off("".join([*pieces, text[done:]]))
+            named = escapes.unescape("".join([*pieces, text[done:]]))
             known = self._ids
             found = library.encode_ids(self._inner, named, max_tokens=max_tokens)
             ids = [known.get(new, new) for new in found]

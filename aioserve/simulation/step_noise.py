@@ -17,7 +17,7 @@ import numpy.typing as npt
 from aioserve.errors import ConfigError
 from aioserve.traces.checks import named
 
-__all__ = ["MAX_RATIOS", "Scatter", "drawn", "drawn_from"]
+__all__ = ["MAX_RATIOS", "StepNoise", "drawn", "drawn_from"]
 
 MAX_RATIOS = 256
 """Of one point of a grid."""
@@ -32,7 +32,7 @@ Generators", OOPSLA 2014), whose finalizer mixes the bits."""
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-class Scatter:
+class StepNoise:
     """For each point of a grid its ratios, all equally likely: 1 on average, so that steps take on
     average what the table says."""
 

@@ -8,8 +8,8 @@ first. Several have a semicolon, a comma or white space between them.
 
 from __future__ import annotations
 
-from aioserve.text.answers.reading import Reading
-from aioserve.text.answers.tool_parser import CallEnd, ToolParser
+from aioserve.text.output_parsers.reading import Reading
+from aioserve.text.output_parsers.tool_parser import CallEnd, ToolParser
 
 __all__ = ["Llama3JsonParser"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from aioserve.text.answers.json_machine import JsonMachine, Place
+from aioserve.text.output_parsers.json_machine import JsonMachine, Place
 
 __all__ = ["ArgumentsReader", "CallReader"]
 

@@ -10,8 +10,8 @@ between a call and its closing tag is content.
 
 from __future__ import annotations
 
-from aioserve.text.answers.reading import Reading
-from aioserve.text.answers.tool_parser import CallEnd, ToolParser
+from aioserve.text.output_parsers.reading import Reading
+from aioserve.text.output_parsers.tool_parser import CallEnd, ToolParser
 
 __all__ = ["HermesParser"]
 

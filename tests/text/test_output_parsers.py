@@ -16,20 +16,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aioserve.errors import InvalidRequestError
-from aioserve.text.answers.answer_reader import AnswerReader
-from aioserve.text.answers.forms import (
+from aioserve.text.output_parsers.answer_reader import AnswerReader
+from aioserve.text.output_parsers.forms import (
     REASONING_FORMS,
     TOOL_FORMS,
     reasoning_form,
     tool_form,
 )
-from aioserve.text.answers.hermes import HermesParser
-from aioserve.text.answers.json_machine import JsonMachine, Place
-from aioserve.text.answers.llama3_json import Llama3JsonParser
-from aioserve.text.answers.mistral import MistralParser
-from aioserve.text.answers.parts import Parts, ToolCallDelta, short_id, whole_calls
-from aioserve.text.answers.reasoning import ReasoningReader
-from aioserve.text.answers.tool_parser import ToolParser
+from aioserve.text.output_parsers.hermes import HermesParser
+from aioserve.text.output_parsers.json_machine import JsonMachine, Place
+from aioserve.text.output_parsers.llama3_json import Llama3JsonParser
+from aioserve.text.output_parsers.mistral import MistralParser
+from aioserve.text.output_parsers.parts import Parts, ToolCallDelta, short_id, whole_calls
+from aioserve.text.output_parsers.reasoning import ReasoningReader
+from aioserve.text.output_parsers.tool_parser import ToolParser
 
 PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
     "hermes": HermesParser,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from aioserve.errors import ConfigError
 from aioserve.simulation.calibration import StepSample, fit_table
 from aioserve.simulation.cost import CostTable, MeasuredKV, StepLoad
-from aioserve.simulation.scatter import Scatter, drawn, drawn_from
+from aioserve.simulation.step_noise import StepNoise, drawn, drawn_from
 from tests.simulation.test_calibration import DECODE, PREFILL, loads, made_table
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -69,7 +69,7 @@ def test_several_steps_at_once_take_to_the_digit_what_single_ones_do(
 
 
 def test_each_ratio_is_drawn_as_often_and_no_draw_tells_the_next() -> None:
-    scatter = Scatter([[[0.5, 1.0, 1.5]]], (1, 1))
+    scatter = StepNoise([[[0.5, 1.0, 1.5]]], (1, 1))
     ratios = np.array([scatter.ratio(0, 0, drawn(7, step)) for step in range(30_000)])
     values, counts = np.unique(ratios, return_counts=True)
     assert values.tolist() == [0.5, 1.0, 1.5]

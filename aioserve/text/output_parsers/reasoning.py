@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aioserve.text.answers.reading import Reading, TextReader
+from aioserve.text.output_parsers.reading import Reading, TextReader
 
 __all__ = ["ReasoningReader"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aioserve.text.answers.parts import short_id
-from aioserve.text.answers.reading import Reading
-from aioserve.text.answers.tool_parser import CallEnd, ToolParser
+from aioserve.text.output_parsers.parts import short_id
+from aioserve.text.output_parsers.reading import Reading
+from aioserve.text.output_parsers.tool_parser import CallEnd, ToolParser
 
 __all__ = ["JsonCallsParser"]
 

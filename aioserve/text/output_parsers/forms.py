@@ -12,8 +12,8 @@ import msgspec
 
 from aioserve.arguments import check, choice
 from aioserve.errors import InvalidRequestError
-from aioserve.text.answers import hermes, json_calls, llama3_json, mistral
-from aioserve.text.answers.tool_parser import ToolParser
+from aioserve.text.output_parsers import hermes, json_calls, llama3_json, mistral
+from aioserve.text.output_parsers.tool_parser import ToolParser
 
 __all__ = [
     "REASONING_FORMS",
