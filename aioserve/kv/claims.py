@@ -1,6 +1,6 @@
 """What a lease would find: pages of its tokens that the prefix tree has, or that were swapped out.
 
-Locks them for who begins with them; knows leases, and changes none.
+Locks what is found for the lease that begins with it; knows leases, and changes none.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class PagesNeeded(msgspec.Struct, frozen=True, gc=False):
 
     num_new: int
     num_found: int
-    """Cached pages that it finds and no other lease uses: they could be evicted no longer."""
+    """Cached pages found that no other lease uses: they could be evicted no longer."""
     page_ids: npt.NDArray[np.int32]
-    """All device pages that it finds."""
+    """All device pages found."""
 
     @property
     def total(self) -> int:
-        """Pages that it takes of those that are free or evictable."""
+        """Free or evictable pages that the lease takes."""
         return self.num_new + self.num_found
 
 
 class Claims:
-    """Of leases of one `KVMemory`, on what its `tree` has; with `partial`, on parts of pages too.
+    """Claims of leases of one `KVMemory` on its `tree`; with `partial`, on parts of pages too.
 
-    Where there is no tree, on swapped pages alone.
+    Without a tree, leases claim swapped pages alone.
     """
 
     def __init__(self, tree: PrefixTree | None, page_size: int, *, partial: bool) -> None:
@@ -61,7 +61,7 @@ class Claims:
         self._partial = partial
 
     def peek(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> int:
-        """As `KVMemory.peek`."""
+        """Do what `KVMemory.peek` says."""
         swapped = lease.swapped
         if limit is not None:
             token_ids = token_ids[: limit + 1]
@@ -74,7 +74,7 @@ class Claims:
         return device + host
 
     def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
-        """As `KVMemory.claim`."""
+        """Do what `KVMemory.claim` says."""
         match = NO_MATCH
         if self._tree is not None:
             cacheable = token_ids[: -1 if limit is None else limit]
@@ -84,7 +84,7 @@ class Claims:
     def without_tail(
         self, lease: KVLease, num_known: int, claim: Claim, limit: int | None = None
     ) -> Claim:
-        """As `KVMemory.without_tail`."""
+        """Do what `KVMemory.without_tail` says."""
         match = claim.match
         if match.tail_receipt == NO_RECEIPT:
             return claim
@@ -108,7 +108,7 @@ class Claims:
         return Claim(match, num_found, num_cached, num_new_pages, uses_swapped)
 
     def drop(self, claim: Claim) -> None:
-        """As `KVMemory.drop`."""
+        """Do what `KVMemory.drop` says."""
         for receipt in (claim.match.receipt, claim.match.tail_receipt):
             if receipt != NO_RECEIPT:
                 self._release(receipt)

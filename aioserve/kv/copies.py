@@ -23,7 +23,7 @@ class MemoryCounters(msgspec.Struct):
 
 
 class Copies:
-    """Those that no plan carries yet, and how many there have been."""
+    """Copies that no plan carries yet, and counts of all copies so far."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
@@ -35,11 +35,11 @@ class Copies:
         return tuple(self._waiting)
 
     def clear(self) -> None:
-        """A plan carries them."""
+        """Forget the waiting copies: a plan carries them."""
         self._waiting = []
 
     def on_device(self, sources: PageIds, targets: PageIds, num_tokens: int) -> None:
-        """The first `num_tokens` of each page."""
+        """Copy the first `num_tokens` of each page."""
         self._add(CopyKind.DEVICE, sources, targets, num_tokens)
         self.counters.pages_copied += len(sources)
 

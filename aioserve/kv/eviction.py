@@ -54,8 +54,8 @@ def key_of(strategy: EvictionStrategy, use: PageUse) -> float:
 
 
 class GuardedStrategy(Guard):
-    """Asks a strategy until its first fault. Without a key the tree evicts in the order of lru, and
-    it asks no more."""
+    """Asks a strategy until its first fault. Without a key the tree evicts in the order of lru and
+    asks no more."""
 
     def __init__(self, strategy: EvictionStrategy, name: str) -> None:
         self.strategy = strategy

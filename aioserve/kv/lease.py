@@ -4,7 +4,7 @@
     pages     [ in the tree ][ its own alone            ][ empty ]
     KV        [ borrowed ... ][ computed by itself ......]
 
-A lease is a record. `KVMemory` alone changes it; whoever holds one may read it.
+A lease is a record. `KVMemory` alone changes it; its holders may read it.
 """
 
 from __future__ import annotations

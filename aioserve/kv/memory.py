@@ -97,7 +97,7 @@ class KVMemory:
         return capacity_tokens(self.pool.num_pages, self.page_size)
 
     def usage(self) -> KVUsage:
-        """Where the pages are at this moment."""
+        """Counts of pages by where they are at this moment."""
         pool, host = self.pool, self.host_pool
         return KVUsage(
             pages_total=pool.num_pages,
@@ -128,11 +128,11 @@ class KVMemory:
         return self.pool.num_free + self.num_cached
 
     def clear_copies(self) -> None:
-        """A plan carries the `copies`."""
+        """Forget the `copies`: a plan carries them."""
         self._copies.clear()
 
     def complete(self, step: int) -> None:
-        """Step `step`, and every one before it, is done."""
+        """Take note that step `step`, and every one before it, is done."""
         self.pool.complete(step)
         if self.host_pool is not None:
             self.host_pool.complete(step)
@@ -147,7 +147,7 @@ class KVMemory:
     def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
         """Find and lock what is cached of `token_ids`, but for the last: one token is always
         computed. Begin with it, or drop it. At most `limit` tokens are taken from what is cached:
-        whoever claims wants more of the others than their keys and values."""
+        the caller needs more of the others than their keys and values."""
         return self._claims.claim(lease, token_ids, limit)
 
     def without_tail(
@@ -228,7 +228,7 @@ class KVMemory:
     # -- a lease grows and shrinks
 
     def short_of_pages(self, leases: Iterable[KVLease]) -> list[KVLease]:
-        """Those for which one more token needs a page that they haven't, or may not write."""
+        """Leases that lack a page, or one that they may write, for one more token."""
         size = self.page_size
         return [
             lease
@@ -297,12 +297,12 @@ class KVMemory:
         self._copies.to_host(evicted.device_page_ids, evicted.host_page_ids)
 
     def advance(self, lease: KVLease, num_tokens: int, step: int) -> None:
-        """`step` computes `num_tokens` more tokens into pages that the lease has."""
+        """Take note that `step` computes `num_tokens` more tokens into pages that the lease has."""
         lease.computed += num_tokens
         lease.last_step = step
 
     def retract(self, lease: KVLease, launched: int) -> None:
-        """No step after `launched` comes about: none of those touches the pages of the lease."""
+        """Take note that no step after `launched` will touch the pages of the lease."""
         lease.last_step = min(lease.last_step, launched)
 
     def truncate(self, lease: KVLease, num_tokens: int) -> None:
@@ -416,7 +416,7 @@ class KVMemory:
     # -- steps fail
 
     def withdraw(self, step: int) -> dict[int, int]:
-        """Step `step` has failed: forget every page that it should have written.
+        """Forget every page that `step`, which failed, should have written.
 
         Returns the receipts that lost pages, with the number of pages that they still cover.
         """

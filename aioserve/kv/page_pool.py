@@ -24,7 +24,7 @@ class PageState(IntEnum):
 
     FREE = 0
     FENCED = 1
-    """Given back, but a step that is still in flight may touch it."""
+    """Released, but a step in flight may still touch it."""
     HELD = 2
     """Has at least one reference."""
 
@@ -49,9 +49,9 @@ class PagePool:
           ^                         \\-----------------------> fenced   if not
           +--------------------------------------------------- complete
 
-    Steps are numbered upwards from 0. Whoever gives a page back names the last launched step that
-    may still touch it, and nobody is handed the page before that step is done. The page freed last
-    is reused first, which keeps the memory in use small and warm.
+    Steps are numbered upwards from 0. A release names the last launched step that may still
+    touch the page, and the page is not handed out before that step is done. The page freed last is
+    reused first, which keeps the memory in use small and warm.
 
     An operation that raises has changed nothing. `InvariantError` means that the caller or the
     pool has a bug: a page released or retained that isn't held, or a page of another pool.

@@ -62,7 +62,7 @@ class PageTable:
     def _take(self, buffer: npt.NDArray[np.int32]) -> None:
         self._buffer = buffer
         self._shown = buffer.view()
-        """The same, of which all views are read-only."""
+        """A view of the buffer, of which all views are read-only."""
         self._shown.flags.writeable = False
 
     def __repr__(self) -> str:

@@ -59,9 +59,9 @@ class Evicted(msgspec.Struct, frozen=True, gc=False):
     """Device pages that the tree gave up, whether or not the host has them now. Pages that a step
     in flight may touch are fenced, and free only once it is done."""
     device_page_ids: Int32Array
-    """Those whose KV is to be copied: int32 `[k]`, all different."""
+    """Pages to copy: int32 `[k]`, all different."""
     host_page_ids: Int32Array
-    """Where to: int32 `[k]`, all different."""
+    """Targets of the copies: int32 `[k]`, all different."""
 
 
 class TreeNode(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class TreeNode(msgspec.Struct, frozen=True):
     num_locks: int
     """Receipts that end at this node or below."""
     receipts: tuple[int, ...]
-    """Those that end at this node's end."""
+    """Receipts that end at this node's end."""
     created: int
     last_used: int
     hits: int
@@ -91,7 +91,7 @@ class PrefixTree:
 
     The structure is RadixAttention's (Zheng et al., arXiv 2312.07104) over the pages of
     PagedAttention (Kwon et al., arXiv 2309.06180). The tree holds one reference to each page in it.
-    Whoever else uses a page of the tree has a reference of its own *and* a receipt that covers the
+    Another user of a page of the tree has a reference of its own *and* a receipt that covers the
     page, so evicting what no receipt covers always brings pages back, free or fenced.
 
     A receipt locks the path from the start of a prompt to the page where it ends. It survives every

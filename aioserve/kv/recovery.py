@@ -1,9 +1,9 @@
-"""Takes back what nobody has, after something was raised in the middle of a change.
+"""Takes back pages and receipts without an owner, after a change was interrupted by an exception.
 
-Changes to KV memory are made of several calls. Where one in the middle raises, the lease that was
-being changed can't be trusted, and pages or receipts may be held by nobody. Instead of undoing each
-kind of change, the books are counted: what the remaining leases and the prefix tree name is theirs,
-and the rest comes back.
+A change to KV memory takes several calls. If one in the middle raises, the lease being changed
+can't be trusted, and pages or receipts may have lost their owner. Instead of undoing each kind of
+change, this recounts: what the remaining leases and the prefix tree name is theirs, and the rest
+comes back.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ SWAP_FROM_TOKENS = 256
 
 
 class Swapping:
-    """To `host_pool`, where there is one, from the pages that the leases of one `KVMemory` have.
+    """Swaps pages that the leases of one `KVMemory` have to `host_pool`, if there is one, and back.
 
     Pages of the host pool that `tree` holds make room.
     """

@@ -8,7 +8,7 @@ __all__ = ["KVUsage"]
 
 
 class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where all pages are at one moment.
+    """Counts of all pages, by where they are at one moment.
 
     `pages_free + pages_fenced + pages_cached + pages_held_by_requests == pages_total`.
     """
@@ -16,11 +16,11 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pages_total: int
     pages_free: int
     pages_fenced: int
-    """Given back, and free as soon as the step in flight is done."""
+    """Released, and free as soon as the step in flight is done."""
     pages_cached: int
-    """Held by the prefix tree alone: evicted when somebody needs pages."""
+    """Held by the prefix tree alone: evicted when a request needs pages."""
     pages_held_by_requests: int
-    """Or pinned by the policy. A page that several share counts once."""
+    """Held by requests or pinned by the policy. A page that several share counts once."""
     pages_host_total: int
     """Pages of the host pool (`num_host_pages`)."""
     pages_host_used: int
