@@ -1,7 +1,7 @@
 """What a decoder is made of: its blocks, and the checkpoint's tensors that each of them takes.
 
 Values only: no files, no torch. `families` writes one for each config.json, `blocks` computes it,
-the loader reads its tensors, and whoever counts or writes weights walks them. What no block can
+the loader reads its tensors, and code that counts or writes weights walks them. What no block can
 compute is refused with `UnsupportedModelError`.
 """
 
@@ -41,7 +41,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Weights that become one [N, K] matrix, stacked along N; likewise the biases, or none."""
+    """Weights that become one [N, K] matrix, stacked along N, and their biases, if any."""
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor, ...] = ()
@@ -90,16 +90,16 @@ class Attention:
     qkv: Linear
     """Queries, keys, values: [query_size + 2 * kv_size, hidden]."""
     query_norm: Norm | None = None
-    """Of each query head before the rotation. Key heads have one alike, or neither has any."""
+    """Norm of each query head before the rotation. Key heads have one too, or neither has any."""
     key_norm: Norm | None = None
     output: Linear
     scale: float
     rope: RopeConfig | None
-    """None: positions are learned."""
+    """Rotary embedding; None where positions are learned."""
     window: int = 0
-    """A token sees this many last positions, its own included; 0: all."""
+    """Last positions that a token sees, its own included; 0: all."""
     soft_cap: float = 0.0
-    """c > 0: scores become c * tanh(score / c)."""
+    """Cap of scores: with c > 0 they become c * tanh(score / c)."""
 
     def __post_init__(self) -> None:
         norms = self.query_norm, self.key_norm
@@ -118,7 +118,7 @@ class MLP:
     """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
 
     up: Linear
-    """gate and up stacked where there is a gate."""
+    """The up projection, stacked behind the gate where there is one."""
     down: Linear
     activation: str
     """silu (with a gate) or gelu_tanh."""
@@ -163,7 +163,7 @@ class Architecture:
     tie_word_embeddings: bool
     """The output head is the embedding, and its tensor may be absent."""
     final_soft_cap: float = 0.0
-    """c > 0: logits become c * tanh(logit / c)."""
+    """Cap of logits: with c > 0 they become c * tanh(logit / c)."""
     prefixes: tuple[tuple[str, str], ...] = ()
     """(prefix found in some checkpoints, prefix here)."""
     ignored: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
@@ -175,7 +175,7 @@ class Architecture:
 
     @property
     def heads(self) -> Heads:
-        """The same in every layer, since they share pages."""
+        """Heads of each layer: all layers have as many, since they share pages."""
         return self.layers[0].attention.heads
 
     @property

@@ -1,6 +1,6 @@
 """The blocks that decoders are made of: norms, attention, MLPs.
 
-Each is made from its description in `architecture` and from weights that somebody else reads, and
+Each is made from its description in `architecture` and from weights read elsewhere, and
 computes with the ops that it is called with: at once, or into a step program.
 """
 

@@ -78,7 +78,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """Of the embedding as stored: float32, bfloat16 or float16."""
+        """Stored dtype of the embedding: float32, bfloat16 or float16."""
         return _DTYPES[self._found[self._architecture.embedding.name].dtype]
 
     def stored_bytes(self, tensor: Tensor) -> int:
@@ -147,7 +147,7 @@ class Checkpoint:
                     f"{', '.join(_DTYPES)} can be loaded"
                 )
         # A tensor that nothing reads means that config.json and weights disagree, for instance on
-        # biases: the answers would be wrong without any other sign.
+        # biases: completions would be wrong without any other sign.
         if leftover := self._found.keys() - expected.keys():
             stored_names = {self._found[name].name for name in leftover}
             files = {self._found[name].path.name for name in leftover}

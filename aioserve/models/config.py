@@ -24,7 +24,7 @@ from aioserve.request import SamplingParams
 __all__ = ["MAX_CONFIG_BYTES", "DecoderConfig", "GenerationDefaults"]
 
 MAX_CONFIG_BYTES = 1 << 20
-"""Of config.json and of generation_config.json; they have a few thousand."""
+"""Largest size of config.json and of generation_config.json, which have a few thousand bytes."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _CHANGE_SAMPLING = {
@@ -56,7 +56,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the file that aioserve can't apply, as "name=value", for a caller to show."""
 
     def sampling_params(self) -> SamplingParams:
-        """As the transformers library samples: greedy unless the model says otherwise."""
+        """Parameters of the transformers library: greedy unless the model says otherwise."""
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
         others = {
             "repetition_penalty": penalty,
@@ -76,7 +76,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_SAID = GenerationDefaults()
-"""Of a model whose makers say nothing."""
+"""Defaults of a model whose makers say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +88,12 @@ class DecoderConfig(Architecture):
     """
 
     architecture: str
-    """As in `architectures` of config.json, for example "Qwen3ForCausalLM"."""
+    """Name in `architectures` of config.json, for example "Qwen3ForCausalLM"."""
     dtype: str | None = None
-    """Of the checkpoint: float32, bfloat16 or float16; None: not said."""
+    """Dtype of the checkpoint: float32, bfloat16 or float16; None: not said."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    """Any of these ends an answer: generation_config.json's, or else config.json's."""
+    """Ids that end a completion: generation_config.json's, or else config.json's."""
     generation: GenerationDefaults = NOTHING_SAID
 
     @classmethod
@@ -121,7 +121,7 @@ class DecoderConfig(Architecture):
         generation: Mapping[str, Any] | None = None,
         generation_source: str = "generation_config.json",
     ) -> DecoderConfig:
-        """The same from parsed files; the sources are names for messages."""
+        """Read parsed files; the sources are their names in messages."""
         name, text, architecture = read_family(Fields(config, source))
         eos_token_ids = text.token_ids("eos_token_id")
         defaults = NOTHING_SAID

@@ -72,7 +72,7 @@ class Decoder:
         # transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
         self.program: StepProgram | None = None
-        """None where each op is called by itself."""
+        """The recorded ops; None where each op is called by itself."""
         if use_program:
             heads = config.num_kv_heads, config.head_dim
             self.program = backend.record(self.compute, self.dtype, *heads)
@@ -130,9 +130,9 @@ class Decoder:
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: KVCache, num_logits: int) -> tuple[Tensor, Tensor]:
-        """As `forward`, op by op: logits of the first `num_logits` of the batch's `logit_rows`,
-        float32 [num_logits, vocab], and the hidden states of the others, [S - num_logits, hidden],
-        which no logits are made of."""
+        """Compute as `forward` does, op by op. Return logits of the first `num_logits` of the
+        batch's `logit_rows`, float32 [num_logits, vocab], and the hidden states of the others,
+        [S - num_logits, hidden], of which no logits are made."""
         self.cover(batch.max_context)
         ops = TensorOps(self.backend, batch, kv)
         hidden = self._hidden(ops)
@@ -143,7 +143,7 @@ class Decoder:
         return self._logits(ops, self._hidden(ops))
 
     def _hidden(self, ops: LayerOps[X]) -> X:
-        """Behind the final norm."""
+        """Hidden states behind the final norm."""
         weights = self._weights
         residual = ops.embed(weights.embedding)
         if self._embedding_scale != 1.0:

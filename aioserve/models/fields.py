@@ -11,10 +11,10 @@ from aioserve.isolation import shown
 __all__ = ["Fields"]
 
 MOST_INTEGER = 2**31 - 1
-"""What the kernels take."""
+"""Largest integer that the kernels take."""
 LEAST_NUMBER, MOST_NUMBER = 1e-12, 1e15
-"""Around the epsilons of norms and the bases of rotations that there are. Whatever formula combines
-such numbers, float32 holds the result."""
+"""Range around all known epsilons of norms and bases of rotations. Float32 holds the result of any
+formula that combines such numbers."""
 _MOST_NAME_CHARS = 100
 
 

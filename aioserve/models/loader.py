@@ -1,4 +1,4 @@
-"""From a model directory to a `Decoder`: the weights that `reading` has read, on a backend."""
+"""Makes a `Decoder` of a model directory: the weights that `reading` has read, on a backend."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def load_model(
 
 
 def make_decoder(weights: ReadWeights, backend: Backend, *, use_program: bool = True) -> Decoder:
-    """Of weights that are packed if the backend's are. Takes them: they are used up."""
+    """Make a decoder of weights that are packed if the backend's are. The weights are used up."""
     with torch.no_grad():
         made = _Maker(weights, backend).decoder_weights()
     return Decoder(weights.config, made, backend, weights.max_model_len, use_program=use_program)

@@ -1,4 +1,4 @@
-"""What a model directory's weights become before there are tensors: packed, or plain arrays.
+"""Reads the weights of a model directory into packed weights or plain arrays, not yet tensors.
 
 No torch here, so that weights are read while torch is imported. Natively they are packed as they
 are read, panel by panel on all of the pool's threads; `loader` makes a `Decoder` of the result.
@@ -38,7 +38,7 @@ _DTYPES = {
     "bfloat16": np.dtype(np.int16),
     "float16": np.dtype(np.float16),
 }
-"""What holds the numbers of each: numpy has no bfloat16."""
+"""Array dtype for the numbers of each: numpy has no bfloat16."""
 
 _PACKED_DTYPES = ("float32", "bfloat16")
 
@@ -56,7 +56,7 @@ class ReadWeights:
         self.packed = packed
         self.max_model_len = max_model_len
         self.head: architecture.Linear = architecture.Linear((config.head,))
-        """What the output layer is made of."""
+        """The output layer."""
         self.has_table: bool = True
         """Whether the embedding is there as an array: else its rows are those of the head."""
         self.linears: dict[architecture.Linear, _native.PackedWeight] = {}
@@ -107,7 +107,7 @@ class WeightReading:
         self._weights = ReadWeights(config, chosen, packed, length)
         self._reader = _native.WeightReader(chosen)
         self._stored_bytes: list[int] = []
-        """Of the tensors that each entry of the reader reads for the first time."""
+        """Stored bytes of the tensors that each entry of the reader reads for the first time."""
         self._counted: set[Tensor] = set()
 
     def __enter__(self) -> WeightReading:
@@ -180,8 +180,8 @@ class WeightReading:
         return packed
 
     def _head_is_stored_twice(self) -> bool:
-        """Some files store the tied head once more. Where it differs from the embedding the file is
-        right and config.json isn't; transformers decides the same."""
+        """Whether the tied head is stored once more. If it differs from the embedding, the file is
+        right and config.json isn't; transformers decides alike."""
         config = self._weights.config
         return config.tie_word_embeddings and self._checkpoint.same(config.head, config.embedding)
 

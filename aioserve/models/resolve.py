@@ -1,4 +1,4 @@
-"""From what a user calls a model to the directory that holds it. No torch, no network."""
+"""Finds the directory of a model by the name that a user gives it. No torch, no network."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def like_embedded(name: str) -> str | None:
-    """The embedded model whose name `name` may be a slip of."""
+    """The embedded model of which `name` may be a misspelling."""
     near = difflib.get_close_matches(name.lower(), assets.EMBEDDED_MODELS, 1, _LEAST_LIKENESS)
     return near[0] if near else None
 

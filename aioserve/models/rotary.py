@@ -32,7 +32,7 @@ class RotaryTable:
         self.rotation: Rotation = self._compute(min(_FIRST_POSITIONS, max_positions))
 
     def cover(self, num_positions: int) -> None:
-        """Raises ValueError past the limit."""
+        """Grow to at least `num_positions` rows. Raises ValueError past the limit."""
         have = self.rotation.cos.shape[0]
         if num_positions <= have:
             return

@@ -19,10 +19,10 @@ from aioserve.errors import WeightsError
 __all__ = ["MAX_HEADER_BYTES", "SafetensorsFile", "StoredTensor"]
 
 MAX_HEADER_BYTES = 1 << 20
-"""Of a safetensors file: ten thousand tensors. It is split in one go, which takes milliseconds."""
+"""Largest header, of ten thousand tensors. It is split in one go, which takes milliseconds."""
 _MOST_AXES = 16
 _ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-"""Others are somebody else's business: they can't be loaded, but may lie beside what can."""
+"""Bytes of a number. Tensors of other dtypes can't be loaded, but may lie in the same file."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -45,10 +45,10 @@ class StoredTensor(msgspec.Struct, frozen=True):
     file: int
     """Descriptor."""
     offset: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
     num_bytes: int
     dtype: str
-    """As the file spells it: F32, BF16, I64."""
+    """Dtype as the file spells it: F32, BF16, I64."""
     shape: tuple[int, ...]
 
     @property

@@ -55,7 +55,7 @@ class Backend(ABC):
     def packed_linear(
         self, packed: _native.PackedWeight, *, out_dtype: torch.dtype | None = None
     ) -> Linear:
-        """The layer of a weight and bias that are packed already; otherwise as `linear`."""
+        """Return the layer of an already packed weight and bias; otherwise like `linear`."""
         raise TypeError(f"the backend {self.name} has no use for a packed weight")
 
     @abstractmethod

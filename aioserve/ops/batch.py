@@ -125,7 +125,7 @@ class SampleRows:
             raise ValueError(f"rows must be {rows} as the batch's logit_rows, got {len(self)}")
 
     def check_logits(self, logits: torch.Tensor) -> None:
-        """Raises ValueError unless `logits` have a row for each."""
+        """Raise ValueError unless `logits` have a row for each."""
         rows = logits.shape[0] if logits.dim() == 2 else -1
         if logits.dtype is not torch.float32 or rows != len(self) or logits.shape[1] == 0:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What ops must be given: checks that all backends share, so that all refuse alike.
+"""Checks of arguments that all backends share, so that all refuse alike.
 
 Each raises TypeError or ValueError naming the argument. Backends add what their kernels can't do.
 """
@@ -50,7 +50,7 @@ class HeadNorms(NamedTuple):
 def check_tensor(
     name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int], device: torch.device
 ) -> None:
-    """That it is dense and exactly so."""
+    """Check that it is dense and has exactly this device, dtype and shape."""
     if tensor.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, got {tensor.dtype}")
     if tensor.shape != shape or not tensor.is_contiguous() or tensor.device != device:
@@ -60,7 +60,7 @@ def check_tensor(
 
 
 def check_rows(name: str, x: Tensor, device: torch.device, shape: str = "[T, H]") -> None:
-    """That it has two dimensions, and dense rows of floating point."""
+    """Check that it has two dimensions, and dense rows of floating point."""
     if not x.dtype.is_floating_point:
         raise TypeError(f"{name} must be floating point, got {x.dtype}")
     if x.dim() != 2 or x.stride(1) != 1 or x.device != device:
@@ -74,7 +74,7 @@ def check_gate_up(gate_up: Tensor, device: torch.device) -> None:
 
 
 def check_qkv(qkv: Tensor, batch: Batch, kv: KVCache, layer: int, device: torch.device) -> int:
-    """The number of query heads."""
+    """Check queries, keys and values; return the number of query heads."""
     if qkv.dtype is not kv.storage.dtype:
         raise TypeError(f"qkv must be {kv.dtype} as the KV pages, got {qkv.dtype}")
     tokens = batch.positions.shape[0]
@@ -98,7 +98,7 @@ def check_qkv(qkv: Tensor, batch: Batch, kv: KVCache, layer: int, device: torch.
 
 
 def check_rotation(rotation: Rotation, head_dim: int, device: torch.device) -> tuple[int, int]:
-    """The shape of its tables."""
+    """Check the tables; return their shape."""
     shape = rotation.cos.shape
     if len(shape) != 2:
         raise ValueError(f"cos must have shape [positions, R / 2], got {tuple(shape)}")
@@ -123,7 +123,7 @@ def check_bounds(window: int, soft_cap: float) -> None:
 
 
 def check_batch(host: HostBatch, kv: KVCache) -> None:
-    """That its arrays agree with each other and with the pages."""
+    """Check that its arrays agree with each other and with the pages."""
     tokens = len(host.positions)
     if host.query_start[0] != 0 or host.query_start[-1] != tokens:
         raise ValueError(f"batch: query_start must run from 0 to the number of tokens, {tokens}")
@@ -158,7 +158,7 @@ def check_batch(host: HostBatch, kv: KVCache) -> None:
 
 
 def check_copies(caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
-    """That caches, pages and tokens exist."""
+    """Check that caches, pages and tokens exist."""
     for i, copy in enumerate(copies.tolist()):
         for name, cache, page in (("source", *copy[:2]), ("target", *copy[2:4])):
             if not 0 <= cache < len(caches):

@@ -1,4 +1,4 @@
-"""What every backend's draws have in common. Knows numbers alone."""
+"""Definitions that the draws of all backends share. Knows numbers alone."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 __all__ = ["LINES", "NOTHING_LEFT", "row_error"]
 
 LINES = 32
-"""Where nothing is left out, a row is taken as a matrix of this many lines, whose columns are
-walked through one after the other."""
+"""Lines of the matrix that a row is taken as where nothing is left out. Its columns are walked one
+after the other."""
 
 
 NOTHING_LEFT = "all logits are -inf"
 
 
 def row_error(largest: float) -> str | None:
-    """Why nothing can be drawn from a row whose largest logit is this (NaN if there is one)."""
+    """Reason why nothing can be drawn from a row with this largest logit (NaN if it has one)."""
     if math.isfinite(largest):
         return None
     if math.isnan(largest):

@@ -1,4 +1,4 @@
-"""What a step changes of its logits between the model and the draw, as ops see it.
+"""Changes of a step's logits between the model and the draw, as ops see them.
 
 Knows which rows are changed, so that the others are left as the model's own ops left them; must not
 know why.
@@ -37,7 +37,7 @@ class LogitEdits(Protocol):
 
 
 def leave_out(logits: Tensor, masks: Sequence[RowMask]) -> None:
-    """In `logits`, float32 `[S, V]` on the CPU, what a row's mask doesn't have becomes -inf.
+    """Set what a row's mask doesn't have to -inf in `logits`, float32 `[S, V]` on the CPU.
 
     Raises IndexError for a row that isn't there, ValueError for a mask of another length.
     """

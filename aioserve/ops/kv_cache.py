@@ -1,7 +1,7 @@
 """The memory that holds keys and values, in pages.
 
-Knows sizes and layout. Which page belongs to whom is the business of `aioserve.kv`; a backend
-allocates it.
+Knows sizes and layout. Which request owns a page is the business of `aioserve.kv`; a backend
+allocates the memory.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class PlainKVCache(KVCache):
         return self.layers[index]
 
     def prefault(self, plane: int, first: int, end: int) -> None:
-        """Leaves it to the first write."""
+        """Do nothing: the first write has the memory provided."""
 
     def plain(self) -> torch.Tensor:
         return self.storage.clone()

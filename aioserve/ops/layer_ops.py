@@ -1,7 +1,7 @@
-"""What a decoder computes one batch with.
+"""Ops with which a decoder computes one batch.
 
 `LayerOps` is what layers call. `TensorOps` runs each op at once on a backend. A backend that can
-record has one of its own, whose values stand for results to come: it makes a `StepProgram`.
+record has a class of its own, with values that stand for later results: it makes a `StepProgram`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aioserve.ops.linear import Linear
 __all__ = ["Embedding", "LayerOps", "RotarySource", "StepProgram"]
 
 X = TypeVar("X")
-"""A matrix with a row for each token of the batch, or for each whose logits are wanted."""
+"""A matrix with a row for each token of the batch, or for each row whose logits are wanted."""
 
 Embedding = Tensor | Linear
 """A table `[vocab, H]`, plain or as a linear layer keeps it."""
@@ -34,7 +34,7 @@ class RotarySource(Protocol):
 
 
 class LayerOps(ABC, Generic[X]):
-    """`aioserve.ops.Backend` says what each op computes. Those without a result change x."""
+    """Ops that `aioserve.ops.Backend` documents. Ops without a result change x."""
 
     @abstractmethod
     def embed(self, table: Embedding) -> X:
@@ -116,4 +116,4 @@ class StepProgram(ABC):
         last_tokens: Tensor,
         edits: LogitEdits | None = None,
     ) -> Drawn:
-        """The same, change them by `edits`, and draw from them as `Backend.draw` does."""
+        """Compute `logits`, change them by `edits`, and draw from them as `Backend.draw` does."""

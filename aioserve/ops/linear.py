@@ -29,9 +29,9 @@ class Linear(ABC):
     __slots__ = ("dtype", "in_features", "num_bytes", "out_dtype", "out_features")
 
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16)
-    """What a weight may be made of."""
+    """Dtypes that a weight may have."""
     num_bytes: int
-    """What the weight takes in the backend's form."""
+    """Bytes of the weight in the backend's form."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
@@ -76,7 +76,7 @@ class Linear(ABC):
     def rows(self, ids: Tensor) -> Tensor:
         """weight[ids]: ids int64 [n] -> [n, in_features] in the weight's dtype.
 
-        The embedding of a model whose head is tied to it, without a second copy of the table.
+        This is the embedding where the head is tied to it, without a second copy of the table.
 
         Raises IndexError for an id outside [0, out_features).
         """

@@ -67,7 +67,7 @@ class NativeBackend(Backend):
         return NativeLinear.of_packed(packed, out_dtype)
 
     def allocate_kv(self, *, dtype: torch.dtype, **sizes: int) -> NativeKVCache:
-        """Memory that is resident once a page is written, or prefaulted."""
+        """KV pages in memory that is resident once a page is written or prefaulted."""
         return NativeKVCache(dtype, sizes)
 
     def prepare(self, host: HostBatch, kv: KVCache, last_tokens: Tensor) -> NativeBatch:

@@ -63,7 +63,7 @@ class NativeKVCache(KVCache):
         return self.storage[:, 0].unflatten(-1, (-1, self.page_size, 4 // self.dtype.itemsize))
 
     def _values(self) -> Tensor:
-        """`[num_layers, num_pages, num_kv_heads, page_size, head_dim]`, or with pairs of tokens
+        """`[num_layers, num_pages, num_kv_heads, page_size, head_dim]`; where tokens are in pairs
         `[..., page_size / 2, head_dim, 2]`."""
         size, dim = self.page_size, self.head_dim
         values = self.storage[:, 1, ..., : size * dim]

@@ -105,11 +105,11 @@ class NativeProgram(StepProgram):
 
     @property
     def nanoseconds(self) -> Mapping[str, int]:
-        """Of all runs since measuring began, by kind of op: linear, attention, rowwise."""
+        """Time of all runs since measuring began, by kind of op: linear, attention, rowwise."""
         return self._program.nanoseconds
 
     def _run(self, batch: Batch, kv: KVCache, *outputs: int) -> None:
-        """`outputs`: addresses as in `aioserve::program::Outputs`."""
+        """Run the program; `outputs` are addresses as in `aioserve::program::Outputs`."""
         for i, (source, known) in enumerate(self._rotations):
             if source.rotation is not known:
                 self._set_rotation(i, source)

@@ -30,10 +30,10 @@ class Largest:
         self.values: npt.NDArray[np.float32] = np.empty(rows, np.float32)
         self.columns: npt.NDArray[np.int64] = np.empty(rows, np.int64)
         self.addresses: tuple[int, int] = self.values.ctypes.data, self.columns.ctypes.data
-        """Asked for once: numpy makes an object for each question."""
+        """Addresses, asked for once: numpy makes an object for each question."""
 
     def look_again(self, logits: Tensor, rows: Collection[int]) -> None:
-        """In these rows of `logits`, float32 `[S, V]` contiguous, which were changed."""
+        """Search these rows of `logits`, float32 `[S, V]` contiguous, again: they were changed."""
         _native.largest_of(logits.data_ptr(), *logits.shape, list(rows), *self.addresses)
 
 
@@ -44,7 +44,7 @@ class NativeSampler:
         self._largest = Largest(64)
 
     def room(self, rows: int) -> Largest:
-        """For this many rows or more; the next call gives the same again."""
+        """Room for this many rows or more; the next call reuses it."""
         if len(self._largest.values) < rows:
             self._largest = Largest(2 * rows)
         return self._largest
@@ -56,7 +56,7 @@ class NativeSampler:
         rows: SampleRows,
         last_tokens: Tensor,
     ) -> Drawn:
-        """As `Backend.draw`, of which `largest` has the first S rows.
+        """Draw as `Backend.draw` does; `largest` has the first S rows.
 
         `logits`, float32 `[S, V]`, may be None where all rows are greedy, and greedy rows of it may
         hold anything.
@@ -86,7 +86,7 @@ def _draw(
     rows: SampleRows,
     token_ids: npt.NDArray[np.int64],
 ) -> None:
-    """The tokens of the rows `drawn`, which are not greedy and have no error."""
+    """Draw tokens for the rows `drawn`, which are not greedy and have no error."""
     _native.draw(
         logits.ctypes.data,
         logits.shape[1],

@@ -1,4 +1,4 @@
-"""What crosses between Python and `aioserve._native`: dtypes, a step's batch, packed weights.
+"""Types shared by Python and `aioserve._native`: dtypes, a step's batch, packed weights.
 
 Knows how tensors become addresses; which op does what with them is the business of `native`.
 """
@@ -111,7 +111,7 @@ def own_arrays(batch: Batch) -> _native.Batch:
 
 
 def is_bfloat16(name: str, dtype: torch.dtype) -> bool:
-    """Raises TypeError for a dtype that kernels don't have: of the argument `name`."""
+    """Whether `dtype` is bfloat16. Raises TypeError naming `name` for a dtype that kernels lack."""
     flag = _IS_BFLOAT16.get(dtype)
     if flag is None:
         raise TypeError(f"{name} must be float32 or bfloat16, got {dtype}")

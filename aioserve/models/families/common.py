@@ -23,10 +23,10 @@ __all__ = [
 ]
 
 MOST_LAYERS = 1024
-"""Each is described, which takes time, before the checkpoint can say that it isn't there. The
-largest model of these families has 126."""
+"""Most layers of a model. Each is described, which takes time, before the checkpoint can say that
+it is missing. The largest model of these families has 126."""
 LEAST_POSITIONS = 2
-"""One for a prompt, one for its answer."""
+"""Fewest positions of a model: one for a prompt, one for its completion."""
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",

@@ -1,6 +1,6 @@
 """Paged attention: the prompts of a batch in one launch, its decodes in another.
 
-Decodes are Triton's. Prompts are too, unless somebody else attends from them: `PromptAttention`.
+Decodes are Triton's. Prompts are too, unless a `PromptAttention` attends from them.
 See `aioserve.ops.Backend.paged_attention` for what is computed.
 """
 
@@ -88,7 +88,7 @@ def attend(
     tiles: AttentionTiles,
     prompts: PromptAttention | None = None,
 ) -> Tensor:
-    """The rows of all tokens, in tiles of one's choice."""
+    """Rows of all tokens, in the given tiles."""
     if not scale > 0:
         raise ValueError(f"scale must be above 0, got {scale}")
     heads = qkv.shape[1] // kv.head_dim - 2 * kv.num_kv_heads

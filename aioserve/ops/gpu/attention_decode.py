@@ -6,7 +6,7 @@ The query heads that share a KV head are the rows of a tile: one read of keys an
 them. What a part is depends on the context alone. Each is attended to by itself, and their results
 are merged in order: within one program (`num_splits` 1), or by a second kernel, after several
 programs have left their parts' results in memory. Both do the same arithmetic, so a row has the
-same bits whoever shared the work. Flash decoding, after Dao and others, 2023.
+same bits however the work is shared. Flash decoding, after Dao and others, 2023.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _parts(
     PART_BLOCKS: tl.constexpr,
     MAX_PARTS: tl.constexpr,
 ):
-    """(first key seen, blocks of KEYS keys from that key's on, blocks in a part, parts)"""
+    """Return (first key seen, blocks of KEYS keys from that key's on, blocks in a part, parts)"""
     oldest_key = tl.maximum(context - window, 0) if HAS_WINDOW else 0
     blocks = tl.cdiv(context, KEYS) - oldest_key // KEYS
     part_blocks = tl.maximum(tl.cdiv(blocks, MAX_PARTS), PART_BLOCKS)

@@ -23,7 +23,7 @@ __all__ = [
 PART_KEYS = 128
 
 _PROGRAMS = 256
-"""So many programs keep a device busy: about two for each multiprocessor of an H100 or B200."""
+"""Programs that keep a device busy: about two for each multiprocessor of an H100 or B200."""
 
 _MOST_PROGRAMS = 4096
 _LONG_CONTEXT = 4096
@@ -44,7 +44,7 @@ class Tile:
 
     @property
     def stages(self) -> int:
-        """Of Triton's pipeline: the lookup of a key's page is a load ahead of the key's own."""
+        """Stages of Triton's pipeline: a key's page is looked up one load before the key itself."""
         return 2 * self.ahead + 1
 
 
@@ -58,7 +58,7 @@ class AttentionTiles(NamedTuple):
 
 @lru_cache
 def attention_tiles(head_dim: int, dtype: torch.dtype, target: int) -> AttentionTiles:
-    """For a device of compute capability `target`: 80 for 8.0, an A100; 90 for 9.0; 100 for 10.0.
+    """Tiles for a device of compute capability `target`: 80 for 8.0 (an A100), 90, 100.
 
     What a program holds fits the device's shared memory: 163 KiB on 80, 227 KiB on 90 and 100.
     Other devices have 99 KiB.

@@ -74,7 +74,7 @@ class CudaBackend(Backend):
             raise ConfigError(f"{chosen}: torch finds {torch.cuda.device_count()} CUDA devices")
         self.device: torch.device = chosen
         self.prompt_attention: PromptAttention | None = None
-        """What attends from prompts; None: Triton's kernels."""
+        """Attention from prompts; None: Triton's kernels."""
 
     def linear(
         self, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None

@@ -48,8 +48,8 @@ class GpuBatch(Batch):
         query_blocks     int32 [N, 2]   of the sequences behind the decodes: (sequence, first query
                                         token within it) of each block of QUERY_BLOCK tokens
 
-    A padded decode is a sequence of its own: its row of the page table names a page that nobody
-    owns. With a context of 0 it attends to nothing and its row is 0.
+    A padded decode is a sequence of its own: its row of the page table names a page without
+    an owner. With a context of 0 it attends to nothing and its row is 0.
 
     `num_splits` programs share the context of a decode. It is a matter of speed: rows are the same
     with any number, to the last bit.

@@ -1,4 +1,4 @@
-"""What `min_p` and `typical_p` leave of rows of logits, in torch's own operations.
+"""`min_p` and `typical_p` applied to rows of logits, in torch's own operations.
 
 Rows that ask for either are sorted whole, and `top_k` and `top_p` are applied here too, in their
 order; nothing is read back, so it may be part of a graph. What is left is drawn by the kernels of
@@ -17,7 +17,7 @@ __all__ = ["filtered"]
 ROWS_AT_ONCE = 8
 
 _ALL_RANKED = math.nextafter(1.0, 0.0)
-"""As `top_p` it leaves out nothing that has a weight, and has tokens drawn in their ranking."""
+"""A `top_p` that leaves out nothing that has a weight, and has tokens drawn in their ranking."""
 
 
 def filtered(

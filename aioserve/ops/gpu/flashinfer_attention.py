@@ -4,7 +4,7 @@ Decodes are not its business: they run in CUDA graphs, and FlashInfer plans ever
 for numbers of pages that a graph doesn't know.
 
 A plan is made once for a batch and for all layers alike. It is host work, and copies to the device
-that nobody waits for; so what it is made of stays as it is until they are done:
+that the host does not wait for; so its arrays stay unchanged until the copies are done:
 
     turn 0   [ plan 4 ]•            [ plan 6 waits for •, writes ]•
     turn 1              [ plan 5 ]•
@@ -41,20 +41,20 @@ __all__ = [
 ]
 
 HEAD_DIMS = (64, 128, 256)
-"""Of the sizes that its kernels are made for, those that keys and values may both have, and that
-Triton's take."""
+"""Head sizes for which its kernels are made, which keys and values may both have, and which
+Triton's kernels take."""
 DTYPES = (torch.float16, torch.bfloat16)
 
 _TURNS = 2
 _FLOAT_WORKSPACE_BYTES = 1 << 20
-"""Partial results of split contexts would go there, and contexts aren't split."""
+"""Workspace for partial results of split contexts; contexts aren't split."""
 _INT_WORKSPACE_BYTES = 8 << 20
-"""What a wrapper has for its schedule, on the host and on the device."""
+"""Workspace of a wrapper for its schedule, on the host and on the device."""
 _MIN_TILE_ROWS = 16
 
 
 def is_installed() -> bool:
-    """Without an import."""
+    """Whether FlashInfer is installed, without an import."""
     return importlib.util.find_spec("flashinfer") is not None
 
 
@@ -72,7 +72,7 @@ def why_not(
     max_tokens: int,
     max_sequences: int,
 ) -> str | None:
-    """What of a model, or of the steps it may take, FlashInfer's kernels don't do; None: nothing.
+    """Reason why FlashInfer's kernels don't fit a model or its steps; None: they fit.
 
     `max_tokens` and `max_sequences` are of a step.
     """
@@ -104,7 +104,7 @@ def _schedule_bytes(heads: int, group: int, tokens: int, sequences: int) -> int:
 
 
 class CopyEvent(Protocol):
-    """Recorded behind copies to the device. Before that it waits for nothing."""
+    """An event recorded behind copies to the device. Before that it waits for nothing."""
 
     def record(self) -> None: ...
 
@@ -112,7 +112,7 @@ class CopyEvent(Protocol):
 
 
 class _NoEvent:
-    """On the CPU, where a copy is done when it returns."""
+    """An event on the CPU, where a copy is done when it returns."""
 
     def record(self) -> None:
         pass
@@ -122,7 +122,7 @@ class _NoEvent:
 
 
 def copy_event(device: torch.device) -> CopyEvent:
-    """Of torch's current stream. Whoever waits for it sleeps."""
+    """Make an event of torch's current stream. A thread that waits for it sleeps."""
     return torch.cuda.Event(blocking=True) if device.type == "cuda" else _NoEvent()
 
 
@@ -140,7 +140,7 @@ class _Kind(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """What a plan is made of, int32. All but `pages` are read on the host too."""
+    """Arrays of a plan, int32. All but `pages` are read on the host too."""
 
     query_starts: Tensor
     """[N + 1]: prefix sums of the query tokens of each prompt."""
@@ -150,18 +150,18 @@ class _Arrays(NamedTuple):
     """[N]: tokens in the last of them, 1 to `page_size`."""
     context_lens: Tensor
     pages: Tensor
-    """On the device, [all pages]: those of each context, one after the other."""
+    """[all pages], on the device: the pages of each context, one after the other."""
 
 
 class _Turn:
-    """What plans are made with until the next batch but one."""
+    """Memory with which plans are made until the next batch but one."""
 
     def __init__(self, device: torch.device, copied: CopyEvent) -> None:
         self._device = device
         self._host = torch.empty(0, dtype=torch.int32)
         self.wrappers: dict[_Kind, Any] = {}
         self.copied = copied
-        """Whether what was planned here last is on the device."""
+        """Event after which the last plan made here is on the device."""
 
     def arrays(self, prompts: HostPrompts, page_size: int) -> _Arrays:
         counts, contexts = prompts.query_counts, prompts.context_lens
@@ -204,9 +204,9 @@ class FlashInferAttention:
         self._wrapper_class = flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._workspace = torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._turns = deque(_Turn(device, new_event(device)) for _ in range(_TURNS))
-        """The one that plans now is the first."""
+        """Turns; the first one plans now."""
         self._prompts: HostPrompts | None = None
-        """Of the batch that is planned now."""
+        """Prompts of the batch that is planned now."""
         self._arrays: _Arrays | None = None
         self._planned: dict[_Kind, Any] = {}
 
@@ -222,8 +222,8 @@ class FlashInferAttention:
         window: int,
         soft_cap: float,
     ) -> None:
-        """As `PromptAttention`. Raises what FlashInfer does, at a first call also for kernels that
-        can't be compiled."""
+        """Attend as `PromptAttention` says. Raises what FlashInfer raises, at a first call also for
+        kernels that can't be compiled."""
         heads = out.shape[1] // kv.head_dim
         kind = _Kind(
             dtype=kv.dtype,
@@ -244,7 +244,7 @@ class FlashInferAttention:
         )
 
     def _wrapper(self, prompts: HostPrompts, kind: _Kind) -> Any:
-        """One that is planned for this batch and kind of layer."""
+        """A wrapper that is planned for this batch and kind of layer."""
         if prompts is not self._prompts:
             self._begin(prompts)
         wrapper = self._planned.get(kind)

@@ -50,7 +50,7 @@ Array = npt.NDArray[np.generic]
 
 
 class Padding(NamedTuple):
-    """To how many sequences a step of decodes is padded, and what these write to."""
+    """Number of sequences to which a step of decodes is padded, and targets of their writes."""
 
     num_sequences: int
     page: int
@@ -59,14 +59,14 @@ class Padding(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class InputShape:
-    """What the host knows of a packed step. Padding is counted."""
+    """Sizes of a packed step, as the host knows them. Padding is counted."""
 
     num_tokens: int
     num_sequences: int
     num_rows: int
-    """Of logits."""
+    """Rows of logits."""
     num_samples: int
-    """Of the first rows; none if they were not packed."""
+    """Rows, from the first on, that are sampled; 0 if no samples were packed."""
     num_decodes: int
     num_query_blocks: int
     table_width: int
@@ -75,11 +75,11 @@ class InputShape:
     pending: bool
     """Whether tokens may have to be filled in on the device."""
     draws: Draws
-    """What its rows may ask for."""
+    """Kinds of draws that its rows may ask for."""
     num_bytes: int
-    """From the start of the block on: what the device needs."""
+    """Bytes that the device needs, from the start of the block on."""
     prompts: HostPrompts
-    """What isn't a decode: views of what was packed."""
+    """Prompts, which are not decodes: views of what was packed."""
 
 
 class DeviceInputs(NamedTuple):
@@ -106,7 +106,7 @@ _DTYPES = {
 
 
 class InputLayout:
-    """Where each array lies, for steps of up to these many tokens, sequences, sampled rows, rows of
+    """Places of all arrays, for steps of up to these many tokens, sequences, sampled rows, rows of
     logits that are not sampled, and pages of a sequence."""
 
     def __init__(
@@ -154,7 +154,7 @@ class InputLayout:
 
     @classmethod
     def of(cls, host: HostBatch, page_size: int) -> InputLayout:
-        """Just large enough for this batch."""
+        """A layout just large enough for this batch."""
         return cls(
             max_tokens=len(host.token_ids),
             max_sequences=len(host.context_lens),
@@ -259,7 +259,8 @@ class InputLayout:
         )
 
     def views(self, block: Tensor, shape: InputShape, num_splits: int) -> DeviceInputs:
-        """What was packed, on the device: `block` is uint8 and holds the first `shape.num_bytes`.
+        """Views of the packed step on the device: `block`, uint8, holds its first
+        `shape.num_bytes`.
 
         Always the same addresses for the same block.
         """
@@ -337,7 +338,7 @@ def _query_blocks(counts: npt.NDArray[np.int32], decodes: int) -> npt.NDArray[np
 
 
 def upload_samples(rows: SampleRows, device: torch.device) -> DeviceSampleRows:
-    """In memory of their own."""
+    """Copy rows to memory of their own on the device."""
 
     def upload(array: Array) -> Tensor:
         return torch.from_numpy(array.copy()).to(device)
@@ -364,7 +365,7 @@ def fill_kernel(token_ids, token_slots, last_tokens, count, TILE: tl.constexpr):
 
 
 def fill_pending(inputs: DeviceInputs, last_tokens: Tensor) -> None:
-    """Take the tokens that a step before has left in their slots."""
+    """Fill in the tokens that a step before has left in their slots."""
     count = inputs.token_slots.shape[0]
     if count:
         fill_kernel[(triton.cdiv(count, _TILE),)](

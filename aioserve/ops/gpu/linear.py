@@ -16,7 +16,7 @@ class GpuLinear(TorchLinear):
     __slots__ = ()
 
     def rows(self, ids: Tensor) -> Tensor:
-        """An id that is no row is an error of the device, after which it is good for nothing: to
-        look at the ids first the host would have to wait for them."""
+        """Return rows by id. An id that is no row is an error that ruins the device: to check ids
+        first, the host would have to wait for them."""
         self._check_ids(ids)
         return functional.embedding(ids, self._weight)

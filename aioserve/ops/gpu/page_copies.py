@@ -23,7 +23,7 @@ from aioserve.ops.kv_cache import KVCache, PlainKVCache
 __all__ = ["THREADS", "PageCopies"]
 
 THREADS = 128
-"""Of a block, which copies one head's keys or values in one layer, of all pages."""
+"""Threads of a block, which copies one head's keys or values in one layer, of all pages."""
 
 
 class PageCopies:
@@ -60,7 +60,7 @@ class PageCopies:
         self._table: Tensor = torch.tensor(table, dtype=torch.int64, device=self._device)
 
     def __call__(self, copies: npt.NDArray[np.int32]) -> None:
-        """`copies` as `Backend.copy_pages` takes them. Waits until the device has read them."""
+        """Make `copies`, as `Backend.copy_pages` takes them. Wait till the device has read them."""
         if copies.dtype != np.int32 or copies.ndim != 2 or copies.shape[1] != 5:
             raise ValueError(
                 f"copies must be int32 of shape [N, 5], got {copies.dtype} {copies.shape}"
@@ -115,7 +115,7 @@ def _kind(cache: KVCache) -> tuple[object, ...]:
 
 @functools.lru_cache
 def _kernel(device_index: int) -> Any:
-    """Compiled for this device by CuPy, which keeps what it compiled in its own cache as well."""
+    """Kernel compiled for this device by CuPy, which keeps it in its own cache as well."""
     cupy = cupy_module()
     with cupy.cuda.Device(device_index):
         module = cupy.RawModule(code=_native.PAGE_COPIES_CU, options=("--std=c++17",))

@@ -19,7 +19,7 @@ from aioserve.ops.kv_cache import PlainKVCache
 __all__ = ["rotary_kernel", "rotary_kv_write"]
 
 HEADS = 8
-"""Heads of a token that one program has."""
+"""Heads of a token per program."""
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def rotary_kernel(
     """Program (token, HEADS of its heads): queries first, then keys, then values.
 
     HALF pairs of dims are turned, dim i with i + HALF; those behind them are the rest. Each dim is
-    read by the program that writes it, and by nobody else.
+    read by the program that writes it, and by no other.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)

@@ -117,7 +117,7 @@ def _rms_norm(
 
 
 def norm_warps(tile: int) -> int:
-    """Eight numbers or more for each thread."""
+    """Warps for a tile: each thread has eight numbers or more."""
     return max(1, min(16, tile // 256))
 
 

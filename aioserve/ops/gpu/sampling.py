@@ -45,18 +45,18 @@ STATUS_LARGEST = (0.0, float("nan"), float("inf"), float("-inf"))
 """Status of a row -> what stands for its largest logit in `aioserve.ops.draws.row_error`."""
 
 COLUMNS = 128
-"""Of LINES entries each, in a block."""
+"""Columns of a block, of LINES entries each."""
 GROUPS = 32
 """Parts of a block of which the largest is known."""
 LEVELS = 8
-"""Weights are summed from the smallest on, and from 2**-2, 2**-4 ... of the largest on."""
+"""Levels from which weights are summed: the smallest, and 2**-2, 2**-4 ... of the largest."""
 LISTED = 8192
 SEARCHED = 512
 """Entries that a search looks at together."""
 
 
 class Draws(IntEnum):
-    """What rows of a step ask for: nothing, a temperature, or `min_p` or `typical_p` as well."""
+    """Demands of the rows of a step: none, a temperature, or `min_p` or `typical_p` as well."""
 
     GREEDY = 0
     OPEN = 1
@@ -88,7 +88,7 @@ class DeviceSampleRows:
 
 
 class _Weighed(NamedTuple):
-    """Of rows with a temperature."""
+    """Weights of rows with a temperature."""
 
     masses: Tensor
     totals: Tensor

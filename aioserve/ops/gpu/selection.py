@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_VOCAB = 1 << 22
-"""So many weights of 2**40 add up to less than 2**63."""
+"""Largest vocabulary: so many weights of 2**40 add up to less than 2**63."""
 
 
 @triton.jit
@@ -110,8 +110,8 @@ def select(
 def sums_above(
     row, listed, ids, from_list, count, order, largest, inverse_temperature, TILE: tl.constexpr
 ):
-    """Of the entries ranked above `order`: their number and weight. Of those at it: the weight of
-    one, their number and the lowest id. The ids of a list are in `ids`; a row's are its columns."""
+    """Number and weight of the entries ranked above `order`; weight of one, number and lowest id of
+    those at it. The ids of a list are in `ids`; a row's are its columns."""
     number = tl.full([], 0, tl.int64)
     mass = tl.full([], 0, tl.int64)
     weight = tl.full([], 0, tl.int64)
