@@ -1,7 +1,7 @@
-"""Which tokens may come next for an answer to have the form that was asked for.
+"""Tokens that may come next for a completion to have the structured output that was asked for.
 
-    StructuredOutput ──► compiled once ──► a matcher per answer: token by token, what may follow
+    StructuredOutput ──► compiled once ──► a matcher per completion: token by token, what may follow
     tokenizer ──► vocabulary ──┘
 
-llguidance does the work. Knows tokenizers and forms of answers; must not know torch, requests or
+llguidance does the work. Knows tokenizers and structured output; must not know torch, requests or
 the scheduler."""

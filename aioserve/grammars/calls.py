@@ -1,4 +1,4 @@
-"""The form of answers in which the calls of tools are held to their schemas, and all else is free.
+"""Structured output that holds calls of tools to their schemas, and leaves all else free.
 
     Sure. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call> Wait for it.
     free      │       one of the names, and what its schema takes         │         free
@@ -8,7 +8,7 @@ a mark, or where the completion starts with a brace. What is free is therefore e
 no call begins in. Special tokens come where a mark is one, and nowhere else: in the text they would
 vanish, and could hide a mark in their midst.
 
-Knows how each form is written. Must not know how tokens spell it.
+Knows how each style is written. Must not know how tokens spell it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aioserve.text.output_parsers.call_object import MAX_NAME_CHARS
 __all__ = ["CallsOutput", "Style", "calls_output", "calls_source"]
 
 MAX_SPACES = 32
-"""Of JSON, at one place."""
+"""Most spaces of JSON at one place."""
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -37,26 +37,26 @@ _SPACE = (
     r"[\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}"
     r"\x{3000}]"
 )
-"""What the readers of answers take for white space: Python does."""
+"""White space, as the output parsers and Python know it."""
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class CallsOutput(StructuredOutput, frozen=True, kw_only=True):
-    """`grammar` is all but the arguments of the calls."""
+    """Structured output with calls. `grammar` is all but the arguments of the calls."""
 
     schemas: tuple[str, ...] = ()
-    """Of arguments, as JSON text: what `args0` stands for, and so on."""
+    """Schemas of arguments, as JSON text: what `args0` stands for, and so on."""
 
 
 class Style(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model writes its answers."""
+    """Style in which a model writes completions."""
 
     tools: str
-    """The name of the form of calls."""
+    """Name of the tool form."""
     reasoning: tuple[str, str] | None = None
-    """The tags around it."""
+    """Tags around reasoning."""
     is_open: bool = False
-    """Answers begin within it."""
+    """Completions begin within reasoning."""
     specials: Mapping[str, int] = {}
     """Marks that are special tokens, with their ids."""
 
@@ -64,9 +64,9 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 def calls_output(
     style: Style, tools: Sequence[Mapping[str, Any]], strict: Set[str], *, one: bool
 ) -> CallsOutput:
-    """The form of answers with calls of `tools`, as a chat template has them. Arguments of those
-    named in `strict` are what their parameters take, of others any object. `one`: there is one call
-    at most. Raises `InvalidSamplingError`."""
+    """Make the structured output of completions with calls of `tools`, as a chat template has them.
+    Arguments of those named in `strict` are what their parameters take, of others any object.
+    `one`: there is one call at most. Raises `InvalidSamplingError`."""
     functions = [tool["function"] for tool in tools]
     names = [_name(function, index) for index, function in enumerate(functions)]
     schemas = tuple(
@@ -95,7 +95,7 @@ def calls_source(form: CallsOutput) -> str:
 
 class _Rules:
     """A grammar that is put together. Its terminals: `TEXT`, in which no call begins; `TEXT_FIRST`,
-    which an answer may begin with. Its rules: `free` and `first`, such a text up to a mark,
+    which a completion may begin with. Its rules: `free` and `first`, such a text up to a mark,
     `call`, and what a form adds."""
 
     def __init__(self, style: Style, names: Sequence[str], *, one: bool) -> None:
@@ -134,7 +134,7 @@ class _Rules:
         self.add(f'call: "{{" WS? {named} WS? ":" WS? ({" | ".join(both)}) WS? "}}"')
 
     def first_starts(self) -> list[str]:
-        """What an answer that begins with text doesn't begin with."""
+        """Starts that a completion which begins with text doesn't have."""
         if self.style.reasoning is None or self.style.is_open:
             return []
         return [f"{_SPACE}*{_escaped(self.style.reasoning[0])}"]
@@ -164,7 +164,7 @@ _TERMINALS = (
 
 
 def _marked(rules: _Rules, mark: str, *, starts: Sequence[str] = (), after: str = "") -> None:
-    """`first` and `body`, answers in which `held` stands behind marks. With `starts` an answer may
+    """`first` and `body`, completions in which `held` stands behind marks. With `starts` one may
     be `bare`, and none begins with these otherwise. `after` names the text behind a call."""
     rest = f"(up_to{after.lower()} held)* TEXT{after}"
     rules.add(f"rest: {f'TEXT{after}' if rules.one else rest}")
@@ -238,7 +238,7 @@ def _name(function: Mapping[str, Any], index: int) -> str:
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an object."""
+    """Schema of the parameters of a function, an object."""
     schema = function.get("parameters")
     if schema is None:
         return _NO_PARAMETERS
@@ -257,7 +257,7 @@ def _text(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """In an expression of Lark, which a slash would end."""
+    """Escape a text for an expression of Lark, which a slash would end."""
     return "".join([f"\\x{{{ord(char):x}}}" for char in text])
 
 

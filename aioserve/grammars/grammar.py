@@ -1,4 +1,4 @@
-"""A form of answers becomes a grammar, and a grammar a matcher for each answer."""
+"""Compiles structured output into a grammar, which makes a matcher for each completion."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from aioserve.structured_output import StructuredOutput
 __all__ = ["CompiledGrammar", "compile_grammar"]
 
 MAX_WHITESPACE = 32
-"""Characters between two parts of JSON: enough to indent, and a model can't go on for ever."""
+"""Most white space between two parts of JSON: enough to indent, and a model can't go on for
+ever."""
 MAX_REASON_CHARS = 500
 
 
 class CompiledGrammar:
-    """For all answers of one form. Thread-safe."""
+    """A grammar for all completions with one structured output. Thread-safe."""
 
     def __init__(
         self,
@@ -33,15 +34,15 @@ class CompiledGrammar:
         forced: tuple[int, ...] = (),
         starts_with_spaces: bool = False,
     ) -> None:
-        """`forced`: tokens that every answer begins with, which may take long to find out.
-        `starts_with_spaces`: an answer has the form with spaces before it or without."""
+        """`forced`: tokens that every completion begins with, which may take long to find out.
+        `starts_with_spaces`: a completion is valid with spaces before it or without."""
         self._vocabulary = vocabulary
         self._prototype = prototype
         self._forced = forced
         self._starts_with_spaces = starts_with_spaces
 
     def matcher(self, end_ids: Set[int]) -> GrammarMatcher:
-        """Of a new answer, which any of `end_ids` ends."""
+        """Return a matcher for a new completion, which any of `end_ids` ends."""
         vocabulary = self._vocabulary
         not_first = vocabulary.not_first
         if self._starts_with_spaces:
@@ -52,8 +53,8 @@ class CompiledGrammar:
 
 
 def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledGrammar:
-    """May take long: to be called on a thread. Raises `InvalidSamplingError` for a form that can't
-    be kept, saying why."""
+    """Compile structured output. May take long: call it on a thread. Raises `InvalidSamplingError`
+    saying why for what isn't supported."""
     library = llguidance()
     argument = "tools" if isinstance(form, CallsOutput) else form.form
     try:
@@ -78,7 +79,7 @@ def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledG
 
 
 def _source(form: StructuredOutput) -> Any:
-    """The grammar, as llguidance takes it."""
+    """Source of the grammar, as llguidance takes it."""
     matcher = llguidance().LLMatcher
     if isinstance(form, CallsOutput):
         return matcher.grammar_from_lark(calls_source(form))

@@ -11,19 +11,19 @@ INITIAL_LEXER_FUEL = 1_000_000
 STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 50_000
 MAX_LEXER_STATES = 50_000
-"""A kilobyte or two each, in every matcher that comes to have so many."""
+"""Most states of the lexer: a kilobyte or two each, in every matcher that comes to have so many."""
 MAX_GRAMMAR_SIZE = 100_000
 
 
 def llguidance() -> ModuleType:
-    """To be called on a thread."""
+    """Import the library. To be called on a thread."""
     import llguidance
 
     return llguidance
 
 
 def limits() -> object:
-    """What one grammar may cost, in units of the library's: some 20 ms of its lexer to compile,
+    """Limits of one grammar's cost, in units of the library: some 20 ms of its lexer to compile,
     some 15 ms for a token."""
     return llguidance().LLParserLimits(
         max_items_in_row=MAX_ITEMS_IN_ROW,

@@ -1,8 +1,8 @@
-"""What may come next in one answer, as its tokens come.
+"""Tells which tokens may come next in one completion, as its tokens come.
 
 Where the grammar leaves one way to go on, the tokens of that way, as the tokenizer writes its text,
 are the only ones allowed: a model that was taught text in these tokens is not led to others, and
-whoever takes such tokens without asking a model gets the same answer.
+a caller that takes such tokens without asking a model gets the same completion.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["GrammarMatcher"]
 
 
 class GrammarMatcher:
-    """Of one answer. Where it is, it comes to by its tokens alone: two that accepted the same are
-    equal. Not thread-safe, and any thread may use it; calls may take milliseconds."""
+    """Matcher of one completion. Its state depends on its tokens alone: two that accepted the same
+    are equal. Not thread-safe, and any thread may use it; calls may take milliseconds."""
 
     def __init__(
         self,
@@ -30,23 +30,23 @@ class GrammarMatcher:
         not_first: npt.NDArray[np.int32] | None,
         forced: tuple[int, ...] | None = None,
     ) -> None:
-        """`not_first`: a mask as that of the vocabulary. `forced`: what must come first, where that
-        is known."""
+        """`not_first`: a mask like that of the vocabulary. `forced`: tokens that must come first,
+        if known."""
         self._vocabulary = vocabulary
         self._not_first = not_first
         self._matcher = matcher
         self._end_ids = end_ids
         self._forced = forced
-        """Ahead; None while it isn't known. It may be as long as the answer."""
+        """Forced tokens ahead; None while not known. They may be as long as the completion."""
         self._num_followed = 0
-        """Of them."""
+        """Number of forced tokens that were followed."""
         self._num_accepted = 0
         self._has_ended = False
 
     @property
     def error(self) -> str | None:
-        """Why it allows nothing any more, where that is no matter of the answer: the grammar was
-        too costly to follow."""
+        """Reason why it allows nothing any more, if that is not due to the completion: the grammar
+        was too costly to follow."""
         return str(self._matcher.get_error()).partition("\n")[0] if self._failed else None
 
     @property
@@ -55,7 +55,7 @@ class GrammarMatcher:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the answer has the form as it is."""
+        """Whether the completion is valid as it is."""
         return not self._failed and self._matcher.is_accepting()
 
     @property
@@ -92,7 +92,7 @@ class GrammarMatcher:
 
     def forced(self, at_most: int | None = None) -> tuple[int, ...]:
         """The tokens that must come next, or the first of them; empty where there is a choice, or
-        the answer may end."""
+        the completion may end."""
         if self._forced is None:
             self._forced, self._num_followed = self._look_ahead(), 0
         first = self._num_followed
@@ -100,7 +100,7 @@ class GrammarMatcher:
 
     def allowed(self) -> npt.NDArray[np.int32]:
         """Mask int32 `[num_words]`: bit `i % 32` of word `i // 32` says whether id `i` may come
-        next. Those that end the answer may where it has the form, and nowhere else. None may where
+        next. Ids that end the completion may where it is valid, and nowhere else. None may where
         `error` is set, or no token can go on."""
         vocabulary = self._vocabulary
         mask = np.zeros(vocabulary.num_words, np.int32)
@@ -122,7 +122,7 @@ class GrammarMatcher:
         return mask
 
     def copy(self) -> GrammarMatcher:
-        """Another answer that has begun like this one."""
+        """Matcher of another completion that has begun like this one."""
         other = GrammarMatcher(
             self._vocabulary, self._matcher.deep_copy(), self._end_ids, self._not_first
         )

@@ -1,6 +1,6 @@
-"""Schemas that llguidance would take, and must not be given.
+"""Refuses or narrows schemas that llguidance would take, and must not be given.
 
-What it can't keep it refuses itself, with a reason. What is refused here in its place:
+What it doesn't support it refuses itself, with a reason. What is refused here in its place:
 
 - `x-guidance`, its own keyword: it switches off other keywords,
 - `minProperties` where names may come twice: it counts those that JSON then drops,
@@ -34,14 +34,16 @@ __all__ = ["check_ends", "sound_lark", "sound_schema"]
 
 MAX_DEPTH = 64
 MAX_JOINED = 8
-"""Patterns and formats of one string. Eight take milliseconds, and each further one twice that."""
+"""Most patterns and formats of one string. Eight take milliseconds, and each further one twice
+that."""
 MAX_RULES = 1000
-"""Rules and brackets of a grammar. Each takes up to 4 KiB of a thread's stack, of 8 MiB mostly."""
+"""Most rules and brackets of a grammar. Each takes up to 4 KiB of a thread's stack, of 8 MiB
+mostly."""
 MAX_PLACES = 20_000
-"""Places of strings in a schema, counted once for each way that leads there."""
+"""Most places of strings in a schema, counted once for each way that leads there."""
 
 _PLAIN_NAME = r'^[^"\\\x00-\x1f\x7f]*$'
-"""Of names that JSON can write in one way only, if not by `\\u`."""
+"""Pattern of names that JSON can write in one way only, if not by `\\u`."""
 _NOT_PLAIN = re.compile(r'["\\\x00-\x1f\x7f]')
 _MOVES = ("$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef")
 """Keywords by which a reference would lead elsewhere than its pointer says."""
@@ -59,14 +61,14 @@ _PLACES: dict[str, str] = {
     "$defs": "map",
     "definitions": "map",
 }
-"""Where schemas are within a schema, of the keywords that llguidance supports."""
+"""Places of schemas within a schema, by the keywords that llguidance supports."""
 
 _Path = tuple[str, ...]
 
 
 def sound_schema(text: str, argument: str) -> str:
-    """The schema, in JSON, of which whatever llguidance draws is accepted by the one in `text`.
-    Raises `InvalidSamplingError` for one that is refused. `argument` names what it came in."""
+    """Schema, in JSON, for which all that llguidance draws is accepted by the one in `text`. Raises
+    `InvalidSamplingError` for one that is refused. `argument` names what it came in."""
     schema = json.loads(text)
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise _refused(argument, "has the keyword x-guidance, which is none of JSON Schema")
@@ -115,13 +117,13 @@ def sound_lark(text: str) -> str:
 
 
 def _num_rules(bare: str) -> int:
-    """Those of a part of a grammar, and its brackets."""
+    """Number of rules of a part of a grammar, and of its brackets."""
     return sum(map(bare.count, ":([{"))
 
 
 def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]) -> None:
     """Raise `InvalidSamplingError` for a grammar that names a token of `end_ids`, each of which
-    ends an answer that has the form, and is no part of it."""
+    ends a completion that is valid, and is no part of it."""
     names = {special_names[i] for i in end_ids if special_names.get(i, "").startswith("<")}
     ids = set(map(str, end_ids))
     of_tokens = [*map(re.escape, sorted(names)), r"<\[[0-9,-]*\]>"]
@@ -131,7 +133,7 @@ def check_ends(grammar: str, special_names: Mapping[int, str], end_ids: Set[int]
         if named in names or listed:
             raise _refused(
                 "grammar",
-                f"names {named}, which ends an answer wherever it has the form, and is no part of "
+                f"names {named}, which ends a completion wherever it is valid, and is no part of "
                 "it",
             )
 
@@ -141,7 +143,7 @@ _NOT_BARE = re.compile(r'"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)+/?|//[^\n]*')
 
 
 def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, Any]]) -> None:
-    """`checked` gets each schema within."""
+    """Check each schema within, and append it to `checked`."""
     if depth > MAX_DEPTH:
         raise _refused(argument, f"is nested more than {MAX_DEPTH} deep", MAX_DEPTH)
     if not isinstance(schema, dict):
@@ -165,8 +167,8 @@ def _check_each(schema: Any, argument: str, depth: int, checked: list[dict[str, 
 
 
 def _narrow(schema: dict[str, Any], argument: str, has_one_of: bool) -> bool:
-    """Let names that the schema doesn't know be none that it does, written in another way. Whether
-    that was needed."""
+    """Exclude from a schema's further names the names that it knows, written in another way. Return
+    whether that was needed."""
     patterns, properties = schema.get("patternProperties", {}), schema.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(properties, dict):
         raise _refused(argument, "has properties or patternProperties that are no object")
@@ -216,7 +218,8 @@ def _within(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 class _Joined:
-    """How many patterns and formats strings must match at once, by their places in the value."""
+    """Numbers of patterns and formats that strings must match at once, by their places in the
+    value."""
 
     def __init__(self, root: Any, argument: str, checked: list[dict[str, Any]]) -> None:
         self._root = root
@@ -224,10 +227,10 @@ class _Joined:
         self._argument = argument
         self._num_places = 0
         self._known: dict[str, Counter[_Path]] = {}
-        """Of what is referred to."""
+        """Counts of the schemas that are referred to, by reference."""
 
     def of(self, schema: Any, refs: tuple[str, ...]) -> Counter[_Path]:
-        """`refs` are the references that led here."""
+        """Patterns and formats of `schema` by place; `refs` are the references that led here."""
         counts: Counter[_Path] = Counter()
         if not isinstance(schema, dict):
             return counts

@@ -1,12 +1,12 @@
-"""A tokenizer's vocabulary, as llguidance needs it: the bytes that each id adds to a
-completion.
+"""A tokenizer's vocabulary for llguidance: the bytes that each id adds to a completion.
 
 They are taken from the same pieces that completions are put together of
 (`aioserve.text.token_bytes`), so the text that a grammar sees is the text that the caller gets.
 Special tokens add none, and are allowed only where a grammar names them.
 
-Making one takes a second or less for 150,000 tokens, nearly all of it in two calls of the library
-that hold the interpreter's lock: so a model has one, and only once a request asks for a form.
+Making a vocabulary takes a second or less for 150,000 tokens, nearly all of it in two calls of the
+library that hold the interpreter's lock: so a model has one, and only once a request asks for
+structured output.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ and for spaces, which take as long to make and are hardly ever of use to our gra
 
 
 class Vocabulary:
-    """Of one model, whose logits are `num_logits` wide. Thread-safe."""
+    """Vocabulary of one model with logits that are `num_logits` wide. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, num_logits: int) -> None:
         self.num_logits = num_logits
         self.num_words: int = -(-num_logits // 32)
-        """int32s of a mask with a bit for each logit."""
+        """Number of int32s of a mask with a bit for each logit."""
         size = min(tokenizer.vocab_size, num_logits)
         self.end: int = size
-        """Stands for the end of an answer in llguidance; beyond every id."""
+        """Id that stands for the end of a completion in llguidance; beyond every id."""
         pieces = tokenizer.pieces
         texts = [_bytes(pieces[token_id]) for token_id in range(size)]
         whole = llguidance().LLTokenizer(_Wrapped(tokenizer, texts), slices=[])
         self.library: Any = whole.with_slices(SLICES)
-        """llguidance's own. Made in two calls, so that other threads come in between."""
+        """llguidance's own object. Made in two calls, so that other threads come in between."""
         self.not_first: npt.NDArray[np.int32] | None = None
-        """Mask int32 `[num_words]` of ids whose text differs at the start of an answer, where the
-        tokenizer drops a space; None if there are none."""
+        """Mask int32 `[num_words]` of ids whose text differs at the start of a completion, where
+        the tokenizer drops a space; None if there are none."""
         self.not_first_but_for_spaces: npt.NDArray[np.int32] | None = None
-        """Likewise, of those whose text differs by more than spaces before it."""
+        """Mask like `not_first` of ids whose text differs by more than spaces before it."""
         strips = pieces.strip_char.encode() if pieces.strip_left else None
         if strips is not None or pieces.first_differs:
             firsts = texts
@@ -75,8 +75,8 @@ class Vocabulary:
 
 
 class _Wrapped:
-    """What `LLTokenizer` asks of a tokenizer that isn't its own. Must not lead back to it: nobody
-    would ever collect such a circle."""
+    """Tokenizer as `LLTokenizer` asks for one that isn't its own. Must not lead back to it: such a
+    circle would never be collected."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -122,7 +122,7 @@ class _Wrapped:
                     at = end
                     break
             else:
-                break  # no token has this byte, so no answer has what follows
+                break  # no token has this byte, so no completion has what follows
         return ids
 
     @cached_property

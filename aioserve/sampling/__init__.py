@@ -1,2 +1,2 @@
-"""Logits to tokens: what sampling parameters mean, as arrays that a backend draws by. Knows
+"""Turns logits into tokens: what sampling parameters mean, as arrays that a backend draws by. Knows
 sampling parameters, seeds and positions; must not know requests, plans or the scheduler."""

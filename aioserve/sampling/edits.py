@@ -1,15 +1,15 @@
-"""What a request changes of its logits before anything is drawn, a row at a time.
+"""Changes that a request makes to its logits before the draw, a row at a time.
 
 In this order, each over what the ones before have left:
 
     logit_bias            added to the logits of its ids
     repetition_penalty    a positive logit is divided by it, a negative one multiplied, for every
-                          token of prompt and answer (Keskar et al., "CTRL", 2019)
-    presence_penalty      taken off for every token of the answer
-    frequency_penalty     taken off as often as the answer has the token
+                          token of prompt and completion (Keskar et al., "CTRL", 2019)
+    presence_penalty      taken off for every token of the completion
+    frequency_penalty     taken off as often as the completion has the token
     logits_processors     plugins' own (`aioserve.sampling.processors`)
     bad_words             the last token of a bad word is left out behind its others
-    min_tokens            the ids that end the answer are left out until it has so many tokens
+    min_tokens            ids that end the completion are left out until it has so many tokens
     allowed_token_ids     all others are left out
     structured_output     what its grammar doesn't allow next is left out
 
@@ -41,7 +41,7 @@ from aioserve.sampling.uploads import upload
 __all__ = ["RowEdits", "SlotEdits"]
 
 SPARE_IDS = 256
-"""A history is made longer by so many ids than it needs to be, and then lasts for a while."""
+"""Spare ids of a history, so that it lasts for a while."""
 
 
 class SlotEdits:
@@ -70,8 +70,8 @@ class SlotEdits:
         self._on: _Placed | None = None
 
     def apply(self, row: Tensor, position: int) -> str | None:
-        """Change `row`, float32 `[V]`, from which the token at `position` is drawn; what went wrong
-        in a processor, if something did."""
+        """Change `row`, float32 `[V]`, from which the token at `position` is drawn. Return what
+        went wrong in a processor, if anything did."""
         params, on = self._params, self._placed(row.device)
         if params.needs_history and position >= len(on.history):
             longer = on.history.new_zeros(position + SPARE_IDS)
@@ -108,12 +108,13 @@ class SlotEdits:
         return failure
 
     def note(self, token_id: Tensor, position: int) -> None:
-        """The token at `position`, an int64 scalar, was drawn from the row that `apply` changed."""
+        """Take note of the token at `position`, an int64 scalar, drawn from the row that `apply`
+        changed."""
         if self._on is not None and self._params.needs_history:
             self._on.history[position] = token_id
 
     def _placed(self, device: torch.device) -> _Placed:
-        """On the device since the first step that needs it there."""
+        """Copy on the device, made by the first step that needs it there."""
         if self._on is None:
             self._on = _Placed(
                 self._params, self._known_ids, self._end_ids, self._bad_word_ids, device
@@ -123,7 +124,7 @@ class SlotEdits:
 
 
 class _Placed:
-    """What one slot's edits read, in the memory of a device."""
+    """Data that one slot's edits read, in the memory of a device."""
 
     __slots__ = ("allowed_ids", "bad_words", "bias_ids", "biases", "end_ids", "history")
 
@@ -161,10 +162,10 @@ class RowEdits:
         self._rows = rows
         self._masks = masks
         self.failures: dict[int, str] = {}
-        """By index of a row: what went wrong in a processor."""
+        """Failures of processors, by index of a row."""
         masked: frozenset[int] = frozenset() if masks is None else masks.rows
         self.rows: frozenset[int] = masked.union([row for row, *_ in rows])
-        """Indices of those that are changed."""
+        """Indices of the rows that are changed."""
 
     def apply(self, logits: Tensor) -> None:
         """Change rows of `logits`, float32 `[S, V]`, in place."""
@@ -191,6 +192,6 @@ class RowEdits:
         return late or frozenset()
 
     def note(self, token_ids: Tensor) -> None:
-        """`token_ids`, int64 `[S]`, were drawn."""
+        """Take note of the tokens drawn: `token_ids`, int64 `[S]`."""
         for row, edits, position in self._rows:
             edits.note(token_ids[row], position)

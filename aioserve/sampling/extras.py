@@ -1,4 +1,4 @@
-"""What rows of a step ask for beyond a draw from the model's own logits.
+"""Extras that rows of a step ask for, beyond a draw from the model's own logits.
 
     logits ──► edits ──► draw ──► tokens ──► each slot's history
        └────────────────────────────┴──────► log-probabilities
@@ -20,13 +20,14 @@ __all__ = ["RowExtras", "StepExtras"]
 
 @dataclass(slots=True, frozen=True)
 class RowExtras:
-    """Of one step, with S sampled rows of logits and N more that are only looked at."""
+    """Extras of one step with S sampled rows of logits, and N more rows that are only scored."""
 
     edits: RowEdits | None
     logprobs: LogprobRows | None
 
     def before_draw(self, logits: Tensor, num_samples: int) -> StepExtras:
-        """`logits`, float32 `[S + N, V]`, are the model's. Whatever takes memory is done here."""
+        """Prepare the extras of the model's `logits`, float32 `[S + N, V]`. All memory is taken
+        here."""
         most_likely = None if self.logprobs is None else self.logprobs.of(logits)
         sampled = logits[:num_samples]
         if self.edits is not None:
@@ -37,15 +38,15 @@ class RowExtras:
 
 @dataclass(slots=True, frozen=True)
 class StepExtras:
-    """The same, on the device, while the step is computed."""
+    """Extras of one step on the device, while it is computed."""
 
     sampled: Tensor
-    """float32 `[S, V]`: what to draw from."""
+    """float32 `[S, V]`: logits to draw from."""
     edits: RowEdits | None
     most_likely: MostLikely | None
 
     def after_draw(self, token_ids: Tensor) -> None:
-        """`token_ids`, int64 `[S]`, were drawn."""
+        """Take note of the tokens drawn: `token_ids`, int64 `[S]`."""
         if self.edits is not None:
             self.edits.note(token_ids)
         if self.most_likely is not None:

@@ -19,15 +19,15 @@ from aioserve.sampling.uploads import upload
 __all__ = ["LogprobRows", "MostLikely"]
 
 ROWS_AT_ONCE = 32
-"""Rows whose logits are in memory once more."""
+"""Rows of logits that are copied at once."""
 
 
 class LogprobRows:
     """Rows of logits whose tokens' log-probabilities are wanted: R of them.
 
-    First those that are sampled: `sampled` are their indices among the rows of the step. Then, from
-    row `first_scored` on, one for each of `target_ids`, int64, which are known. `tops[i]` of the
-    most likely tokens are wanted of the `i`-th of all.
+    Sampled rows come first: `sampled` are their indices among the rows of the step. Then, from row
+    `first_scored` on, comes one for each of `target_ids`, int64, which are known. `tops[i]` of the
+    most likely tokens are wanted of the `i`-th row.
     """
 
     def __init__(
@@ -43,20 +43,21 @@ class LogprobRows:
         scored = range(first_scored, first_scored + len(target_ids))
         self.rows: list[int] = [*self.sampled, *scored]
         self.width: int = max(tops, default=0)
-        """K: the most that is wanted of any."""
+        """K: the most tokens wanted of any row."""
         self._tops = list(tops)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def of(self, logits: Tensor) -> MostLikely:
-        """`logits` float32 `[S + N, V]`, V at least K, are as the model gave them, and stay so."""
+        """Prepare log-probabilities of `logits`, float32 `[S + N, V]`, V at least K. They are the
+        model's own and stay unchanged."""
         return MostLikely(self, logits)
 
     def read(
         self, values: npt.NDArray[np.float32], ids: npt.NDArray[np.int32]
     ) -> tuple[dict[int, Logprobs], tuple[Logprobs, ...]]:
-        """What `MostLikely` has, on the host: by index of a sampled row, and of the targets in
+        """Results of `MostLikely` on the host: by index of a sampled row, and of the targets in
         order."""
         every: list[Logprobs] = []
         for row, count in enumerate(self._tops):
@@ -74,13 +75,14 @@ class MostLikely:
         device, count, width = logits.device, len(wanted), wanted.width
         rows = upload(wanted.rows, np.int64, device)
         self.values: Tensor = torch.empty((count, 1 + width), dtype=torch.float32, device=device)
-        """float32 `[R, 1 + K]`: of the token that is there, once it is, and of the most likely."""
+        """float32 `[R, 1 + K]`: log-probability of the token drawn or given, then of the most
+        likely."""
         self.ids: Tensor = torch.empty((count, width), dtype=torch.int32, device=device)
         """int32 `[R, K]`: the most likely, in falling order."""
         self._logits = logits
         self._sampled = rows[: len(wanted.sampled)]
         self._places = rows * logits.shape[1]
-        """Of each row's first logit."""
+        """Flat index of each row's first logit."""
         self._tokens = torch.empty(count, dtype=torch.int64, device=device)
         self._tokens[len(wanted.sampled) :] = upload(wanted.target_ids, np.int64, device)
         self._sums = torch.empty(count, dtype=torch.float32, device=device)
@@ -94,7 +96,7 @@ class MostLikely:
             self.ids[part] = top.indices
 
     def note(self, token_ids: Tensor) -> None:
-        """`token_ids`, int64 `[S]`, were drawn."""
+        """Take note of the tokens drawn: `token_ids`, int64 `[S]`."""
         sampled = self._tokens[: len(self._sampled)]
         torch.index_select(token_ids, 0, self._sampled, out=sampled)
         torch.add(self._tokens, self._places, out=self._tokens)

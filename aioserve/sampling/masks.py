@@ -23,8 +23,8 @@ Mask = npt.NDArray[np.int32]
 drawn."""
 
 WAIT_SECONDS = 0.002
-"""How long the sampling of a step waits for masks. One takes a tenth of it or so, and was asked for
-when the forward pass began."""
+"""Time that the sampling of a step waits for masks. One takes a tenth of it or so, and was asked
+for when the forward pass began."""
 
 
 class LateMasks:
@@ -32,17 +32,17 @@ class LateMasks:
 
     def __init__(self, rows: Iterable[int]) -> None:
         self.rows: frozenset[int] = frozenset(rows)
-        """Indices of the rows that need one."""
+        """Indices of the rows that need a mask."""
         self._missing = set(self.rows)
         self._found: list[tuple[int, Mask]] = []
         self._complete = threading.Event()
         self._lock = threading.Lock()
         self.late: frozenset[int] | None = None
-        """Rows that had none when the step was sampled, once it is."""
+        """Rows that had no mask when the step was sampled; None until then."""
 
     def bring(self, row: int, mask: Mask | None) -> None:
-        """What may be drawn from a row; None where nobody will hear of what is. Too late, it does
-        no harm."""
+        """Bring the mask of a row; None where its token will be dropped. A mask that comes too late
+        does no harm."""
         with self._lock:
             if row not in self._missing or self.late is not None:
                 return
@@ -53,8 +53,8 @@ class LateMasks:
                 self._complete.set()
 
     def found(self, wait_seconds: float | None = None) -> list[tuple[int, Mask]]:
-        """The masks that have come, once they all have, or that time is over. From the first call
-        on, `late` says which haven't."""
+        """Wait until all masks have come or the time is over; return those that have. From the
+        first call on, `late` names the rows without one."""
         if self.late is None and self._missing:
             self._complete.wait(WAIT_SECONDS if wait_seconds is None else wait_seconds)
         with self._lock:

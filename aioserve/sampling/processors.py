@@ -1,7 +1,7 @@
 """Logits processors: code of a plugin that changes a row of logits before it is drawn from.
 
-A request names them, and each of its answers has objects of its own. What one of them raises ends
-that request. Imports torch for types alone.
+A request names them, and each of its completions has objects of its own. A processor that raises
+ends its request. Imports torch for types alone.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class LogitsProcessor:
-    """Changes the logits of one answer, a row at a time. Override `process`."""
+    """Changes the logits of one completion, a row at a time. Override `process`."""
 
     def process(self, prompt_ids: Tensor, answer_ids: Tensor, logits: Tensor) -> Tensor | None:
         """Change `logits`, float32 `[V]`, in place and return None, or return others of that shape.
 
         `prompt_ids` and `answer_ids`, int64 `[prompt tokens]` and `[tokens so far]`, are for
         reading. All are on the device that computes the model. Called once a token on the thread of
-        the steps, which waits for it: every answer in the batch does. After a preemption the answer
-        goes on with a new object, so what is made of the logits must follow from the ids.
+        the steps, which waits for it: every completion in the batch does. After a preemption the
+        completion goes on with a new object, so what is made of the logits must follow from the
+        ids.
         """
         raise NotImplementedError
 
 
 class ProcessorMaker:
     """Makes objects of one offer, guarded, where the runner is. `label` names the offer and its
-    distribution; `make` is given what a request says, the name with its options."""
+    distribution; `make` is given the name and options in a request."""
 
     def __init__(self, label: str, make: Callable[[str], LogitsProcessor]) -> None:
         self._label = label
@@ -48,7 +49,7 @@ class ProcessorMaker:
 
 
 class GuardedProcessor:
-    """One processor of one answer. It is made when it is first asked."""
+    """One processor of one completion. It is made when it is first called."""
 
     def __init__(self, label: str, make: Callable[[], LogitsProcessor]) -> None:
         self._make = make
@@ -56,7 +57,7 @@ class GuardedProcessor:
         self._guard = Guard(f"logits processor {label}", "its request ends", logger)
 
     def apply(self, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor) -> str | None:
-        """Change `row`, float32 `[V]`; what went wrong, if something did."""
+        """Change `row`, float32 `[V]`. Return what went wrong, if anything did."""
         try:
             self._guard.call("process", self._process, prompt_ids, answer_ids, row)
         except PluginFault as fault:
@@ -75,8 +76,8 @@ class GuardedProcessor:
 def changed_by(
     processor: LogitsProcessor, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor
 ) -> Tensor:
-    """What a processor makes of `row`, which stays as it is. Raises `NotAnAnswer`, and whatever the
-    processor does."""
+    """Return what a processor makes of `row`, which stays as it is. Raises `NotAnAnswer`, and
+    whatever the processor raises."""
     given = row.clone()
     answer = processor.process(prompt_ids, answer_ids, given)
     changed = given if answer is None else answer

@@ -1,4 +1,4 @@
-"""Which token is drawn from a row of logits, and the arrays that say so to a backend.
+"""Sampling parameters of slots, as arrays by which a backend draws tokens from rows of logits.
 
 `temperature` 0 takes the largest logit, the lowest id among equals. Otherwise logits are divided by
 `temperature`, and then, in the order of the transformers library, each over what the ones before
@@ -40,7 +40,7 @@ __all__ = ["SlotTable"]
 
 
 class SlotTable:
-    """How each slot samples, from its start to its end."""
+    """Sampling parameters of each slot, from its start to its end."""
 
     def __init__(self, num_slots: int) -> None:
         self._started = np.zeros(num_slots, bool)
@@ -52,15 +52,15 @@ class SlotTable:
         self._seeds = np.zeros(num_slots, np.uint64)
         self._edits: dict[int, SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
-        """Of slots that want any: how many of the most likely tokens."""
+        """Number of most likely tokens wanted, by slot; slots that want none are absent."""
         self._last: tuple[Sequence[int], SampleRows] | None = None
-        """The slots asked for last, and their rows, while no slot has started or ended since: from
-        one step to the next seldom more than the positions change."""
+        """Slots asked for last, and their rows, until a slot starts or ends: from one step to the
+        next seldom more than the positions change."""
 
     def start(
         self, slot: int, params: SamplingParams, seed: int, edits: SlotEdits | None = None
     ) -> None:
-        """From now on the slot samples so, whatever was in it."""
+        """Let the slot sample so from now on, whatever was in it."""
         self.end(slot)
         if edits is not None:
             self._edits[slot] = edits
@@ -114,10 +114,10 @@ class SlotTable:
         scored: Sequence[tuple[int, npt.NDArray[np.int32]]] = (),
         masks: LateMasks | None = None,
     ) -> RowExtras | None:
-        """What the same rows ask for beyond a draw; None if that is nothing.
+        """Extras that the same rows ask for beyond a draw; None without any.
 
-        `scored`: for how many of the most likely tokens beside each of these targets, int32 `[N]`,
-        whose rows of logits come behind all that are sampled. `masks` are of the same rows.
+        `scored`: number of most likely tokens beside each of these targets, int32 `[N]`, with rows
+        of logits behind all that are sampled. `masks` are of the same rows.
         """
         edits = None
         if self._edits or masks is not None:

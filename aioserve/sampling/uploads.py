@@ -18,7 +18,7 @@ def upload(
     """A copy of `array` as `dtype`, made in the order of the current stream.
 
     A copy from memory that can be paged would wait for all that the stream has to do before. torch
-    keeps pinned memory until what was copied from it has been.
+    keeps pinned memory until the copy from it is done.
     """
     host = torch.from_numpy(np.array(array, dtype))
     if device.type == "cuda" and len(host):
