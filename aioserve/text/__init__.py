@@ -1,5 +1,5 @@
-"""Text to tokens and back: tokenizer, incremental detokenizer, stop strings, chat templates, and
-what an answer is made of.
+"""Turns text into tokens and back: tokenizer, incremental detokenizer, stop strings, chat
+templates, and parsers of completions.
 
 Knows a model directory's tokenizer files and nothing else: no torch, no scheduling, no I/O past
 loading. Import what you need from the submodules.

@@ -1,6 +1,6 @@
-"""One stream's text: detokenizer and stop strings behind one call per token.
+"""Text of one stream: detokenizer and stop strings behind one call per token.
 
-What the engine uses. Knows text rules alone; which ids end an answer is the scheduler's business.
+Knows text rules alone; which ids end a completion is the scheduler's business.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["TextAssembler"]
 
 
 class TextAssembler:
-    """Text of one answer, token by token; empty without a tokenizer.
+    """Text of one completion, token by token; empty without a tokenizer.
 
     A piece of text is delivered with the token that made it final: with which its last
     character was completed, and with which it could no longer be part of a stop string. The
     results of all pushes and of `finish`, joined, are `tokenizer.decode` of the pushed ids, but for
-    an id that ended the answer, cut before the first stop string. With
+    an id that ended the completion, cut before the first stop string. With
     `include_stop_str_in_output` they have the text of that id, and are cut behind the stop string.
-    A stop string ends the answer where a token after the first `min_tokens` makes its last
+    A stop string ends the completion where a token after the first `min_tokens` makes its last
     character final; it may begin before. Of `params` it uses these two and `stop`.
 
-    `shown` are special tokens that have a text all the same, also where they end the answer: who
-    reads the marks of an answer reads the last one too. `stops` is the automaton of `params.stop`,
+    `shown` are special tokens that have a text all the same, also where they end the completion: a
+    parser of its marks reads the last one too. `stops` is the automaton of `params.stop`,
     which assemblers share; without one the assembler makes its own. Not thread-safe.
     """
 
@@ -58,20 +58,20 @@ class TextAssembler:
             stops = stops or StopAutomaton(params.stop)
             self._stops = StopStrings(stops, include=self._include)
         self._num_blind = params.min_tokens
-        """Tokens to come in whose text no stop string ends."""
+        """Tokens to come before a stop string may end the text."""
         self._finished = False
         self._shown = shown or {}
         self.matched_stop: str | None = None
         """The stop string that ended the text, if one did."""
 
     def push(self, token_id: int, *, is_end: bool = False) -> tuple[str, bool]:
-        """Text to deliver with this token, and whether a stop string ended the answer with it.
+        """Text to deliver with this token, and whether a stop string ended the completion with it.
 
-        `is_end`: it is an id that ends the answer, so that `finish` comes next. Raises
-        `InvariantError` once the answer has ended.
+        `is_end`: it is an id that ends the completion, so that `finish` comes next. Raises
+        `InvariantError` once the completion has ended.
         """
         if self._finished:
-            raise InvariantError(f"token {token_id} after the end of its answer")
+            raise InvariantError(f"token {token_id} after the end of its completion")
         if self._detokenizer is None:
             text = ""
         elif token_id in self._shown:
@@ -89,7 +89,7 @@ class TextAssembler:
         return text, self._finished
 
     def finish(self) -> str:
-        """End the answer; the held tail, which belongs to its last token.
+        """End the completion; return the held tail, which belongs to its last token.
 
         A stop string that only the flushed tail completes still cuts it (`matched_stop` says so).
         Empty after a stop or a second time.

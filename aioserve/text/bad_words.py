@@ -1,4 +1,4 @@
-"""How a text that an answer may not have can begin in it, as token ids.
+"""Spellings, as token ids, of texts that a completion may not have.
 
 Knows tokenizers alone.
 """
@@ -11,7 +11,7 @@ __all__ = ["spellings"]
 
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
-    """The ids of `word` as a tokenizer writes it at the start of a text, and behind a space.
+    """Ids of `word` as a tokenizer writes it at the start of a text, and behind a space.
 
     A vocabulary may have other ways to the same text; these are the ones that a model takes.
     """

@@ -1,4 +1,4 @@
-"""Chat messages to a prompt, through the model's own template.
+"""Turns chat messages into a prompt, by the model's own template.
 
 Knows the template files of a model directory and Hugging Face's conventions for them. Renders
 nothing but these: what a caller sends is data for the template, never a template. Rendering may be
@@ -41,7 +41,7 @@ __all__ = ["ChatTemplate"]
 MAX_ERROR_CHARS = 1000
 MAX_INDENT = 64
 MAX_FILE_BYTES = 1 << 22
-"""Of a file with a chat template or with names of tokens."""
+"""Largest size of a file with a chat template or with names of tokens."""
 _TEMPLATE_NAME = "chat_template"
 _TOKEN_NAMES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 # Marks the assistant's part for training; it has no effect on the text.
@@ -60,13 +60,13 @@ class ChatTemplate:
     ) -> None:
         self.origin = origin
         self._file = Path(origin).name
-        """What requests are told of it: where it lies is nothing for their senders."""
+        """Name of the file in errors of requests, whose senders needn't know the path."""
         self.source: str = source
-        """As it was written, where names are looked for."""
+        """Source as it was written, in which names are looked for."""
         self._special_tokens = dict(special_tokens or {})
         self._source = template_budget.asking(_without_generation_marks(source), origin)
         self._environments: dict[int, minijinja.Environment] = {}
-        """By the instructions that a rendering may take."""
+        """Environments by the instructions that a rendering may take."""
         self._environment(template_budget.FUEL)
 
     @classmethod
@@ -245,7 +245,7 @@ class ChatTemplate:
 
 
 def _with_aliases(message: dict[str, Any]) -> dict[str, Any]:
-    """Some templates (gpt-oss's) read reasoning by its older name."""
+    """Add the older name of reasoning, by which some templates (gpt-oss's) read it."""
     if "reasoning_content" not in message:
         return message
     return {"thinking": message["reasoning_content"], **message}
@@ -288,7 +288,7 @@ def _brief(error: object) -> str:
 
 
 class _Refused(Exception):
-    """What a template says through `raise_exception`."""
+    """Refusal of a template through `raise_exception`."""
 
 
 def _raise_exception(message: str) -> None:
@@ -319,7 +319,7 @@ def _to_json(
 
 
 def _is_sequence(value: Any) -> bool:
-    """As Jinja has it, where strings and mappings are sequences too."""
+    """Whether Jinja takes it for a sequence: strings and mappings are sequences too."""
     return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
@@ -328,7 +328,8 @@ def _never_escape(_name: str) -> bool:
 
 
 def _without_generation_marks(source: str) -> str:
-    """A block that is always taken has the same text and the same whitespace rules."""
+    """Replace generation marks by a block that is always taken: text and white space stay the
+    same."""
 
     def plain_block(mark: re.Match[str]) -> str:
         left, end, right = mark.groups()

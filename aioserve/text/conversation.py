@@ -1,4 +1,4 @@
-"""All that a caller gives a chat template: messages, tools, arguments of the template's own.
+"""Input of a chat template: messages, tools, arguments of the template's own.
 
 Knows which of it are strings that a caller wrote, and which are words of the API that templates
 look for. Must not know tokens.
@@ -51,26 +51,27 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """What is rendered, in classes of Python's own; plain values of JSON."""
+    """Input to render, in classes of Python's own: plain values of JSON."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
-    """Let the template open the assistant's turn."""
+    """Whether the template opens the assistant's turn."""
     continue_final_message: bool = False
-    """Leave the last message's turn open."""
+    """Whether the last message's turn is left open."""
     num_chars: int = 0
     num_values: int = 0
-    """Beside the messages."""
+    """Number of values beside the messages."""
 
     @property
     def num_items(self) -> int:
-        """What a template may have a step of work with."""
+        """Number of items with which a template may have a step of work."""
         return len(self.messages) + self.num_values
 
     def validated(self) -> Conversation:
-        """Itself, fit to be rendered: `messages.validated`. May take as long as it has text."""
+        """Conversation fit to be rendered: see `messages.validated`. Takes time in proportion to
+        its text."""
         check_strings("tools", "tools", self.tools)
         check_strings("chat_template_kwargs", "chat_template_kwargs", self.template_kwargs)
         reader = Reader("messages")
@@ -95,8 +96,9 @@ class Conversation(msgspec.Struct, frozen=True):
         identifier: Callable[[str], str] | None = None,
         key: Callable[[str, int], str] | None = None,
     ) -> Conversation:
-        """A copy with other strings for those that a caller wrote. Of keys, `key` is given which of
-        the object's it is; that, and ids of tool calls, are like any text where they are None."""
+        """Copy with other strings for those that a caller wrote. `key` is given a key and its index
+        in the object. Keys and ids of tool calls are like any text where `key` and `identifier` are
+        None."""
         identifier = identifier or text
         key = key or (lambda name, index: text(name))
 

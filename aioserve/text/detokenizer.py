@@ -1,4 +1,4 @@
-"""Ids to text, one id at a time, without ever taking text back.
+"""Turns ids into text, one id at a time, without ever taking text back.
 
 Knows a tokenizer's piece table; must not know stop strings, requests or streams.
 """
@@ -31,11 +31,11 @@ class IncrementalDetokenizer:
         self._texts: dict[int, str] = pieces.texts
         self._byte_level = pieces.byte_level
         self._held = bytearray()
-        """The bytes of a character that isn't complete, or of a run that goes on."""
+        """Bytes of a character that isn't complete, or of a run that goes on."""
         self._first = pieces.first_differs
         self._strip_left = pieces.strip_left
         self._plain = not self._first and not self._strip_left
-        """Nothing is held, and nothing to be left out: a piece that is whole is its own text."""
+        """Whether a whole piece is its own text: nothing is held, and nothing is to be left out."""
 
     def push(self, token_id: int) -> str:
         """Text that became final with this id; often empty. O(1) amortised.
@@ -72,7 +72,7 @@ class IncrementalDetokenizer:
         return text
 
     def _end_run(self) -> str:
-        """The text of what is held, to which nothing comes any more."""
+        """Text of what is held, to which nothing is added any more."""
         if not self._held:
             return ""
         held = bytes(self._held)

@@ -1,5 +1,5 @@
-"""Characters that stand for others while a chat template renders, so that it can't tell what they
-are part of. Knows text alone."""
+"""Escapes characters while a chat template renders, so that it can't tell what they are part of.
+Knows text alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["NOTHING", "NOTHINGS", "Escapes"]
 STAND_IN_TRIES = 64
 _STAND_INS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _LETTERS = (range(0x12000, 0x1239A), range(0x13000, 0x1342F))
-"""Cuneiform and hieroglyphs stand for letters and digits, beside which some tokens are none."""
+"""Stand-ins for letters and digits, beside which some tokens are none: cuneiform, hieroglyphs."""
 NOTHING = "\U0010fffd"
 """A content that means nothing; part of no special token."""
 NOTHINGS = (NOTHING, "\U0010fffc")
-"""To tell keys that mean nothing from each other."""
+"""Characters that tell meaningless keys from each other."""
 
 
 class Escapes:
@@ -30,7 +30,7 @@ class Escapes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it hides nothing."""
+        """Whether it escapes nothing."""
         return not self._stand_ins
 
     def escape(self, text: str, at: Iterable[int]) -> str:

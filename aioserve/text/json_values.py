@@ -1,4 +1,4 @@
-"""Values of JSON as their sender gave them: copied into Python's own classes, and how much.
+"""Copies values of JSON from a sender into Python's own classes, within limits.
 
 What a sender's class says of its size is not believed: no more is looked at than may be there.
 """
@@ -18,19 +18,19 @@ from aioserve.isolation import shown
 __all__ = ["MAX_DEPTH", "MAX_VALUES", "Reader", "check_utf8", "parsed_object"]
 
 MAX_DEPTH = 32
-"""Of lists and objects in each other."""
+"""Deepest nesting of lists and objects."""
 MAX_VALUES = 10_000
-"""In the tools, tool calls, content parts and template arguments of one prompt, all together. To
-look at as many takes the event loop some 10 ms."""
+"""Most values in the tools, tool calls, content parts and template arguments of one prompt
+together. To look at as many takes the event loop some 10 ms."""
 MAX_INT_BITS = 127
 MAX_JSON_CHARS = 2**20
-"""Of one text that is parsed."""
+"""Longest text that is parsed."""
 
 _PIECE_CHARS = 2**16
 
 
 class Reader:
-    """Copies what one prompt is made of, of at most `max_chars` characters in all.
+    """Copies the parts of one prompt, of at most `max_chars` characters in all.
 
     `argument` names it in errors, and is followed by the path to the value. Raises
     `InvalidPromptError`, and `PromptTooLongError` for too many characters.
@@ -48,14 +48,14 @@ class Reader:
         return self.argument + "".join([f"[{shown(part)}]" for part in self._path])
 
     def error(self, must: str, *, value: object = None, limit: object = None) -> InvalidPromptError:
-        """That the value where the reader is must be something else."""
+        """Error that the value where the reader is must be something else."""
         argument = "prompt" if self.argument == "messages" else self.argument
         return InvalidPromptError(
             f"{self.where} {must}", argument=argument, value=value, limit=limit
         )
 
     def text(self, value: object, *, max_chars: int | None = None) -> str:
-        """The characters of a str of any class, of at most `max_chars`."""
+        """Copy a str of any class, of at most `max_chars` characters."""
         text = plain_str(value)
         if text is None:
             raise self.error(f"must be a str, got {type(value).__name__}")
@@ -81,7 +81,7 @@ class Reader:
             )
 
     def at(self, part: str | int) -> Reader:
-        """For `with`: what is read inside is this part of what is read outside."""
+        """Context in which values read are this part of the value read outside."""
         self._path.append(part)
         return self
 
@@ -92,7 +92,7 @@ class Reader:
         self._path.pop()
 
     def items(self, value: Any) -> list[tuple[str, Any]]:
-        """Of a mapping with keys of str, each counted as a value."""
+        """Items of a mapping with keys of str, each counted as a value."""
         if not issubclass(type(value), Mapping):
             raise self.error(f"must be a dict, got {type(value).__name__}")
         items: list[tuple[str, Any]] = []
@@ -105,7 +105,7 @@ class Reader:
         return items
 
     def elements(self, value: Any) -> list[Any]:
-        """Of a list, each counted as a value."""
+        """Elements of a list, each counted as a value."""
         kind = type(value)
         if not issubclass(kind, Sequence) or issubclass(kind, str | bytes | bytearray | memoryview):
             raise self.error(f"must be a list, got {kind.__name__}")
@@ -116,7 +116,7 @@ class Reader:
         return elements
 
     def value(self, value: Any) -> Any:
-        """A copy of any value of JSON."""
+        """Copy any value of JSON."""
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -170,8 +170,8 @@ class Reader:
 
 
 def parsed_object(text: str, reader: Reader) -> dict[str, Any]:
-    """The JSON object that a text is, read as `Reader.value` reads it. Takes as long as the text
-    is, so a long one is for a thread."""
+    """Parse a text that is a JSON object, and read it as `Reader.value` does. Takes time in
+    proportion to the text: a long one is for a thread."""
     if len(text) > MAX_JSON_CHARS:
         raise reader.error(
             f"must have at most {MAX_JSON_CHARS} characters, got {len(text)}",

@@ -1,5 +1,5 @@
-"""How the `tokenizers` library is called: a long text holds up no other thread, the event loop's
-least of all."""
+"""Calls the `tokenizers` library so that a long text holds up no other thread, least of all the
+event loop's."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def encode_ids(
     add_special_tokens: bool = False,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """Token ids of `text` alone, which takes less. Raises `PromptTooLongError` for more than
-    `max_tokens`."""
+    """Token ids of `text` without their places, which is faster. Raises `PromptTooLongError` for
+    more than `max_tokens`."""
     if len(text) <= SHORT_TEXT_CHARS:
         encoding = backend.encode(text, add_special_tokens=add_special_tokens)
     else:

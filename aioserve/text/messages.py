@@ -1,4 +1,4 @@
-"""Chat messages as their sender gave them: what may be in them, and how much.
+"""Checks chat messages of a sender: what may be in them, and how much.
 
 Fields are those of the OpenAI API. Sizes are looked at before anything is copied or encoded, and no
 more is looked at than may be there: a sequence without an end, or one that says it is short, costs
@@ -33,12 +33,12 @@ __all__ = [
 Message = Mapping[str, Any]
 
 MAX_MESSAGES = 10_000
-"""Of one prompt. To look at as many takes the event loop some 10 ms."""
+"""Most messages of one prompt. To look at as many takes the event loop some 10 ms."""
 MAX_ROLE_CHARS = 64
 MAX_ID_CHARS = 256
-"""Of a tool call."""
+"""Longest id of a tool call."""
 MAX_NAME_CHARS = 256
-"""Of a function."""
+"""Longest name of a function."""
 
 FIELDS: tuple[str, ...] = ("role", "content", "name")
 """Fields of every message."""
@@ -46,20 +46,20 @@ FIELDS_OF: dict[str, tuple[str, ...]] = {
     "assistant": ("tool_calls", "reasoning_content", "reasoning"),
     "tool": ("tool_call_id",),
 }
-"""Beside these."""
+"""Fields by role, beside `FIELDS`."""
 _MAX_FIELDS = 6
 
 
 def validate_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[str, Any]]:
-    """As `plain_messages`, and arguments of tool calls are objects: those that come as JSON are
-    parsed. Raises `InvalidPromptError` also for what can't be encoded as UTF-8, or isn't JSON.
-    Takes as long as the messages are, so long ones are for a thread."""
+    """Check as `plain_messages` does, and parse arguments of tool calls that come as JSON: all are
+    objects then. Raises `InvalidPromptError` also for what can't be encoded as UTF-8, or isn't
+    JSON. Takes as long as the messages are, so long ones are for a thread."""
     return validated(plain_messages(messages, max_chars=max_chars), Reader("messages"))
 
 
 def validated(plain: list[dict[str, Any]], reader: Reader) -> list[dict[str, Any]]:
-    """`validate_messages` of what `plain_messages` gave, of which nothing is changed. `reader`
-    counts what is parsed."""
+    """Do what `validate_messages` does with what `plain_messages` returned, which stays unchanged.
+    `reader` counts what is parsed."""
     checked: list[dict[str, Any]] = []
     for index, message in enumerate(plain):
         if "tool_calls" in message:
@@ -75,7 +75,7 @@ def validated(plain: list[dict[str, Any]], reader: Reader) -> list[dict[str, Any
 
 
 def check_strings(argument: str, where: str, value: Any) -> None:
-    """`check_utf8` of every str in a plain value of JSON, keys included."""
+    """Do `check_utf8` for every str in a plain value of JSON, keys included."""
     if isinstance(value, str):
         check_utf8(argument, where, value)
     elif isinstance(value, dict):
@@ -89,7 +89,7 @@ def check_strings(argument: str, where: str, value: Any) -> None:
 
 def plain_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[str, Any]]:
     """Check that `messages` is a non-empty list of messages, of at most `max_chars` characters in
-    all; a copy of it, in classes of Python's own.
+    all; return a copy in classes of Python's own.
 
     Each has a `role` and a `content`, a str or a list of parts {"type": "text", "text": str}, which
     are joined by line breaks; and may have a `name`, of who wrote it or of the function. The
@@ -104,7 +104,7 @@ def plain_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[
 
 
 def read_messages(messages: Any, reader: Reader) -> list[dict[str, Any]]:
-    """`plain_messages`, counted by `reader`."""
+    """Do what `plain_messages` does; `reader` counts."""
     try:
         return _plain(messages, reader)
     except AioserveError:
@@ -208,7 +208,7 @@ def _text_of_part(part: Any, reader: Reader) -> str:
 
 
 def _tool_call(index: int, call: Any, reader: Reader) -> dict[str, Any]:
-    """Arguments may be an object or JSON of one, which isn't parsed here."""
+    """Copy a tool call. Arguments may be an object, or JSON of one, which isn't parsed here."""
     with reader.at(index):
         fields = _fields(call, ("id", "type", "function"), reader)
         plain: dict[str, Any] = {}
@@ -238,7 +238,7 @@ def _tool_call(index: int, call: Any, reader: Reader) -> dict[str, Any]:
 
 
 def _fields(value: Any, names: tuple[str, ...], reader: Reader) -> dict[str, Any]:
-    """Of a mapping that has no others."""
+    """Fields of a mapping that has no others than `names`."""
     fields = dict(reader.items(value))
     _check_names(fields, names, reader)
     return fields

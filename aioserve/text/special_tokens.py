@@ -13,10 +13,11 @@ A template may take the text apart and put it together differently. So each time
 of the prompt are compared with those of the same messages with meaningless contents, and a prompt
 that has others is refused.
 
-Special tokens are those that are marked so, which `decode` leaves out: no answer prints them, so no
-message needs them. So are `<|...|>`, with full-width bars too: some models (DeepSeek's, Cohere's)
-don't mark their marks of turns. Other added tokens (`<think>`, say) are recognised in messages.
-The unknown token is no mark of anything: text that the model can't spell may always become it.
+Special tokens are those that are marked so, which `decode` leaves out: no completion prints them,
+so no message needs them. So are `<|...|>`, with full-width bars too: some models (DeepSeek's,
+Cohere's) don't mark their marks of turns. Other added tokens (`<think>`, say) are recognised in
+messages. The unknown token is no mark of anything: text that the model can't spell may always
+become it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from aioserve.text.escape_special import NOTHING, NOTHINGS, Escapes
 __all__ = ["SpecialSpan", "SpecialTokens"]
 
 WINDOW_CHARS = 1 << 16
-"""Text is searched in pieces of this size, so that other threads get their turn between them."""
+"""Size of the pieces in which text is searched, so that other threads run between them."""
 MAX_GAPS = 100_000
 MAX_NAME_CHARS = 128
 
@@ -54,7 +55,7 @@ class SpecialSpan(NamedTuple):
 
 
 class SpecialTokens:
-    """What one tokenizer's special tokens look like, and how to encode text without them.
+    """Special tokens of one tokenizer: finds them in text, and encodes text without them.
 
     `backend` must not be changed by anyone afterwards; `source` names it in errors. Thread-safe.
     Raises `UnsupportedModelError` for special tokens of absurd names or ids.
@@ -85,7 +86,7 @@ class SpecialTokens:
         self._any_normalized = any(token.normalized for token in specials.values())
         self._any_single_word = any(token.single_word for token in specials.values())
         self._marks = {char for name in names for char in name if not _is_plain(char)}
-        """Characters that no word has."""
+        """Characters of names that no word has."""
         self._keeps_space = not any(name != name.strip() for name in names)
         self._finder, self._found = _finder(backend, added)
         self._unknown_id = _unknown_id(backend)
@@ -103,7 +104,7 @@ class SpecialTokens:
     def escaped(
         self, conversation: Conversation, *, apart_from: str
     ) -> tuple[Conversation, Escapes]:
-        """The conversation with what could complete a special token escaped, and the escapes. No
+        """Escape what could complete a special token; return the conversation and the escapes. No
         stand-in occurs in the conversation or in `apart_from`. Raises `InvalidPromptError` if none
         is free."""
         roles = [message["role"] for message in conversation.messages]
@@ -152,8 +153,9 @@ class SpecialTokens:
         return content[:start] + nothing + content[start + len(text) :]
 
     def _escaped_role(self, role: str, escapes: Escapes) -> str:
-        """Templates make special tokens of roles' names by design: `"<|" ~ role ~ "|>"`. A name has
-        letters and digits; a mark in one can only be there to end a token and start another."""
+        """Escape marks in a role. Templates make special tokens of roles by design: `"<|" ~ role ~
+        "|>"`. A name has letters and digits; a mark in one can only end a token and start
+        another."""
         at = [match.start() for match in self._occurrences(role)]
         at += [
             index
@@ -175,7 +177,7 @@ class SpecialTokens:
         return escapes.escape(content, at)
 
     def _occurrences(self, text: str) -> Iterator[re.Match[str]]:
-        """Of names of special tokens, overlapping ones too."""
+        """Occurrences of names of special tokens, overlapping ones too."""
         if self._pattern is None:
             return
         for window in range(0, len(text), WINDOW_CHARS):
@@ -187,8 +189,8 @@ class SpecialTokens:
                 start = match.start() + 1
 
     def _open_ends(self, content: str) -> list[int]:
-        """Where a content ends with the start of a name, or starts with the end of one, white space
-        around it aside: what comes next to it may be the rest."""
+        """Places where a content ends with the start of a name, or starts with the end of one,
+        white space around it aside: what comes next to it may be the rest."""
         first, last = len(content) - len(content.lstrip()), len(content.rstrip())
         at = []
         for end in {len(content), last}:
@@ -254,7 +256,7 @@ class SpecialTokens:
         return ids
 
     def _core(self, text: str, span: SpecialSpan) -> tuple[int, int]:
-        """Of the span, what isn't white space that the token takes with it."""
+        """Start and end of the span without the white space that the token takes with it."""
         found, name = text[span.start : span.end], self._names[span.token_id]
         if (index := found.find(name)) >= 0:
             return span.start + index, span.start + index + len(name)
@@ -350,7 +352,7 @@ def _one_of(chars: Iterable[str]) -> re.Pattern[str]:
 
 
 def _pattern(node: dict[str, Any]) -> str:
-    """Of a tree of characters; where a name ends, what follows it doesn't matter."""
+    """Pattern of a tree of characters; where a name ends, what follows it doesn't matter."""
     if not node or "" in node:
         return ""
     branches = []
@@ -406,7 +408,7 @@ def _finder(
 
 
 def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """What the model makes of text that it can't spell."""
+    """Id of the token that the model makes of text that it can't spell."""
     model: Any = backend.model
     if isinstance(model, models.Unigram):
         unknown = re.search(rb'"unk_id":(\d+)', model.__getstate__()[:200])

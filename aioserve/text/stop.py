@@ -1,4 +1,4 @@
-"""Stop strings over a stream of text, without showing any part of one.
+"""Finds stop strings in a stream of text, without showing any part of one.
 
 Knows text alone; must not know tokens or requests.
 """
@@ -14,8 +14,8 @@ __all__ = ["StopAutomaton", "StopStrings"]
 
 
 class StopAutomaton:
-    """Where a text is, among the beginnings of some stop strings. It never changes once it is made,
-    so that all completions with the same stop strings share one.
+    """Automaton over the beginnings of some stop strings. It never changes once it is made, so that
+    all completions with the same stop strings share one.
 
     A state is the longest end of the text that begins some stop; state 0 is the empty one. Making
     it takes time and memory in proportion to the characters of all stops together.
@@ -26,13 +26,13 @@ class StopAutomaton:
     __slots__ = ("_fail", "_goto", "_starts", "depth", "stop_at")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises `InvariantError` unless there are stops, none of them empty."""
+        """Make it. Raises `InvariantError` unless there are stops, none of them empty."""
         if not stops or not all(stops):
             raise InvariantError(f"stop strings must be non-empty, got {stops!r}")
         self.depth: list[int] = [0]
-        """By state: how many characters it has."""
+        """Number of characters, by state."""
         self.stop_at: list[str | None] = [None]
-        """By state: the longest stop that ends there."""
+        """Longest stop that ends there, by state."""
         self._goto: list[dict[str, int]] = [{}]
         self._fail: list[int] = [0]
         for stop in stops:
@@ -52,8 +52,8 @@ class StopAutomaton:
         return self._starts.search(text) is not None
 
     def open_state(self, state: int) -> int:
-        """The longest end of `state` that a stop goes on from: a whole stop that begins no other
-        isn't one."""
+        """Longest end of `state` from which a stop goes on: a whole stop that begins no other isn't
+        one."""
         while state and not self._goto[state]:
             state = self._fail[state]
         return state
@@ -71,7 +71,8 @@ class StopAutomaton:
         self.stop_at[state] = stop
 
     def _link(self) -> None:
-        """Fail links, breadth first: the longest proper end of a state that is a state as well."""
+        """Make fail links, breadth first: the longest proper end of a state that is a state as
+        well."""
         queue = list(self._goto[0].values())
         for state in queue:
             for char, child in self._goto[state].items():

@@ -1,8 +1,8 @@
 """Bounds on what a chat template may do: it is a program that came with a model.
 
-The library counts instructions (its "fuel"), and nothing else: not what is printed, and nobody else
-runs meanwhile. So every loop, macro and print of a template is made to ask a `Budget` first. That
-bounds steps, text and time, and lets other threads have the interpreter's lock. What a single
+The library counts instructions (its "fuel"), and nothing else: not what is printed, and no other
+thread runs meanwhile. So every loop, macro and print of a template is made to ask a `Budget` first.
+That bounds steps, text and time, and lets other threads have the interpreter's lock. What a single
 expression does in between is bounded by its length alone: `"x" * 10**9` still takes a gigabyte.
 """
 
@@ -18,20 +18,20 @@ __all__ = ["Budget", "BudgetSpentError", "asking", "fuel_for"]
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_TAG_CHARS = 2048
-"""Of one tag, strings aside: the library's parser recurses over operators and kills the process
+"""Longest tag, strings aside: the library's parser recurses over operators and kills the process
 where thousands nest."""
 MAX_ELIFS = 500
 STEPS, STEPS_PER_ITEM = 10_000, 100
-"""Iterations, calls of macros, assignments and prints."""
+"""Most iterations, calls of macros, assignments and prints."""
 CHARS, CHARS_PER_ITEM, CHARS_PER_CHAR = 1 << 20, 1 << 12, 16
-"""That may be printed and assigned; the last for each character of the messages."""
+"""Most characters printed and assigned; the last is for each character of the messages."""
 FUEL, FUEL_PER_ITEM = 1 << 20, 1 << 12
 MAX_SECONDS = 10.0
-"""CPU time of the rendering thread."""
+"""Most CPU time of the rendering thread."""
 SPEND = "_aioserve_spend"
 _PRINTED = "_aioserve_printed"
 LONG_TEXT_CHARS = 64
-"""Template text that is shorter isn't counted, outside of the start of a loop or a macro."""
+"""Shorter template text isn't counted, but at the start of a loop or a macro."""
 
 _OPENS = re.compile(r"\{[%{#]")
 _IN_TAG = re.compile(
@@ -44,12 +44,12 @@ _ASSIGNS = re.compile(r"\s*set\s+([\w.]+)\s*=(?!=)")
 
 
 class BudgetSpentError(Exception):
-    """A template did more than it may; says what."""
+    """A template did more than it may; the message says what."""
 
 
 class Budget:
-    """What is left for one rendering of `num_items`, which are messages and values of what comes
-    with them, of `num_chars` characters."""
+    """Budget of one rendering of `num_items`, messages and values that come with them, of
+    `num_chars` characters."""
 
     def __init__(self, num_items: int, num_chars: int) -> None:
         self._max_steps = STEPS + STEPS_PER_ITEM * num_items
@@ -58,7 +58,7 @@ class Budget:
         self._ends = time.thread_time() + MAX_SECONDS
 
     def spend(self, chars: int) -> None:
-        """One step, and text of `chars` characters. Raises `BudgetSpentError`."""
+        """Count one step, and text of `chars` characters. Raises `BudgetSpentError`."""
         self._steps += 1
         self._chars += chars
         if self._steps > self._max_steps:
@@ -80,9 +80,9 @@ class _Tag(NamedTuple):
     left: str
     body: str
     right: str
-    """The marks beside the braces: "-", "+" or nothing."""
+    """Marks beside the braces: "-", "+" or nothing."""
     code_chars: int
-    """Of the body, strings aside."""
+    """Characters of the body, strings aside."""
     end: int
 
 

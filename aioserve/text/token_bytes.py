@@ -1,4 +1,4 @@
-"""What each token id adds to the text, worked out from a tokenizer's decoder.
+"""Text or bytes that each token id adds, worked out from a tokenizer's decoder.
 
 Knows the decoders that generative tokenizers use (byte-level BPE, SentencePiece with Metaspace or
 Replace, byte fallback, or none at all) well enough to take them apart: the text of a run of ids is
@@ -28,14 +28,14 @@ for a token that adds nothing (special, or not in the vocabulary)."""
 MAX_NAMED_STEPS = 10
 _MAX_TOKEN_ID = 2**32 - 1
 NUM_READY = 4096
-"""Ids, from 0 on, whose pieces are there from the start: a vocabulary of merges begins with the
+"""Number of ids, from 0 on, with pieces from the start: a vocabulary of merges begins with the
 commonest, and a step that brings new tokens would wait for each."""
 # The second form is what Rust's number parser, which the tokenizers library uses, also accepts.
 _BYTE_TOKEN = re.compile(r"<0x(?:[0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
 class PieceTable(dict[int, Piece]):
-    """Token id -> piece, filled on first use but for the first ids; look them up with
+    """Pieces by token id, filled on first use but for the first ids; look them up with
     `table[token_id]`.
 
     The text of a sequence is its pieces (None skipped) in order, where
@@ -187,7 +187,8 @@ _BYTE_OF = _byte_alphabet()
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """A token outside the alphabet (an added one, say) stands for its own UTF-8 bytes."""
+    """Bytes of a token. One outside the alphabet (an added one, say) stands for its own UTF-8
+    bytes."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:

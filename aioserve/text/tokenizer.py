@@ -28,7 +28,7 @@ SOURCES = ("tokenizer.model", "vocab.json")
 
 
 def why_no_tokenizer(path: Path | str) -> str | None:
-    """Why nothing of the model directory `path` can be read as a tokenizer, and what to do; None if
+    """Reason why no tokenizer can be read from the model directory `path`, and what to do; None if
     there is a file to read."""
     directory = Path(path)
     if (directory / "tokenizer.json").is_file():
@@ -51,7 +51,7 @@ class Tokenizer:
     """Encodes and decodes; thread-safe.
 
     `backend` must not be changed by anyone afterwards. `source` names it in error messages.
-    `vocab_size` is one past its highest id; whoever doesn't know it leaves it out.
+    `vocab_size` is one past its highest id; leave it out if it isn't known.
     Raises `UnsupportedModelError` for a decoder that can't be streamed exactly.
     """
 
@@ -67,7 +67,7 @@ class Tokenizer:
         self._backend = backend
         self._source = source
         self.pieces: PieceTable = PieceTable(backend, source)
-        """What each id adds to the text; the incremental detokenizer's input."""
+        """Text that each id adds; the incremental detokenizer's input."""
         self.vocab_size: int = one_past_highest_id(backend) if vocab_size is None else vocab_size
         """One past the highest id, added tokens included. A model's logits may be wider."""
         self.special_names: dict[int, str] = {
@@ -75,7 +75,7 @@ class Tokenizer:
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
         }
-        """What is written for the ids that `decode` leaves out unless told otherwise."""
+        """Names of the ids that `decode` leaves out unless told otherwise."""
         self._special = {content: token_id for token_id, content in self.special_names.items()}
         self.special_ids: frozenset[int] = frozenset(self.special_names)
 
@@ -90,12 +90,12 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
-        """Keeps text of messages from becoming special tokens. Made when it is first used, which
-        may take a while: use it in a thread."""
+        """Special tokens, kept apart from the text of messages. Made when first used, which may
+        take a while: use it in a thread."""
         return SpecialTokens(self._backend, self._source)
 
     def special_among(self, names: Iterable[str]) -> dict[int, str]:
-        """Those of the names that are special tokens, by their ids."""
+        """Names among `names` that are special tokens, by their ids."""
         return {self._special[name]: name for name in names if name in self._special}
 
     def encode(

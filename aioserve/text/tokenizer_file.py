@@ -32,14 +32,14 @@ from aioserve.json_file import read_file
 __all__ = ["MAX_FILE_BYTES", "one_past_highest_id", "read_tokenizer"]
 
 MAX_FILE_BYTES = 64 << 20
-"""A larger tokenizer.json is refused unread. The largest in use have half of it."""
+"""Largest tokenizer.json; a larger one is refused unread. The largest in use have half of it."""
 
 _PIECE = 2000
 """Entries that are parsed in one call, which takes about a millisecond."""
 _MAX_DEPTH = 200
-"""Values that are nested deeper are too deep for the library as well."""
+"""Deepest nesting of values; deeper ones are too deep for the library as well."""
 _MAX_ERROR_CHARS = 300
-"""The library's errors quote the file."""
+"""Most characters of the library's errors, which quote the file."""
 _OPTIONS = (
     "unk_token",
     "continuing_subword_prefix",
@@ -48,7 +48,7 @@ _OPTIONS = (
     "byte_fallback",
     "ignore_merges",
 )
-"""What a BPE model has beside vocabulary, merges and `dropout`."""
+"""Fields of a BPE model beside vocabulary, merges and `dropout`."""
 
 _WITHIN = {bytes((byte,)) for byte in range(0x80, 0xC0)}
 """Bytes of UTF-8 that no character starts with."""
@@ -57,7 +57,7 @@ _Span = tuple[int, int]
 
 
 def _pattern(template: bytes) -> re.Pattern[bytes]:
-    """JSON as a template: `_` is space, `"` a string. Nothing in it is tried twice."""
+    """Pattern from JSON as a template: `_` is space, `"` a string. Nothing in it is tried twice."""
     parts = {b"_": rb"[ \t\n\r]*+", b'"': rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'}
     return re.compile(re.sub(rb'[_"]', lambda part: parts[part[0]], template), re.DOTALL)
 
@@ -108,7 +108,7 @@ def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, int]:
 
 
 def one_past_highest_id(backend: tokenizers.Tokenizer) -> int:
-    """Added tokens included. Asks for the whole vocabulary."""
+    """One past the highest id, added tokens included. Asks for the whole vocabulary."""
     return 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
@@ -120,7 +120,7 @@ def _read_whole(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
 
 
 def _read_in_pieces(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
-    """Raises `_OtherForm` where only the library may tell what is in `data`."""
+    """Read `data` in pieces. Raises `_OtherForm` where only the library may tell what is in it."""
     scan = _Scan(data)
     rest = b"".join(scan.rest())
     try:
@@ -146,13 +146,14 @@ def _read_in_pieces(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
 
 
 def _is_of_the_library(error: BaseException) -> bool:
-    """It raises bare Exception for a malformed file, or panics, and a panic isn't even that."""
+    """Whether the library raised it: bare Exception for a malformed file, or a panic, which isn't
+    even that."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _check_merge(right: str, prefix: str) -> None:
-    """The library cuts as many bytes off the right part of a merge as the prefix has. Within a
-    character that ends the process, and is no error that can be caught."""
+    """Refuse a merge that ends the process. The library cuts as many bytes off its right part as
+    the prefix has; within a character, that is no error that can be caught."""
     part, cut = right.encode(), len(prefix.encode())
     if len(part) < cut or part[cut : cut + 1] in _WITHIN:
         raise _EndsTheProcess(
@@ -213,7 +214,7 @@ class _Number:
 
 
 class _Merges(Sequence[tuple[str, str]]):
-    """Parsed as they are read, piece by piece. How many there are isn't known before."""
+    """Merges, parsed as they are read, piece by piece. Their number isn't known before."""
 
     def __init__(self, data: bytes, pieces: list[_Span], prefix: str) -> None:
         self._data = data
@@ -243,7 +244,7 @@ class _Merges(Sequence[tuple[str, str]]):
 
 
 class _Scan:
-    """Where in a file the parts are that are cut out, each found in pieces."""
+    """Places in a file of the parts that are cut out, each found in pieces."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -251,7 +252,7 @@ class _Scan:
         self._holes: list[tuple[_Span, bytes]] = []
         self.added: _Span = (0, 0)
         self.vocab: list[_Span] = []
-        """Runs of entries, without brackets around them; as `merges`."""
+        """Runs of entries, without brackets around them, like `merges`."""
         self.merges: list[_Span] = []
         kind = b""
         self._match(_SPACE)
@@ -291,7 +292,7 @@ class _Scan:
         return kind
 
     def _keys(self) -> Iterator[str]:
-        """Keys of the object that begins here; whoever takes one moves behind its value."""
+        """Keys of the object that begins here; the caller moves behind the value of each."""
         seen: set[str] = set()
         self._take(b"{")
         while True:
@@ -309,7 +310,7 @@ class _Scan:
         self._take(b"}")
 
     def _cut(self, brackets: bytes, entries: re.Pattern[bytes]) -> list[_Span]:
-        """What begins here has no part in the rest; the runs of its entries."""
+        """Cut out what begins here from the rest; return the runs of its entries."""
         start = self._position
         self._take(brackets[:1])
         runs: list[_Span] = []
@@ -323,7 +324,7 @@ class _Scan:
         return runs
 
     def _skip(self) -> _Span:
-        """Move behind the value that begins here; its span."""
+        """Move behind the value that begins here; return its span."""
         start = self._position
         if self._next() not in (b"{", b"["):
             self._match(_SCALAR)

@@ -1,4 +1,4 @@
-"""The text of one answer, told apart as it comes: reasoning, content, tool calls."""
+"""Tells reasoning, content and tool calls of one completion apart as its text comes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["AnswerReader"]
 
 
 class AnswerReader:
-    """Whatever the pieces in which the text comes, what is given out is the same when joined.
+    """Parser of one completion. Its results, joined, are the same for any pieces of the text.
 
     `is_open` says that the text begins within reasoning. A form that is None leaves its part in the
     content. Tool calls within reasoning are none.
@@ -25,7 +25,7 @@ class AnswerReader:
             self._reasoning = ReasoningReader(reasoning.opens, reasoning.closes, is_open=is_open)
 
     def push(self, text: str) -> Parts:
-        """What became known with more text."""
+        """Take more text; return what became known."""
         if not text:
             return Parts()
         reasoning, content = ("", text) if self._reasoning is None else self._reasoning.push(text)
@@ -35,7 +35,7 @@ class AnswerReader:
         return Parts(parts.content, reasoning, parts.tool_calls)
 
     def finish(self) -> Parts:
-        """What was held back, when no more text follows. Nothing may be pushed afterwards."""
+        """End the text; return what was held back. Nothing may be pushed afterwards."""
         reasoning, content = ("", "") if self._reasoning is None else self._reasoning.finish()
         if self._tools is None:
             return Parts(content, reasoning)

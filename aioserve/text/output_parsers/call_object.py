@@ -10,12 +10,12 @@ __all__ = ["ArgumentsReader", "CallReader"]
 
 ARGUMENTS = ("arguments", "parameters")
 OTHERS = ("id", "type")
-"""Keys that some models write beside; what they say is of no use."""
+"""Further keys that some models write; their values are of no use."""
 MAX_NAME_CHARS = 256
 
 
 class ArgumentsReader:
-    """Reads the object of arguments alone. As `CallReader`, of which the name is known."""
+    """Reads the object of arguments alone, like a `CallReader` that knows the name."""
 
     def __init__(self) -> None:
         self._machine = JsonMachine()
@@ -27,8 +27,8 @@ class ArgumentsReader:
         return self._machine.place is Place.DONE
 
     def read(self, text: str, start: int) -> int:
-        """Take what belongs to the object; where it stopped, which is before the end of the text
-        where the object ends, or isn't one."""
+        """Take what belongs to the object; return where it stopped, which is before the end of the
+        text where the object ends, or isn't one."""
         at = start
         while at < len(text) and not self.is_done:
             if (end := self._machine.read(text, at)) < 0:
@@ -52,9 +52,9 @@ class CallReader:
     def __init__(self) -> None:
         self.name: str | None = None
         self.is_broken: bool = False
-        """No call, or no JSON any more."""
+        """Whether it is no call, or no JSON any more."""
         self.has_arguments: bool = False
-        """All of them."""
+        """Whether all arguments are there."""
         self._machine = JsonMachine()
         self._key = ""
         self._keys: set[str] = set()
@@ -70,7 +70,7 @@ class CallReader:
 
     @property
     def has_begun(self) -> bool:
-        """The name is known, and arguments are there."""
+        """Whether the name is known, and arguments are there."""
         return self.name is not None and bool(self._in_arguments or self.has_arguments)
 
     @property
@@ -84,7 +84,7 @@ class CallReader:
         return "".join(self._rest)
 
     def read(self, text: str, start: int) -> int:
-        """As `ArgumentsReader.read`."""
+        """Do what `ArgumentsReader.read` says."""
         at = start
         while at < len(text) and not self.is_done:
             place, depth = self._machine.place, self._machine.depth
@@ -115,7 +115,7 @@ class CallReader:
         return at
 
     def take(self) -> str:
-        """As `ArgumentsReader.take`."""
+        """Do what `ArgumentsReader.take` says."""
         fragments, self._fragments = self._fragments, []
         return "".join(fragments)
 
@@ -137,7 +137,7 @@ class CallReader:
         return True
 
     def _take_string(self) -> None:
-        """A key or the name is whole."""
+        """Take a key or the name, which is whole."""
         text = json.loads("".join(self._collected or ()))
         self._collected = None
         if self._machine.place is Place.COMMA_OR_END:

@@ -1,4 +1,5 @@
-"""The forms that are known, by name, and which of them a chat template is written for.
+"""Known forms of tool calls and reasoning, by name, and the form that a chat template is written
+for.
 
 Names are those that vLLM has for its parsers.
 """
@@ -26,19 +27,19 @@ __all__ = [
 ]
 
 MAX_BEGUN_CHARS = 2**20
-"""So that a long message doesn't hold the event loop."""
+"""Most characters searched, so that a long message doesn't hold the event loop."""
 
 _NAMED = re.compile(r"\{#[-+]?\s*tool_parser:\s*(\w+)\s*[-+]?#\}")
 """A comment in which a template says for which form it is written."""
 
 
 class ToolForm(msgspec.Struct, frozen=True):
-    """How a family writes tool calls."""
+    """Form in which a family writes tool calls."""
 
     name: str
     parser: Callable[[], ToolParser]
     marks: tuple[str, ...]
-    """May be special tokens, which an answer's text then has all the same."""
+    """Marks, which may be special tokens; the completion's text has them all the same."""
     is_of: Callable[[str], bool]
     """Whether a template is written for it."""
 
@@ -49,7 +50,7 @@ class ReasoningForm(msgspec.Struct, frozen=True):
     opens: str
     closes: str
     is_open: bool
-    """An answer begins with reasoning, whatever the prompt ends with."""
+    """Whether a completion begins with reasoning, whatever the prompt ends with."""
     is_of: Callable[[str], bool]
 
     @property
@@ -57,10 +58,10 @@ class ReasoningForm(msgspec.Struct, frozen=True):
         return (self.opens, self.closes)
 
     def is_open_after(self, prompt_end: str, begun: str) -> bool:
-        """Whether an answer goes on with reasoning. `prompt_end` is how the prompt ends, which may
-        have opened the tag. `begun` is the message that the answer continues, which is read as the
-        start of an answer: reasoning that it begins with is open while no tag closes it. The tags
-        are looked for in the first and the last `MAX_BEGUN_CHARS` of it."""
+        """Whether a completion goes on with reasoning. `prompt_end` is the end of the prompt, which
+        may have opened the tag. `begun` is the message that the completion continues, which is read
+        as its start: reasoning that it begins with is open while no tag closes it. The tags are
+        looked for in the first and the last `MAX_BEGUN_CHARS` of it."""
         is_open = self.is_open or begun[:MAX_BEGUN_CHARS].lstrip().startswith(self.opens)
         if is_open and self.closes not in begun[-MAX_BEGUN_CHARS:]:
             return True
@@ -99,7 +100,7 @@ REASONING_FORMS: Mapping[str, ReasoningForm] = {
 
 
 def tool_form(name: object, source: str, *, has_tools: bool) -> ToolForm | None:
-    """The form of that name; of "auto" that of the template, where there are tools. Raises
+    """Form of that name; for "auto" the template's form, if there are tools. Raises
     `InvalidRequestError` for an unknown name, and where none is known for a template with tools."""
     name = _checked("tool_parser", name, TOOL_FORMS)
     if name == "auto":
@@ -130,7 +131,7 @@ def _form_in(source: str) -> ToolForm | None:
 
 
 def reasoning_form(name: object, source: str) -> ReasoningForm | None:
-    """The form of that name; of "auto" that of the template, None if it has none. Raises
+    """Form of that name; for "auto" the template's form, None if it has none. Raises
     `InvalidRequestError` for an unknown name."""
     name = _checked("reasoning_parser", name, REASONING_FORMS)
     if name == "auto":

@@ -1,4 +1,4 @@
-"""Tool calls as plain JSON: an answer that is a list of calls, or one,
+"""Tool calls as plain JSON: a completion that is a list of calls, or one call,
 
     [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
@@ -19,7 +19,7 @@ __all__ = ["JsonCallsParser"]
 
 
 class JsonCallsParser(ToolParser):
-    """Ids are those that every template takes."""
+    """Parser of such calls. Their ids are such as every template takes."""
 
     def __init__(self, new_id: Callable[[], str] = short_id) -> None:
         super().__init__(new_id)

@@ -1,6 +1,6 @@
-"""JSON, character by character: where a value ends, and where it stops being JSON.
+"""Reads JSON character by character: where a value ends, and where it stops being JSON.
 
-After RFC 8259, strictly: a list of what may follow, and a stack of what is open.
+Follows RFC 8259 strictly, with a list of what may follow and a stack of what is open.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum, auto
 __all__ = ["JsonMachine", "Place"]
 
 MAX_DEPTH = 256
-"""Deeper is no JSON for us: whoever reads the arguments recurses."""
+"""Deepest nesting that is taken for JSON: readers of the arguments recurse."""
 
 _SPACE = " \t\n\r"
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
@@ -21,13 +21,13 @@ _NUMBER_START = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE](?:[-+]?[0-9]*)?)?)?|[eE](?:[-+]?[0-9]*)?)?)?"
 )
 _MORE_DIGITS = re.compile(r"(?<=[0-9]{2})[0-9]+")
-"""Behind two digits of a number, which say as much of how it may go on as all of them: so what is
-kept of one stays short, and a long one takes no longer."""
+"""Digits behind the first two of a number, which say as much of how it may go on as all of them: so
+little is held of a number, and a long one takes no longer."""
 _LITERALS = ("true", "false", "null")
 
 
 class Place(Enum):
-    """What may follow."""
+    """Kinds of what may follow."""
 
     VALUE = auto()
     VALUE_OR_END = auto()
@@ -38,7 +38,7 @@ class Place(Enum):
     STRING = auto()
     KEY_STRING = auto()
     WORD = auto()
-    """In a number or a literal."""
+    """Within a number or a literal."""
     DONE = auto()
 
 
@@ -54,7 +54,7 @@ class JsonMachine:
     def __init__(self) -> None:
         self.place: Place = Place.VALUE
         self.stack: list[str] = []
-        """What is open: braces and brackets."""
+        """Open braces and brackets."""
         self.depth: int = 0
         self._escape = 0
         """Characters that an escape still has: 1 after a backslash, then those of `\\uXXXX`."""

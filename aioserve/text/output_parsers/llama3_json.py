@@ -1,4 +1,4 @@
-"""Tool calls as Llama 3 writes them: the answer is the call,
+"""Tool calls as Llama 3 writes them: the completion is the call,
 
     {"name": "get_weather", "parameters": {"city": "Oslo"}}
 
@@ -30,7 +30,7 @@ class Llama3JsonParser(ToolParser):
                 held = ""
 
     def _calls(self, raw: str) -> Reading[str]:
-        """Read one after the other; white space behind the last."""
+        """Read one call after the other; return white space behind the last."""
         while True:
             end = yield from self._call(raw)
             if end is CallEnd.BROKEN:

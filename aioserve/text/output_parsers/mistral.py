@@ -20,7 +20,7 @@ __all__ = ["MistralParser"]
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MAX_WORD_CHARS = 256
-"""Of a function's name, or an id."""
+"""Longest name of a function, or id."""
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -46,7 +46,7 @@ class MistralParser(ToolParser):
                 raw = yield from self._broken_arguments(CALLS)
 
     def _list(self, raw: str) -> Reading[tuple[CallEnd, str]]:
-        """How it ended, and white space behind what is taken."""
+        """Read a list; return how it ended, and white space behind what is taken."""
         raw += yield from self._spaces()
         while True:
             end = yield from self._call(raw)

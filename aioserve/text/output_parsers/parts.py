@@ -1,4 +1,4 @@
-"""Parts of an answer, as they come and whole."""
+"""Parts of a completion, as they come and whole."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
-    """What became known of one tool call. Its first delta has the id and the name."""
+    """New part of one tool call. Its first delta has the id and the name."""
 
     index: int
-    """Of the call in its answer, from 0."""
+    """Index of the call in its completion, from 0."""
     id: str | None = None
     name: str | None = None
     arguments: str = ""
-    """The next piece of the arguments: joined over a call, the JSON that the model wrote."""
+    """Next piece of the arguments: joined over a call, the JSON that the model wrote."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
-    """One tool call of an answer."""
+    """One tool call of a completion."""
 
     id: str
     name: str
     arguments: str
-    """As the model wrote it: JSON of an object, unless the model made a mistake or was cut off."""
+    """Arguments as the model wrote them: JSON of an object, unless it made a mistake or was
+    truncated."""
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """What became known of an answer."""
+    """New parts of a completion."""
 
     content: str = ""
     reasoning: str = ""
@@ -45,7 +46,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 
 def whole_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """The calls of one answer, put together."""
+    """Tool calls of one completion, put together."""
     begun: dict[int, tuple[str, str]] = {}
     arguments: dict[int, list[str]] = {}
     for delta in deltas:

@@ -1,4 +1,4 @@
-"""How a reader of text that comes in pieces is written as if the text were there.
+"""Lets a reader of text that comes in pieces be written as if all text were there.
 
 A reader is a generator that yields where it needs more; what it does depends on the text alone, and
 never on where the pieces end.
@@ -14,13 +14,14 @@ __all__ = ["Reading", "TextReader"]
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""What gives a `T`, in the end."""
+"""Generator that returns a `T` in the end."""
 
 _SPACES = re.compile(r"\s*")
 
 
 class TextReader:
-    """A subclass has `_read`, which ends with the text; `_push` and `_end` run it."""
+    """Base of readers. A subclass has `_read`, which ends with the text; `_push` and `_end` run
+    it."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -61,7 +62,7 @@ class TextReader:
             yield
 
     def _one_of(self, *literals: str) -> Reading[str]:
-        """Take the one that is next; empty if none is."""
+        """Take the literal that is next; empty if none is."""
         while True:
             rest = self._text[self._at : self._at + max(map(len, literals))]
             for literal in literals:
@@ -73,8 +74,8 @@ class TextReader:
             yield
 
     def _some(self, marks: tuple[str, ...]) -> Reading[tuple[str, str]]:
-        """Take text that has no mark, and the mark that follows it, if one is there; both are empty
-        at the end. The text isn't empty, or a mark follows."""
+        """Take text without a mark, and the mark that follows it, if one is there. Both are empty
+        at the end only."""
         while True:
             found = min(
                 ((at, mark) for mark in marks if (at := self._text.find(mark, self._at)) >= 0),
@@ -94,9 +95,9 @@ class TextReader:
     def _up_to(
         self, marks: tuple[str, ...], give: Callable[[str], None], held: str = ""
     ) -> Reading[tuple[str, str]]:
-        """Take text up to the next mark, and that; `give` gets the text, but for white space at its
-        end. That white space, and the mark, which is empty at the end of the text. `held` is white
-        space that came before."""
+        """Take text up to the next mark, and the mark. `give` gets the text, but for white space at
+        its end. Return that white space and the mark, which is empty at the end of the text. `held`
+        is white space that came before."""
         spaces, mark = [held], ""
         while not mark and (yield from self._next()):
             text, mark = yield from self._some(marks)
@@ -108,11 +109,11 @@ class TextReader:
         return "".join(spaces), mark
 
     def _put_back(self, text: str) -> None:
-        """What was taken last is still to be read."""
+        """Put back what was taken last: it is still to be read."""
         self._text, self._at = text + self._text[self._at :], 0
 
     def _safe_end(self, marks: tuple[str, ...]) -> int:
-        """Before the longest end of the text that starts a mark."""
+        """Index where the longest end of the text begins that starts a mark."""
         longest = max(map(len, marks), default=1) - 1
         for at in range(max(len(self._text) - longest, self._at), len(self._text)):
             if any(mark.startswith(self._text[at:]) for mark in marks):

@@ -1,4 +1,4 @@
-"""Reasoning that a model writes before its answer, between tags."""
+"""Reads reasoning that a model writes before its content, between tags."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ReasoningReader(TextReader):
         super().__init__()
 
     def push(self, text: str) -> tuple[str, str]:
-        """More reasoning, and more of the rest."""
+        """Take more text; return more reasoning, and more of the rest."""
         self._push(text)
         return self._taken()
 
     def finish(self) -> tuple[str, str]:
-        """What was held back, when no more text follows."""
+        """End the text; return what was held back."""
         self._end()
         return self._taken()
 

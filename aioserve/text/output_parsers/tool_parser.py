@@ -1,4 +1,4 @@
-"""What the parsers of tool calls have in common.
+"""Base of the parsers of tool calls.
 
 A call is one from the moment that its name and the start of its arguments are there; from then on
 its arguments are given out as they come. What turns out to be no call before that is content,
@@ -7,7 +7,7 @@ belongs to them as the model wrote it: nothing is lost, and the caller sees what
 members of a call's object are read and left out. Where the object stops being JSON behind its
 arguments, or isn't closed, the call ends with these, and all that follows them is read as what
 follows a call: nothing of it is lost, and it is content but for the mark of the end. White space
-around calls is content of nobody's.
+around calls is not content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CallEnd", "ToolParser"]
 
 
 class CallEnd(Enum):
-    """How a call came out."""
+    """Outcome of a call."""
 
     WHOLE = auto()
     BROKEN = auto()
@@ -33,7 +33,7 @@ class CallEnd(Enum):
 
 
 class ToolParser(TextReader):
-    """Tells tool calls from content in the text of one answer; `new_id` makes their ids."""
+    """Tells tool calls from content in the text of one completion; `new_id` makes their ids."""
 
     def __init__(self, new_id: Callable[[], str] = call_id) -> None:
         self._new_id = new_id
@@ -42,16 +42,16 @@ class ToolParser(TextReader):
         self._num_calls = 0
         self._model_ids: set[str] = set()
         self._is_after_call = False
-        """Nothing but white space came since the last call."""
+        """Whether nothing but white space came since the last call."""
         super().__init__()
 
     def push(self, text: str) -> Parts:
-        """What became known with more text."""
+        """Take more text; return what became known."""
         self._push(text)
         return self._taken()
 
     def finish(self) -> Parts:
-        """What was held back, when no more text follows."""
+        """End the text; return what was held back."""
         self._end()
         return self._taken()
 
@@ -69,15 +69,16 @@ class ToolParser(TextReader):
             self._is_after_call = False
 
     def _give_up_to(self, *marks: str, held: str = "") -> Reading[str]:
-        """Give out content up to the next mark, and take that: the mark, white space before it
-        included; empty at the end of the text. `held` is white space that came before."""
+        """Give out content up to the next mark, and take the mark. Return it with the white space
+        before it; empty at the end of the text. `held` is white space that came before."""
         held, mark = yield from self._up_to(marks, self._give, held)
         if not mark and not self._is_after_call:
             self._give(held)
         return held + mark if mark else ""
 
     def _begin_call(self, name: str, model_id: str = "") -> None:
-        """`model_id` is the one that the model wrote; it may have written it twice."""
+        """Begin a call. `model_id` is the id that the model wrote, which it may have written
+        twice."""
         if not model_id or model_id in self._model_ids:
             self._deltas.append(ToolCallDelta(self._num_calls, self._new_id(), name))
         else:
@@ -87,7 +88,7 @@ class ToolParser(TextReader):
         self._end_call()
 
     def _end_call(self) -> None:
-        """White space that follows is nobody's, if nothing else does."""
+        """End a call. White space that follows is not content, if nothing else follows."""
         self._is_after_call = True
 
     def _give_arguments(self, fragment: str) -> None:
@@ -131,7 +132,7 @@ class ToolParser(TextReader):
         return CallEnd.WHOLE if arguments.is_done else CallEnd.BROKEN
 
     def _broken_arguments(self, *marks: str) -> Reading[str]:
-        """Give out all up to a mark as arguments; the mark, which is taken."""
+        """Give out all up to a mark as arguments; take and return the mark."""
         mark = ""
         while not mark and (yield from self._next()):
             text, mark = yield from self._some(marks)
