@@ -1,4 +1,4 @@
-"""Traces run through the real scheduler and KV memory on a virtual clock, and what came of it.
+"""Runs traces through the real scheduler and KV memory on a virtual clock, and measures the result.
 
 Knows neither asyncio nor torch: what is here runs on a machine without a model.
 """

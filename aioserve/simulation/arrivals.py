@@ -1,8 +1,8 @@
-"""Which request of a simulated trace comes next, and when.
+"""Tells which request of a simulated trace comes next, and when.
 
 In an open loop each comes when the trace says, whatever became of the one before. In a closed loop
-callers react: a request that follows another comes its `think_seconds` after that one's answer has
-ended, or was refused, and only those that follow none come when the trace says.
+callers react: a request that follows another comes its `think_seconds` after that one's completion
+has ended, or was refused, and only those that follow none come when the trace says.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """Of one run. `ordered` is the trace by arrival; raises `TraceError` where a closed loop has a
-    request that follows none before it."""
+    """Arrivals of one run. `ordered` is the trace by arrival; raises `TraceError` where a closed
+    loop has a request that follows none before it."""
 
     def __init__(self, ordered: list[TraceRequest], *, closed_loop: bool = False) -> None:
         self.records: list[RequestRecord] = [RequestRecord(request) for request in ordered]
-        """Of all requests, in the order of the trace."""
+        """Records of all requests, in the order of the trace."""
         self._due: list[tuple[float, int]] = []
-        """Times, with places in `records`."""
+        """Times of arrival, with places in `records`."""
         self._followers = defaultdict[int, list[int]](list)
-        """By the number of the request that they follow."""
+        """Places of followers, by the number of the request that they follow."""
         seen: set[int] = set()
         for place, request in enumerate(ordered):
             if not closed_loop or request.follows is None:
@@ -46,17 +46,17 @@ class Arrivals:
 
     @property
     def next_seconds(self) -> float | None:
-        """When the next one comes, as far as is known now; None where none does."""
+        """Time of the next arrival, as far as is known now; None without one."""
         return self._due[0][0] if self._due else None
 
     def take(self, now_seconds: float) -> RequestRecord | None:
-        """The next one, if it has come by now."""
+        """Return the next request, if it has come by now."""
         if not self._due or self._due[0][0] > now_seconds:
             return None
         return self.records[heappop(self._due)[1]]
 
     def ended(self, record: RequestRecord, now_seconds: float) -> None:
-        """Those that follow it come after their time to think."""
+        """Schedule the requests that follow it, after their time to think."""
         for place in self._followers.pop(record.request.number, ()):
             request = self.records[place].request
             arrival = now_seconds + request.think_seconds

@@ -1,4 +1,4 @@
-"""Cost tables out of measured steps: the fit, and how well it tells steps that it hasn't seen.
+"""Makes cost tables of measured steps: the fit, and how well it predicts steps that it hasn't seen.
 
 Knows nothing about how steps are measured; `aioserve calibrate` does that.
 """
@@ -26,9 +26,9 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 
 ROUNDS = 20
-"""Of reweighting: enough for the fit to settle within a thousandth."""
+"""Rounds of reweighting: enough for the fit to settle within a thousandth."""
 NUM_RATIOS = 32
-"""Of each point's scatter: of the longest steps, every 32nd shows by itself."""
+"""Ratios of each point's scatter: of the longest steps, every 32nd shows by itself."""
 LEAST_SCATTERED = 64
 """Steps from which a point's scatter is made; a point with fewer takes in those of its nearest."""
 LEAST_ERROR = 1e-3
@@ -48,14 +48,14 @@ class StepSample(msgspec.Struct, frozen=True):
 
 
 class PredictionError(msgspec.Struct, frozen=True):
-    """How far a table is from measured steps; relative to what was measured."""
+    """Errors of a table on measured steps, relative to what was measured."""
 
     steps: int
     median: float
-    """Of the single steps' errors, all taken as positive."""
+    """Median of the single steps' errors, all taken as positive."""
     p90: float
     total: float
-    """Of the sum of all steps: positive where the table says more."""
+    """Error of the sum of all steps: positive where the table says more."""
 
     @property
     def is_poor(self) -> bool:
@@ -67,7 +67,7 @@ class PredictionError(msgspec.Struct, frozen=True):
 def fit_table(
     samples: Sequence[StepSample], prefill_tokens: Sequence[int], decode_batch: Sequence[int]
 ) -> CostTableFile:
-    """The table with those axes, both from 0, that has the least mean relative error.
+    """Fit the table with those axes, both from 0, that has the least mean relative error.
 
     Its shape is a median regression (least absolute deviations, by iteratively reweighted least
     squares; Schlossmacher, "An Iterative Technique for Absolute Deviations Curve Fitting", JASA
@@ -123,7 +123,7 @@ def fit_table(
 
 
 def prediction_error(table: CostTable, samples: Sequence[StepSample]) -> PredictionError:
-    """Of a table on steps, at least one, that it was best not fitted to."""
+    """Errors of a table on steps, at least one, preferably not those that it was fitted to."""
     measured = np.array([sample.seconds for sample in samples])
     predicted = np.array([table.seconds(sample.load) for sample in samples])
     errors = np.abs(predicted / measured - 1)
@@ -132,7 +132,7 @@ def prediction_error(table: CostTable, samples: Sequence[StepSample]) -> Predict
 
 
 def _row(load: StepLoad, prefill_tokens: Sequence[int], decode_batch: Sequence[int]) -> Floats:
-    """What each point of the grid, a token of context and an attended pair count for in a step."""
+    """Weights in a step of each point of the grid, a token of context and an attended pair."""
     weights = np.zeros((len(prefill_tokens), len(decode_batch)))
     i, u = place_on(prefill_tokens, load.prefill_tokens)
     j, v = place_on(decode_batch, load.decode_batch)
@@ -150,8 +150,8 @@ def _scatter(
     prefill_tokens: Sequence[int],
     decode_batch: Sequence[int],
 ) -> tuple[tuple[tuple[float, ...], ...], ...]:
-    """Of what steps took to what the table says, by the point that each is nearest to; 1 on average
-    at each point."""
+    """Ratios of what steps took to what the table says, by the point that each is nearest to; 1 on
+    average at each point."""
     nearest = np.array(
         [
             nearest_to(

@@ -1,4 +1,4 @@
-"""How long a step takes: a model of it, since nothing is computed here.
+"""Models of the time that a step takes, since nothing is computed here.
 
 A cost model sees the plan that a runner would see, and knows neither policies nor requests.
 """
@@ -44,10 +44,10 @@ _Place = tuple[int, float, int, float]
 
 MAX_TABLE_BYTES = 16 << 20
 MAX_POINTS = 1024
-"""Of one axis."""
+"""Most points of one axis."""
 MAX_STEP_SECONDS = 1e6
 MAX_LOAD = 1 << 60
-"""Tokens of context, or attended pairs, of one step."""
+"""Most tokens of context, or attended pairs, of one step."""
 
 
 class CostModel(Protocol):
@@ -112,9 +112,9 @@ class RooflineCost:
         return self._seconds(tokens, sampled, pairs, kv_tokens, to_host, from_host)
 
     def decode_seconds(self, load: StepLoad, step: int, count: int) -> list[float]:
-        """The same, to the digit, of `count` steps from that number on without copies: the first
-        has that load, which is of decoding sequences alone, and each of them goes on by a token
-        from one to the next."""
+        """Seconds, to the digit those of `step_seconds`, of `count` steps from that number on
+        without copies: the first has that load, which is of decoding sequences alone, and each of
+        them goes on by a token from one to the next."""
         batch, first = load.decode_batch, load.context_tokens
         # In int64 and float64 these are the same numbers, unless they are too large for that.
         if self._most(batch, first + count * batch) >= 1 << 63:
@@ -130,7 +130,7 @@ class RooflineCost:
         return (self.hardware.step_seconds + busiest).tolist()
 
     def _most(self, batch: int, context: int) -> float:
-        """Of all that is counted for a step of so many decodes that attend to so many tokens."""
+        """Largest number computed for a step of so many decodes that attend to so many tokens."""
         flops = 2 * (self.model.layer_params + self.model.head_params) * batch
         moved = self._weight_bytes + self._kv_bytes * (context + batch)
         return max(flops + self._pair_flops * context, moved)
@@ -149,16 +149,16 @@ class RooflineCost:
 
 
 class StepLoad(msgspec.Struct, frozen=True):
-    """What a cost table sees of a step."""
+    """Load of a step, as a cost table sees it."""
 
     prefill_tokens: int
     """Tokens of prompts."""
     decode_batch: int
     """Sequences with one token that is sampled from."""
     context_tokens: int
-    """That these decoding sequences attend to, together."""
+    """Tokens that these decoding sequences attend to, together."""
     attended_pairs: int
-    """Of a prompt's token and a token that it attends to, over all prompt tokens."""
+    """Pairs of a prompt's token and a token that it attends to, over all prompt tokens."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepLoad:
@@ -175,13 +175,12 @@ class StepLoad(msgspec.Struct, frozen=True):
 
 
 class MeasuredKV(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The KV memory of the engine whose steps were measured. Raises `ConfigError` for what is
-    none."""
+    """KV memory of the engine whose steps were measured. Raises `ConfigError` for what is none."""
 
     num_pages: int
     page_size: int
     max_model_len: int
-    """Most tokens of a prompt and its answer."""
+    """Most tokens of a prompt and its completion."""
     bytes_per_token: int | None = None
 
     def __post_init__(self) -> None:
@@ -258,11 +257,11 @@ class CostTable:
         return self.seconds(StepLoad.of(plan))
 
     def seconds(self, load: StepLoad) -> float:
-        """What a step of that load takes, on average."""
+        """Seconds that a step of that load takes, on average."""
         return self._seconds_at(self._place(load), load)
 
     def scattered_seconds(self, load: StepLoad, seed: int, step: int) -> float:
-        """What the step of that number takes, of all that are drawn from `seed`. Raises
+        """Seconds of the step of that number, with the ratio drawn for it from `seed`. Raises
         `ConfigError` for a table without scatter."""
         place = self._place(load)
         return self._seconds_at(place, load) * self._known_scatter().ratio(
@@ -272,9 +271,9 @@ class CostTable:
     def decode_seconds(
         self, load: StepLoad, count: int, *, seed: int | None = None, step: int = 0
     ) -> Floats:
-        """What `count` steps take of which the first has that load, without a prompt, and each
-        further one a token of context more for each of its sequences: to the digit what `seconds`
-        says of them one by one, or, with a seed, `scattered_seconds` from that step's number on.
+        """Seconds of `count` steps: the first has that load, without a prompt, and each further one
+        a token of context more for each of its sequences. To the digit what `seconds` says of them
+        one by one, or, with a seed, `scattered_seconds` from that step's number on.
         """
         place = self._place(load)
         grown = (load.context_tokens + load.decode_batch * np.arange(count)).astype(np.float64)
@@ -287,8 +286,7 @@ class CostTable:
         return seconds * ratios
 
     def outside(self, load: StepLoad) -> str | None:
-        """In which way a step is none of those that were measured; None for one that is between
-        them."""
+        """Way in which a step lies outside those that were measured; None for one between them."""
         for name, least, most in self._measured:
             value = getattr(load, name)
             if not least <= value <= most:
@@ -333,12 +331,12 @@ class CostTableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_attended_pairs: int | None = None
     kv: MeasuredKV | None = None
     measured: dict[str, str | int | float | bool | None] = {}
-    """Where the figures come from: for people, and not read by the simulator."""
+    """Origin of the figures: for people, not read by the simulator."""
     version: Literal[1] = 1
-    """Of the format."""
+    """Version of the format."""
 
     def table(self) -> CostTable:
-        """Raises `ConfigError` for figures that make no sense."""
+        """Make the table. Raises `ConfigError` for figures that make no sense."""
         return CostTable(
             self.prefill_tokens,
             self.decode_batch,
@@ -353,7 +351,7 @@ class CostTableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_cost_table(path: str | Path) -> CostTable:
-    """The table in a file that `CostTableFile` describes.
+    """Read the table in a file that `CostTableFile` describes.
 
     Raises `ConfigError` for anything else, naming the file.
     """

@@ -1,7 +1,7 @@
-"""Rows as CSV that a spreadsheet takes for what they are.
+"""Writes rows as CSV that a spreadsheet takes for what they are.
 
-It takes a cell that begins with one of `=+-@` for a formula. Names come from whoever made the
-trace, so those get an apostrophe in front, which spreadsheets don't show.
+A spreadsheet takes a cell that begins with one of `=+-@` for a formula. Names come from the maker
+of the trace, so such names get an apostrophe in front, which spreadsheets don't show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NUMBER = re.compile(r"[+-]?[0-9][0-9.,]*%?")
 
 
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
-    """RFC 4180, but for line ends, which are of one character. None is an empty cell."""
+    """Write rows as RFC 4180 has it, but with line ends of one character. None is an empty cell."""
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows)
     return written.getvalue()

@@ -1,4 +1,4 @@
-"""Many steps of a scheduler passed at once, in each of which every running sequence goes on by one
+"""Passes many steps of a scheduler at once, in each of which every running sequence goes on by one
 token and nothing else happens.
 
 A pass leaves the scheduler as `plan` and `commit` would leave it, step by step. Completions may
@@ -27,8 +27,8 @@ __all__ = ["DecodePass", "decode_pass", "frees_at_once"]
 
 
 def decode_pass(scheduler: Scheduler) -> DecodePass | None:
-    """A pass from where the scheduler is now, with one step in flight or none; None where the next
-    step may be another than one token of each sequence that is running."""
+    """Make a pass from where the scheduler is now, with one step in flight or none. None where the
+    next step may differ from one token for each running sequence."""
     books, policy_calls, memory = scheduler.books, scheduler.policy_calls, scheduler.memory
     if (
         not books.running
@@ -83,7 +83,7 @@ def _brings_more_than_a_token(item: WorkItem) -> bool:
 
 
 def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
-    """Whether none of these, which run, may do something else next than go on by a token."""
+    """Whether each of these running sequences can only go on by a token next."""
     for sequence in sequences:
         lease = sequence.lease
         if (
@@ -100,7 +100,7 @@ def _all_go_on(sequences: list[SequenceState], page_size: int) -> bool:
 
 
 def _is_about_to_answer(sequence: SequenceState) -> bool:
-    """Whether what is in flight has the first token of its answer."""
+    """Whether the step in flight has the first token of its completion."""
     return sequence.pending > 0 and sequence.request.answers
 
 
@@ -143,7 +143,7 @@ def _pass_steps(books: SchedulerState, count: int) -> None:
 
 
 class DecodePass:
-    """Some steps in a row, not yet taken. It is worth nothing once the scheduler has changed."""
+    """Steps in a row, not yet taken. Invalid once the scheduler has changed."""
 
     def __init__(
         self,
@@ -155,17 +155,18 @@ class DecodePass:
     ) -> None:
         self.scheduler = scheduler
         self.sequences: list[SequenceState] = sequences
-        """In the order of each step's items."""
+        """Sequences in the order of each step's items."""
         self.late: Set[SequenceState] = late
-        """Those that had no page for the step in flight, and get no token from it."""
+        """Sequences that had no page for the step in flight, and get no token from it."""
         self.num_flying = num_flying
         self._head = head
-        """Who could start if there were pages; None where nobody could."""
+        """Request that could start if there were pages; None where none could."""
         self.first_step: int = scheduler.books.launched + 1
         """Number of the first step that it launches."""
         computed = [sequence.lease.computed for sequence in sequences]
         self.context_tokens: int = sum(computed) + len(computed)
-        """That the first step attends to; each further one attends to one more of each sequence."""
+        """Tokens that the first step attends to; each further one attends to one more per
+        sequence."""
         # A lease without room for a token takes a page in the first step, and then every so many.
         size = scheduler.memory.page_size
         self._pages_in_turn = [0] * size
@@ -173,8 +174,8 @@ class DecodePass:
             self._pages_in_turn[tokens_in_part(-num_tokens, size)] += 1
 
     def pages_less(self, count: int) -> list[int]:
-        """How many pages fewer each of `count` steps leaves: those that it takes, less those that
-        come back before it, of sequences that are in the step in flight and are gone."""
+        """Number of pages fewer that each of `count` steps leaves: pages that it takes, less those
+        that come back before it, of sequences that are in the step in flight and are gone."""
         in_turn = self._pages_in_turn
         less = (in_turn * -(-count // len(in_turn)))[:count]
         if count > 1:
@@ -182,8 +183,8 @@ class DecodePass:
         return less
 
     def num_before_next_start(self, pages_less: Sequence[int]) -> int:
-        """How many steps, of as many as each leaves so many pages less than were left before, come
-        before one in which somebody starts: at most these."""
+        """Number of steps before one in which a request starts, at most as many as these: each
+        leaves so many pages less than were left before."""
         head = self._head
         return len(pages_less) if head is None else head.num_steps_without(pages_less)
 
@@ -195,7 +196,7 @@ class DecodePass:
         ends: Sequence[float],
         last_ids: Mapping[int, int],
     ) -> StepPlan | None:
-        """Launch `count` steps and finish as many; what is in flight then.
+        """Launch `count` steps and finish as many; return the plan in flight then.
 
         Each finished step gives each sequence its id of `token_ids`, which ends none of them; but
         the last one gives those that are named in `last_ids`, by sequence id, what they have there.
@@ -246,10 +247,10 @@ class DecodePass:
         return in_flight
 
     def _publish(self, count: int) -> None:
-        """What each of `count` steps would publish, of sequences that know now what the last of
-        them brings. Runs begin in the order of the steps and, in a step, of the sequences.
+        """Publish what each of `count` steps would, for sequences that know now what the last step
+        brings. Runs begin in the order of the steps and, in a step, of the sequences.
 
-        All but the last step are as good as done, or are, when anybody else looks.
+        All but the last step are done, or are by the time that other code looks.
         """
         memory = self.scheduler.memory
         size, last = memory.page_size, self.first_step + count - 1
@@ -273,7 +274,7 @@ class DecodePass:
                 memory.publish(lease, sequence.ids(0, known))
 
     def _remember(self, count: int, seconds: Sequence[float]) -> None:
-        """The steps that are finished, of which the first may have been in flight."""
+        """Record the finished steps, of which the first may have been in flight."""
         num_sequences = len(self.sequences)
         first = self.first_step - self.num_flying
         context = self.context_tokens - self.num_flying * num_sequences

@@ -1,4 +1,4 @@
-"""How far the service of one client runs ahead of another's."""
+"""Measures how far the service of one client runs ahead of another's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aioserve.errors import ConfigError
 __all__ = ["ServiceGap"]
 
 MAX_PAIRS = 1 << 26
-"""Of 8 bytes each."""
+"""Most pairs of clients, of 8 bytes each."""
 
 
 class ServiceGap:
@@ -33,18 +33,18 @@ class ServiceGap:
         self._columns = _Slots()
         """Clients that wait."""
         self._rows = _Slots()
-        """Those of them that were served something since."""
+        """Clients among them that were served something since."""
         self._tokens = np.zeros(1, np.int64)
-        """By column, what was computed for a client since it began to wait."""
+        """Tokens computed for a client since it began to wait, by column."""
         self._least = np.zeros((1, 1), np.int64)
-        """By row and column, the least lead of one client over the other while both waited, up to
-        the last step that served the first."""
+        """Least lead of one client over the other while both waited, up to the last step that
+        served the first, by row and column."""
 
     def step(
         self, served: Iterable[tuple[str, int]], waiting: Iterable[str], times: int = 1
     ) -> None:
-        """So many steps computed as many tokens for each client; those `waiting` still wait after
-        them.
+        """Count `steps` steps, each of which computed as many tokens for each client. Those
+        `waiting` still wait after them.
 
         Raises `ConfigError` for more than `MAX_PAIRS` pairs of clients at once.
         """
@@ -110,7 +110,7 @@ class ServiceGap:
 
 
 class _Slots(dict[str, int]):
-    """A number for each of those that come and go, as small as is free."""
+    """Numbers of clients that come and go, each as small as is free."""
 
     def __init__(self) -> None:
         super().__init__()

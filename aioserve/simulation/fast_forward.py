@@ -1,9 +1,9 @@
-"""Steps of a simulated run in which each running answer gets one more token, and nothing else
-happens: what they come to when they are passed at once, to the last digit of their times.
+"""Passes steps of a simulated run in which each running completion gets one more token, and nothing
+else happens: the result is that of single steps, to the last digit of their times.
 
-Nobody comes, starts or is preempted in them, answers end with the last of them at the earliest, and
-the policy is asked nothing: who waits may find too few pages again and again. The simulator knows
-when the next one comes and where answers end; policies don't.
+In such steps no request comes, starts or is preempted, completions end with the last step at the
+earliest, and the policy is asked nothing: a waiting request may find too few pages again and again.
+The simulator knows when the next request comes and where completions end; policies don't.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from aioserve.traces.request import END_TOKEN
 __all__ = ["LEAST_STEPS", "MAX_CLOCK_SECONDS", "Clock", "PassedSteps", "pass_steps"]
 
 LEAST_STEPS = 1
-"""In a pass: fewer are taken one by one."""
+"""Fewest steps in a pass: fewer are taken one by one."""
 FIRST_STEPS = 16
-"""A pass is first looked at for so many steps, and then for four times as many: something may come
+"""Steps for which a pass is looked at first, and then for four times as many: something may come
 soon."""
 MAX_CLOCK_SECONDS = 1e15
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """Where a run is; seconds on the trace's clock."""
+    """Times of a run; seconds on the trace's clock."""
 
     now: float
     last_end: float
-    """Of the last step launched."""
+    """End of the last step launched."""
     in_flight: tuple[float, ...]
-    """What the steps in flight take."""
+    """Durations of the steps in flight."""
     next_arrival: float | None
 
 
 class PassedSteps(msgspec.Struct, frozen=True):
-    """As many steps were launched and finished; the last of those launched may be in flight."""
+    """Steps launched and as many finished; the last one launched may be in flight."""
 
     sequence_ids: list[int]
-    """Who got a token in each of those finished, but for those that are `late`."""
+    """Sequences that got a token in each finished step; `late` ones got none in the first."""
     late: set[int]
-    """Who got none in the first."""
+    """Sequences that got none in the first."""
     ends: list[float]
-    """When each of those finished was done."""
+    """Ends of the finished steps."""
     ended: list[int]
-    """Whose answers the last of those finished has ended."""
+    """Sequences whose completions the last finished step has ended."""
     launched_seconds: list[float]
-    """What each of those launched takes."""
+    """Durations of the launched steps."""
     pages_held: list[int]
-    """While each of those launched runs."""
+    """Pages held while each launched step runs."""
     in_flight: StepPlan | None
     last_end: float
-    """When the last of those launched is done."""
+    """End of the last launched step."""
 
 
 def pass_steps(
@@ -71,10 +71,11 @@ def pass_steps(
     own_tokens: Mapping[int, int],
     end_positions: Mapping[int, int],
 ) -> PassedSteps | None:
-    """Pass as many steps as can be, and tell of them; None, and nothing has changed, where the next
+    """Pass as many steps as can be, and return them. None, and nothing has changed, where the next
     ones have to be taken one by one.
 
-    `own_tokens` says what the answer of each sequence is made of, `end_positions` where it ends.
+    `own_tokens` is the token that the completion of each sequence is made of, `end_positions` where
+    it ends.
     """
     if not isinstance(cost, RooflineCost | TableSteps) or not cost.tells_several:
         return None
@@ -109,8 +110,8 @@ def pass_steps(
 
 
 def _num_till_next_end(steps: DecodePass, end_positions: Mapping[int, int]) -> int:
-    """In how many steps none of the sequences gets more than its last token, nor more than all but
-    one that it may have: with that one in flight, it is in no further step."""
+    """Number of steps in which no sequence gets more than its last token, nor more than all but one
+    that it may have: with that one in flight, it is in no further step."""
     # Those that are late get one token less.
     seen = [(s.num_known - (s in steps.late), s) for s in steps.sequences]
     till_end = min([end_positions[s.sequence_id] - known for known, s in seen]) + 1
@@ -121,7 +122,7 @@ def _num_till_next_end(steps: DecodePass, end_positions: Mapping[int, int]) -> i
 def _times(
     cost: RooflineCost | TableSteps, clock: Clock, load: StepLoad, first: int, most: int
 ) -> tuple[list[float], list[float], int]:
-    """When steps end, how long they take, and how many of them begin before the next one comes."""
+    """Ends of steps, their durations, and how many of them begin before the next request comes."""
     begins, looked_at = max(clock.now, clock.last_end), FIRST_STEPS
     while True:
         asked = min(most, looked_at)
@@ -146,7 +147,7 @@ def _times(
 
 
 def _within_pages(scheduler: Scheduler, steps: DecodePass, count: int) -> tuple[int, list[int]]:
-    """How many of so many steps find their pages free, and how many pages are held during each."""
+    """Number of steps, of `count`, that find their pages free, and pages held during each."""
     memory = scheduler.memory
     # Pages that are evicted to the host are copied, which steps take time for.
     free = memory.num_available if memory.host_pool is None else memory.pool.num_free

@@ -1,6 +1,6 @@
-"""The figures of a run as people read them: which ones, in what unit, under what name.
+"""Figures of a run for people: which ones, in what unit, under what name.
 
-Every one is a field of `Metrics`, so that whoever reads those misses nothing that is shown.
+Each is a field of `Metrics`, so that a reader of those misses nothing that is shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CLIENT_FIGURES", "FIGURES", "NEVER", "Figure", "client_rows", "rows"
 
 MISSING = "-"
 NEVER = "never"
-"""What takes infinitely long: so many requests got no answer."""
+"""Text of an infinite time: so many requests got no completion."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -26,15 +26,15 @@ class Figure(msgspec.Struct, frozen=True):
 
     label: str
     field: str
-    """Of the metrics, with dots into the parts of a part."""
+    """Field of the metrics, with dots into the parts of a part."""
     form: str = "{:,}"
     factor: float = 1
     better: Literal["more", "less"] | None = None
-    """None where neither is: it says what happened, and not how well."""
+    """Direction that is better; None where the figure says what happened, and not how well."""
 
     @property
     def is_share(self) -> bool:
-        """Shown in percent."""
+        """Whether it is shown in percent."""
         return self.form.endswith("%}")
 
     def of(self, metrics: Metrics | ClientMetrics) -> Any:
@@ -106,11 +106,11 @@ CLIENT_FIGURES = (
     Figure("time to first token p99, s", "ttft_seconds.p99", "{:,.2f}"),
     Figure("longest wait, tokens", "max_wait_tokens"),
 )
-"""Of each client under each policy."""
+"""Figures of each client under each policy."""
 
 
 def shown_figures(found: Mapping[str, Metrics]) -> list[Figure]:
-    """Those that were measured under some policy, or always are."""
+    """Figures that were measured under some policy, or always are."""
     shown: list[Figure] = []
     for figure in FIGURES:
         head = figure.field.partition(".")[0]

@@ -1,9 +1,10 @@
-"""Cost tables out of the latency profile that was published with splitwise-sim (Patel et al.,
+"""Makes cost tables of the latency profile that was published with splitwise-sim (Patel et al.,
 "Splitwise", ISCA 2024): prompt and token times of large models on GPUs, measured with vLLM.
 
 A row is a run of one batch: `model`, `hardware`, `tensor_parallel`, `prompt_size` and `token_size`
 of each request, `batch_size`, and in milliseconds `prompt_time` (all prompts), `token_time` (one
-token of each answer) and `e2e_time`. The file is CSV, or JSON with one row a line; plain or `.gz`.
+token of each completion) and `e2e_time`. The file is CSV, or JSON with one row a line; plain or
+`.gz`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PROFILE = re.compile(r"(.+\.(?:csv|jsonl)(?:\.gz)?)(?::([^:]*))?")
 """A profile's file, and the setup behind it."""
 
 MOST_DRAWN_OUT = 2.0
-"""A run that took longer than so many times the sum of its parts was not one batch."""
+"""Most times the sum of its parts that a run of one batch takes."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_REQUEST_TOKENS)]
 Milliseconds = Annotated[float, msgspec.Meta(gt=0, le=1000 * MAX_STEP_SECONDS)]
@@ -67,8 +68,8 @@ class ProfileRow(msgspec.Struct, frozen=True):
 
 
 def read_cost(source: str) -> CostTable:
-    """A cost table's JSON file, or `FILE:MODEL,HARDWARE,TENSOR_PARALLEL` for a setup of a latency
-    profile, whose name ends in .csv or .jsonl, or in these and .gz.
+    """Read a cost table's JSON file, or for `FILE:MODEL,HARDWARE,TENSOR_PARALLEL` a setup of a
+    latency profile. The name of a profile ends in .csv or .jsonl, or in these and .gz.
 
     Raises `ConfigError` as `read_cost_table` and `read_latency_profile`.
     """

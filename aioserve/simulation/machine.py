@@ -1,5 +1,5 @@
-"""The machine that is simulated: what its steps take and what its memory holds, from a cost table
-where one is given."""
+"""Describes the simulated machine: what its steps take and what its memory holds, from a cost table
+if one is given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Device", "Machine", "machine_of"]
 
 
 class Device(NamedTuple):
-    """What a roofline is of, and how much memory there is."""
+    """Model and hardware of a roofline, and how much memory there is."""
 
     model: str
     hardware: str
@@ -36,16 +36,16 @@ UNLESS_GIVEN = Device("llama-3-8b", "h100", 1)
 class Machine(NamedTuple):
     cost: CostModel
     device: Device | None
-    """None where nothing is asked of one."""
+    """Device of the roofline or the memory; None where neither asks for one."""
     num_pages: int | None
     max_model_len: int | None
     scatter_seed: int | None
-    """None where steps don't scatter."""
+    """Seed of the scatter; None where steps don't scatter."""
 
 
 def machine_of(options: TrialOptions) -> Machine:
-    """Of the options of `aioserve simulate` that are about it. Raises `ConfigError` for those that
-    would be ignored, and as what it reads."""
+    """Make the machine of the options of `aioserve simulate`. Raises `ConfigError` for options that
+    would be ignored, and what reading the files raises."""
     if options.cost is not None and options.cost_table is not None:
         raise ConfigError("give either a cost model or cost_table, and not both")
     if options.unbounded_cache and options.num_pages is not None:
@@ -86,7 +86,7 @@ def _device_of(options: TrialOptions) -> Device:
 
 
 def _check_scatter(options: TrialOptions, table: CostTable | None) -> None:
-    """Raise for an answer to what isn't asked."""
+    """Raise for `scatter` where no table has any."""
     if options.scatter is None or (table is not None and table.scatter is not None):
         return
     flag = "--scatter" if options.scatter else "--no-scatter"
@@ -109,7 +109,7 @@ def _scatter_seed(options: TrialOptions, table: CostTable | None) -> int | None:
 
 
 def _pages_known(options: TrialOptions, table: CostTable | None) -> str | None:
-    """How the number of pages is known without a device; None where it isn't."""
+    """Reason why the number of pages is known without a device; None where it isn't."""
     if options.unbounded_cache or options.num_pages is not None:
         return "is given too"
     return None if table is None or table.kv is None else "is in it too"
@@ -139,8 +139,7 @@ def _num_pages(options: TrialOptions, table: CostTable | None, device: Device) -
 
 
 def _check_unused(options: TrialOptions, why: str) -> None:
-    """Raise for options about which nothing is asked: the steps are known, and the number of pages
-    is."""
+    """Raise for options that are not needed: the steps are known, and the number of pages is."""
     what = "cost model" if options.cost is not None else "cost table"
     for name in Device._fields:
         if (given := getattr(options, name)) is not None:

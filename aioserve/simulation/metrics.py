@@ -1,4 +1,4 @@
-"""What a simulated run was like for those who sent requests, and for the memory."""
+"""Metrics of a simulated run, of its requests and of the memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
-    """What a good answer keeps to; None asks for nothing. Raises `ConfigError`."""
+    """Targets of a good completion; None sets none. Raises `ConfigError`."""
 
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
@@ -57,7 +57,7 @@ class Goodput(msgspec.Struct, frozen=True):
 
     requests: int
     share: float
-    """Of all requests of the trace, those refused included."""
+    """Share of all requests of the trace, those refused included."""
     requests_per_second: float
 
 
@@ -67,58 +67,62 @@ class ClientMetrics(msgspec.Struct, frozen=True):
     requests: int
     finished: int
     tokens: int
-    """In prompts and answers of those that finished."""
+    """Tokens in prompts and completions of requests that finished."""
     ttft_seconds: Spread | None
     max_wait_tokens: int
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """All times in seconds; a spread is None where there is nothing to measure."""
+    """Metrics of a run. Times are in seconds; a spread is None where there is nothing to
+    measure."""
 
     requests: int
     finished: int
     cut_short: int
-    """Of those, whose answer ended at `max_tokens`, at `max_model_len` or with the KV memory full,
-    before it was as long as in the trace. They count like others in all figures."""
+    """Finished requests with a truncated completion: it ended at `max_tokens`, at `max_model_len`
+    or with the KV memory full, before it was as long as in the trace. They count like others in all
+    figures."""
     refused: int
-    """By the policy. They and those that are too long never get a first token, and count as
-    infinite in the percentiles of all times but the gaps; `Spread.never` says how many do."""
+    """Requests refused by the policy. They and those that are too long never get a first token, and
+    count as infinite in the percentiles of all times but the gaps; `Spread.never` says how many
+    do."""
     too_long: int
-    """Whose prompts leave no room for a token in the KV memory or in `max_model_len`."""
+    """Requests with prompts that leave no room for a token in the KV memory or in
+    `max_model_len`."""
     seconds: float
     busy_seconds: float
-    """In steps."""
+    """Seconds in steps."""
     busy_share: float
-    """Of `seconds`."""
+    """Share of `seconds`."""
     steps: int
     output_tokens: int
     output_tokens_per_second: float
     ttft_seconds: Spread | None
-    """From arrival to the first token."""
+    """Time from arrival to the first token."""
     tpot_seconds: Spread | None
-    """Between the tokens of one answer, on average, where it has two or more."""
+    """Time between the tokens of one completion, on average, where it has two or more."""
     e2e_seconds: Spread | None
-    """From arrival to the last token."""
+    """Time from arrival to the last token."""
     queue_seconds: Spread | None
-    """From arrival to the beginning of the first step."""
+    """Time from arrival to the beginning of the first step."""
     gap_seconds: Spread | None
-    """Between one token and the next of the same answer, over all tokens that came: the longest are
-    stalls, which the average of an answer hides."""
+    """Time between one token and the next of the same completion, over all tokens that came: the
+    longest are stalls, which the average of a completion hides."""
     goodput: Goodput | None
-    """None without targets."""
+    """Goodput; None without targets."""
     max_wait_tokens: int
     """Most tokens that were computed for others between a request's arrival and its first token, or
     until it was refused."""
     service_gap_tokens: int | None
     clients: dict[str, ClientMetrics]
-    """By name, where the trace tells them."""
+    """Metrics of clients by name, where the trace names them."""
     blocks: int
     """Prefix blocks of the requests that started."""
     block_hits: int
-    """Those found in the cache when their request started."""
+    """Prefix blocks found in the cache when their request started."""
     block_hit_share: float | None
     token_hit_share: float | None
-    """Of the prompt tokens of requests that started."""
+    """Share of the prompt tokens of requests that started."""
     tokens_computed: int
     tokens_prefilled: int
     """Prompt tokens computed; more than the prompts less the hits where requests began again."""
@@ -126,7 +130,7 @@ class Metrics(msgspec.Struct, frozen=True):
     policy_faults: int
     """Steps that first come, first served decided, since the policy raised or answered nonsense."""
     steps_outside: StepsOutside | None
-    """Those that the cost table was not measured for; None where the cost model is no table."""
+    """Steps that the cost table was not measured for; None where the cost model is no table."""
     num_pages: int
     page_size: int
     kv_occupancy_mean: float | None
@@ -134,7 +138,7 @@ class Metrics(msgspec.Struct, frozen=True):
     evicted, and isn't counted. None where memory has no limit."""
     kv_occupancy_max: float | None
     pages_swapped_out: int | None
-    """Copied to the host's pages; None where it has none."""
+    """Pages copied to the host; None where it has none."""
     pages_swapped_in: int | None
 
 
@@ -205,14 +209,15 @@ def block_hits(record: RequestRecord, page_size: int) -> int:
 
 
 def ttft_seconds(record: RequestRecord) -> float | None:
-    """From arrival to the first token; None where there was none."""
+    """Time from arrival to the first token; None where there was none."""
     if record.first_token_seconds is None:
         return None
     return record.first_token_seconds - record.request.arrival_seconds
 
 
 def tpot_seconds(record: RequestRecord) -> float | None:
-    """Between the tokens of a whole answer, on average; None where it has fewer than two."""
+    """Time between the tokens of a whole completion, on average; None where it has fewer than
+    two."""
     first, end = record.first_token_seconds, record.end_seconds
     if not has_answer(record) or record.output_tokens < 2:
         return None
@@ -222,19 +227,19 @@ def tpot_seconds(record: RequestRecord) -> float | None:
 
 
 def e2e_seconds(record: RequestRecord) -> float | None:
-    """From arrival to the last token; None where the answer was never finished."""
+    """Time from arrival to the last token; None where the completion was never finished."""
     if record.end_seconds is None or not has_answer(record):
         return None
     return record.end_seconds - record.request.arrival_seconds
 
 
 def has_answer(record: RequestRecord) -> bool:
-    """Whether its answer has ended: where the trace says, or at the limit of its length."""
+    """Whether its completion has ended: where the trace says, or at the limit of its length."""
     return record.ending in (Ending.FINISHED, Ending.CUT_SHORT)
 
 
 def queue_seconds(record: RequestRecord) -> float | None:
-    """From arrival to the beginning of the first step; None where there was none."""
+    """Time from arrival to the beginning of the first step; None where there was none."""
     if record.started_seconds is None:
         return None
     return record.started_seconds - record.request.arrival_seconds
@@ -276,8 +281,8 @@ def _spread(
     *,
     at_least_tokens: int = 1,
 ) -> Spread | None:
-    """Of what was measured. Those refused of which nothing can be, where their answers would have
-    had so many tokens, count as never."""
+    """Spread of what was measured. Refused requests, which have nothing to measure, count as never
+    if their completions would have had so many tokens."""
     values = [measure(record) for record in records]
     never = sum(
         value is None

@@ -1,4 +1,4 @@
-"""Options of the simulator and its trace, checked before anything is simulated."""
+"""Checks options of the simulator and its trace before anything is simulated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 LEAST_UNBOUNDED_PAGES = 1 << 16
 MAX_PAGES = 1 << 25
-"""Of which each takes 17 bytes, and 4 for each token of it that is cached."""
+"""Most pages, of which each takes 17 bytes, and 4 for each of its tokens that is cached."""
 MAX_TARGET_SECONDS = 1e9
 LIMITS = {
     "num_pages": (1, MAX_PAGES),
@@ -102,7 +102,7 @@ def check_host(
 
 
 def check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) -> None:
-    """Raise for what is none, and for one that has nothing to decide."""
+    """Raise for what is no eviction strategy, and for one that has nothing to decide."""
     with named("eviction"):
         if type(eviction) is str:
             if eviction not in EVICTION_STRATEGIES:
@@ -125,7 +125,7 @@ def check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) ->
 
 
 def in_order(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """By arrival. Raises `TraceError` for what is no trace."""
+    """Requests by arrival. Raises `TraceError` for what is no trace."""
     numbers: set[int] = set()
     ordered: list[TraceRequest] = []
     with named("trace", TraceError):
@@ -143,7 +143,7 @@ def in_order(trace: Iterable[TraceRequest]) -> list[TraceRequest]:
 
 
 def pages_needed(trace: list[TraceRequest], page_size: int) -> int:
-    """As many as could ever be needed."""
+    """Number of pages that could ever be needed."""
     needed = 1 + sum(pages_for(recorded_length(request), page_size) for request in trace)
     if needed > MAX_PAGES:
         raise ConfigError(
@@ -155,6 +155,6 @@ def pages_needed(trace: list[TraceRequest], page_size: int) -> int:
 
 
 def large_pool(needed: int) -> int:
-    """Pages of a pool that is large enough. Policies see how large the pool is, so it is of a round
-    number of pages, which tells no more of the answers than their order of magnitude."""
+    """Number of pages of a pool that is large enough. Policies see it, so it is a round number,
+    which tells no more of the completions than their order of magnitude."""
     return max(LEAST_UNBOUNDED_PAGES, 1 << (needed - 1).bit_length())

@@ -1,7 +1,7 @@
-"""The one that waits next and finds no pages, while those that run go on token by token: in how
-many of their steps first come, first served would find again that it can't start.
+"""Tells for how many steps the head of the queue finds no pages, while running requests go on token
+by token and first come, first served decides.
 
-Where the policy is asked who starts, only asking it tells.
+Where the policy is asked which request starts, only asking it tells.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ STEPS_AT_ONCE = 64
 
 
 def head_of_queue(books: SchedulerState, reserve: OutputReserve) -> QueueHead | None:
-    """The head of the queue, if nobody is asked who starts, and pages are all that it may lack:
-    fewer run than may, and none of them has pending samples."""
+    """Head of the queue, if the policy isn't asked which request starts, and pages are all that it
+    may lack: fewer run than may, and none of them has pending samples."""
     policy_calls, memory = books.policy_calls, books.memory
     head = books.waiting[0]
     if (
@@ -61,7 +61,8 @@ def _may_write_for(
 
 
 class QueueHead:
-    """As it is now, with those that run. It is worth nothing once the scheduler has changed."""
+    """Head of the queue as it is now, with the running requests. Invalid once the scheduler has
+    changed."""
 
     def __init__(
         self,
@@ -72,13 +73,13 @@ class QueueHead:
     ) -> None:
         self.sequence = sequence
         self._num_pages = num_pages
-        """That there would be if it had started now; fewer than none, if there aren't enough."""
+        """Pages that would be left if it had started now; below 0 if there aren't enough."""
         self._reserve = reserve
         self._running = running
 
     def num_steps_without(self, pages_taken: Sequence[int]) -> int:
-        """In how many steps, of as many as each takes such pages for those that run, it can't start
-        behind them. What is evicted for these makes no difference: a page that the head would have
+        """Number of steps, each of which takes such pages for running requests, after which it
+        can't start. What is evicted for these makes no difference: a page that the head would have
         found is one less to evict for it, and one more to acquire."""
         ahead = self._reserve.pages_ahead(self.sequence)
         left = [self._num_pages - pages for pages in accumulate(pages_taken)]
@@ -99,8 +100,8 @@ class QueueHead:
 def _pages_ahead(
     reserve: OutputReserve, known: npt.NDArray[np.int64], longest: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """`reserve.pages_ahead` for sequences without pending samples that share no page in part, by
-    the tokens that they know, pending ones included, and may have."""
+    """Pages as `reserve.pages_ahead` has them for sequences without pending samples that share no
+    page in part, by the tokens that they know, pending ones included, and may have."""
     ahead = np.minimum(known + reserve.horizon_tokens, longest)
     size = reserve.page_size
     return pages_for_each(ahead, size) - pages_for_each(known, size)

@@ -1,4 +1,4 @@
-"""What became of a simulated trace: a record of each request, and what was counted over all steps.
+"""Results of a simulated trace: a record of each request, and counts over all steps.
 
 Plain values; knows neither the scheduler nor how figures are made of them.
 """
@@ -17,13 +17,13 @@ __all__ = ["Ending", "RequestRecord", "SimulationResult", "recorded_length"]
 
 
 class Ending(Enum):
-    """How a simulated request ended."""
+    """Ways in which a simulated request ends."""
 
     FINISHED = "finished"
-    """Its answer is as long as in the trace."""
+    """The completion is as long as in the trace."""
     CUT_SHORT = "cut short"
-    """Its answer was as long as `max_tokens`, `max_model_len` or the KV memory allows before it was
-    at its end."""
+    """The completion was truncated: it was as long as `max_tokens`, `max_model_len` or the KV
+    memory allows before its end."""
     REFUSED = "refused"
     """The policy answered NEVER, or dropped it while it ran."""
     TOO_LONG = "too long"
@@ -32,14 +32,14 @@ class Ending(Enum):
 
 
 class RequestRecord(msgspec.Struct, gc=False):
-    """What became of one request; times in seconds on the trace's clock."""
+    """Result of one request; times in seconds on the trace's clock."""
 
     request: TraceRequest
     ending: Ending | None = None
-    """None until it has ended."""
+    """Ending of the request; None until it has ended."""
     output_tokens: int = 0
     started_seconds: float | None = None
-    """When its first step began."""
+    """Begin of its first step."""
     first_token_seconds: float | None = None
     end_seconds: float | None = None
     wait_tokens: int | None = None
@@ -48,7 +48,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     cached_tokens: int = 0
     """Leading tokens that were in the cache when its first step began."""
     max_gap_seconds: float | None = None
-    """Longest between two tokens of its answer; None where it has fewer than two."""
+    """Longest time between two tokens of its completion; None where it has fewer than two."""
 
 
 class SimulationResult(msgspec.Struct, frozen=True):
@@ -57,15 +57,15 @@ class SimulationResult(msgspec.Struct, frozen=True):
     requests: tuple[RequestRecord, ...]
     page_size: int
     num_pages: int
-    """Where `unbounded`, as many as could ever be needed."""
+    """Pages of the memory; where `unbounded`, as many as could ever be needed."""
     seconds: float
-    """From the first arrival until the last request has ended and the last step is done."""
+    """Time from the first arrival until the last request has ended and the last step is done."""
     busy_seconds: float
-    """Of those, in steps."""
+    """Seconds of those in steps."""
     steps: int
     tokens_computed: int
-    """Included are those of preempted requests computed again, and the one that a step with overlap
-    computes of an answer before its end is known."""
+    """Tokens computed, with those of preempted requests computed again, and the one that a step
+    with overlap computes of a completion before its end is known."""
     tokens_prefilled: int
     tokens_cached: int
     """Prompt tokens found in the cache, those of preempted requests that began again included."""
@@ -80,17 +80,17 @@ class SimulationResult(msgspec.Struct, frozen=True):
     requests waiting all the time (Sheng et al., "Fairness in Serving LLMs", OSDI 2024); None where
     the trace has fewer than two clients."""
     unbounded: bool = False
-    """Memory had no limit."""
+    """Whether memory had no limit."""
     gap_seconds: Spread | None = None
-    """Between one token and the next of the same answer, over all tokens that came; None where no
-    answer has two."""
+    """Time between one token and the next of the same completion, over all tokens that came; None
+    where no completion has two."""
     steps_outside: StepsOutside | None = None
-    """Those that the cost table was not measured for; None where the cost model is no table."""
+    """Steps that the cost table was not measured for; None where the cost model is no table."""
     pages_swapped_out: int | None = None
-    """Copied to the host's pages; None where it has none."""
+    """Pages copied to the host; None where it has none."""
     pages_swapped_in: int | None = None
 
 
 def recorded_length(request: TraceRequest) -> int:
-    """Tokens of prompt and answer."""
+    """Tokens of prompt and completion."""
     return request.prompt_tokens + max(1, request.output_tokens)

@@ -1,4 +1,4 @@
-"""A line for each simulated request, as CSV or JSON: for those who want other figures than ours."""
+"""Writes a line for each simulated request, as CSV or JSON, to make other figures of."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUFFIXES = (".csv", ".jsonl")
 
 
 def row_of(record: RequestRecord) -> dict[str, Any]:
-    """What became of a request; None where there was nothing to measure."""
+    """Row of a request; None where there was nothing to measure."""
     request = record.request
     return {
         "request": request.number,
@@ -68,7 +68,7 @@ COLUMNS = (
     "e2e_seconds",
     "wait_tokens",
 )
-"""Of `row_of`."""
+"""Columns of `row_of`."""
 
 
 def check_requests_file(path: Any) -> Path:
@@ -93,8 +93,8 @@ def is_same_file(path: Path, other: Path) -> bool:
 def lines_of(
     path: Path, records: Iterable[RequestRecord], labels: Mapping[str, Any] | None = None
 ) -> str:
-    """The lines about these, in the form that the path's name says. `labels` stand first in each:
-    the run that it is of."""
+    """Lines of these requests, in the format that the path's name says. `labels` stand first in
+    each: they name the run."""
     rows = ({**(labels or {}), **row_of(record)} for record in records)
     if path.suffix == ".csv":
         return to_csv(row.values() for row in rows)
@@ -102,8 +102,8 @@ def lines_of(
 
 
 class RequestFile:
-    """One that is being written, run by run. Use it as a context manager: it takes the place of
-    what was there when that ends without an exception."""
+    """File of requests that is being written, run by run. Use it as a context manager: it takes the
+    place of what was there when that ends without an exception."""
 
     def __init__(self, path: str | Path, labels: Iterable[str] = ()) -> None:
         self.path: Path = check_requests_file(path)
@@ -127,11 +127,11 @@ class RequestFile:
         self._whole.__exit__(kind, error, trace)
 
     def add(self, records: Iterable[RequestRecord], labels: Mapping[str, Any]) -> None:
-        """The requests of one run, and the labels of that run."""
+        """Write the requests of one run, with the labels of that run."""
         self.write(lines_of(self.path, records, labels))
 
     def write(self, lines: str) -> None:
-        """Lines that `lines_of` made."""
+        """Write lines that `lines_of` made."""
         if self._file is None:
             raise ValueError(f"{self.path} isn't open")
         self._file.write(lines)

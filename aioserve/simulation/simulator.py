@@ -4,11 +4,11 @@ Nothing is computed: a cost model says how long a step takes. What is planned, f
 evicted and preempted is what the engine would do; with overlap, a step is planned while the one
 before it runs. The same input gives the same result.
 
-An answer ends where the trace says, with an end-of-sequence token, and nobody knows before: neither
-policies nor the memory's reserve. `max_tokens` is what the caller asked for, as in the engine.
+A completion ends where the trace says, with an end-of-sequence token. Neither policies nor the
+memory's reserve know that before. `max_tokens` is what the caller asked for, as in the engine.
 
-A trace has prompts without answers' text, so an answer is made of its request's own token and is
-never a prefix of another prompt.
+A trace has no text of completions, so a completion is made of its request's own token and is never
+a prefix of another prompt.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = ["simulate"]
 END_IDS = frozenset({END_TOKEN})
 GREEDY = SamplingParams(temperature=0.0)
 MAX_TOKENS_AT_ONCE = 1 << 29
-"""In prompts of requests that wait or run: 2 GiB."""
+"""Most tokens in prompts of requests that wait or run: 2 GiB."""
 
 
 def simulate(
@@ -86,16 +86,16 @@ def simulate(
     """Run `trace` to its end under a fresh `policy`.
 
     Options are those of `Engine`, but `eviction` is the name of a native strategy or an object;
-    `num_pages=None` is memory without a limit. `max_tokens` is the callers' limit for answers where
-    the trace has none, and `max_model_len` the most tokens of a prompt and its answer; None: as
-    many as the KV memory holds. With `scatter_seed` the steps of a cost table scatter as those that
-    it was measured from, drawn from that seed by their numbers; None: each takes what the table
-    says. For the policy to see, each request has its client as its tenant, its session, its
-    priority, its forecast, and the targets as its own. An answer has at least one token, whatever
-    the trace says. In a `closed_loop` a request that follows another comes when that one's answer
-    has ended and its caller has thought. `timeline`, an empty one, takes down every step.
-    `on_progress(done, total)` is told of requests that have ended, at most once a step. Raises
-    `ConfigError` for options that make no sense or need more memory than is reasonable, and
+    `num_pages=None` is memory without a limit. `max_tokens` is the callers' limit for completions
+    where the trace has none, and `max_model_len` the most tokens of a prompt and its completion;
+    None: as many as the KV memory holds. With `scatter_seed` the steps of a cost table scatter as
+    those that it was measured from, drawn from that seed by their numbers; None: each takes what
+    the table says. For the policy to see, each request has its client as its tenant, its session,
+    its priority, its forecast, and the targets as its own. A completion has at least one token,
+    whatever the trace says. In a `closed_loop` a request that follows another comes when that one's
+    completion has ended and its caller has thought. `timeline`, an empty one, takes down every
+    step. `on_progress(done, total)` is told of requests that have ended, at most once a step.
+    Raises `ConfigError` for options that make no sense or need more memory than is reasonable, and
     `TraceError` for a request that is none.
     """
     check_counts(
@@ -157,7 +157,7 @@ class _Run:
         self.scheduler = scheduler
         self.cost = cost
         self.longest = longest
-        """Most tokens of a prompt and its answer."""
+        """Most tokens of a prompt and its completion."""
         self.max_tokens = max_tokens
         self.ttft_target_seconds, self.tpot_target_seconds = targets
         self.timeline = timeline
@@ -165,25 +165,25 @@ class _Run:
         self.arrivals = arrivals
         self.now = arrivals.next_seconds or 0.0
         self.pipeline = StepPipeline(scheduler, self._launch, depth=2 if overlap else 1)
-        """Its handles are the times at which steps end."""
+        """Steps in flight; their handles are the times at which they end."""
         self.last_end = self.now
-        """Of the steps launched."""
+        """End of the last step launched."""
         self.step_seconds: deque[float] = deque()
-        """Of the steps in flight."""
+        """Durations of the steps in flight."""
         self.ended = 0
         self.prompt_tokens = 0
-        """Of the requests that wait and run."""
+        """Prompt tokens of the requests that wait or run."""
         self.active: dict[int, RequestRecord] = {}
-        """Those submitted and not yet ended, by sequence id."""
+        """Requests submitted and not yet ended, by sequence id."""
         self.submitted_at_tokens: dict[int, int] = {}
-        """Of those without a first token: tokens computed before they arrived, and since for
-        themselves."""
+        """Tokens computed before a request arrived, and since then for itself, by the sequence id
+        of requests without a first token."""
         self.own_tokens: dict[int, int] = {}
-        """What the answer of each sequence is made of."""
+        """Token that the completion of each sequence is made of."""
         self.end_positions: dict[int, int] = {}
-        """Of the token that ends each sequence's answer."""
+        """Position of the token that ends each sequence's completion."""
         self.clients: dict[int, str] = {}
-        """Who sent each sequence."""
+        """Client that sent each sequence."""
         self.not_started: set[int] = set()
         self.token_gaps = TokenGaps()
         self.waiting = Counter[str]()
@@ -212,7 +212,7 @@ class _Run:
             elif plan is not None:
                 continue
             elif (arrives := self.arrivals.next_seconds) is not None:
-                # Never back: a step may have ended, of an answer whose end was known before it.
+                # Never back: a step may have ended, of a completion whose end was known before it.
                 self.now = max(self.now, arrives)
             elif not self.active:
                 break
@@ -290,7 +290,7 @@ class _Run:
             self.waiting[request.client] += 1
 
     def _launch(self, plan: StepPlan) -> float:
-        """Start a step when the one before it ends; when it will end itself."""
+        """Start a step when the one before it ends; return when it will end itself."""
         started = max(self.now, self.last_end)
         self.last_end = self._end_of(plan, started)
         self.step_seconds.append(self.last_end - started)
@@ -375,7 +375,7 @@ class _Run:
         return True
 
     def _max_length(self, request: TraceRequest) -> int:
-        """Most tokens of prompt and answer, as the engine's intake would say."""
+        """Most tokens of prompt and completion, as the engine's intake would say."""
         most = self.max_tokens if request.max_tokens is None else request.max_tokens
         return self.longest if most is None else min(self.longest, request.prompt_tokens + most)
 
@@ -416,7 +416,7 @@ class _Run:
         return since
 
     def _no_longer_waits(self, sequence_id: int) -> None:
-        """It starts, or will never."""
+        """Take note that it starts, or never will."""
         client = self.clients[sequence_id]
         self.waiting[client] -= 1
         if not self.waiting[client]:
@@ -443,7 +443,7 @@ class _Run:
         )
 
     def _count_pages(self, seconds: float) -> int:
-        """Count, for a step of so many seconds, the pages that requests hold; how many."""
+        """Count and return the pages that requests hold, for a step of so many seconds."""
         memory = self.scheduler.memory
         held = memory.pool.num_pages - memory.num_available
         self.busy_seconds += seconds
@@ -454,7 +454,8 @@ class _Run:
     def _count_service(
         self, computed: Iterable[tuple[int, int]], gap: ServiceGap, steps: int = 1
     ) -> None:
-        """Of so many steps that compute as many tokens for these sequences each."""
+        """Count the service of so many steps, each of which computes as many tokens for these
+        sequences."""
         if len(self.waiting) < 2:
             gap.step((), ())
             return

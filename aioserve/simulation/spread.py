@@ -1,4 +1,4 @@
-"""Of many values what people read: mean, percentiles and the most, with those that never came."""
+"""Sums many values up: mean, percentiles and the largest, with those that never came."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["Spread", "spread_of", "weighted_spread"]
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Of some values; percentiles are interpolated linearly."""
+    """Spread of some values; percentiles are interpolated linearly."""
 
     mean: float
-    """Of those that came."""
+    """Mean of the values that came."""
     p50: float
     p90: float
     p99: float
     max: float
     never: int = 0
-    """How many never came, since what they are of was refused. Percentiles and `max` count each as
-    infinite, so that refusing makes none of them better."""
+    """Number of values that never came, since their requests were refused. Percentiles and `max`
+    count each as infinite, so that refusing makes none of them better."""
 
 
 def spread_of(values: Iterable[float | None], *, never: int = 0) -> Spread | None:
-    """Of the values that aren't None, and so many that never came; None without any."""
+    """Spread of the values that aren't None, and of `never` that never came; None without any."""
     known = np.array([value for value in values if value is not None], np.float64)
     return weighted_spread(known, np.ones(len(known), np.int64), never=never)
 
@@ -35,13 +35,13 @@ def spread_of(values: Iterable[float | None], *, never: int = 0) -> Spread | Non
 def weighted_spread(
     values: npt.NDArray[np.float64], counts: npt.NDArray[np.int64], *, never: int = 0
 ) -> Spread | None:
-    """As `spread_of`, where each value came so many times."""
+    """Spread, as of `spread_of`, where each value came so many times."""
     order = np.argsort(values)
     ordered, upto = values[order], np.cumsum(counts[order])
     came = int(upto[-1]) if len(upto) else 0
 
     def at(place: int) -> float:
-        """The value at that place among all of them in order."""
+        """Value at that place among all of them in order."""
         if place >= came:
             return math.inf
         return float(ordered[np.searchsorted(upto, place, side="right")])

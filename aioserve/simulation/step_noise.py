@@ -1,7 +1,7 @@
-"""How far steps of one kind differ from each other: ratios to what a cost table says, by where on
-its grid a step is, and drawn by number.
+"""Noise of steps of one kind: ratios to what a cost table says, by place on its grid, drawn by
+number of the step.
 
-What is drawn for a step depends on a seed and the step's number alone, so steps may be asked for
+The draw for a step depends on a seed and the step's number alone, so steps may be asked for
 one by one, several at once, and in any order. Only integers are drawn: the digits are the same
 whichever way.
 """
@@ -20,10 +20,10 @@ from aioserve.traces.checks import named
 __all__ = ["MAX_RATIOS", "StepNoise", "drawn", "drawn_from"]
 
 MAX_RATIOS = 256
-"""Of one point of a grid."""
+"""Most ratios of one point of a grid."""
 MAX_RATIO = 1e3
 MEAN_ERROR = 0.01
-"""By which the mean ratio of a point may differ from 1."""
+"""Most that the mean ratio of a point may differ from 1."""
 
 BITS_64 = (1 << 64) - 1
 STRIDE = 0x9E3779B97F4A7C15
@@ -33,7 +33,7 @@ MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class StepNoise:
-    """For each point of a grid its ratios, all equally likely: 1 on average, so that steps take on
+    """Ratios for each point of a grid, all equally likely: 1 on average, so that steps take on
     average what the table says."""
 
     def __init__(self, ratios: Sequence[Sequence[Sequence[float]]], shape: tuple[int, ...]) -> None:
@@ -70,11 +70,11 @@ class StepNoise:
         self._ratios: list[list[list[float]]] = grid.tolist()
 
     def ratio(self, i: int, j: int, draw: int) -> float:
-        """That of a step near point `[i][j]` for which `draw` was drawn."""
+        """Ratio of a step near point `[i][j]` for which `draw` was drawn."""
         return self._ratios[i][j][(draw >> 32) * self.num_ratios >> 32]
 
     def ratios(self, i: int, j: int, draws: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-        """The same of several steps."""
+        """Ratios of several steps near point `[i][j]`."""
         high = draws >> np.uint64(32)
         return self._grid[i, j][high * np.uint64(self.num_ratios) >> np.uint64(32)]
 
@@ -83,12 +83,12 @@ class StepNoise:
 
 
 def drawn(seed: int, step: int) -> int:
-    """64 bits for the step of that number."""
+    """Draw 64 bits for the step of that number."""
     return _mixed(_mixed(seed) + step)
 
 
 def drawn_from(seed: int, step: int, count: int) -> npt.NDArray[np.uint64]:
-    """What `drawn` says of `count` steps from that number on."""
+    """Draw for `count` steps from that number on what `drawn` does for each."""
     bits = np.arange(count, dtype=np.uint64) + np.uint64((_mixed(seed) + step) & BITS_64)
     bits += np.uint64(STRIDE)
     bits = (bits ^ bits >> np.uint64(30)) * np.uint64(MULTIPLIERS[0])

@@ -1,5 +1,5 @@
-"""Many runs put together: what a policy does at each rate over several seeds, and up to which rate
-it keeps what was promised.
+"""Sums many runs up: what a policy does at each rate over several seeds, and up to which rate it
+meets its objectives.
 
 Knows metrics alone: neither how they are made nor how they are shown.
 """
@@ -46,7 +46,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimate(values: Iterable[float]) -> Estimate:
-    """Of at least one value."""
+    """Estimate of at least one value."""
     known = list(values)
     if not all(map(math.isfinite, known)):
         return Estimate(math.inf)
@@ -59,13 +59,13 @@ def estimate(values: Iterable[float]) -> Estimate:
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """One thing that was promised: `ttft_p99=2`."""
+    """One objective: `ttft_p99=2`."""
 
     name: str
     limit: float
 
     def value(self, metrics: Metrics) -> float | None:
-        """What is compared with the limit; None where there was nothing to measure."""
+        """Value to compare with the limit; None where there was nothing to measure."""
         if self.name == ATTAINMENT:
             return None if metrics.goodput is None else metrics.goodput.share
         kind, _, percentile = self.name.partition("_")
@@ -73,7 +73,7 @@ class Objective(msgspec.Struct, frozen=True):
         return None if spread is None else getattr(spread, percentile)
 
     def met(self, metrics: Metrics) -> bool:
-        """Whether it was kept. What was refused is infinitely late; where answers have no second
+        """Whether it was met. What was refused is infinitely late; where completions have no second
         token, nothing came too late between tokens."""
         value = self.value(metrics)
         if self.name == ATTAINMENT:
@@ -82,8 +82,8 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 def objectives(text: str) -> tuple[Objective, ...]:
-    """Of `ttft_p99=2,tpot_p99=0.1` or `attainment=0.9`: seconds, or the share of requests that met
-    their targets. Raises `ConfigError`."""
+    """Objectives of `ttft_p99=2,tpot_p99=0.1` or `attainment=0.9`: seconds, or the share of
+    requests that met their targets. Raises `ConfigError`."""
     found: dict[str, Objective] = {}
     names = [f"{kind}_{percentile}" for kind in SPREADS for percentile in PERCENTILES]
     for part in text.split(","):
@@ -108,8 +108,8 @@ def objectives(text: str) -> tuple[Objective, ...]:
 
 
 def bounds_of(kept: Mapping[float, bool]) -> tuple[float | None, float | None]:
-    """The largest of the rates up to which all are kept, and the next one, which isn't; None where
-    there is no such rate."""
+    """Largest of the rates up to which all objectives are met, and the next rate, at which they
+    aren't; None where there is no such rate."""
     largest = None
     for rate in sorted(kept):
         if not kept[rate]:

@@ -1,5 +1,5 @@
-"""The steps of one simulated run, by a cost table: what each takes, and how many are none of those
-that were measured."""
+"""Times the steps of one simulated run by a cost table, and counts those unlike the ones
+measured."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class StepsOutside(msgspec.Struct, frozen=True):
 
     steps: int
     share: float
-    """Of all steps."""
+    """Share of all steps."""
     first: str | None
-    """In which way the first of them is outside; None where there is none."""
+    """Way in which the first of them is outside; None where there is none."""
 
 
 class TableSteps:
@@ -57,13 +57,13 @@ class TableSteps:
         return type(self._table) is CostTable
 
     def decode_seconds(self, load: StepLoad, step: int, count: int) -> list[float]:
-        """What `step_seconds` would say, to the digit, of `count` steps from that number on: the
-        first has that load, which is of decoding sequences alone, and each of them goes on by a
-        token from one to the next. They aren't counted."""
+        """Seconds that `step_seconds` would say, to the digit, of `count` steps from that number
+        on: the first has that load, which is of decoding sequences alone, and each of them goes on
+        by a token from one to the next. They aren't counted."""
         return self._table.decode_seconds(load, count, seed=self._seed, step=step).tolist()
 
     def count_decodes(self, load: StepLoad, count: int) -> None:
-        """Such steps came about."""
+        """Count such steps, which came about."""
 
         def outside(step: int) -> str | None:
             context = load.context_tokens + step * load.decode_batch
@@ -78,12 +78,13 @@ class TableSteps:
 
     @property
     def outside(self) -> StepsOutside:
-        """So far."""
+        """Steps outside so far."""
         return StepsOutside(self._outside, self._outside / (self._steps or 1), self._first)
 
 
 def steps_of(cost: CostModel, scatter_seed: Any) -> CostModel:
-    """What tells the steps of one run. Raises `ConfigError` for a seed of what has no scatter."""
+    """Cost model for the steps of one run. Raises `ConfigError` for a seed where there is no
+    scatter."""
     if scatter_seed is not None:
         check_int("scatter_seed", scatter_seed, 0, MAX_SEED)
         if not isinstance(cost, CostTable) or cost.scatter is None:

@@ -1,4 +1,4 @@
-"""What a simulated run did, step by step, for charts: recorded only where somebody asks for it.
+"""Records what a simulated run did, step by step, for charts: only on request.
 
 Knows neither metrics nor how charts are drawn.
 """
@@ -25,13 +25,13 @@ class StepSample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Requests that wait while it runs."""
     running: int
     prefill_tokens: int
-    """Of prompts, and of answers that are computed again after a preemption."""
+    """Tokens of prompts, and of completions that are computed again after a preemption."""
     decode_tokens: int
-    """One for each sequence that goes on with its answer."""
+    """One token for each sequence that goes on with its completion."""
     pages_held: int
-    """By requests."""
+    """Pages held by requests."""
     pages_cached: int
-    """By the prefix cache alone: they can be evicted."""
+    """Pages held by the prefix cache alone: they can be evicted."""
 
 
 class Span(msgspec.Struct, gc=False):
@@ -59,14 +59,14 @@ class Timeline:
     def __init__(self) -> None:
         self.steps: list[StepSample] = []
         self.spans: list[Span] = []
-        """In the order in which they began."""
+        """Spans in the order in which they began."""
         self.preemptions: list[Preempted] = []
         self.token_gaps: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] = (
             np.empty(0, np.float64),
             np.empty(0, np.int64),
         )
-        """Seconds between two tokens of one answer, in no order, and how often there were so many;
-        known when the run has ended."""
+        """Seconds between two tokens of one completion, in no order, and how often there were so
+        many; known when the run has ended."""
         self._decoding: dict[int, Span] = {}
         """The last decoding span of each request."""
 
@@ -91,9 +91,9 @@ class Timeline:
         pages_held: int,
         pages_cached: int,
     ) -> None:
-        """Take down one step. `requests` and `decodes` are aligned with the plan's items: whose
-        each is, by its number in the trace, and whether it goes on with an answer; `preempted` are
-        the numbers of those that gave their pages back."""
+        """Record one step. `requests` and `decodes` are aligned with the plan's items: the number
+        in the trace of its request, and whether it goes on with a completion; `preempted` are the
+        numbers of those that gave their pages back."""
         prefill = decode = 0
         step, spans, decoding = plan.step, self.spans, self._decoding
         for item, request, goes_on in zip(plan.items, requests, decodes, strict=True):

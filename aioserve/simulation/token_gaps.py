@@ -1,8 +1,8 @@
-"""The gaps between the tokens of each answer: all of them counted, and none kept twice.
+"""Counts all gaps between the tokens of each completion, and stores none twice.
 
-The answers in a step get their tokens at its end, so that those which were in the step before too
-share one gap. What is kept is that gap and how many had it: two numbers a step, and two for each
-answer that is being made.
+The completions in a step get their tokens at its end, so that those which were in the step before
+too share one gap. Stored are that gap and how many had it: two numbers a step, and two for each
+completion that is being made.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ __all__ = ["TokenGaps"]
 
 
 class TokenGaps:
-    """Of one run. Several steps with the same answers may be told at once or one by one."""
+    """Gaps of one run. Several steps with the same completions may be added at once or one by
+    one."""
 
     def __init__(self) -> None:
         self._seconds = array("d")
         self._counts = array("q")
         """How often each of `_seconds` was a gap."""
         self._last: dict[int, float] = {}
-        """When the last token came of each answer that isn't in `_since`."""
+        """Time of the last token of each completion that isn't in `_since`."""
         self._longest: dict[int, float] = {}
-        """Gap of each answer; of those in `_since`, till they were."""
+        """Longest gap of each completion; of those in `_since`, until they joined it."""
         self._since: dict[int, int] = {}
-        """The answers of the last step, with the number of the first gap that each has shared."""
+        """Completions of the last step, with the number of the first gap that each has shared."""
         self._together: Sequence[int] = ()
-        """The same, as they were told."""
+        """Completions of the last step, in the order in which they were added."""
         self._end = 0.0
-        """Of the last step."""
+        """End of the last step."""
         self._num_shared = 0
-        """Gaps that all but the new ones of a step shared."""
+        """Number of gaps that all but the new ones of a step shared."""
         self._peaks: list[tuple[int, float]] = []
         """Number and length of each of them that no later one has reached."""
 
     def add(self, sequence_ids: Sequence[int], ends: Sequence[float]) -> None:
-        """Each of these got one token at each of these times, which go up and follow those told
-        before."""
+        """Add one token for each of these at each of these times, which go up and follow those
+        added before."""
         if not sequence_ids or not ends:
             return
         if sequence_ids != self._together:
@@ -59,7 +60,8 @@ class TokenGaps:
             self._end = ends[-1]
 
     def ended(self, sequence_id: int) -> float | None:
-        """The longest gap of an answer that gets no more tokens; None with fewer than two."""
+        """Return the longest gap of a completion that gets no more tokens; None with fewer than
+        two."""
         if sequence_id in self._since:
             self._part(sequence_id)
             self._together = ()
@@ -67,15 +69,15 @@ class TokenGaps:
         return self._longest.pop(sequence_id, None)
 
     def spread(self) -> Spread | None:
-        """Over all gaps of all answers."""
+        """Spread of all gaps of all completions."""
         return weighted_spread(*self.counted())
 
     def counted(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Every gap of all answers in seconds, in no order, and how often each was one."""
+        """Every gap of all completions in seconds, in no order, and how often each was one."""
         return np.array(self._seconds, np.float64), np.array(self._counts, np.int64)
 
     def _change(self, sequence_ids: list[int], end: float) -> None:
-        """These come together, and some of them may have had tokens before."""
+        """Let these come together, of which some may have had tokens before."""
         since, last = self._since, self._last
         for sequence_id in since.keys() - set(sequence_ids):
             self._part(sequence_id)
@@ -95,7 +97,7 @@ class TokenGaps:
         self._together, self._end = sequence_ids, end
 
     def _part(self, sequence_id: int) -> None:
-        """Write down for an answer of the last step what it had together with others."""
+        """Write down for a completion of the last step the gaps that it shared with others."""
         since = self._since.pop(sequence_id)
         self._last[sequence_id] = self._end
         if since < self._num_shared:

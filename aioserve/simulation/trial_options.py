@@ -1,4 +1,4 @@
-"""What a simulated run may be asked for, but for its policy: the one place of the defaults."""
+"""Options of a simulated run, but for its policy: the one place of the defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["TrialOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOptions:
-    """The options of `aioserve simulate` say what each is."""
+    """Options of a simulated run; those of `aioserve simulate` document each."""
 
     num_requests: int | None = None
     arrivals: str = "recorded"
@@ -24,7 +24,7 @@ class TrialOptions:
     predictor: str | None = None
     priority: tuple[str, ...] = ()
     cost: CostModel | None = None
-    """In place of a model and its hardware, or of a table's file."""
+    """Cost model in place of a model and its hardware, or of a table's file."""
     model: str | None = None
     hardware: str | None = None
     num_devices: int | None = None

@@ -1,4 +1,4 @@
-"""Policies under which nobody got an answer: what happened instead, in words."""
+"""Explains in words why no request got a completion under a policy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["unanswered", "unanswered_at_rates"]
 
 
 def unanswered(found: Mapping[str, Sequence[Metrics]]) -> list[str]:
-    """A sentence for each policy of whose runs no request has finished, and of which there is
-    therefore little or nothing to draw."""
+    """Sentences, one for each policy under which no request has finished: there is little or
+    nothing to draw of it."""
     return [
         _sentence(name, runs)
         for name, runs in found.items()
@@ -22,16 +22,16 @@ def unanswered(found: Mapping[str, Sequence[Metrics]]) -> list[str]:
 
 
 def unanswered_at_rates(runs: Iterable[tuple[str, float, Sequence[Metrics]]]) -> list[str]:
-    """The same of policies at several rates: one for each policy, with the rates at which no
+    """Sentences for policies at several rates: one for each policy, with the rates at which no
     request has finished with any seed."""
     tried: defaultdict[str, list[float]] = defaultdict(list)
-    nobody: defaultdict[str, dict[float, Sequence[Metrics]]] = defaultdict(dict)
+    unfinished: defaultdict[str, dict[float, Sequence[Metrics]]] = defaultdict(dict)
     for name, rate, seeds in runs:
         tried[name].append(rate)
         if not any(metrics.finished for metrics in seeds):
-            nobody[name][rate] = seeds
+            unfinished[name][rate] = seeds
     found: dict[str, list[Metrics]] = {}
-    for name, by_rate in nobody.items():
+    for name, by_rate in unfinished.items():
         rates = ", ".join(f"{rate:,.6g}" for rate in sorted(by_rate))
         at = "any rate" if len(by_rate) == len(tried[name]) else f"{rates} requests/s"
         found[f"{name} at {at}"] = [metrics for seeds in by_rate.values() for metrics in seeds]
@@ -51,4 +51,4 @@ def _sentence(name: str, runs: Sequence[Metrics]) -> str:
         requests = counted(refused, "request was", "requests were", form=",")
         causes.append(f"{requests} refused by the policy")
     steps = "" if any(metrics.steps for metrics in runs) else " No step ran."
-    return f"Under {name} nobody got an answer: {' and '.join(causes)}.{steps}"
+    return f"Under {name} no request got a completion: {' and '.join(causes)}.{steps}"

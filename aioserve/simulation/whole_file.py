@@ -1,7 +1,8 @@
-"""A file that takes the place of another one when it is whole, and not before.
+"""Writes a file that replaces another one when it is whole, and not before.
 
-It is written beside, under a name of its own, and renamed at the end: who fails or is interrupted
-leaves what was there. What is no regular file, a pipe or a device, is written to at once.
+It is written beside, under a name of its own, and renamed at the end: a run that fails or is
+interrupted leaves what was there. What is no regular file, a pipe or a device, is written to at
+once.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from aioserve.errors import ConfigError
 __all__ = ["whole_file"]
 
 MOST_NAME_CHARS = 40
-"""Of the name that the file beside begins with: names have at most 255 bytes."""
+"""Most characters of the name that the file beside begins with: names have at most 255 bytes."""
 
 
 @contextmanager
 def whole_file(option: str, path: Path) -> Iterator[TextIO]:
-    """A text file to be written, at `path` where the block ends without an exception. Raises
-    `ConfigError` where none can be; `option` is who asked for it."""
+    """Open a text file to be written, which is at `path` if the block ends without an exception.
+    Raises `ConfigError` where none can be; `option` names the option that asked for it."""
     place = Path(os.path.realpath(path))  # a link stays one
     beside = place.with_name(f"{place.name[:MOST_NAME_CHARS]}.{token_hex(4)}.part")
     try:

@@ -24,7 +24,7 @@ def test_a_warning_says_why_nobody_was_answered(aioserve_here: Run, trace: Path)
     done = aioserve_here("simulate", trace, "--num-pages", 1, *policies)
     assert done.returncode == 0
     assert done.stderr == "".join(
-        f"aioserve: warning: Under {name} nobody got an answer: 2 requests were {TOO_LONG}"
+        f"aioserve: warning: Under {name} no request got a completion: 2 requests were {TOO_LONG}"
         for name in ("fcfs", "shortest_first")
     )
     done = aioserve_here("simulate", trace, "--num-pages", 1, "--num-requests", 1)
@@ -37,7 +37,7 @@ def test_a_sweep_says_where_nobody_was_answered(aioserve_here: Run, trace: Path)
     done = aioserve_here(*arguments, "--vary", "num_pages=1,9")
     assert done.returncode == 0
     assert done.stderr == (
-        "aioserve: warning: Under fcfs num_pages=1 at any rate nobody got an answer: "
+        "aioserve: warning: Under fcfs num_pages=1 at any rate no request got a completion: "
         f"4 requests were {TOO_LONG}"
     )
     assert "never" in done.stdout

@@ -1,4 +1,4 @@
-"""Figures to take along: CSV in links that hold all of it, so that nothing is fetched."""
+"""Downloads of figures: CSV in links that hold all of it, so that nothing is fetched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aioserve.simulation.report.runs import PolicyRun, Table
 __all__ = ["COLUMNS", "MOST_BYTES", "Download", "csv_link", "requests_file"]
 
 MOST_BYTES = 500_000
-"""Of the link of all requests, packed."""
+"""Most bytes of the link of all requests, packed."""
 COLUMNS = (
     "policy",
     "request",
@@ -48,11 +48,11 @@ class Download(msgspec.Struct, frozen=True):
     link: str
     rows: int
     left_out: int
-    """Rows that there was no room for."""
+    """Rows left out for lack of room."""
 
     @property
     def rows_text(self) -> str:
-        """What is in it, and what isn't."""
+        """Text about the rows in it and those left out."""
         text = f"{counted(self.rows, 'row', form=',')}, one for each request under each policy"
         if not self.left_out:
             return f"{text}."
@@ -67,7 +67,7 @@ def csv_link(table: Table) -> str:
 
 
 def requests_file(runs: Sequence[PolicyRun], targets: Targets | None) -> Download:
-    """A row for each request under each policy, in order of arrival; what there is no room for in
+    """File with a row for each request under each policy, in order of arrival; what has no room in
     `MOST_BYTES` is left out, the last requests of all policies alike. Packed with gzip."""
     all_of_them = max(len(run.result.requests) for run in runs)
     kept = all_of_them
@@ -110,5 +110,5 @@ def _row(run: PolicyRun, record: RequestRecord, targets: Targets | None) -> tupl
 
 
 def _seconds(value: float | None) -> str:
-    """To the microsecond."""
+    """Text of seconds, to the microsecond."""
     return "" if value is None else f"{value:.6f}"

@@ -1,4 +1,4 @@
-"""Who was served well: requests that met their targets, and how long each client waited."""
+"""Charts of fairness: requests that met their targets, and how long each client waited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MISSING = "-"
 
 
 def targets_chart(runs: Sequence[PolicyRun]) -> Chart | None:
-    """How many requests met their targets; None where none were given."""
+    """Chart of how many requests met their targets; None where none were given."""
     if any(run.metrics.goodput is None for run in runs):
         return None
     rows = float(len(runs))
@@ -54,7 +54,7 @@ def targets_chart(runs: Sequence[PolicyRun]) -> Chart | None:
         told = f"{goodput.share:.1%}, {goodput.requests_per_second:,.3f} good/s"
         plot.note((0.0, place + 0.27), f"{short(run.name)}: {told}")
         table.append((run.name, *(f"{count:,}" for _, count, _ in parts), told))
-    head = ("policy", "met their targets", "missed a target", "no answer", "goodput")
+    head = ("policy", "met their targets", "missed a target", "no completion", "goodput")
     svg = plot.svg(
         "targets",
         "Share of requests that met their targets, under each policy",
@@ -70,7 +70,7 @@ def targets_chart(runs: Sequence[PolicyRun]) -> Chart | None:
 
 
 def clients_chart(runs: Sequence[PolicyRun]) -> Chart | None:
-    """How long each client waited; None where the trace names none."""
+    """Chart of how long each client waited; None where the trace names none."""
     clients = runs[0].metrics.clients
     if not clients:
         return None
@@ -88,7 +88,7 @@ def clients_chart(runs: Sequence[PolicyRun]) -> Chart | None:
     )
     caption = "The clients with the most requests first."
     if any(_p99_ttft(run.metrics.clients[name]) == math.inf for run in runs for name in largest):
-        caption += f" At {NEVER!r}: of their requests more than one in a hundred got no answer."
+        caption += f" At {NEVER!r}: of their requests more than one in a hundred got no completion."
     if len(clients) > len(largest):
         caption += f" Left out: {counted(len(clients) - len(largest), 'client')} with fewer."
     gaps = [run.metrics.service_gap_tokens for run in runs]
@@ -99,7 +99,7 @@ def clients_chart(runs: Sequence[PolicyRun]) -> Chart | None:
 
 
 def slowest_table(runs: Sequence[PolicyRun]) -> Table:
-    """The requests of each policy that waited longest for their first token."""
+    """Table of the requests of each policy that waited longest for their first token."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         waited = [
@@ -132,7 +132,7 @@ def slowest_table(runs: Sequence[PolicyRun]) -> Table:
 
 
 def short(name: str, most_chars: int = NAME_CHARS) -> str:
-    """A name that may have 500 characters, where there is room for few."""
+    """Shorten a name that may have 500 characters."""
     return name if len(name) <= most_chars else name[: most_chars - 1] + "…"
 
 

@@ -1,4 +1,5 @@
-"""Steps of a short while, one request a lane: who was computed when, and who waited."""
+"""Draws the steps of a short while, one request a lane: when it was computed, and when it
+waited."""
 
 from __future__ import annotations
 
@@ -33,15 +34,15 @@ Window = tuple[float, float]
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """One request: who it is, and a picture of what became of it."""
+    """One request, and a picture of what became of it."""
 
     number: str
     client: str
-    """Cut short where it is long; empty where the trace tells none."""
+    """Name of the client, truncated where it is long; empty where the trace has none."""
     full_client: str
-    """Cut short where it is very long."""
+    """Name of the client, truncated where it is very long."""
     tokens: str
-    """Of its prompt and of its answer."""
+    """Tokens of its prompt and of its completion."""
     svg: str
 
 
@@ -61,12 +62,12 @@ class Gantt(msgspec.Struct, frozen=True):
 
 
 class Lanes(msgspec.Struct, frozen=True):
-    """What of a window is drawn, and how much is not."""
+    """Part of a window that is drawn, and how much is not."""
 
     window: Window
-    """Cut short where it holds more than so many spans."""
+    """Window, shortened where it holds too many spans."""
     records: list[RequestRecord]
-    """One a lane, in order of arrival."""
+    """Records, one a lane, in order of arrival."""
     spans: list[Span]
     preemptions: list[Preempted]
     num_present: int
@@ -75,8 +76,8 @@ class Lanes(msgspec.Struct, frozen=True):
 
 
 def busiest_window(run: PolicyRun) -> Window:
-    """Seconds of the `WINDOW_STEPS` steps in a row, or all there are, during which most requests
-    were there; of equally busy ones the first."""
+    """Window of `WINDOW_STEPS` steps in a row, or all there are, during which most requests were
+    there; the first of equally busy ones."""
     began, ended = run.timeline.column("began_seconds"), run.timeline.column("ended_seconds")
     if not len(began):
         return (0.0, 1.0)
@@ -88,9 +89,9 @@ def busiest_window(run: PolicyRun) -> Window:
 
 
 def choose_lanes(run: PolicyRun, window: Window, most_spans: int = MOST_SPANS) -> Lanes:
-    """Of the requests that are there in the window, those of which there is most to see: first
-    those whose prompt is computed or that are preempted, then those that only decode, then those
-    that only wait; among equals the earlier ones. The window ends before more than `most_spans`."""
+    """Choose the requests in the window of which there is most to see: first those whose prompt is
+    computed or that are preempted, then those that only decode, then those that only wait; among
+    equals the earlier ones. The window ends before more than `most_spans`."""
     start, end = window
     spans = [s for s in run.timeline.spans if s.ended_seconds > start and s.began_seconds < end]
     preemptions = [p for p in run.timeline.preemptions if start <= p.seconds <= end]

@@ -1,4 +1,4 @@
-"""What the pages of a report have in common: one file, nothing fetched, and no script but its own.
+"""Layout of the pages of a report: one file, nothing fetched, and no script but its own.
 
 Templates, style and script are in `parts/`. A page's policy allows the style and the script whose
 hashes it names, so what came into a page by mistake wouldn't run.
@@ -25,7 +25,8 @@ PARTS = Path(__file__).with_name("parts")
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A page, from a template of `parts/` and what it names. All text of `values` is escaped."""
+    """Render a page from a template of `parts/` and what it names. All text of `values` is
+    escaped."""
     style, script = _part("report.css"), _part("report.js")
     templates = {path.name: _part(path.name) for path in sorted(PARTS.glob("*.html"))}
     environment = Environment(templates=templates, filters={"csv_link": csv_link})
@@ -42,7 +43,7 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def legend_of(names: Sequence[str]) -> list[dict[str, str]]:
-    """For the templates: how each policy is drawn."""
+    """Legend for the templates: how each policy is drawn."""
     looks = [look_of(index) for index in range(len(names))]
     return [
         {"name": name, "css": look.css, "dashes": look.dashes, "mark": look.mark}

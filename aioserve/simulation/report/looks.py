@@ -1,4 +1,5 @@
-"""How policies and parts are told apart: by colour, and without it by dashes, shapes and patterns.
+"""Looks that tell policies and parts apart: by colour, and without it by dashes, shapes and
+patterns.
 
 The colours themselves are in the page's style sheet, one set for light pages and one for dark ones.
 """
@@ -23,10 +24,10 @@ MARKS = (
 
 
 class Look(msgspec.Struct, frozen=True):
-    """How what is one policy's is drawn."""
+    """Look of one policy."""
 
     css: str
-    """Its class, which has the colour."""
+    """Class in the style sheet, which has the colour."""
     dashes: str
     """Lengths on and off in CSS pixels; none for a solid line."""
     mark: str
@@ -34,12 +35,12 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def look_of(index: int) -> Look:
-    """Policies with the same colour differ in dashes and shapes."""
+    """Look of a policy by its number. Policies with the same colour differ in dashes and shapes."""
     return Look(f"c{index % NUM_COLORS}", DASHES[index % len(DASHES)], f"mark{index % len(MARKS)}")
 
 
 def symbols() -> str:
-    """The dots' shapes and the patterns, once for a page."""
+    """Shapes of the dots, and patterns, once for a page."""
     marks = "".join(f'<path id="mark{n}" d="{d}"/>' for n, d in enumerate(MARKS))
     stripes = "".join(
         f'<pattern id="stripes-{name}" width="6" height="6" patternUnits="userSpaceOnUse">'

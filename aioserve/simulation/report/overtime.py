@@ -1,4 +1,4 @@
-"""What was going on when: the queue, and what filled the steps and the KV memory."""
+"""Charts over time: the queue, and what filled the steps and the KV memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["queue_chart", "steps_and_memory_charts"]
 MOST_BINS = 300
 MOST_BINS_OF_ALL = 1200
 NUM_TOLD = 24
-"""Spans of which the figures are told."""
+"""Number of spans with figures in the text."""
 CLOCK = "seconds on the trace's clock"
 
 Floats = npt.NDArray[np.float64]
 
 
 def queue_chart(runs: Sequence[PolicyRun]) -> Chart:
-    """Requests that wait and requests that run, over time, all policies in each."""
+    """Chart of requests that wait and that run, over time, all policies in each panel."""
     edges = _edges(runs, MOST_BINS)
     coarse = _edges(runs, NUM_TOLD)
     panels: list[Panel] = []
@@ -77,7 +77,7 @@ def queue_chart(runs: Sequence[PolicyRun]) -> Chart:
 
 
 def steps_and_memory_charts(runs: Sequence[PolicyRun]) -> list[Chart]:
-    """What filled the steps and the KV memory of each policy, over time: a chart for each, with the
+    """Charts of what filled the steps and the KV memory over time: one for each policy, with the
     same axes."""
     edges = _edges(runs, MOST_BINS)
     means = [

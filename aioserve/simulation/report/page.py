@@ -1,4 +1,4 @@
-"""One page about runs of some policies on one trace: everything in it, nothing fetched."""
+"""Makes one page about runs of some policies on one trace: everything in it, nothing fetched."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from aioserve.simulation.unanswered import unanswered
 __all__ = ["report_page"]
 
 MOST_SPANS_OF_ALL = 5000
-"""Of the lanes of all policies: each is an element of its own."""
+"""Most spans in the lanes of all policies: each is an element of its own."""
 DRAWN_OF_STEPS = (
     ("queue", "Queue"),
     ("steps", "Steps and KV memory"),
     ("lanes", "Step by step"),
 )
-"""Where any ran."""
+"""Charts drawn if any step ran."""
 
 
 def report_page(
@@ -36,7 +36,7 @@ def report_page(
     targets: Targets | None = None,
     window: Window | None = None,
 ) -> str:
-    """The page's HTML. The same runs give the same text.
+    """Make the page's HTML. The same runs give the same text.
 
     command, facts: what was run, for the reader.
     window: seconds on the trace's clock whose steps are shown one by one; the busiest ones of the

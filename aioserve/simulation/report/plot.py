@@ -1,4 +1,4 @@
-"""Pictures as inline SVG whose text has the same size at any width.
+"""Draws pictures as inline SVG with text of the same size at any width.
 
 A picture is as wide as the page lets it be. What has a place along it has it in percent; lines and
 areas are in an inner `<svg>` that is stretched, with strokes that aren't. So nothing is measured,
@@ -23,7 +23,7 @@ Point = tuple[float, float]
 
 
 def number(value: float) -> str:
-    """With two digits behind the point, and none that say nothing."""
+    """Text of a number with at most two digits behind the point."""
     return f"{value:.2f}".rstrip("0").rstrip(".").replace("-0", "0", 1) if value else "0"
 
 
@@ -45,14 +45,14 @@ class Plot:
         self._hits: list[str] = []
 
     def line(self, points: Iterable[Point], look: Look) -> None:
-        """From point to point."""
+        """Draw a line from point to point."""
         dashes = f' stroke-dasharray="{look.dashes}"' if look.dashes else ""
         self._path(points, f'class="line {look.css}"{dashes}')
 
     def band(
         self, edges: Sequence[float], low: Sequence[float], high: Sequence[float], css: str
     ) -> None:
-        """Filled between two values over each span between `edges`, where they differ."""
+        """Fill between two values over each span between `edges`, where they differ."""
         steps = list(zip(pairwise(edges), low, high, strict=True))
         there = [n for n, (_, bottom, top) in enumerate(steps) if top > bottom]
         parts: list[str] = []
@@ -71,7 +71,7 @@ class Plot:
             self._inner.append(f'<path class="{css}" d="{"".join(parts)}"/>')
 
     def bar(self, x: Point, y: Point, css: str, tip: str = "") -> None:
-        """A box from `x[0]` to `x[1]` and from `y[0]` to `y[1]`."""
+        """Draw a box from `x[0]` to `x[1]` and from `y[0]` to `y[1]`."""
         left, right = (self.x.at(value) for value in x)
         top, bottom = sorted(1 - self.y.at(value) for value in y)
         box = (
@@ -83,7 +83,7 @@ class Plot:
             self._hits.append(f'{box}hit"><title>{escape(tip)}</title></rect>')
 
     def mark(self, point: Point, look: Look, tip: str = "") -> None:
-        """A dot; `tip` makes it one that says something."""
+        """Draw a dot, with a tip if there is one."""
         x, y = percent(self.x.at(point[0])), percent(1 - self.y.at(point[1]))
         self._over.append(f'<use href="#{look.mark}" x="{x}" y="{y}" class="mark {look.css}"/>')
         if tip:
@@ -91,13 +91,13 @@ class Plot:
             self._hits.append(f'<circle cx="{x}" cy="{y}" r="11" class="hit">{title}</circle>')
 
     def dots(self, points: Iterable[Point], look: Look) -> None:
-        """Small ones, that say nothing."""
+        """Draw small dots without tips."""
         for x, y in points:
             place = f'cx="{percent(self.x.at(x))}" cy="{percent(1 - self.y.at(y))}"'
             self._over.append(f'<circle {place} r="2" class="seed {look.css}"/>')
 
     def over(self, x: Point, tip: str) -> None:
-        """What is said of all that is between two places of the x axis."""
+        """Set the tip of all that is between two places of the x axis."""
         left, right = (min(1.0, max(0.0, self.x.at(value))) for value in x)
         self._hits.append(
             f'<rect x="{percent(left)}" width="{percent(right - left)}" height="100%" '
@@ -105,7 +105,7 @@ class Plot:
         )
 
     def row(self, y: Point, tip: str) -> None:
-        """What is said of all that is between two places of the y axis."""
+        """Set the tip of all that is between two places of the y axis."""
         top, bottom = sorted(1 - self.y.at(value) for value in y)
         self._hits.append(
             f'<rect y="{percent(top)}" width="100%" height="{percent(bottom - top)}" '
@@ -113,7 +113,7 @@ class Plot:
         )
 
     def guide(self, text: str, *, y: float) -> None:
-        """A dotted line across, and what it stands for."""
+        """Draw a dotted line across, and what it stands for."""
         at = percent(1 - self.y.at(y))
         offset = -5 if self.y.at(y) < 0.85 else 14
         self._over.append(f'<line class="guide" x2="100%" y1="{at}" y2="{at}"/>')
@@ -122,7 +122,7 @@ class Plot:
         )
 
     def diagonal(self, text: str) -> None:
-        """A dotted line through the points whose both values are the same, and what it means."""
+        """Draw a dotted line through the points with two equal values, and what it means."""
         end = min(self.x.high, self.y.high)
         self._path(((0.0, 0.0), (end, end)), 'class="outline guide"')
         x, y = percent(self.x.at(0.8 * end)), percent(1 - self.y.at(0.8 * end))
@@ -131,12 +131,12 @@ class Plot:
         self._over.append(f'<text class="note" x="{x}" y="{y}" {side}>{escape(text)}</text>')
 
     def note(self, point: Point, text: str) -> None:
-        """Text that begins at a point."""
+        """Write text that begins at a point."""
         x, y = percent(self.x.at(point[0])), percent(1 - self.y.at(point[1]))
         self._over.append(f'<text class="note" x="{x}" y="{y}" dy=".35em">{escape(text)}</text>')
 
     def nothing(self, text: str) -> None:
-        """Why nothing is drawn."""
+        """Write why nothing is drawn."""
         self._over.append(f'<text class="note tx" x="50%" y="50%">{escape(text)}</text>')
 
     def svg(
@@ -148,10 +148,10 @@ class Plot:
         x_label: str = "",
         y_names: Sequence[tuple[float, str]] | None = None,
     ) -> str:
-        """The finished element.
+        """Return the finished element.
 
         key: unlike that of any other picture of the page.
-        title, description: what it shows, for those who can't see it.
+        title, description: what it shows, for readers who can't see it.
         y_names: what is written beside the y axis, unless its numbers.
         """
         inner = (

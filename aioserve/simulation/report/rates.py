@@ -1,4 +1,4 @@
-"""What policies did at several rates of requests: how much of what is asked for is served well.
+"""Charts of policies at several rates of requests: how much of what is asked for is served well.
 
 `aioserve sweep` runs one trace at one rate after the other and hands what came of it to
 `rate_page`. Of each run only the metrics are needed, so a sweep of many rates keeps no records.
@@ -26,9 +26,9 @@ __all__ = ["goodput_chart", "latency_by_rate_chart", "rate_file", "rate_page", "
 Measure = Callable[[Metrics], float | None]
 MISSING = "-"
 MOST_DOTS = 2000
-"""Of seeds, in one picture: a page stays below 2 MB."""
+"""Most dots of seeds in one picture: a page stays below 2 MB."""
 LEAST_GOOD = 1e-9
-"""Requests a second; an axis of fewer has no room for its ticks."""
+"""Fewest requests a second on an axis: one of fewer has no room for its ticks."""
 
 
 def rate_page(
@@ -39,7 +39,7 @@ def rate_page(
     facts: Sequence[tuple[str, str]],
     targets: Targets | None = None,
 ) -> str:
-    """HTML of one page about policies at several rates. The same runs give the same text.
+    """Make the HTML of one page about policies at several rates. The same runs give the same text.
 
     runs: of each policy at each rate one, or one for each seed, in any order; policies are shown
         in the order in which they come first. Those that have goodput are drawn with it, and
@@ -73,8 +73,8 @@ def rate_page(
 
 
 def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
-    """Requests that met their targets against requests that arrive, a second, and as a share of
-    all; None where a run has no goodput, which is counted where there are targets."""
+    """Chart of requests that met their targets against requests that arrive, a second, and as a
+    share of all; None where a run has no goodput, which is counted where there are targets."""
     if any(run.metrics.goodput is None for run in runs):
         return None
     served = [(run.rate, _good_rate(run.metrics) or 0.0) for run in runs]
@@ -115,7 +115,7 @@ def goodput_chart(runs: Sequence[RateRun]) -> Chart | None:
 
 
 def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = None) -> Chart:
-    """The median and the 99th percentile of latencies against the rate."""
+    """Chart of the median and the 99th percentile of latencies against the rate."""
     marks = (None, None) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
     measures: tuple[tuple[str, str, str, float, float | None], ...] = (
         ("Time to first token, p50", "ttft_seconds", "p50", 1, marks[0]),
@@ -157,14 +157,14 @@ def latency_by_rate_chart(runs: Sequence[RateRun], targets: Targets | None = Non
 
 
 def rate_table(runs: Sequence[RateRun]) -> Table:
-    """The figures that are drawn, a row for each policy and rate: a mean over seeds with half of
+    """Table of the drawn figures, a row for each policy and rate: a mean over seeds with half of
     the interval that the true one is in with 95 % confidence."""
     return _table(runs, lambda label: (label,), lambda texts: (" ±".join(texts),), NEVER)
 
 
 def rate_file(runs: Sequence[RateRun]) -> Table:
-    """The same to be computed with: half of the interval in a column of its own, where there are
-    several seeds."""
+    """Table like `rate_table`, for computing: half of the interval has a column of its own, where
+    there are several seeds."""
     if _num_seeds(runs) < 2:
         return _table(runs, lambda label: (label,), tuple, "inf")
 
@@ -183,8 +183,8 @@ def _table(
     cells: Callable[[Sequence[str]], tuple[str, ...]],
     never: str,
 ) -> Table:
-    """`heads` of a measure by its label; `cells` of the texts of a mean and of half its interval,
-    where it has one; `never` for a mean that is infinite."""
+    """Make a table. `heads` gives the heads of a measure by its label; `cells` of the texts of a
+    mean and of half its interval, where it has one; `never` for a mean that is infinite."""
     columns: tuple[tuple[str, Measure, str], ...] = (
         ("met their targets", _good_share, "{:.1%}"),
         ("good requests/s", _good_rate, "{:,.3f}"),
@@ -222,7 +222,7 @@ def _names(runs: Sequence[RateRun]) -> list[str]:
 
 
 def _by_rate(runs: Sequence[RateRun], name: str) -> list[tuple[float, list[Metrics]]]:
-    """What a policy did at each rate, with each seed."""
+    """Metrics of a policy at each rate, with each seed."""
     grouped = defaultdict[float, list[Metrics]](list)
     for run in runs:
         if run.name == name:
@@ -244,7 +244,7 @@ def _seeds_told(runs: Sequence[RateRun]) -> str:
 
 
 def _mean(seeds: Sequence[Metrics], measure: Measure) -> Estimate | None:
-    """None where no seed had anything to measure."""
+    """Mean over seeds; None where no seed had anything to measure."""
     values = [value for metrics in seeds if (value := measure(metrics)) is not None]
     return estimate(sorted(values)) if values else None
 
@@ -252,7 +252,8 @@ def _mean(seeds: Sequence[Metrics], measure: Measure) -> Estimate | None:
 def _draw(
     plot: Plot, runs: Sequence[RateRun], measure: Measure, told: Callable[[float], str]
 ) -> None:
-    """A line with a dot at each rate for each policy, and a small one for each of several seeds."""
+    """Draw a line with a dot at each rate for each policy, and a small one for each of several
+    seeds."""
     for index, name in enumerate(_names(runs)):
         look = look_of(index)
         line: list[tuple[float, float]] = []
@@ -274,7 +275,7 @@ def _draw(
 
 
 def _rate_axis(runs: Sequence[RateRun]) -> Linear:
-    """All rates from 0 on; requests that all come at once have none."""
+    """Axis of all rates from 0 on; requests that all come at once have none."""
     return Linear(0.0, 1.04 * (max((run.rate for run in runs), default=0.0) or 1.0))
 
 

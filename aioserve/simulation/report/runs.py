@@ -1,4 +1,4 @@
-"""What a report is made of."""
+"""Parts of a report."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class PolicyRun(msgspec.Struct, frozen=True):
 
 
 class RateRun(msgspec.Struct, frozen=True):
-    """One policy at one rate of requests: what is left of a run when there are many."""
+    """One policy at one rate of requests: all that is held of a run when there are many."""
 
     name: str
-    """Of the policy."""
+    """Name of the policy."""
     rate: float
     """Requests that arrive in a second."""
     metrics: Metrics
@@ -38,7 +38,7 @@ class Panel(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """What a chart shows, in figures. The first cell of a row says what the row is about."""
+    """Figures that a chart shows. The first cell of a row says what the row is about."""
 
     caption: str
     head: tuple[str, ...]
@@ -46,7 +46,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """Pictures that belong together, and what it takes to read them."""
+    """Pictures that belong together, with their caption and table."""
 
     panels: tuple[Panel, ...]
     caption: str

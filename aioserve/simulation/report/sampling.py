@@ -1,4 +1,4 @@
-"""Many points become few: what is drawn of a long run, without changing what it says."""
+"""Reduces many points of a long run to few, without changing what the picture says."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def quantile(
     counts: Counts | None = None,
     missing: int = 0,
 ) -> float | None:
-    """What so large a share of all is at most, interpolated linearly as `numpy.percentile` does.
+    """Value that this share of all does not exceed, interpolated linearly as `numpy.percentile`
+    does.
 
     values: in ascending order.
     counts: how often each of them is there; once unless given.
-    missing: further ones, larger than all. None where the answer is among them.
+    missing: further values, larger than all. None where the result is among them.
     """
     upto = np.arange(1, len(values) + 1) if counts is None else np.cumsum(counts)
     known = int(upto[-1]) if len(upto) else 0
@@ -50,7 +51,7 @@ def means_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats)
 
 
 def means_of_steps(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
-    """The same over the time of steps alone; NaN where none ran."""
+    """Mean like `means_over_time`, over the time of steps alone; NaN where none ran."""
     busy = means_over_time(edges, began, ended, np.ones_like(values))
     ran = busy > 1e-6
     means = np.full(len(busy), np.nan)
@@ -59,7 +60,7 @@ def means_of_steps(edges: Floats, began: Floats, ended: Floats, values: Floats) 
 
 
 def peaks_over_time(edges: Floats, began: Floats, ended: Floats, values: Floats) -> Floats:
-    """The largest of `values` in each span between `edges`; 0 where there is none."""
+    """Largest of `values` in each span between `edges`; 0 where there is none."""
     peaks = np.zeros(len(edges) - 1)
     last = len(peaks) - 1
     first_bins = np.clip(np.searchsorted(edges, began, side="right") - 1, 0, last)

@@ -1,4 +1,4 @@
-"""From values to places along an axis, from 0 to 1, and the values that are written beside it."""
+"""Maps values to places along an axis, from 0 to 1, and chooses the values written beside it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from aioserve.simulation.figures import NEVER
 __all__ = ["TAIL_END", "Linear", "Log", "Scale", "Tail", "WithNever", "fitting", "plain"]
 
 TAIL_END = 0.999
-"""The last share that a `Tail` shows."""
+"""Last share that a `Tail` shows."""
 FEW_TICKS = 5
 LEAST = 1e-9
-"""What is shorter than this, of whatever unit, is shown as nothing."""
+"""Least value, in any unit, that is not shown as nothing."""
 FINITE_END = 0.85
 NEVER_AT = 0.95
-"""Of an axis that has a place for what is infinite: where all else ends, and that place."""
+"""Places on an axis that shows infinite values: where finite ones end, and where infinite ones
+are."""
 
 
 class Scale(Protocol):
@@ -26,20 +27,20 @@ class Scale(Protocol):
 
     @property
     def high(self) -> float:
-        """What stands at the end."""
+        """Value at the end."""
         ...
 
     def at(self, value: float) -> float:
-        """Its place: 0 at the beginning of the axis, 1 at its end."""
+        """Place of a value: 0 at the beginning of the axis, 1 at its end."""
         ...
 
     def ticks(self) -> list[tuple[float, str]]:
-        """The values to write, in order, and how."""
+        """Values to write, in order, with their texts."""
         ...
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """Equal steps; `percent` writes 0.25 as 25%."""
+    """Axis of equal steps; `percent` writes 0.25 as 25%."""
 
     low: float
     high: float
@@ -56,7 +57,7 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 class Log(msgspec.Struct, frozen=True):
-    """Equal factors; both ends are above 0."""
+    """Axis of equal factors; both ends are above 0."""
 
     low: float
     high: float
@@ -79,8 +80,8 @@ class Log(msgspec.Struct, frozen=True):
 
 
 class Tail(msgspec.Struct, frozen=True):
-    """Shares from 0 to `TAIL_END`, each further nine as wide as the one before: the place of `p` is
-    proportional to -log10(1 - p)."""
+    """Axis of shares from 0 to `TAIL_END`, each further nine as wide as the one before: the place
+    of `p` is proportional to -log10(1 - p)."""
 
     @property
     def high(self) -> float:
@@ -93,12 +94,12 @@ class Tail(msgspec.Struct, frozen=True):
         return [(0.0, "0%"), (0.5, "50%"), (0.9, "90%"), (0.99, "99%"), (0.999, "99.9%")]
 
     def share(self, place: float) -> float:
-        """What stands at a place."""
+        """Share at a place."""
         return 1 - (1 - TAIL_END) ** place
 
 
 class WithNever(msgspec.Struct, frozen=True):
-    """Another axis, where anything is finite, and behind it a place for what took infinitely
+    """Axis of finite values, if there are any, and behind it a place for what took infinitely
     long."""
 
     finite: Linear | Log | None
@@ -117,8 +118,8 @@ class WithNever(msgspec.Struct, frozen=True):
 
 
 def fitting(values: list[float]) -> Scale:
-    """An axis that holds all of the values: logarithmic where they differ by more than a factor of
-    20, and otherwise from 0; with a place for those that are infinite."""
+    """Make an axis that holds all of the values: logarithmic where they differ by more than a
+    factor of 20, and otherwise from 0; with a place for those that are infinite."""
     finite = [value for value in values if value < math.inf]
     if len(finite) == len(values):
         return _fitting(finite)
@@ -126,7 +127,7 @@ def fitting(values: list[float]) -> Scale:
 
 
 def plain(value: float) -> str:
-    """0.5, 20, 1,000."""
+    """Text of a value: 0.5, 20, 1,000."""
     return f"{value:,.10g}"
 
 
@@ -141,7 +142,7 @@ def _fitting(values: list[float]) -> Linear | Log:
 
 
 def _round_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten, and no less than `least`."""
+    """Step of 1, 2 or 5 times a power of ten, no less than `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
 

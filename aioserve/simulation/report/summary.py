@@ -1,4 +1,4 @@
-"""The figures of all policies side by side, what each is more or less than the first, and which is
+"""Shows the figures of all policies side by side, how each differs from the first, and which is
 best."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Cell", "Row", "clients_table", "figures_table", "summary_rows"]
 MOST_CLIENTS = 200
 NAME_CHARS = 48
 LEAST_SHOWN_CHANGE = 0.0005
-"""What is less rounds to no tenth of a percent."""
+"""Least change shown: a smaller one rounds to no tenth of a percent."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -25,9 +25,9 @@ class Cell(msgspec.Struct, frozen=True):
 
     text: str
     change: str = ""
-    """From the first policy, with its sign; nothing where there is nothing to compare."""
+    """Change from the first policy, with its sign; empty where there is nothing to compare."""
     verdict: str = ""
-    """`better` or `worse` than the first; nothing where neither can be said."""
+    """`better` or `worse` than the first; empty where neither can be said."""
     best: bool = False
 
 
@@ -37,12 +37,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def summary_rows(found: Mapping[str, Metrics]) -> list[Row]:
-    """A row for each figure, with a cell for each policy."""
+    """Rows of figures, with a cell for each policy."""
     return [_row(figure, list(found.values())) for figure in shown_figures(found)]
 
 
 def figures_table(found: Mapping[str, Metrics]) -> Table:
-    """The same to download."""
+    """Table of the figures to download."""
     head = ["figure"]
     for number, name in enumerate(found):
         head += [name, f"{name}, change", f"{name}, is"] if number else [name]
@@ -56,8 +56,8 @@ def figures_table(found: Mapping[str, Metrics]) -> Table:
 
 
 def clients_table(found: Mapping[str, Metrics]) -> Table | None:
-    """What became of each client, or of the `MOST_CLIENTS` with the most requests; None where the
-    trace names none."""
+    """Table of all clients, or of the `MOST_CLIENTS` with the most requests; None where the trace
+    names none."""
     parts = client_rows(found)
     if not parts:
         return None
@@ -78,7 +78,7 @@ def clients_table(found: Mapping[str, Metrics]) -> Table | None:
 
 
 def _short(text: str) -> str:
-    """The end stays: it is the number of requests."""
+    """Shorten a text, but not its end, which is the number of requests."""
     return text if len(text) <= NAME_CHARS else f"{text[: NAME_CHARS - 12]}…{text[-11:]}"
 
 
@@ -94,7 +94,8 @@ def _row(figure: Figure, all_metrics: list[Metrics]) -> Row:
 
 
 def _best_text(figure: Figure, values: list[float | None]) -> str | None:
-    """None where nothing is best: neither more nor less is, or all are shown alike."""
+    """Text of the best value; None where none is: neither more nor less is better, or all look
+    alike."""
     known = [value for value in values if value is not None]
     if figure.better is None or len({figure.show(value) for value in known}) < 2:
         return None

@@ -1,4 +1,5 @@
-"""How long the slowest had to wait: latencies by the share of requests that had no longer ones."""
+"""Charts how long the slowest had to wait: latencies by the share of requests with no longer
+ones."""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ MISSING = "-"
 CAPTION = (
     "Each further nine is as wide as the one before, so that the slowest of a thousand is as easy "
     "to see as the median. Of fewer than a thousand, 99.9% is next to the slowest. A request that "
-    "got no answer counts as slower than all others: there the line ends, and what is marked is at "
-    f"{NEVER!r}. The time between "
-    "tokens is that of each token, the time per output token their mean in each answer of two or "
-    "more. Where times differ by more than a factor of 20 the scale is logarithmic."
+    "got no completion counts as slower than all others: there the line ends, and what is marked "
+    f"is at {NEVER!r}. The time between tokens is that of each token, the time per output token "
+    "their mean in each completion of two or more. Where times differ by more than a factor of 20 "
+    "the scale is logarithmic."
 )
 
 
@@ -45,9 +46,9 @@ class Latencies(msgspec.Struct, frozen=True):
     """One measure of one run."""
 
     values: npt.NDArray[np.float64]
-    """In ascending order, in the unit that is shown."""
+    """Values in ascending order, in the unit that is shown."""
     counts: npt.NDArray[np.int64]
-    """How often each of them is there."""
+    """Counts of each value."""
     missing: int
     """Requests that should have a value and have none."""
 
@@ -55,8 +56,7 @@ class Latencies(msgspec.Struct, frozen=True):
         return quantile(self.values, share, counts=self.counts, missing=self.missing)
 
     def reached(self, share: float) -> float | None:
-        """The same, infinite where it is of requests without a value; None where there is none at
-        all."""
+        """Value at a share, infinite for requests without a value; None without any request."""
         value = self.at(share)
         return math.inf if value is None and self.missing else value
 
@@ -67,15 +67,15 @@ class _Measure(msgspec.Struct, frozen=True):
     unit: str
     factor: float
     of: Callable[[RequestRecord], float | None] | None
-    """None: between tokens, which are no requests."""
+    """Latency of a request; None: time between tokens, which are no requests."""
     target: float | None = None
 
 
 def latencies_of(
     run: PolicyRun, measure: Callable[[RequestRecord], float | None] | None, factor: float = 1
 ) -> Latencies:
-    """Of every request that has the measure, or would have it if it had been served; of times
-    between tokens where no measure is given."""
+    """Latencies of every request that has the measure, or would have it if it had been served; of
+    times between tokens where no measure is given."""
     if measure is None:
         values, counts = run.timeline.token_gaps
         order = np.argsort(values, kind="stable")
@@ -87,7 +87,7 @@ def latencies_of(
 
 
 def tails_chart(runs: Sequence[PolicyRun], targets: Targets | None) -> Chart:
-    """Percentiles of four latencies on an axis that shows 50, 90, 99 and 99.9 %."""
+    """Chart of percentiles of four latencies on an axis that shows 50, 90, 99 and 99.9 %."""
     marks = (None, None) if targets is None else (targets.ttft_seconds, targets.tpot_seconds)
     measures = (
         _Measure("ttft", "Time to first token", "s", 1, ttft_seconds, marks[0]),
@@ -177,8 +177,8 @@ def _text(value: float | None, missing: str, unit: str = "") -> str:
 def _asked_for(
     run: PolicyRun, measure: Callable[[RequestRecord], float | None]
 ) -> list[RequestRecord]:
-    """The requests that have the measure, or would have it if they had been served: of an answer
-    that has ended, what there is of it counts, and not what the trace says."""
+    """Requests that have the measure, or would have it if they had been served. A completion that
+    has ended counts with the tokens it has, not with those in the trace."""
     if measure is not tpot_seconds:
         return list(run.result.requests)
     return [

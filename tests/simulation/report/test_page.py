@@ -264,7 +264,7 @@ def sections(text: str) -> list[str]:
 
 def test_a_run_without_an_answer_is_told_in_words_and_not_drawn() -> None:
     text = page_of([too_long(), too_long(NAUGHTY)], targets=TARGETS, window=(0.0, 1.0))
-    told = " nobody got an answer: 3 requests were too long for the model or the memory of 1 page "
+    told = " no request got a completion: 3 requests were too long for the model or the memory of 1 page "
     told += "of 4 tokens. No step ran."
     shown = read(text).shown
     assert [f"Under {name}{told}" in shown for name in ("fcfs", NAUGHTY)] == [True, True]
@@ -280,7 +280,7 @@ def test_a_run_without_an_answer_is_told_in_words_and_not_drawn() -> None:
 def test_who_answered_is_drawn_beside_those_who_did_not() -> None:
     runs = [too_long(), run_of([asking(n) for n in range(3)], name="other", targets=TARGETS)]
     text = page_of(runs, targets=TARGETS)
-    assert "Under fcfs nobody got an answer: 3 requests" in text
+    assert "Under fcfs no request got a completion: 3 requests" in text
     assert "Under other nobody" not in text
     assert {"latency", "queue", "steps", "lanes"} <= set(sections(text))
     assert re.findall(r"<h3[^>]*>(.*?)</h3>", text) == ["other", "other"]
@@ -301,7 +301,7 @@ def test_a_client_that_was_never_answered_is_marked_beside_those_that_were() -> 
     assert max(place for place in places if place != 95.0) <= 85.0
     tips = [one.text for one in drawing.iter() if one.tag == "title"]
     assert "long\nfcfs: never\nother: never" in tips
-    assert "At 'never': of their requests more than one in a hundred got no answer." in "".join(
+    assert "At 'never': of their requests more than one in a hundred got no completion." in "".join(
         read(text).shown
     )
     (row,) = [row for row in downloads(text)["clients.csv"] if row[0] == "long (1)"]
