@@ -120,7 +120,7 @@ class SampleRows:
         return rows
 
     def check_count(self, rows: int) -> None:
-        """Raises ValueError unless there are so many."""
+        """Raise ValueError unless there are so many."""
         if rows != len(self.slots):
             raise ValueError(f"rows must be {rows} as the batch's logit_rows, got {len(self)}")
 

@@ -1,4 +1,4 @@
-"""Finds plugins and asks them what they offer; a broken plugin harms none but its users.
+"""Finds plugins and asks them what they offer; a broken plugin harms nothing that doesn't use it.
 
 A plugin is a module named by an entry point of the group `aioserve`, or an object given to
 `Engine(plugins=[...])`, with hook implementations marked `@aioserve.hookimpl`. An entry point that

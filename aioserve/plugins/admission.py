@@ -16,7 +16,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def refusal_of(ask: Callable[[RequestInfo], object], request: RequestInfo) -> Refusal | None:
-    """What an `aioserve_admit` answers; raises `NotAnAnswer`, and what it raises."""
+    """Return what an `aioserve_admit` answers; raises `NotAnAnswer`, and what it raises."""
     answer = ask(request)
     if answer is None:
         return None

@@ -36,7 +36,7 @@ class Contents(msgspec.Struct, frozen=True):
     admit: Callable[[RequestInfo], object] | None = None
     """Its `aioserve_admit`, if it has one."""
     admit_place: tuple[bool, bool] = (False, False)
-    """Sorts admission checks: `tryfirst` before the others, `trylast` behind them."""
+    """Sort key of admission checks: `tryfirst` before the others, `trylast` behind them."""
 
     @property
     def offered(self) -> list[tuple[str, str]]:
@@ -45,7 +45,7 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 def contents_of(plugin: object) -> Contents:
-    """What a plugin's hooks offer: a module's functions or an object's methods.
+    """Contents of a plugin's hooks: a module's functions or an object's methods.
 
     Raises `PluginError` where it breaks the contract, and whatever its hooks raise.
     """
@@ -83,7 +83,7 @@ def _check_plain(name: str, implementation: pluggy.HookImpl) -> None:
 
 
 def _specs(hook: pluggy.HookCaller, kind: type[Spec[Any]]) -> list[Spec[Any]]:
-    """The specs that a hook gives, each checked and made anew of plain values."""
+    """Specs that a hook gives, each checked and made anew of plain values."""
     specs: dict[str, Spec[Any]] = {}
     wanted = kind.__name__
     offers: list[Any] = hook()

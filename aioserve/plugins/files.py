@@ -1,4 +1,4 @@
-"""A policy of a file that is no plugin: `path/to/file.py:ClassName`, options behind it."""
+"""Makes a policy of a file that is no plugin: `path/to/file.py:ClassName`, options behind it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SEPARATOR = ".py:"
 
 
 def named_policy(registry: PluginRegistry, text: str) -> SchedulingPolicy:
-    """A new policy object of a name that is installed, as `PluginRegistry.policy` makes it, or of
+    """Make a policy object of a name that is installed, as `PluginRegistry.policy` makes it, or of
     a class of a file, see `policy_of_file`."""
     make = policy_of_file(text)
     return registry.policy(text) if make is None else make()
 
 
 def policy_of_file(text: str) -> Callable[[], SchedulingPolicy] | None:
-    """What makes policy objects of `FILE.py:CLASS` or `FILE.py:CLASS:OPTION=VALUE,...`; None for a
+    """Factory of policy objects for `FILE.py:CLASS` or `FILE.py:CLASS:OPTION=VALUE,...`; None for a
     text that names no file.
 
     The file is run here, as Python runs a module. Raises `ConfigError` for one that isn't there or
@@ -65,7 +65,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _policies_of(module: dict[str, object]) -> str:
-    """Policies that a module defines itself, to choose from."""
+    """Names of the policies that a module defines itself."""
     names = [
         name
         for name, value in module.items()
@@ -77,7 +77,7 @@ def _policies_of(module: dict[str, object]) -> str:
 
 
 def _loaded(path: Path, text: str) -> dict[str, object]:
-    """What the module has when it was run."""
+    """Run the module; return what it has then."""
     name = f"aioserve_policy_file_{abs(hash(path.resolve())):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

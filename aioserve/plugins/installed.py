@@ -1,4 +1,4 @@
-"""Which installed plugins may be loaded: all of them, or those that AIOSERVE_PLUGINS names."""
+"""Lists the installed plugins that may be loaded: all, or those that AIOSERVE_PLUGINS names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OFF = "off"
 
 
 class UnreadablePoint(msgspec.Struct, frozen=True):
-    """Stands for the plugins of a distribution whose list of them can't be read."""
+    """Entry point that stands for all of a distribution with an unreadable list of them."""
 
     name: str
     dist: Distribution
@@ -37,14 +37,14 @@ Point = EntryPoint | UnreadablePoint
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a plugin came from."""
+    """Origin of a plugin."""
 
     plugin: str
     """Name of the entry point, or of the object that was given."""
     distribution: str
     version: str
     selected: bool
-    """It was given, or AIOSERVE_PLUGINS names it: that it is broken is an error."""
+    """Whether it was given, or AIOSERVE_PLUGINS names it: then it is an error if it is broken."""
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}".rstrip()
@@ -57,7 +57,7 @@ class InstalledPlugin(msgspec.Struct, frozen=True):
     origin: Origin
     bundled: bool
     allowed: bool
-    """AIOSERVE_PLUGINS isn't set, or names it, or it is bundled."""
+    """Whether AIOSERVE_PLUGINS isn't set, or names it, or it is bundled."""
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ def _matches(name: str, names: set[str]) -> bool:
 
 
 def _canonical(distribution: str) -> str:
-    """Distribution names are equal whatever their case and separators."""
+    """Canonical name of a distribution: case and separators make no difference."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 

@@ -17,7 +17,7 @@ __all__ = ["MAX_FAILURES", "Observer", "Observers"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
-"""An observer that raises this often in a row in the same method is detached."""
+"""Failures in a row in the same method after which an observer is detached."""
 
 
 class Observer:
@@ -27,13 +27,13 @@ class Observer:
     """
 
     def arrived(self, requests: Sequence[RequestInfo]) -> None:
-        """These requests have entered the queue."""
+        """Called when these requests have entered the queue."""
 
     def step_finished(self, step: StepInfo) -> None:
-        """A step was committed."""
+        """Called when a step was committed."""
 
     def finished(self, requests: Sequence[RequestSummary]) -> None:
-        """These requests have ended, for whatever reason."""
+        """Called when these requests have ended, for whatever reason."""
 
 
 class Observers:
@@ -45,8 +45,8 @@ class Observers:
         """Whether any of them does something where a step has ended."""
 
     def attach(self, observer: Observer, label: str) -> None:
-        """`label` names it and its distribution in the log."""
-        self._become([*self._attached, GuardedObserver(observer, label)])
+        """Attach an observer. `label` names it and its distribution in the log."""
+        self._attached = [*self._attached, GuardedObserver(observer, label)]
 
     def detach(self, observer: Observer) -> None:
         """Tell it nothing more. Nothing happens if it isn't attached."""
@@ -58,7 +58,7 @@ class Observers:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of attached observers."""
+        """Labels of the attached observers."""
         return tuple(attached.name for attached in self._attached)
 
     def __bool__(self) -> bool:

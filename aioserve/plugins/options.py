@@ -1,4 +1,4 @@
-"""Options given with a name: `round_robin:chunk_size=512,adaptive=true`.
+"""Parses options given with a name: `round_robin:chunk_size=512,adaptive=true`.
 
 Values are converted as the factory's keyword-only parameters are annotated. Knows nothing of what
 the factory makes.
@@ -21,7 +21,7 @@ EMPTY = inspect.Parameter.empty
 
 
 def split_name(text: str) -> tuple[str, dict[str, str]]:
-    """`name:option=value,option=value` as the name and the options, values still as text.
+    """Split `name:option=value,option=value` into the name and the options, values still as text.
 
     Raises `ConfigError` for an option that isn't written that way, or given twice.
     """
@@ -41,7 +41,7 @@ def split_name(text: str) -> tuple[str, dict[str, str]]:
 
 
 def made(factory: Callable[..., Any], options: Mapping[str, str], what: str) -> Any:
-    """What `factory` makes with `options`, converted. `what` names it in errors.
+    """Make what `factory` makes with `options`, converted. `what` names it in errors.
 
     Raises `ConfigError` for an option that there isn't, a value that is none, an option that is
     missing, and whatever value the factory itself refuses with a `ConfigError`; lets through what
@@ -92,7 +92,7 @@ def _options_of(factory: Callable[..., Any], what: str) -> dict[str, inspect.Par
 
 
 def _known(option: str, parameters: Mapping[str, inspect.Parameter]) -> str:
-    """The nearest option, where one is near, and all that there are."""
+    """Text that names the nearest option, if one is near, and all that there are."""
     if not parameters:
         return "it has none"
     near = get_close_matches(option.replace("-", "_").lower(), parameters, 1)
@@ -101,7 +101,7 @@ def _known(option: str, parameters: Mapping[str, inspect.Parameter]) -> str:
 
 
 def _told(parameter: inspect.Parameter) -> str:
-    """An option with what it may be and what it is unless given, both as they are written."""
+    """Text of an option with its kind and its default, both as they are written."""
     default = parameter.default
     kind = _words(_kind(parameter))
     if kind is None:
@@ -112,7 +112,7 @@ def _told(parameter: inspect.Parameter) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value as the text that is converted to it."""
+    """Text that is converted to the value."""
     if value is None or type(value) is bool:
         return str(value).lower()
     if type(value) is float:
@@ -123,7 +123,7 @@ def _written(value: Any) -> str:
 
 
 def _words(kind: Any) -> str | None:
-    """What a value of that kind is; None for one that can't be written in a name."""
+    """Text of what a value of that kind is; None for a kind that can't be written in a name."""
     origin, members = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         told = [_words(one) for one in members if one is not type(None)]
@@ -142,7 +142,7 @@ def _words(kind: Any) -> str | None:
 
 
 def _kind(parameter: inspect.Parameter) -> Any:
-    """The annotation; where there is none, the type of the default; `EMPTY` where that says nothing
+    """Annotation of a parameter, or else the type of its default; `EMPTY` where that says nothing
     either."""
     if parameter.annotation is not EMPTY:
         return parameter.annotation
@@ -151,8 +151,8 @@ def _kind(parameter: inspect.Parameter) -> Any:
 
 
 def _converted(text: str, kind: Any) -> Any:
-    """Raises `ValueError` saying what the value must be, and `TypeError` for kinds that can't be
-    written in a name."""
+    """Convert a text. Raises `ValueError` saying what the value must be, and `TypeError` for kinds
+    that can't be written in a name."""
     origin, members = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _one_of(text, members)
@@ -192,7 +192,7 @@ def _one_of(text: str, kinds: tuple[Any, ...]) -> Any:
 
 
 def _mapping(text: str, key_kind: Any, value_kind: Any) -> dict[Any, Any]:
-    """`gold:4;free:1`. A key may hold colons, a value none."""
+    """Parse `gold:4;free:1`. A key may hold colons, a value none."""
     values: dict[Any, Any] = {}
     for entry in filter(None, text.split(";")):
         key, colon, value = entry.rpartition(":")

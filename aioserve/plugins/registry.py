@@ -1,5 +1,5 @@
-"""What is installed and given, as found at one moment. A broken plugin harms none
-but its users.
+"""Plugins installed and given, as found at one moment. A broken plugin harms nothing that
+doesn't use it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 GIVEN = "given to the engine"
 LEAST_LIKENESS = 0.8
-"""A method's name that is as like that of a hook is taken for a misspelling."""
+"""Least likeness of a method's name to one of the interface that makes it a misspelling."""
 
 
 class Offer(msgspec.Struct, Generic[T], frozen=True):
@@ -52,7 +52,7 @@ class Offer(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def label(self) -> str:
-        """For logs and errors."""
+        """Label for logs and errors."""
         return f"{self.spec.name} ({self.origin})"
 
 
@@ -75,7 +75,7 @@ class BrokenPlugin(msgspec.Struct, frozen=True):
     origin: Origin
     cause: BaseException
     offered: frozenset[tuple[str, str]] = frozenset()
-    """Kind and name of what it would offer, where that is known."""
+    """Kinds and names of what it would offer, where known."""
 
     @property
     def reason(self) -> str:
@@ -86,7 +86,7 @@ class BrokenPlugin(msgspec.Struct, frozen=True):
 
 
 class PluginRegistry:
-    """Each engine makes its own.
+    """Registry of plugins. Each engine makes its own.
 
     `plugins` are objects or modules with hook implementations that needn't be installed; a broken
     one raises `PluginError`. One object counts once, however often it is found. Raises
@@ -96,7 +96,7 @@ class PluginRegistry:
     def __init__(self, plugins: Iterable[object] = ()) -> None:
         self.policies: dict[str, Offer[SchedulingPolicy]] = {}
         self.evictions: dict[str, Offer[EvictionStrategy]] = {}
-        """Without the native ones."""
+        """Offers of eviction strategies, without the native ones."""
         self.observers: dict[str, Offer[Observer]] = {}
         self.logits_processors: dict[str, Offer[LogitsProcessor]] = {}
         self._offers: dict[str, dict[str, Offer[Any]]] = {
@@ -106,7 +106,7 @@ class PluginRegistry:
             LogitsProcessorSpec.kind: self.logits_processors,
         }
         self.admissions: list[AdmissionOffer] = []
-        """In the order in which they are asked."""
+        """Offers in the order in which they are asked."""
         self.broken: list[BrokenPlugin] = []
         self.off: list[InstalledPlugin] = []
         """Plugins that AIOSERVE_PLUGINS leaves out; they are not imported."""
@@ -134,7 +134,7 @@ class PluginRegistry:
     # -- what an engine chooses
 
     def policy(self, text: str) -> SchedulingPolicy:
-        """A new policy object of a name, or of a name with options: `NAME:OPTION=VALUE,...`.
+        """Make a policy object of a name, or of a name with options: `NAME:OPTION=VALUE,...`.
 
         Raises `UnknownPolicyError` listing the names there are, `ConfigError` for options, and
         `PluginError` for a policy whose plugin is broken.
@@ -154,7 +154,8 @@ class PluginRegistry:
         return self.policies[split_name(text)[0]].label
 
     def eviction(self, text: str) -> Eviction:
-        """What `PrefixTree` takes for the name of an eviction strategy, options as of a policy.
+        """Eviction strategy of a name, as `PrefixTree` takes it, with options like those of a
+        policy.
 
         Raises `ConfigError` listing the names there are, and `PluginError` for a strategy whose
         plugin is broken.
@@ -174,8 +175,8 @@ class PluginRegistry:
 
     @property
     def processor_makers(self) -> tuple[ProcessorMaker, ...]:
-        """What makes logits processors, of each name that there is: a runner is told of them by
-        their numbers in here."""
+        """Makers of logits processors, one for each name: a runner is told of them by their numbers
+        in here."""
         return tuple(
             [
                 ProcessorMaker(offer.label, lambda text, offer=offer: _made_of(offer, text))
@@ -184,8 +185,8 @@ class PluginRegistry:
         )
 
     def logits_processor(self, text: str) -> int:
-        """Number in `processor_makers` of a name, options as of a policy. Makes a processor, to see
-        that it can.
+        """Number in `processor_makers` of a name, with options like those of a policy. Makes a
+        processor, to see that it can.
 
         Raises `ConfigError` for a name or an option that there isn't, and `PluginError` for a
         processor that can't be made.
@@ -209,8 +210,8 @@ class PluginRegistry:
                 ) from broken.cause
 
     def make_observers(self) -> Observers:
-        """New observer objects, attached. One that can't be made is left out, with a warning;
-        raises `PluginError` where its plugin was given or is named by AIOSERVE_PLUGINS."""
+        """Make observer objects and attach them. One that can't be made is left out, with a
+        warning; raises `PluginError` where its plugin was given or is named by AIOSERVE_PLUGINS."""
         observers = Observers()
         for offer in list(self.observers.values()):
             try:
@@ -222,7 +223,7 @@ class PluginRegistry:
         return observers
 
     def admission(self) -> Admission:
-        """Every plugin's check of requests."""
+        """Make the admission check of every plugin."""
         return Admission((offer.label, offer.ask) for offer in self.admissions)
 
     # -- parts
@@ -235,7 +236,7 @@ class PluginRegistry:
         return self._offers[kind].get(name)
 
     def _known(self, name: str, names: Iterable[str]) -> str:
-        """The nearest of the names, where one is near to `name`, and all that there are."""
+        """Text of the nearest of the names, if one is near to `name`, and of all that there are."""
         known = sorted(names)
         near = get_close_matches(name.replace("-", "_").lower(), known, 1)
         meant = f"did you mean {near[0]}? There" if near else "there"
@@ -247,7 +248,7 @@ class PluginRegistry:
         return text
 
     def _ask(self, plugin: object) -> Contents:
-        """What it offers; nothing more if this very object was asked before."""
+        """Ask a plugin what it offers; nothing more if this very object was asked before."""
         if any(plugin is asked for asked in self._asked):
             return Contents()
         contents = contents_of(plugin)
@@ -277,8 +278,8 @@ class PluginRegistry:
     def _add(
         self, contents: Contents, origin: Origin, owners: Mapping[tuple[str, str], Origin]
     ) -> None:
-        """All that a plugin offers, or nothing of it. `owners` are the entry points of a name, to
-        whom it belongs before it belongs to any other."""
+        """Add all that a plugin offers, or nothing of it. `owners` are the entry points of a name,
+        which have a right to it before any other."""
         for kind, name in contents.offered:
             if kind == EvictionSpec.kind and name in EVICTION_STRATEGIES:
                 raise PluginError(f"{kind} {name!r} is built in")
@@ -294,7 +295,7 @@ class PluginRegistry:
 
 
 def check_policy_object(policy: object) -> SchedulingPolicy:
-    """`policy`, if it is one whose methods are plain."""
+    """Return `policy`, if it is one with plain methods."""
     with blamed("policy can't be used", ConfigError):
         if not isinstance(policy, SchedulingPolicy):
             raise ConfigError(
@@ -306,7 +307,7 @@ def check_policy_object(policy: object) -> SchedulingPolicy:
 
 
 def check_observer_object(observer: object) -> Observer:
-    """`observer`, if it is one whose methods are plain."""
+    """Return `observer`, if it is one with plain methods."""
     with blamed("observer can't be used", ConfigError):
         if not isinstance(observer, Observer):
             raise ConfigError(f"observer must be an Observer object, got {shown(observer)}")
@@ -316,9 +317,9 @@ def check_observer_object(observer: object) -> Observer:
 
 
 def _wrong_method(thing: object, kind: type) -> str | None:
-    """What is wrong with the first of its methods that isn't plain, since nobody would await it, or
-    that is nearly called like one of `kind`, since nobody would call it; or that stands where a
-    bool should, since it would be taken for True."""
+    """Fault of its first wrong method: one that isn't plain, which would never be awaited; one that
+    is nearly named like one of `kind`, which would never be called; or one in place of a bool,
+    which would be taken for True."""
     asked = [name for name in vars(kind) if not name.startswith("_")]
     for method in asked:
         function = getattr(thing, method)
@@ -334,7 +335,7 @@ def _wrong_method(thing: object, kind: type) -> str | None:
             continue
         if near := get_close_matches(name, missing, 1, LEAST_LIKENESS):
             return (
-                f"{type(thing).__name__}.{name} is called by nobody: did you mean {near[0]}? "
+                f"{type(thing).__name__}.{name} is never called: did you mean {near[0]}? "
                 "(A method of your own may begin with an underscore.)"
             )
     return None
@@ -345,7 +346,7 @@ def _made_of(offer: Offer[T], text: str) -> T:
 
 
 def _made(offer: Offer[T], options: Mapping[str, str]) -> T:
-    """What the factory makes. Raises `PluginError` naming the plugin if it raises or makes
+    """Call the factory. Raises `PluginError` naming the plugin if it raises or makes
     something else."""
     spec, what = offer.spec, f"{offer.spec.kind} {offer.label}"
     with blamed(f"{what} can't be made", ConfigError, PluginError):

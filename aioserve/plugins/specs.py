@@ -1,4 +1,4 @@
-"""What a plugin may offer: the hooks, and the frozen specs that they give.
+"""Hooks by which a plugin offers things, and the frozen specs that they give.
 
 A spec says how to make something and which version of the interface it was written for. What it
 makes is chosen once, when an engine starts, and then called plainly.
@@ -47,17 +47,17 @@ class Spec(msgspec.Struct, Generic[T], frozen=True):
     """Something that a plugin offers by name."""
 
     kind: ClassVar[str]
-    """For messages."""
+    """Kind of what is offered, for messages."""
     makes: ClassVar[type]
 
     name: str
     factory: Callable[..., T]
-    """Makes one object for one engine. Keyword-only parameters of those that are chosen by name can
-    be given with it: `policy="round_robin:chunk_size=512"`."""
+    """Factory of one object for one engine. Keyword-only parameters of what is chosen by name can
+    be given with the name: `policy="round_robin:chunk_size=512"`."""
     description: str = ""
     """One line for listings."""
     api: int = 1
-    """The `aioserve.plugins.API_VERSION` that it was written for. The default stays 1: a spec that
+    """`aioserve.plugins.API_VERSION` that it was written for. The default stays 1: a spec that
     doesn't say is of the first."""
 
 

@@ -1,4 +1,4 @@
-"""Which waiting prompts go on like one that is being computed, and would find its pages soon.
+"""Finds waiting prompts that go on like one that is being computed, and would find its pages soon.
 
 Two prompts are compared by the keys of their prefixes, and each key costs a pass over that prefix.
 So how far two agree is found by bisection, once, and a step has a bounded number of comparisons.
@@ -18,7 +18,7 @@ from aioserve import RequestView
 __all__ = ["SharedBeginnings"]
 
 COMPARISONS = 32
-"""In a step."""
+"""Most comparisons in a step."""
 
 
 class _Computing:
@@ -28,15 +28,15 @@ class _Computing:
 
     def __init__(self, request: RequestView, first_page: bytes, number: int) -> None:
         self.request: RequestView | None = request
-        """None when it is over."""
+        """Request; None when it is over."""
         self.first_page = first_page
         self.number = number
-        """Growing from one to the next."""
+        """Number that grows from one prompt to the next."""
         self.preemptions: int = request.preemptions
 
 
 class _Watch:
-    """Whom one that waits watches, and how many whole pages it has in common with that: at least
+    """Prompt that a waiting one watches, and whole pages that the two have in common: at least
     `least`, at most `most`."""
 
     __slots__ = ("confirmed", "least", "most", "number", "other", "preemptions")
@@ -44,11 +44,11 @@ class _Watch:
     def __init__(self, preemptions: int) -> None:
         self.preemptions = preemptions
         self.number = 0
-        """Of the one that is watched, or was last: all before it had their turn."""
+        """Number of the prompt that is watched, or was last: all before it had their turn."""
         self.other: _Computing | None = None
         self.least = self.most = 0
         self.confirmed = False
-        """Pages of the other were found in the cache: there is one."""
+        """Whether pages of the other were found in the cache: there is one."""
 
     def turn_to(self, other: _Computing, most: int) -> None:
         self.other, self.number = other, other.number
@@ -61,12 +61,12 @@ class SharedBeginnings:
     def __init__(self) -> None:
         self._page_size = 1
         self._left = 0
-        """Comparisons in this step."""
+        """Comparisons left in this step."""
         self._last_number = 0
         self._first_pages: dict[RequestView, bytes] = {}
         self._computing: dict[RequestView, _Computing] = {}
         self._alike: dict[bytes, list[_Computing]] = {}
-        """Those of one first page, by number."""
+        """Prompts with the same first page, by number."""
         self._watches: dict[RequestView, _Watch] = {}
 
     def begin(self, computing: Iterable[RequestView], page_size: int) -> None:
@@ -81,14 +81,14 @@ class SharedBeginnings:
                 self.add(request)
 
     def add(self, request: RequestView) -> None:
-        """This prompt is being computed from now on."""
+        """Take note that this prompt is being computed from now on."""
         self._last_number += 1
         one = _Computing(request, self._first_page(request), self._last_number)
         self._computing[request] = one
         self._alike.setdefault(one.first_page, []).append(one)
 
     def forget(self, request: RequestView) -> None:
-        """It has ended."""
+        """Forget a request that has ended."""
         self._end(request)
         self._first_pages.pop(request, None)
         self._watches.pop(request, None)
@@ -104,8 +104,8 @@ class SharedBeginnings:
             del self._alike[one.first_page]
 
     def has_next_of(self, request: RequestView) -> bool:
-        """Whether a page that this one could find cached is about to be computed for another. So it
-        is taken to be until there were comparisons enough to know."""
+        """Whether a page that this one could find cached is about to be computed for another: True
+        until there were comparisons enough to know."""
         alike = self._alike.get(self._first_page(request))
         if alike is None:
             return False

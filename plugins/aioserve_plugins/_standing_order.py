@@ -1,9 +1,9 @@
-"""An order of all that wait that is kept from step to step, where ranks change as time goes by.
+"""Keeps an order of all waiting requests from step to step, while ranks change as time goes by.
 
 To rank thousands anew in each step takes longer than the step. So pairs are compared in a
 tournament, and each winner is kept for as long as it is known to win: a kinetic tournament (Basch,
 Guibas and Hershberger, "Data Structures for Mobile Data", 1999). A step compares those pairs anew
-whose time is over, and those on the paths of what came or went.
+that are out of time, and those on the paths of what came or went.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["StandingOrder"]
 T = TypeVar("T")
 
 Rank = tuple[Any, ...]
-"""The least goes first; no two are equal."""
+"""Rank: the least goes first; no two are equal."""
 
 
 class StandingOrder(Generic[T]):
@@ -36,20 +36,20 @@ class StandingOrder(Generic[T]):
         """Leaves of the tournament."""
         self._free: list[int] = [1]
         self._size = 1
-        """Leaves that there are: nodes `_size` to `2 * _size - 1`, and node i has the children
+        """Number of leaves: nodes `_size` to `2 * _size - 1`, and node i has the children
         2 * i and 2 * i + 1."""
         self._winners: list[T | None] = [None, None]
-        """Of each node, None where nobody is below."""
+        """Winner of each node; None where none is below."""
         self._until: list[float] = [math.inf, math.inf]
-        """When the first of the nodes there and below has to be decided anew."""
+        """Time when the first of the nodes there and below has to be decided anew."""
         self._touched: set[int] = set()
-        """Leaves with others than when the nodes above were decided."""
+        """Leaves that have changed since the nodes above were decided."""
 
     def __len__(self) -> int:
         return len(self._places)
 
     def put(self, one: T) -> None:
-        """It is new, or has another rank than before."""
+        """Put in one that is new, or has another rank than before."""
         place = self._places.get(one)
         if place is None:
             if not self._free:
@@ -59,7 +59,7 @@ class StandingOrder(Generic[T]):
         self._touched.add(place)
 
     def remove(self, one: T) -> None:
-        """It may be that it was never put in."""
+        """Remove one, which need not have been put in."""
         place = self._places.pop(one, None)
         if place is None:
             return
@@ -68,8 +68,8 @@ class StandingOrder(Generic[T]):
         self._touched.add(place)
 
     def ranked(self, now: int) -> Iterator[tuple[Rank, T]]:
-        """All with their ranks, the first first, as long as nobody is put in or removed. `now`
-        never decreases."""
+        """All with their ranks, the first first, as long as none is put in or removed. `now` never
+        decreases."""
         self._decide(now)
         heap: list[tuple[Rank, int, T]] = []
 
@@ -103,7 +103,7 @@ class StandingOrder(Generic[T]):
             self._decide_overdue(1, now)
 
     def _decide_overdue(self, node: int, now: int) -> None:
-        """It or a node below is to be decided anew."""
+        """Decide it or a node below anew."""
         for child in (2 * node, 2 * node + 1):
             if child < self._size and self._until[child] <= now:
                 self._decide_overdue(child, now)
@@ -122,7 +122,7 @@ class StandingOrder(Generic[T]):
         self._winners[node], self._until[node] = first, until
 
     def _grow(self) -> None:
-        """As many leaves again."""
+        """Double the number of leaves."""
         leaves = self._winners[self._size :]
         old, size = self._size, 2 * self._size
         self._size = size

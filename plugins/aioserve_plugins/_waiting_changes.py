@@ -1,4 +1,4 @@
-"""Who came to wait and who left, from one step to the next.
+"""Finds which requests came to wait and which left, from one step to the next.
 
 Thousands may wait of which a step starts a few. A policy that keeps something of each of them wants
 to hear of the few; what it is given is all that wait, in order of arrival.
@@ -19,11 +19,11 @@ SHORT = 8
 class WaitingChanges:
     def __init__(self) -> None:
         self._seen: tuple[RequestView, ...] = ()
-        """Those that waited at the last look."""
+        """Requests that waited at the last look."""
         self._forgotten: dict[RequestView, None] = {}
 
     def look(self, waiting: Sequence[RequestView]) -> tuple[list[RequestView], list[RequestView]]:
-        """Those that came and those that left since the last look, in order of arrival."""
+        """Requests that came and requests that left since the last look, in order of arrival."""
         now = tuple(waiting)  # the same object, if it is one already
         if now is self._seen and not self._forgotten:
             return [], []
@@ -36,10 +36,10 @@ class WaitingChanges:
         return came, gone
 
     def forget(self, requests: Iterable[RequestView]) -> None:
-        """They have started or ended: they aren't told of as gone, and if they wait again, they
-        have come."""
+        """Forget requests that have started or ended: they aren't told of as gone, and if they wait
+        again, they have come."""
         self._forgotten.update(dict.fromkeys(requests))
-        if 2 * len(self._forgotten) > len(self._seen):  # nobody may come for hours
+        if 2 * len(self._forgotten) > len(self._seen):  # none may come for hours
             self._seen = tuple([r for r in self._seen if r not in self._forgotten])
             self._forgotten = {}
 
@@ -57,7 +57,7 @@ def waits(request: RequestView, waiting: Sequence[RequestView]) -> bool:
 def _differences(
     before: tuple[RequestView, ...], after: tuple[RequestView, ...], cuts: Iterable[RequestView]
 ) -> tuple[list[RequestView], list[RequestView]]:
-    """Who is in `after` alone and who in `before` alone. Both are cut before and behind `cuts`, and
+    """Requests in `after` alone, and in `before` alone. Both are cut before and behind `cuts`, and
     then in halves until parts are equal, which takes no look at each, or short."""
     came: list[RequestView] = []
     gone: list[RequestView] = []

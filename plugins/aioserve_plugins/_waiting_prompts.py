@@ -1,9 +1,9 @@
-"""How much of each waiting prompt the prefix cache holds, known from a bounded number of lookups.
+"""Tells how much of each waiting prompt the prefix cache holds, by a bounded number of lookups.
 
 To look up a prompt means a walk through the prefix tree, which is too much to do for thousands of
 requests in each step. So what was found last is remembered, and few are looked up again. Requests
-whose prompts agree as far as they are cached and one page beyond are a group: where the cache has
-lost part of that, it has lost the same of all of them, and where it has gained, all of them are
+are a group if their prompts agree as far as they are cached and one page beyond: where the cache
+has lost part of that, it has lost the same of all of them, and where it has gained, all of them are
 looked up before others.
 """
 
@@ -20,11 +20,11 @@ from aioserve_plugins._waiting_changes import WaitingChanges
 __all__ = ["Prefix", "Rank", "WaitingPrompt", "WaitingPrompts", "next_prefix"]
 
 Prefix = tuple[int, bytes]
-"""So many first tokens, and their key."""
+"""Number of first tokens, and their key."""
 
 
 class WaitingPrompt:
-    """What doesn't change of a request while it waits, and what was cached of it."""
+    """A waiting request: what doesn't change of it, and what was cached of it."""
 
     __slots__ = ("arrived", "cached", "index", "prefix", "ranked_cached", "request", "tokens")
 
@@ -33,30 +33,30 @@ class WaitingPrompt:
         self.index: int = request.arrival_index
         self.arrived: int = request.arrival_processed_tokens
         self.tokens: int = request.prompt_tokens + request.generated_tokens
-        """To compute or find before the next one can be sampled."""
+        """Tokens to compute or find before the next one can be sampled."""
         self.cached: int = 0
-        """Of those, at the last lookup."""
+        """Tokens of those cached at the last lookup."""
         self.ranked_cached: int = 0
-        """The same when the step began: what its rank goes by."""
+        """Tokens cached as known when the step began: its rank goes by them."""
         self.prefix: Prefix = (0, b"")
-        """Up to the end of the first page that isn't cached."""
+        """Prefix up to the end of the first page that isn't cached."""
 
 
 class _Group:
-    """Prompts that agree so far, the one whose last lookup is the longest ago first."""
+    """Prompts that agree so far, in order of their last lookups, the oldest first."""
 
     __slots__ = ("calm", "mates")
 
     def __init__(self) -> None:
         self.mates: dict[WaitingPrompt, None] = {}
         self.calm: dict[WaitingPrompt, None] = {}
-        """Those of them that needn't be looked up before others."""
+        """Prompts of the group that needn't be looked up before others."""
 
 
 class WaitingPrompts:
-    """Looks up at most `lookups` prompts in a step: those that came and those whose group has
-    gained first, then one of each group, the group whose last lookup is the longest ago first. A
-    quarter is kept for those that are about to be named.
+    """Looks up at most `lookups` prompts in a step: those that came and those in a group that has
+    gained first, then one of each group, the group with the oldest last lookup first. A quarter is
+    kept for those that are about to be named.
 
     All that wait are ranked, by what was known of them when the step began. `rank` says where a
     prompt stands of which so much is cached, the least first; of two prompts in this order
@@ -77,12 +77,12 @@ class WaitingPrompts:
         self._holds_until = holds_until
         self._standing: StandingOrder[WaitingPrompt] = self._new_order()
         self._to_rank: dict[WaitingPrompt, None] = {}
-        """Those that came or left, or of which more or less is cached than their rank goes by."""
+        """Prompts that came or left, or of which more or less is cached than their rank goes by."""
         self._fresh: set[WaitingPrompt] = set()
-        """Looked up in this step."""
+        """Prompts looked up in this step."""
         self._urgent: dict[WaitingPrompt, None] = {}
         self._groups: dict[Prefix, _Group] = {}
-        """The one whose last lookup is the longest ago first."""
+        """Groups, the one with the oldest last lookup first."""
 
     def _new_order(self) -> StandingOrder[WaitingPrompt]:
         return StandingOrder(
@@ -117,8 +117,8 @@ class WaitingPrompts:
         self._to_rank.clear()
 
     def in_turn(self, now: int) -> Iterator[WaitingPrompt]:
-        """All by their ranks. Each is looked up when its turn comes, and if less is cached than
-        was known it comes to its turn again."""
+        """All prompts by their ranks. Each is looked up when its turn comes, and if less is cached
+        than was known it comes to its turn again."""
         later: list[tuple[Rank, WaitingPrompt]] = []
         ranked = self._standing.ranked(now)
         following = next(ranked, None)
@@ -136,7 +136,7 @@ class WaitingPrompts:
                 yield prompt
 
     def look_up(self, prompt: WaitingPrompt) -> None:
-        """Know what is cached of it now, unless this step has no lookups left."""
+        """Look up what is cached of it now, unless this step has no lookups left."""
         if self._left <= 0 or prompt in self._fresh:
             return
         self._left -= 1
@@ -161,7 +161,8 @@ class WaitingPrompts:
             self._join(mate)
 
     def starts(self, request: RequestView) -> None:
-        """It will compute what its group needs next: that is looked up before others."""
+        """Take note that it will compute what its group needs next: the group is looked up before
+        others."""
         prompt = self._prompts.get(request)
         if prompt is not None:
             group = self._groups[prompt.prefix]
@@ -170,15 +171,15 @@ class WaitingPrompts:
             self._alarm(group)
 
     def _alarm(self, group: _Group) -> None:
-        """All of it are to be looked up before others."""
+        """Have all of a group looked up before others."""
         self._urgent.update(group.calm)
         group.calm = {}
 
     def forget(self, request: RequestView) -> None:
-        """It has ended."""
+        """Forget a request that has ended."""
         self._changes.forget([request])
         self._leave_queue(request)
-        if not self._prompts:  # nobody may come for hours
+        if not self._prompts:  # none may come for hours
             self._standing = self._new_order()
             self._to_rank.clear()
             self._fresh.clear()
@@ -207,6 +208,6 @@ class WaitingPrompts:
 
 
 def next_prefix(request: RequestView, num_tokens: int, page_size: int) -> Prefix:
-    """Up to the end of the page that comes after so many tokens."""
+    """Prefix up to the end of the page that comes after so many tokens."""
     end = (num_tokens // page_size + 1) * page_size
     return end, request.prefix_key(end)

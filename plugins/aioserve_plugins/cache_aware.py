@@ -18,7 +18,7 @@ from aioserve_plugins._waiting_prompts import Prefix, Rank, WaitingPrompt, Waiti
 __all__ = ["CacheAware"]
 
 SAFE = 1 - 1e-9
-"""A ratio by as much less is less, whatever is rounded."""
+"""Factor by which a ratio is less, whatever is rounded."""
 
 
 class CacheAware(SchedulingPolicy):
@@ -51,7 +51,7 @@ class CacheAware(SchedulingPolicy):
         now = view.processed_tokens
         self._prompts.begin(waiting, view)
         computed: set[Prefix] = set()
-        """Prefixes that those ahead will have computed."""
+        """Prefixes that requests ahead will have computed."""
         deferred: list[RequestView] = []
         for prompt in self._prompts.in_turn(now):
             begins_alike = prompt.prefix in computed and prompt.prefix[0] < prompt.tokens
@@ -63,7 +63,7 @@ class CacheAware(SchedulingPolicy):
         yield from deferred
 
     def _due(self, prompt: WaitingPrompt) -> float:
-        """When it goes before all that arrived later, in tokens processed."""
+        """Time from which it goes before all that arrived later, in tokens processed."""
         return prompt.arrived + self.patience * prompt.tokens
 
     def _rank(self, prompt: WaitingPrompt, cached: int, now: int) -> Rank:
@@ -75,8 +75,8 @@ class CacheAware(SchedulingPolicy):
         return (cached + (now - prompt.arrived) / self.patience) / (prompt.tokens - cached)
 
     def _holds_until(self, first: WaitingPrompt, second: WaitingPrompt, now: int) -> float:
-        """Each ratio grows by as much with each token: until the second has the greater one, or
-        goes before all that arrived later."""
+        """Time until which the order holds: until the second has the greater ratio, or goes before
+        all that arrived later. Each ratio grows by as much with each token."""
         until = self._due(second)
         if first.index < second.index and self._due(first) <= max(until, now):
             until = math.inf

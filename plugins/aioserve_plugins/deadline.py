@@ -21,13 +21,13 @@ from aioserve import (
 __all__ = ["Deadline"]
 
 WARM_UP_STEPS = 8
-"""The first steps of an engine take longer than those after them, and aren't counted."""
+"""Number of first steps of an engine, which take longer and aren't counted."""
 DECAY = 0.95
-"""What a measured step still counts after each further one."""
+"""Weight of a measured step after each further one."""
 TPOT_SHARE = 0.95
-"""What of a target for decoding steps may take: those that take longer count in the mean too."""
+"""Share of a target for decoding that steps may take: longer ones count in the mean too."""
 MIN_PROMPT_TOKENS = 64
-"""Prompts get so many tokens of a step together, whatever that does to those who decode."""
+"""Least tokens of a step for all prompts together, whatever that does to those who decode."""
 
 
 class Deadline(SchedulingPolicy):
@@ -43,7 +43,7 @@ class Deadline(SchedulingPolicy):
     has time for, unless decoding alone takes longer than that.
 
     How long steps take is measured, from the ninth on. Until one was, nothing is put off, and only
-    a request whose deadline has passed is refused.
+    a request past its deadline is refused.
 
     Once a request has waited for `patience` times its length in tokens processed, it goes before
     all that arrived later. Only the `window` oldest are compared.
@@ -78,7 +78,7 @@ class Deadline(SchedulingPolicy):
         self._prompt_tokens = 0
         """Tokens of this step that are left for prompts."""
         self._seconds_per_token = 0.0
-        """Of prompts, in steps like this one; 0 until something was measured."""
+        """Seconds per token of prompts, in steps like this one; 0 until something was measured."""
 
     def starvation_bound_tokens(self, request: RequestView) -> int:
         return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
@@ -146,12 +146,12 @@ class Deadline(SchedulingPolicy):
         return self._deadline(request), request.arrival_index
 
     def _goes_first(self, request: RequestView, view: SchedulerView) -> bool:
-        """It has waited for its patience, or was preempted while its reader reads."""
+        """Whether it has waited for its patience, or was preempted while its reader reads."""
         waited = view.processed_tokens - request.arrival_processed_tokens
         return request.generated_tokens > 0 or waited >= self.starvation_bound_tokens(request)
 
     def _refuse(self, work: dict[RequestView, int], ahead: int, view: SchedulerView) -> None:
-        """Those that would be late although they were the next."""
+        """Refuse requests that would be late although they were the next."""
         self._refusals = {}
         if not self.reject:
             return
@@ -174,8 +174,8 @@ class Deadline(SchedulingPolicy):
         ahead: int,
         view: SchedulerView,
     ) -> list[RequestView]:
-        """As many as can be in time, in order of their deadlines: whenever one would be late, the
-        longest so far is left out."""
+        """As many requests as can be in time, in order of their deadlines: whenever one would be
+        late, the longest so far is left out."""
         longest: list[tuple[int, int, RequestView]] = []
         left_out: set[RequestView] = set()
         for request in by_deadline:
@@ -189,7 +189,7 @@ class Deadline(SchedulingPolicy):
 
 
 class StepTimes:
-    """How long steps take: a line through those measured, the latest counting most."""
+    """Times of steps: a line through those measured, the latest counting most."""
 
     def __init__(self) -> None:
         self._steps_done = 0
@@ -199,17 +199,18 @@ class StepTimes:
         self._finished: list[int] = []
         """Tokens of each step that has finished since the last look."""
         self._sums = (0.0,) * 5
-        """Of weights, tokens, seconds, tokens squared, and tokens times seconds."""
+        """Sums of weights, tokens, seconds, tokens squared, and tokens times seconds."""
 
     def step_finished(self, tokens: int, *, idle: bool) -> None:
         self._steps_done += 1
         self._tokens_done += tokens
         self._finished.append(tokens)
-        if idle:  # the next step begins who knows when
+        if idle:  # the next step may begin at any time
             self._seen_step = -1
 
     def look(self, view: SchedulerView) -> None:
-        """Between two plans in a row one step finishes, and it takes as long as that."""
+        """Measure the step that finishes between two plans in a row, which takes as long as
+        that."""
         seconds = view.now_seconds - self._seen_seconds
         in_a_row = view.step == self._seen_step + 1 and len(self._finished) == 1
         if in_a_row and seconds > 0 and self._steps_done > WARM_UP_STEPS:
@@ -224,8 +225,8 @@ class StepTimes:
         return view.processed_tokens - self._tokens_done
 
     def seconds(self, tokens: int) -> float:
-        """What a step of so many tokens takes; 0 until steps of that order were measured: what is
-        guessed from small ones may refuse everybody, for ever."""
+        """Seconds of a step of so many tokens; 0 until steps of that order were measured: a guess
+        from small ones may refuse all requests, for ever."""
         n, _, _, xx, _ = self._sums
         if xx < n * (tokens / 8) ** 2:
             return 0.0

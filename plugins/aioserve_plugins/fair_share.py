@@ -27,20 +27,20 @@ class FairShare(SchedulingPolicy):
     a counter of the service it got, divided by its weight. A prompt token counts 1, when its
     request starts; a generated token counts `output_cost`, when it is known. What the cache saved
     is not charged, nor what a preemption makes compute again. A tenant that had nothing waiting is
-    lifted to the least of those that had, so that nobody saves up service by asking for none.
+    lifted to the least of those that had, so that none saves up service by asking for none.
     Within a tenant requests start in order of arrival.
 
     `weights` are by tenant, 1 unless given; requests without a tenant share one account. Of tenants
     without requests the `max_idle_tenants` latest are remembered.
 
-    Running requests of a tenant give way whose counter is ahead of one that waits by `lead_tokens`
-    and the longest prompt that it was charged for at once: that much is due to the order in which
-    requests start. They give way to as many as would bring those behind up to that, and start in
-    this step, the tenant that is ahead the most first, and of its requests those that lose the
-    least work. However long answers are, and however many run at once, a tenant's lead over one
-    that waits all the while grows to this and what steps add until that one can start, and no
-    further, as long as seats are what is short. Where memory is, nobody gives way unless that makes
-    room enough. None: what runs runs to its end.
+    Running requests give way if the counter of their tenant is ahead of one that waits by more than
+    `lead_tokens` and the longest prompt that it was charged for at once: that much is due to the
+    order in which requests start. They give way to as many as would bring those behind up to that,
+    and start in this step, the tenant that is ahead the most first, and of its requests those that
+    lose the least work. However long completions are, and however many run at once, a tenant's lead
+    over one that waits all the while grows to this and what steps add until that one can start, and
+    no further, as long as sequence slots are what is short. Where memory is, none gives way unless
+    that makes room enough. None: running requests run to their end.
 
     Raises `ConfigError` for a weight that isn't positive and finite, an `output_cost` that is
     negative or not finite, a `max_idle_tenants` below 0, or a `lead_tokens` that isn't positive.
@@ -83,9 +83,9 @@ class FairShare(SchedulingPolicy):
         self._longest: dict[str | None, float] = {}
         """The most that each tenant with requests was charged for one prompt."""
         self._last: str | None = None
-        """The tenant whose request started last."""
+        """Tenant of the request that started last."""
         self._level = 0.0
-        """Most that its counter was: where one begins who comes when nobody waits."""
+        """Most that its counter was: a tenant begins there if it comes while none waits."""
 
     def order(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         self._settle()
@@ -102,33 +102,34 @@ class FairShare(SchedulingPolicy):
         return self._give_way(running, view.waiting, view)
 
     def _excess(self, tenant: str | None) -> float:
-        """Its counter less what it may be ahead: who is behind that takes its seats."""
+        """Counter of a tenant less what it may be ahead: tenants behind that take its sequence
+        slots."""
         return self._counter(tenant) - (self.lead_tokens or 0) - self._longest.get(tenant, 0.0)
 
     def _give_way(
         self, running: Sequence[RequestView], waiting: Sequence[RequestView], view: SchedulerView
     ) -> list[RequestView]:
-        """Those whose seats and pages are enough for requests that are behind them, and could start
-        in this step."""
+        """Running requests with sequence slots and pages enough for requests that are behind them,
+        and could start in this step."""
         ahead = sorted(
             running, key=lambda r: (self._excess(r.tenant), -r.lost_tokens, r.arrival_index)
         )
-        seats = view.max_num_seqs - sum(request.num_samples for request in view.running)
+        slots = view.max_num_seqs - sum(request.num_samples for request in view.running)
         pages = view.pages_free + view.pages_cached + view.pages_fenced - view.pages_reserved
         tokens = view.max_num_batched_tokens
         counters = {**self._counters}
         giving: list[RequestView] = []
         for request in self._by_service(waiting, counters):
             counter = counters.get(request.tenant, 0.0)
-            seats -= request.num_samples
+            slots -= request.num_samples
             pages -= request.pages_to_start + view.pages_reserved_for(request)
             for_this: list[RequestView] = []
-            while seats < 0 or pages < 0:
+            while slots < 0 or pages < 0:
                 if not ahead or self._excess(ahead[-1].tenant) <= counter:
                     return giving
                 leaving = ahead.pop()
                 for_this.append(leaving)
-                seats += leaving.num_samples
+                slots += leaving.num_samples
                 pages += leaving.reclaimable_pages + view.pages_reserved_for(leaving)
             giving += for_this
             uncached = request.uncached_tokens
@@ -142,8 +143,9 @@ class FairShare(SchedulingPolicy):
     def _by_service(
         self, waiting: Sequence[RequestView], counters: Mapping[str | None, float]
     ) -> Iterator[RequestView]:
-        """Looks at the counters anew after each request: one that has started was charged. Of each
-        tenant no more requests are looked at than are asked for."""
+        """Waiting requests by the service of their tenants. Looks at the counters anew after each:
+        one that has started was charged. Of each tenant no more are looked at than are asked
+        for."""
         queues = {
             tenant: (r for r in live if not r.is_running and waits(r, waiting))
             for tenant, live in self._live.items()
@@ -201,7 +203,8 @@ class FairShare(SchedulingPolicy):
         return {tenant for tenant in self._live if self._is_backlogged(tenant)}
 
     def _is_backlogged(self, tenant: str | None) -> bool:
-        """The oldest run, so there are few to pass before one that waits."""
+        """Whether a request of the tenant waits. The oldest run, so there are few to pass before
+        one."""
         return any(map(_waits, self._live[tenant]))
 
     def _rise(self) -> None:

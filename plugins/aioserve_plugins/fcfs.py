@@ -10,7 +10,7 @@ __all__ = ["FirstComeFirstServed"]
 class FirstComeFirstServed(SchedulingPolicy):
     """Starts requests in order of arrival and computes as much of each prompt as a step holds.
 
-    Nobody is overtaken, preempted requests included: they keep their place. These are the defaults
+    No request is overtaken, preempted ones included: they keep their place. These are the defaults
     of every policy.
     """
 

@@ -21,8 +21,9 @@ from aioserve_plugins._waiting_changes import WaitingChanges, by_arrival, waits
 __all__ = ["Priority"]
 
 YIELDED_STEPS = 3
-"""In which prompts that are being computed leave room for more urgent ones that came: by then these
-have started (they come, others give way, their pages come back), or wait for something else."""
+"""Steps in which prompts that are being computed leave room for more urgent ones that came: by then
+these have started (they come, others give way, their pages come back), or wait for something
+else."""
 
 
 class Priority(SchedulingPolicy):
@@ -30,8 +31,8 @@ class Priority(SchedulingPolicy):
     priority in order of arrival. With `first="highest"` greater numbers come first.
 
     With `preempt`, running requests that are less urgent give way to one that is next to start and
-    has no seat or no pages: the least urgent first, of those the one that loses the least work.
-    Without, they run to their end, unless one that came before them runs out of pages.
+    has no sequence slot or no pages: the least urgent first, of those the one that loses the least
+    work. Without, they run to their end, unless one that came before them runs out of pages.
 
     A prompt that is being computed leaves room in the step for more urgent ones that have just
     come, so that these start although it is long.
@@ -64,11 +65,11 @@ class Priority(SchedulingPolicy):
         self.patience_tokens = patience_tokens
         self._changes = WaitingChanges()
         self._queues: defaultdict[int, list[RequestView]] = defaultdict(list)
-        """Those that wait, by urgency, each in order of arrival."""
+        """Waiting requests by urgency, each in order of arrival."""
         self._came: dict[RequestView, int | None] = {}
         """Requests to leave room for, with the step in which that began."""
         self._most_urgent_first: list[RequestView] = []
-        """Those, as they were in the step `_looked_step`."""
+        """Requests to leave room for, as they were in the step `_looked_step`."""
         self._looked_step = -1
 
     def starvation_bound_tokens(self, request: RequestView) -> int | None:
@@ -116,7 +117,7 @@ class Priority(SchedulingPolicy):
         return max(0, budget_tokens)
 
     def _look_at_newcomers(self, view: SchedulerView) -> None:
-        """Once a step: thousands may come at once, and many prompts be computed."""
+        """Look once a step: thousands may come at once, and many prompts be computed."""
         for one, step in list(self._came.items()):
             if one.pages or (step is not None and view.step >= step + YIELDED_STEPS):
                 del self._came[one]
@@ -136,7 +137,7 @@ class Priority(SchedulingPolicy):
         self._forget_look()
 
     def _forget_look(self) -> None:
-        """A step without work has the number of the next one."""
+        """Forget the last look: a step without work has the number of the next one."""
         self._looked_step, self._most_urgent_first = -1, []
 
     def precedence(self, request: RequestView) -> int:
@@ -152,7 +153,7 @@ class Priority(SchedulingPolicy):
     def victim(
         self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
     ) -> RequestView:
-        """Of the least urgent, as by default."""
+        """Victim of the least urgent ones, as by default."""
         spared = [one for one in running if not self._is_overdue(one, view)] or running
         least = min(map(self._urgency, spared))
         return super().victim(
@@ -160,7 +161,7 @@ class Priority(SchedulingPolicy):
         )
 
     def _urgency(self, request: RequestView) -> int:
-        """The greater, the sooner."""
+        """Urgency: the greater, the sooner."""
         return request.priority if self.first == "highest" else -request.priority
 
     def _is_overdue(self, request: RequestView, view: SchedulerView) -> bool:

@@ -23,12 +23,13 @@ class RoundRobin(SchedulingPolicy):
 
     A prompt that has had its turn goes to the end of the rotation, behind those that have arrived
     since: a short prompt waits for one chunk of each prompt before it instead of for all of them.
-    Requests start in order of arrival, but for one whose next page another prompt is computing: it
-    waits for that and finds it cached, until it has waited for `patience` times its length.
+    Requests start in order of arrival, but for one that needs next a page which another prompt is
+    computing: it waits for that and finds it cached, until it has waited for `patience` times its
+    length.
 
     With `adaptive`, prompts together get the less of a step the more sequences decode, so that
     steps are short when many wait for their next token: the step's whole budget when none does,
-    `chunk_size` tokens when all seats are taken by such, and in proportion between.
+    `chunk_size` tokens when such take all sequence slots, and in proportion between.
 
     Raises `ConfigError` for a `chunk_size` below 1, an `adaptive` that isn't a bool, or a
     `patience` that isn't finite and at least 0.
@@ -48,21 +49,21 @@ class RoundRobin(SchedulingPolicy):
         self.patience = patience
         self._beginnings = SharedBeginnings()
         self._put_off: set[RequestView] = set()
-        """Those that wait for a page that another one computes."""
+        """Requests that wait for a page that another one computes."""
         self._rotation: dict[RequestView, int] = {}
-        """Every request that hasn't ended, the one whose turn is next first, each with its ticket:
+        """Every request that hasn't ended, the next in turn first, each with its ticket:
         a number that is greater than those before it."""
         self._last_ticket = 0
         self._step = -1
         self._shares: dict[RequestView, int] = {}
-        """Tokens of this step for each prompt whose turn it is."""
+        """Tokens of this step for each prompt that has its turn."""
         self._left = 0
         """Tokens of this step that prompts may still take, where that is adaptive."""
         self._expected = 0
-        """Requests for whose start this step's shares leave room."""
+        """Requests that may start in the room that this step's shares leave."""
         self._started = 0
         self._blocked = False
-        """Room was left in vain: none is left until a request has ended."""
+        """Whether room was left in vain: none is left until a request has ended."""
 
     def starvation_bound_tokens(self, request: RequestView) -> int:
         return math.ceil(self.patience * (request.prompt_tokens + request.generated_tokens))
@@ -96,7 +97,8 @@ class RoundRobin(SchedulingPolicy):
         return tokens
 
     def _deal(self, view: SchedulerView) -> None:
-        """Those that had their turn go to the end; those at the front share this step's tokens."""
+        """Move prompts that had their turn to the end; those at the front share this step's
+        tokens."""
         for request in self._shares:
             if request.is_running:
                 del self._rotation[request]
@@ -115,13 +117,13 @@ class RoundRobin(SchedulingPolicy):
     def _in_turn(
         self, computing: Sequence[RequestView], view: SchedulerView
     ) -> Iterator[RequestView]:
-        """Those that are being computed and those that may start, in the order of the rotation.
-        Where nobody may start, thousands may wait at whom nobody looks."""
-        seats = view.max_num_seqs - view.num_running
+        """Requests that are being computed and that may start, in the order of the rotation. Where
+        none may start, thousands may wait without being looked at."""
+        slots = view.max_num_seqs - view.num_running
         pages = view.pages_free + view.pages_cached
         last = 0
         for request, ticket in self._rotation.items():
-            if self._blocked or seats <= 0:
+            if self._blocked or slots <= 0:
                 break
             last = ticket
             if request.is_running:
@@ -130,8 +132,8 @@ class RoundRobin(SchedulingPolicy):
             elif request not in self._put_off:
                 known = request.prompt_tokens + request.generated_tokens
                 pages -= -(-known // view.page_size)
-                seats -= request.num_samples
-                if pages < 0 or seats < 0:
+                slots -= request.num_samples
+                if pages < 0 or slots < 0:
                     break
                 yield request
         tickets = {request: self._rotation.get(request, 0) for request in computing}

@@ -50,12 +50,13 @@ class ShortestFirst(SchedulingPolicy):
         return max(0.0, self._forgiven(prompt, cached) - now), prompt.index
 
     def _holds_until(self, first: WaitingPrompt, second: WaitingPrompt, now: int) -> float:
-        """Both are forgiven as much all the time: until they are forgiven everything."""
+        """Time until which the order holds: both are forgiven as much, until they are forgiven
+        everything."""
         is_older = first.index < second.index
         return math.inf if is_older else self._forgiven(second, second.ranked_cached)
 
     def _forgiven(self, prompt: WaitingPrompt, cached: int) -> float:
-        """When it is forgiven everything, in tokens processed."""
+        """Time at which it is forgiven everything, in tokens processed."""
         return self.patience * (prompt.tokens - cached) + prompt.arrived
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:

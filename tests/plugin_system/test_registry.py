@@ -146,7 +146,7 @@ class HasHelpers(SchedulingPolicy):
 
 
 def test_a_policy_with_a_misspelt_method_is_refused_with_the_name_that_was_meant():
-    said = r"Misspells\.preempts is called by nobody: did you mean preempt\?"
+    said = r"Misspells\.preempts is never called: did you mean preempt\?"
     with pytest.raises(ConfigError, match=said):
         Engine(FakeModel(), policy=Misspells())
     registry = PluginRegistry([offering([PolicySpec("mine", Misspells)])])

@@ -160,7 +160,9 @@ async def test_what_is_said_of_nobody_answered_is_seen_and_fits(
         report_page(runs, title="a title", command="x", facts=[], targets=TARGETS), encoding="utf-8"
     )
     async with shown(port, path, width) as page:
-        assert "no request got a completion: 3 requests were too long" in await page.text("#figures p")
+        assert "no request got a completion: 3 requests were too long" in await page.text(
+            "#figures p"
+        )
         assert await page.value("document.querySelector('#figures p').offsetHeight") > 10
         assert await page.value("document.documentElement.scrollWidth") <= width
         assert await page.value("document.querySelectorAll('nav a').length") == 3

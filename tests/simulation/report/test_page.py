@@ -264,8 +264,8 @@ def sections(text: str) -> list[str]:
 
 def test_a_run_without_an_answer_is_told_in_words_and_not_drawn() -> None:
     text = page_of([too_long(), too_long(NAUGHTY)], targets=TARGETS, window=(0.0, 1.0))
-    told = " no request got a completion: 3 requests were too long for the model or the memory of 1 page "
-    told += "of 4 tokens. No step ran."
+    told = " no request got a completion: 3 requests were too long for the model or the memory of "
+    told += "1 page of 4 tokens. No step ran."
     shown = read(text).shown
     assert [f"Under {name}{told}" in shown for name in ("fcfs", NAUGHTY)] == [True, True]
     assert sections(text) == ["figures", "targets", "requests"]
