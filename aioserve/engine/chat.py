@@ -24,7 +24,7 @@ from aioserve.grammars.calls import CallsOutput, Style, calls_output
 from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 from aioserve.text.conversation import MAX_TOOLS, Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF
-from aioserve.text.output_parsers.answer_reader import AnswerReader
+from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.forms import (
     ReasoningForm,
     ToolForm,
@@ -241,9 +241,9 @@ class AnswerForm:
         )
         return calls_output(style, self._told, self.held.strict, one=self.held.one)
 
-    def reader(self) -> AnswerReader:
+    def reader(self) -> CompletionReader:
         """For one answer."""
-        return AnswerReader(self._tools, self._reasoning, is_open=self._is_open)
+        return CompletionReader(self._tools, self._reasoning, is_open=self._is_open)
 
 
 def held_calls(
@@ -279,7 +279,7 @@ class _Reading:
 
     def __init__(self, sample: int) -> None:
         self.sample = sample
-        self.reader: AnswerReader | None = None
+        self.reader: CompletionReader | None = None
         self.deltas: list[ChatDelta] = []
         self._tokens: list[Token] = []
 

@@ -1,4 +1,4 @@
-"""What a lease would find: pages of its tokens that the prefix tree has, or that were swapped out.
+"""Finds what a lease may begin with: pages that the prefix tree has, or that were swapped out.
 
 Locks what is found for the lease that begins with it; knows leases, and changes none.
 """
@@ -22,7 +22,8 @@ NO_MATCH = Match(NO_RECEIPT, NO_PAGES, NO_PAGES)
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """What a lease would find and need. Its match is locked until it is begun with or dropped."""
+    """Pages that a lease would find and need. Its match is locked until it is begun with or
+    dropped."""
 
     match: Match
     num_found: int

@@ -17,10 +17,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class PageUse(msgspec.Struct, frozen=True, gc=False):
-    """How a run of cached pages was used, in ticks of a clock that counts uses of the cache."""
+    """Use of a run of cached pages, in ticks of a clock that counts uses of the cache."""
 
     created_tick: int
-    """When the run began: what one sequence adds without a break is of one age."""
+    """Tick when the run began: what one sequence adds without a break is of one age."""
     last_used_tick: int
     hits: int
     """Requests that found the pages in the cache."""

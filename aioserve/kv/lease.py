@@ -1,4 +1,4 @@
-"""What one sequence holds of KV memory: its pages, and how they came to it.
+"""Leases: pages of KV memory that one sequence holds, and how they came to it.
 
     position  0 ........... published ........ computed ... room
     pages     [ in the tree ][ its own alone            ][ empty ]

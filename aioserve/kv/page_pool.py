@@ -20,7 +20,7 @@ NO_STEP = -1
 
 
 class PageState(IntEnum):
-    """Where a page is; each page is in exactly one state."""
+    """State of a page; each page is in exactly one."""
 
     FREE = 0
     FENCED = 1
@@ -132,11 +132,11 @@ class PagePool:
         return counts
 
     def num_unshared(self, pages: npt.NDArray[np.int32]) -> int:
-        """How many of `pages`, int32 `[n]`, have exactly one reference."""
+        """Number of `pages`, int32 `[n]`, with exactly one reference."""
         return self._native.num_unshared(pages)
 
     def state(self, page: int) -> PageState:
-        """Where `page` is."""
+        """State of `page`."""
         return PageState(self._native.state(page))
 
     def sanity_check(self) -> None:

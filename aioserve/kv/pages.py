@@ -60,7 +60,7 @@ def capacity_tokens(num_pages: int, page_size: int) -> int:
 
 
 def token_location(page_ids: npt.NDArray[np.int32], position: int, page_size: int) -> int:
-    """Where the KV of one token lies, as `token_locations` counts it. Raises `IndexError` for a
+    """Location of the KV of one token, as `token_locations` counts it. Raises `IndexError` for a
     position past the last of `page_ids`, int32 `[n]` in order of position."""
     return page_ids.item(position // page_size) * page_size + position % page_size
 
@@ -71,7 +71,7 @@ def token_locations(
     positions: npt.NDArray[np.integer[Any]],
     page_size: int,
 ) -> npt.NDArray[np.int64]:
-    """Where the KV of T tokens lies, counted in tokens from the start of the cache: int64 `[T]`.
+    """Locations of the KV of T tokens, counted in tokens from the start of the cache: int64 `[T]`.
 
     `page_table` is int32 `[B, P]`, a row per sequence in order of position; token t is at
     `positions[t]`, at least 0, of the sequence in row `rows[t]`. Raises `IndexError` for a position

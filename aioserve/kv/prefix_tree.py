@@ -23,7 +23,7 @@ NO_RECEIPT = -1
 """Stands where a match has no receipt."""
 
 EVICTION_STRATEGIES = ("lru", "lfu", "fifo", "slru")
-"""Which unlocked leaf goes first: the least recently used; the least often matched, then least
+"""Orders in which unlocked leaves go: the least recently used; the least often matched, then least
 recently used; the oldest, where a sequence is as old as the first page that it added without a
 break; the least recently used of those never matched, then of the others
 (segmented LRU without a bound on the protected segment; Karedla, Love and Wherry 1994). These are
@@ -33,7 +33,7 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """What the tree has of a prompt, in whole pages from position 0, and one page in part.
+    """Pages that the tree has of a prompt, in whole pages from position 0, and one page in part.
 
     A page is on the device or on the host, and behind the first page on the host all are.
     """
@@ -53,7 +53,7 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
 
 class Evicted(msgspec.Struct, frozen=True, gc=False):
-    """What `PrefixTree.evict` did."""
+    """Result of `PrefixTree.evict`."""
 
     count: int
     """Device pages that the tree gave up, whether or not the host has them now. Pages that a step

@@ -15,7 +15,7 @@ from aioserve.kv.prefix_tree import PrefixTree
 __all__ = ["SWAP_FROM_TOKENS", "Swapping"]
 
 SWAP_FROM_TOKENS = 256
-"""From this context length "auto" swaps: copying grows with it, computing with its square."""
+"""Context length from which "auto" swaps: copying grows with it, computing with its square."""
 
 
 class Swapping:

@@ -1,4 +1,4 @@
-"""Where the pages of KV memory are, in numbers."""
+"""Counts of the pages of KV memory, by where they are."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pages_fenced: int
     """Released, and free as soon as the step in flight is done."""
     pages_cached: int
-    """Held by the prefix tree alone: evicted when a request needs pages."""
+    """Pages held by the prefix tree alone: evicted when a request needs pages."""
     pages_held_by_requests: int
-    """Held by requests or pinned by the policy. A page that several share counts once."""
+    """Pages held by requests or pinned by the policy. A page that several share counts once."""
     pages_host_total: int
     """Pages of the host pool (`num_host_pages`)."""
     pages_host_used: int

@@ -1,4 +1,4 @@
-"""What a decoder is made of: its blocks, and the checkpoint's tensors that each of them takes.
+"""Descriptions of decoders: their blocks, and the checkpoint's tensors that each of them takes.
 
 Values only: no files, no torch. `families` writes one for each config.json, `blocks` computes it,
 the loader reads its tensors, and code that counts or writes weights walks them. What no block can

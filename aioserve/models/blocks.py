@@ -23,7 +23,7 @@ X = TypeVar("X")
 
 
 class Weights(Protocol):
-    """Where a block gets what it is made of."""
+    """Source of the weights that a block is made of."""
 
     def linear(self, described: architecture.Linear) -> Linear: ...
 

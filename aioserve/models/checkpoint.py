@@ -85,7 +85,7 @@ class Checkpoint:
         return self._found[tensor.name].num_bytes
 
     def source(self, tensor: Tensor) -> _native.WeightSource:
-        """Where a `_native.WeightReader` reads the tensor, while this is open."""
+        """Source from which a `_native.WeightReader` reads the tensor, while this is open."""
         stored = self._found[tensor.name]
         rows = stored.shape[0]
         return _native.WeightSource(

@@ -40,7 +40,7 @@ _CHANGE_SAMPLING = {
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """How the model's authors want it sampled (generation_config.json); None: they don't say."""
+    """Sampling that the model's authors want (generation_config.json); None: they don't say."""
 
     do_sample: bool = False
     """False: greedy, whatever the other fields are."""

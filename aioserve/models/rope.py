@@ -25,7 +25,7 @@ _KNOWN_KEYS = frozenset(
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How the angles of one kind of layer follow from positions.
+    """Rule by which the angles of one kind of layer follow from positions.
 
     With d the rotated dimensions, frequency i is `theta ** (-2i / d)`, then scaled by `kind`.
     """

@@ -1,4 +1,4 @@
-"""What a device can do for a model: the contract of every backend."""
+"""Contract of every backend: what a device can do for a model."""
 
 from __future__ import annotations
 

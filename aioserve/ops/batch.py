@@ -18,7 +18,7 @@ __all__ = ["Batch", "Drawn", "HostBatch", "SampleRows"]
 
 @dataclass(slots=True, frozen=True)
 class HostBatch:
-    """What a step computes, in numpy: T tokens of B sequences, one sequence after the other.
+    """Input of a step, in numpy: T tokens of B sequences, one sequence after the other.
 
     Row `i` of sequence `b` has position `context_lens[b] - (query_start[b + 1] - query_start[b])
     + i`, which is what `positions` holds. All arrays are contiguous:
@@ -70,7 +70,7 @@ class HostBatch:
 
 @dataclass(slots=True, frozen=True)
 class SampleRows:
-    """How S rows of logits are sampled, in numpy, and where the tokens go.
+    """Parameters by which S rows of logits are sampled, in numpy, and slots of the tokens.
 
         slots         int64 [S]    where the next step finds the token
         temperatures  float64 [S]  at least 0; 0 takes the largest logit
@@ -110,7 +110,8 @@ class SampleRows:
         return len(self.slots)
 
     def at(self, positions: npt.NDArray[np.uint64]) -> SampleRows:
-        """These rows for the tokens at other positions, uint64 `[S]`. Raises as the class does."""
+        """Rows like these for the tokens at other positions, uint64 `[S]`. Raises as the class
+        does."""
         # Without another look at all the rest: this is done in each step.
         _check_arrays(("positions", positions, np.uint64, self.slots.shape))
         rows = object.__new__(SampleRows)
@@ -150,7 +151,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What `Backend.draw` drew."""
+    """Result of `Backend.draw`."""
 
     token_ids: torch.Tensor
     """int64 `[S]` on the backend's device; 0 in rows that failed."""

@@ -46,7 +46,8 @@ class Value:
 
 
 class NativeProgram(StepProgram):
-    """What `forward` computes over KV pages with these heads. Used by one thread at a time."""
+    """Program of what `forward` computes over KV pages with these heads. Used by one thread at a
+    time."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Contents(msgspec.Struct, frozen=True):
 
     specs: tuple[Spec[Any], ...] = ()
     admit: Callable[[RequestInfo], object] | None = None
-    """Its `aioserve_admit`, if it has one."""
+    """`aioserve_admit` of the plugin, if it has one."""
     admit_place: tuple[bool, bool] = (False, False)
     """Sort key of admission checks: `tryfirst` before the others, `trylast` behind them."""
 

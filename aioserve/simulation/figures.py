@@ -129,7 +129,7 @@ def rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[str]]]:
 
 
 def client_rows(found: Mapping[str, Metrics]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """For each figure of clients its label, and a row for each client: its name with its number of
+    """Rows by figure of clients: its label, and a row for each client: its name with its number of
     requests, and the text under each policy. Nothing where the trace names no clients."""
     first = next(iter(found.values()))
     return [

@@ -39,7 +39,7 @@ class Span(msgspec.Struct, gc=False):
     decoding steps as came one after the other."""
 
     request: int
-    """Its number in the trace."""
+    """Number of the request in the trace."""
     decodes: bool
     began_seconds: float
     ended_seconds: float

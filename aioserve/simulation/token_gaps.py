@@ -28,7 +28,7 @@ class TokenGaps:
     def __init__(self) -> None:
         self._seconds = array("d")
         self._counts = array("q")
-        """How often each of `_seconds` was a gap."""
+        """Number of times that each of `_seconds` was a gap."""
         self._last: dict[int, float] = {}
         """Time of the last token of each completion that isn't in `_since`."""
         self._longest: dict[int, float] = {}

@@ -15,7 +15,7 @@ from aioserve import InvalidSamplingError
 from aioserve.grammars.calls import Style, calls_output
 from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.vocabulary import Vocabulary
-from aioserve.text.output_parsers.answer_reader import AnswerReader
+from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.forms import REASONING_FORMS, TOOL_FORMS, ReasoningForm
 from aioserve.text.output_parsers.parts import Parts, whole_calls
 from aioserve.text.tokenizer import Tokenizer
@@ -131,7 +131,7 @@ class Drawn:
 
 
 def read(form: str, reasoning: ReasoningForm | None, is_open: bool, texts: Sequence[str]) -> Parts:
-    reader = AnswerReader(TOOL_FORMS[form], reasoning, is_open=is_open)
+    reader = CompletionReader(TOOL_FORMS[form], reasoning, is_open=is_open)
     parts = [*(reader.push(text) for text in texts), reader.finish()]
     return Parts(
         "".join(part.content for part in parts),

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aioserve.errors import InvalidRequestError
-from aioserve.text.output_parsers.answer_reader import AnswerReader
+from aioserve.text.output_parsers.completion_reader import CompletionReader
 from aioserve.text.output_parsers.forms import (
     REASONING_FORMS,
     TOOL_FORMS,
@@ -498,7 +498,9 @@ def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
     text = f"<think>a<tool_call>{CALL}</tool_call></think>\n\nb\n<tool_call>{CALL}</tool_call>"
     for is_open, given_ in ((False, text), (True, text.removeprefix("<think>"))):
         for pieces in ([given_], list(given_)):
-            reader = AnswerReader(TOOL_FORMS["hermes"], REASONING_FORMS["qwen3"], is_open=is_open)
+            reader = CompletionReader(
+                TOOL_FORMS["hermes"], REASONING_FORMS["qwen3"], is_open=is_open
+            )
             parts = [reader.push(piece) for piece in pieces] + [reader.finish()]
             assert "".join(p.reasoning for p in parts) == f"a<tool_call>{CALL}</tool_call>"
             assert "".join(p.content for p in parts) == "b"
@@ -507,7 +509,7 @@ def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
 
 
 def test_a_reader_without_forms_gives_the_text() -> None:
-    reader = AnswerReader(None, None, is_open=True)
+    reader = CompletionReader(None, None, is_open=True)
     assert [reader.push("<think>"), reader.push(""), reader.finish()] == [
         Parts("<think>"),
         Parts(),

@@ -1,5 +1,5 @@
-"""What families share: sizes, activations and windows as config.json spells them, and the frame
-around the layers that all but GPT-2 have."""
+"""Parts that families share: sizes, activations and windows as config.json spells them, and the
+frame around the layers that all but GPT-2 have."""
 
 from __future__ import annotations
 

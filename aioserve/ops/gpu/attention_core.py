@@ -1,4 +1,4 @@
-"""What prefill and decode have in common: where keys lie, and softmax in one pass.
+"""Functions that prefill and decode share: where keys lie, and softmax in one pass.
 
 Scores are in units of log2, so that weights are powers of two. A row keeps the largest score that
 it has seen (`top`), the sum of its weights relative to it (`total`) and their weighted values
@@ -27,7 +27,7 @@ def key_offsets(
     HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Where keys `start` to `start + KEYS` of a KV head begin in a layer's pages, int64 [KEYS].
+    """Offsets of keys `start` to `start + KEYS` of a KV head in a layer's pages, int64 [KEYS].
 
     `pages` is the sequence's row of the page table. Keys from `end` on get an offset that must not
     be read. `start` is a multiple of KEYS.

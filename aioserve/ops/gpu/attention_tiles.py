@@ -1,4 +1,4 @@
-"""How attention is cut into tiles: pure functions of the model's shape and the device.
+"""Choice of the tiles of attention: pure functions of the model's shape and the device.
 
 Nothing here depends on a batch but `decode_splits`, which changes no result.
 """
@@ -31,7 +31,7 @@ _LONG_CONTEXT = 4096
 
 @dataclass(slots=True, frozen=True)
 class Tile:
-    """What one program holds at a time, and how it is compiled.
+    """Tile that one program holds at a time, and options of its compilation.
 
     A row is one query head of one token. A program has `rows` of them and takes `keys` at a time,
     with the keys and values of `ahead` such turns on their way.

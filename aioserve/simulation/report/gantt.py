@@ -236,7 +236,7 @@ def _ruler(axis: Linear, key: str, borders: Sequence[float]) -> str:
 
 
 def _pages(run: PolicyRun, axis: Linear, key: str) -> str:
-    """For each step of the window a column: pages held from below, evictable ones on them."""
+    """Columns for the steps of the window: pages held from below, evictable ones on them."""
     parts: list[str] = []
     most = {"held": 0.0, "cached": 0.0}
     shown = [

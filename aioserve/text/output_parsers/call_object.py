@@ -80,7 +80,7 @@ class CallReader:
 
     @property
     def rest(self) -> str:
-        """What was read once the name and all arguments were there."""
+        """Text that was read once the name and all arguments were there."""
         return "".join(self._rest)
 
     def read(self, text: str, start: int) -> int:

@@ -27,9 +27,9 @@ class CallEnd(Enum):
 
     WHOLE = auto()
     BROKEN = auto()
-    """Its arguments aren't JSON, or the text ended in them."""
+    """The arguments aren't JSON, or the text ended in them."""
     NO_CALL = auto()
-    """It was given out as content."""
+    """The text was given out as content."""
 
 
 class ToolParser(TextReader):

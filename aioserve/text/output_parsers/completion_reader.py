@@ -6,11 +6,11 @@ from aioserve.text.output_parsers.forms import ReasoningForm, ToolForm
 from aioserve.text.output_parsers.parts import Parts
 from aioserve.text.output_parsers.reasoning import ReasoningReader
 
-__all__ = ["AnswerReader"]
+__all__ = ["CompletionReader"]
 
 
-class AnswerReader:
-    """Parser of one completion. Its results, joined, are the same for any pieces of the text.
+class CompletionReader:
+    """Reader of one completion. Its results, joined, are the same for any pieces of the text.
 
     `is_open` says that the text begins within reasoning. A form that is None leaves its part in the
     content. Tool calls within reasoning are none.
