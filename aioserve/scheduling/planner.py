@@ -5,9 +5,10 @@ are taken when it is admitted, so that a prefill never waits half-done for pages
 take one page at a time. When those run out, cached pages are evicted, then sequences give theirs
 back that are younger than the one in need, or to which the policy gave a lower precedence. The
 first in the order of precedence and age is never preempted for another and fits alone, so it always
-gets to its end, and so does everyone in turn. One whose reader is behind doesn't run: it may be
-preempted for anyone, and loses time but no token. Where the next one to start has no room, those of
-lower precedence may have to give way to it (`aioserve.scheduling.priority_preemption`).
+gets to its end, and so does everyone in turn. One whose reader is behind, or whose mask is long in
+coming, doesn't run: it may be preempted for anyone, and loses time but no token. Where the next one
+to start has no room, those of lower precedence may have to give way to it
+(`aioserve.scheduling.priority_preemption`).
 
 The planner decides one sequence at a time and then applies what it decided, because a request may
 find in the prefix tree what another was given in the same step. `working_on` names the sequence
@@ -48,6 +49,8 @@ __all__ = ["StepPlanner"]
 
 PREFILL, DECODE = ItemKind.PREFILL, ItemKind.DECODE
 NO_ROWS: tuple[SampleRow, ...] = ()
+PATIENT_STEPS = 16
+"""For so many steps one whose mask came late keeps what others want. Most masks are late by one."""
 
 
 class StepPlanner:
@@ -82,8 +85,9 @@ class StepPlanner:
         self.working_on: SequenceState | None = None
         self._plan: StepPlan | None = None
         self._has_preempted = False
-        self._has_paused = False
-        """Readers of some that run were behind when the step was begun."""
+        self._patient_steps = PATIENT_STEPS
+        self._may_stand_still = False
+        """Some that run had nothing to compute when the step was begun."""
         self._gave_way: set[SequenceState] = set()
         self._has_families = False
         self._started: list[tuple[SequenceState, int]] = []
@@ -102,7 +106,7 @@ class StepPlanner:
         self._continue_prefills(prefilling)
         may_admit = not self._has_preempted and books.waiting and self.room.tokens > 0
         if may_admit and self._admit(forced=False):
-            self._displace_a_paused_one()
+            self._displace_one()
         if not self.entries and books.launched == self.memory.pool.done_step:
             self._force_progress()
             if not self.entries:
@@ -158,7 +162,7 @@ class StepPlanner:
         short_of_pages, decode = self.memory.short_of_pages, decoding.append
         for sequence in running:
             if sequence.paused:
-                self._has_paused = True
+                self._may_stand_still = True
                 continue
             reach = sequence.num_known + sequence.pending
             remaining = reach - sequence.lease.computed
@@ -169,6 +173,8 @@ class StepPlanner:
                 # Those of a prompt have their pages; those that a grammar forced may have none.
                 grows = sequence.constrained and short_of_pages([sequence.lease])
                 (decoding if grows else prefilling).append(sequence)
+            else:
+                self._may_stand_still = True
         return decoding, prefilling
 
     def _decode(self, ready: list[SequenceState]) -> None:
@@ -209,7 +215,7 @@ class StepPlanner:
             if short <= 0:
                 return
             first = by_precedence(growing[0])
-            behind = {s for s in books.running if by_precedence(s) > first or s.paused}
+            behind = {s for s in books.running if by_precedence(s) > first or self._stands_still(s)}
             of_any_age = self.policy_calls.victim_of_any_age
             candidates = [
                 books.view(s)
@@ -247,14 +253,20 @@ class StepPlanner:
         self.working_on = None
         self._has_preempted = True
 
-    def _displace_a_paused_one(self) -> bool:
-        """Others wait for room: the youngest sequence whose reader is behind makes some, so that a
-        slow reader holds up nobody but itself."""
-        if not self._has_paused:
+    def _stands_still(self, sequence: SequenceState) -> bool:
+        """Whether it has room that it can't use: its reader is behind, or its mask doesn't come."""
+        return sequence.paused or (
+            sequence.waits_for_mask and self.step - sequence.lease.last_step > self._patient_steps
+        )
+
+    def _displace_one(self) -> bool:
+        """Others wait for room: the youngest sequence that stands still makes some, so that a slow
+        reader or grammar holds up nobody but itself."""
+        if not self._may_stand_still:
             return False
         for sequence in reversed(self.books.running):
             in_this_step = sequence.lease.last_step == self.step  # a sample that has just begun
-            if sequence.paused and not sequence.exhausted and not in_this_step:
+            if self._stands_still(sequence) and not sequence.exhausted and not in_this_step:
                 self._preempt(sequence)
                 return True
         return False
@@ -366,7 +378,8 @@ class StepPlanner:
 
     def _force_progress(self) -> None:
         """Nothing is in flight and nothing was chosen: go on with the oldest sequence, whatever the
-        policy says, so that an engine with work never stands still."""
+        policy says and whoever's mask is late, so that an engine with work never stands still."""
+        self._patient_steps = 0
         for sequence in self.books.running:
             if sequence.is_held or sequence.remaining <= 1:
                 continue
@@ -375,13 +388,14 @@ class StepPlanner:
             if count := self.room.tokens_with_pages(sequence, wanted):
                 self._launch([sequence], count)
                 return
-        if self.policy_calls.chooses_decodes:
+        late = [s for s in self.books.running if s.waits_for_mask]
+        if late or self.policy_calls.chooses_decodes:
             decoding, _ = self._split_running()
             self._decode(decoding[:1])
             if self.entries:
                 return
         while self._admit(forced=True):
-            if not self._displace_a_paused_one():
+            if not self._displace_one():
                 break
 
     # -- both

@@ -93,7 +93,12 @@ async def test_a_stream_with_a_form_is_in_the_steps_of_the_others(
 
 
 @pytest.mark.asyncio
-async def test_others_go_on_while_a_grammar_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_seqs": 1}, {"num_pages": 4, "max_model_len": 64}]
+)
+async def test_others_go_on_while_a_grammar_takes_its_time(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
+) -> None:
     go_on, after = threading.Event(), guides._after
     asked = threading.Event()
 
@@ -105,7 +110,7 @@ async def test_others_go_on_while_a_grammar_takes_its_time(monkeypatch: pytest.M
     form = SamplingParams(
         temperature=0.0, structured_output=StructuredOutput(regex="[a-z]{20}"), max_tokens=30
     )
-    async with Engine("pyhelp") as engine:
+    async with Engine("pyhelp", **options) as engine:
         expected = await engine.generate([1, 2, 3], form)
         alone = [await engine.generate([1, 2, i], plain(i, 40)) for i in range(3)]
         monkeypatch.setattr(guides, "_after", stuck)

@@ -12,6 +12,7 @@ import pytest
 from aioserve.request import Request, SamplingParams
 from aioserve.sampling.masks import LateMasks
 from aioserve.scheduling.pipeline import StepPipeline
+from aioserve.scheduling.planner import PATIENT_STEPS
 from aioserve.scheduling.sequence import Phase
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import ItemKind, StepPlan
@@ -31,7 +32,8 @@ class Served:
     def __init__(
         self, late: Collection[int], *, depth: int = 2, told: str = "after", **options: Any
     ):
-        """`told`: when they come, "before" the step's commit, "after" it, or a "step" later."""
+        """`told`: when they come, "before" the step's commit, "after" it or a "step" later; where
+        that is "never", the test says."""
         self.bench = Bench(**options)
         self.told = told
         self.late = {len(PROMPT) + index for index in late}
@@ -86,7 +88,7 @@ class Served:
         self.bench.scheduler.sanity_check()
         self.tokens += [u.token_id for u in updates if u.token_id is not None]
         if is_late:
-            self.num_untold = {"before": 0, "after": 1, "step": 3}[self.told]
+            self.num_untold = {"before": 0, "after": 1, "step": 3, "never": 0}[self.told]
         elif updates and self.bench.sequences and self.sequence.num_known not in self.late:
             self.guide()
 
@@ -215,4 +217,51 @@ def test_guesses_of_a_row_without_its_mask_are_gone() -> None:
     assert bench.scheduler.commit(plan, none, 0.0) == []
     bench.scheduler.sanity_check()
     assert run.lease.computed == len(PROMPT) + 2
+    served.run()
+
+
+def test_one_whose_mask_does_not_come_makes_room_for_those_that_wait() -> None:
+    served = Served([5], told="never", max_num_seqs=2)
+    bench = served.bench
+    while not served.num_late:
+        served.step()
+    for plan in served.pipeline.in_flight:
+        served.finish(plan)
+    sequence = served.sequence
+    bench.submit(PROMPT[:3], max_tokens=100)
+    waits = bench.submit(PROMPT[:3], max_tokens=1)
+    for _ in range(PATIENT_STEPS - 1):
+        bench.step()
+        assert sequence.phase is Phase.RUNNING
+    for _ in range(3):
+        bench.step()
+    assert sequence.phase is Phase.WAITING
+    assert waits not in bench.sequences
+    served.guide()
+    while len(served.tokens) < NUM_TOKENS:
+        updates = bench.step()
+        mine = [u.token_id for u in updates if u.sequence_id == served.sequence_id]
+        served.tokens += mine
+        if mine and served.sequence_id in bench.sequences:
+            served.guide()
+    assert served.tokens == TOKENS
+
+
+@pytest.mark.parametrize("short_of", ["slots", "pages"])
+def test_nobody_stands_still_for_a_mask_alone(short_of: str) -> None:
+    """The one whose mask is late is older, and nothing else can be computed."""
+    slots = 1 if short_of == "slots" else 2
+    served = Served([5], told="never", max_num_seqs=slots, num_pages=32, page_size=4)
+    bench = served.bench
+    while not served.num_late:
+        served.step()
+    for plan in served.pipeline.in_flight:
+        served.finish(plan)
+    other = bench.submit(PROMPT[:3], max_tokens=120)
+    tokens: list[int] = []
+    while other in bench.sequences:
+        tokens += [u.token_id for u in bench.step() if u.token_id is not None]
+    assert tokens == expected_tokens(PROMPT[:3], 120)
+    served.guide()
+    served.pipeline.drain()
     served.run()
