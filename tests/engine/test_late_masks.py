@@ -97,7 +97,7 @@ async def test_a_stream_with_a_form_is_in_the_steps_of_the_others(
     "options", [{}, {"max_num_seqs": 1}, {"num_pages": 4, "max_model_len": 64}]
 )
 async def test_others_go_on_while_a_grammar_takes_its_time(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     go_on, after = threading.Event(), guides._after
     asked = threading.Event()

@@ -240,7 +240,7 @@ def test_one_whose_mask_does_not_come_makes_room_for_those_that_wait() -> None:
     served.guide()
     while len(served.tokens) < NUM_TOKENS:
         updates = bench.step()
-        mine = [u.token_id for u in updates if u.sequence_id == served.sequence_id]
+        mine = [u.token_id or 0 for u in updates if u.sequence_id == served.sequence_id]
         served.tokens += mine
         if mine and served.sequence_id in bench.sequences:
             served.guide()
