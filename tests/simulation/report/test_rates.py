@@ -167,13 +167,14 @@ def test_a_rate_at_which_nobody_was_answered_has_a_mark_at_never_and_no_line_to_
     lines = [re.findall(r'class="line[^>]* d="([^"]*)"', svg)[0] for svg in (without, drawn)]
     assert lines[0].count("L") == lines[1].count("L")
     told = (
-        "Under fcfs at 16 requests/s no request got a completion: 1 request was too long for the "
+        "Under fcfs at 16 requests/s no request got a completion: "
+        "1 request was too long for the model"
     )
     assert any(text.startswith(told) for text in read(page_of(runs, targets=TARGETS)).shown)
     alone = latency_by_rate_chart(runs[-1:]).panels
     assert all(">nothing to measure" not in panel.svg for panel in alone)
     assert all(re.findall(r'class="ty"[^>]*>([^<]*)<', panel.svg) == ["never"] for panel in alone)
-    assert "Under fcfs at any rate nobody" in page_of(runs[-1:], targets=TARGETS)
+    assert "Under fcfs at any rate no request" in page_of(runs[-1:], targets=TARGETS)
 
 
 def test_one_run_alone_can_be_drawn() -> None:
