@@ -281,7 +281,7 @@ def test_who_answered_is_drawn_beside_those_who_did_not() -> None:
     runs = [too_long(), run_of([asking(n) for n in range(3)], name="other", targets=TARGETS)]
     text = page_of(runs, targets=TARGETS)
     assert "Under fcfs no request got a completion: 3 requests" in text
-    assert "Under other nobody" not in text
+    assert "Under other no request" not in text
     assert {"latency", "queue", "steps", "lanes"} <= set(sections(text))
     assert re.findall(r"<h3[^>]*>(.*?)</h3>", text) == ["other", "other"]
     assert 'class="lane"' in text
