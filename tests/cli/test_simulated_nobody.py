@@ -28,7 +28,7 @@ def test_a_warning_says_why_nobody_was_answered(aioserve_here: Run, trace: Path)
         for name in ("fcfs", "shortest_first")
     )
     done = aioserve_here("simulate", trace, "--num-pages", 1, "--num-requests", 1)
-    assert f" answer: 1 request was {TOO_LONG}" in done.stderr
+    assert f" completion: 1 request was {TOO_LONG}" in done.stderr
     assert aioserve_here("simulate", trace, "--num-pages", 3).stderr == ""
 
 
