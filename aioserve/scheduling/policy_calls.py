@@ -237,8 +237,7 @@ class PolicyCalls(Guard):
         self._tell("arrived", lambda: self.policy.arrived(requests))
 
     def step_finished(self, step: int, tokens: int) -> None:
-        if self.hears_of_steps:
-            self._tell("step_finished", lambda: self.policy.step_finished(step, tokens))
+        self._tell("step_finished", lambda: self.policy.step_finished(step, tokens))
 
     def finished(self, requests: Sequence[RequestView]) -> None:
         self._tell("finished", lambda: self.policy.finished(requests))
