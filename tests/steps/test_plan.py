@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 
 from aioserve.errors import InvariantError
-from aioserve.steps.outcome import StepOutcome, check_outcome
+from aioserve.steps.outcome import StepOutcome, UnfitOutcomeError, check_outcome
 from aioserve.steps.plan import (
     ItemKind,
     PooledTokens,
@@ -95,3 +95,9 @@ def test_a_row_has_one_token_or_as_many_as_were_guessed(outcome: Any, fits: bool
         return
     with pytest.raises(InvariantError, match="2 rows"):
         check_outcome(plan, StepOutcome(step=1, **outcome))
+
+
+def test_what_is_no_outcome_is_refused_as_one() -> None:
+    plan = StepPlan(step=1, items=(item(DECODE, 9, 1, 0),))
+    with pytest.raises(UnfitOutcomeError, match="step 1 got None"):
+        check_outcome(plan, cast(Any, None))
