@@ -61,13 +61,13 @@ class Watching:
             self._stops += [self._engine.observe(observer) for observer in self._observers]
 
     def end(self) -> None:
-        """Likewise."""
+        """Nothing happens where it has ended."""
         while self._stops:
             self._stops.pop()()
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """That of the app, which may run again."""
+        """Watch for a lifespan of the app, which may run again."""
         self.begin()
         try:
             yield

@@ -116,7 +116,7 @@ class AppState:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Those that requests may ask for; the first is the one that answers carry."""
+        """Names that requests may ask for; the first is the one that answers carry."""
         if self.settings.served_model_names:
             return tuple(self.settings.served_model_names)
         return (self.own_name,)
@@ -153,7 +153,7 @@ class Call:
     request_id: str
     """Unique, whatever its client calls it: for ids of answers and of requests to the engine."""
     tenant: str | None = None
-    """Whose key it came with."""
+    """Name of the key that it came with."""
     cache_salt: str | None = None
     """Cached prefixes are shared with calls of the same salt alone."""
     created_seconds: int = field(default_factory=lambda: int(time.time()))

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
 MAX_FIELD_CHARS = 200
-"""Of the name of a field, as an error tells it: clients may give it any length."""
+"""Length of a field's name in an error: clients may give it any length."""
 PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`")
 
 
@@ -33,7 +33,7 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ClientGone(Exception):
-    """Whoever sent the request has left."""
+    """The client has left."""
 
 
 async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
@@ -111,8 +111,8 @@ def _without_unknown_nulls(body: bytes, kind: Any) -> bytes:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Of garbage. A body makes none, but one of millions of lists would set off hundreds of
-    searches through all that the process has, for seconds in which nobody else is answered."""
+    """Collect no garbage. A body makes none, but one of millions of lists would set off hundreds of
+    searches through all that the process has, for seconds in which no other call is answered."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -131,7 +131,7 @@ def converted(value: object, kind: Any, place: str) -> Any:
 
 
 def parameters(scope: Scope, kind: type[T]) -> T:
-    """Those of the query and the path, as a `kind`. Raises `ApiError` that names one."""
+    """Parameters of the query and the path, as a `kind`. Raises `ApiError` that names one."""
     query = QueryParams(scope.get("query_string", b""))
     given = dict(query)
     for name in given:

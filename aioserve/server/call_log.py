@@ -42,7 +42,7 @@ class Answered(Protocol):
 
 
 class CallLog:
-    """Of one request over HTTP. Whoever learns something of the call writes it here."""
+    """What is noted of one request over HTTP: each part that learns something writes it here."""
 
     __slots__ = (
         "_answers",
@@ -80,7 +80,7 @@ class CallLog:
         self.tenant: str | None = None
         """Name of the key that it came with."""
         self.cache_salt: str | None = None
-        """Of that key: cached prefixes are shared with calls of the same one alone."""
+        """Salt of that key: cached prefixes are shared with calls of the same salt alone."""
         self.route: str | None = None
         """As it is written in the app, placeholders included; None where there is none."""
         self.status: int | None = None
@@ -90,13 +90,13 @@ class CallLog:
         self.is_whole: bool = False
         """All of the answer was sent; not where its client left before."""
         self.model: str | None = None
-        """As it was asked for: anybody's text, up to `MAX_MODEL_CHARS`."""
+        """The name that was asked for: any text, up to `MAX_MODEL_CHARS`."""
         self.stream: bool | None = None
         self.asked: dict[str, int | float] = {}
         self.dropped: Mapping[str, int] = {}
         """Unknown fields of its messages, by where they were."""
         self.span: Any = None
-        """Of the tracer, where there is one."""
+        """Span of the tracer, where there is one."""
         self._answers: list[Answered] = []
         self._counts: list[Usage] = []
 
@@ -126,7 +126,7 @@ class CallLog:
 
     @property
     def usage(self) -> Usage | None:
-        """Of all requests to the engine together; None where there was none."""
+        """Tokens of all requests to the engine together; None where there was none."""
         counts = [*self._counts, *[answer.usage for answer in self._answers]]
         if not counts:
             return None
@@ -144,7 +144,7 @@ class CallLog:
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
-        """Of each sample that has come to an end."""
+        """Reasons of the samples that have come to an end."""
         reasons = [reason for answer in self._answers for reason in _reasons_of(answer)]
         return tuple([str(reason) for reason in reasons if reason is not None])
 

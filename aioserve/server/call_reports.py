@@ -103,7 +103,7 @@ ASKED = {
 
 
 class Spans:
-    """Of calls, and of nothing else that is asked for."""
+    """Makes spans of calls, and of no other requests."""
 
     def __init__(self, trace: Any, propagate: Any) -> None:
         """`opentelemetry.trace` and `opentelemetry.propagate`."""

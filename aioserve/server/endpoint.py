@@ -48,7 +48,7 @@ class Events:
     owner: Closable
     """The stream that they come from, which is closed however the answer ends."""
     kind: bytes = EVENT_STREAM
-    """Of the content."""
+    """Media type of the content."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Beside those of every such answer."""
 
@@ -76,7 +76,7 @@ class ErrorShape(Protocol):
 
     @property
     def kind(self) -> type:
-        """Of what `body` gives."""
+        """Type of what `body` gives."""
         ...
 
     @property
@@ -101,7 +101,7 @@ class Endpoint(Generic[B]):
     handle: Handler[B]
     errors: ErrorShape
     kind: type[B] | None = None
-    """Of the body; None: there is none, and the method is GET."""
+    """Type of the body; None: there is none, and the method is GET."""
     bodiless: Literal["GET", "DELETE"] | None = None
     """The method of a path with parameters, which are read as `kind` beside those of the query."""
     answer: Any = None

@@ -26,7 +26,7 @@ __all__ = ["STATUSES", "ApiError", "api_error_of", "called", "refuse"]
 DRAINING_RETRY_SECONDS = 5.0
 """Where a server that goes away is asked: by then its successor may answer."""
 MAX_QUEUE_RETRY_SECONDS = 60.0
-"""Nobody knows what waits a minute from now."""
+"""A longer wait would be a guess: the queue is another in a minute."""
 
 
 class ApiError(Exception):
@@ -43,7 +43,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status: int = status
-        """Of HTTP."""
+        """The status of HTTP."""
         self.message: str = message
         self.param: str | None = param
         """The field of the body that is wrong."""

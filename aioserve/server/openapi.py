@@ -86,7 +86,7 @@ def _operation(endpoint: Endpoint[Any], named: dict[Any, Any]) -> dict[str, Any]
 
 
 def _parameters(path: str, kind: Any) -> Iterable[dict[str, Any]]:
-    """Of the path, and of the query behind it."""
+    """Describe the parameters of the path, and of the query behind it."""
     for field in msgspec.structs.fields(kind):
         in_path = f"{{{field.encode_name}}}" in path
         yield {

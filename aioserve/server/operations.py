@@ -44,7 +44,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     version: str
-    """Of aioserve."""
+    """Version of aioserve."""
 
 
 def health_of(state: EngineState, stats: EngineStats, max_step_age_seconds: float) -> Health:

@@ -363,8 +363,8 @@ def _refused(arrival: Arrival, message: str) -> ApiError:
 
 
 def checks_of(settings: ServerSettings, open_paths: Iterable[str] = ()) -> Sequence[RequestCheck]:
-    """Those of one server; the first that refuses a request answers it. `open_paths` need no key,
-    beside those of the settings. Raises `ConfigError`."""
+    """Checks of one server; the first that refuses a request answers it. `open_paths` need no
+    key, beside those of the settings. Raises `ConfigError`."""
     return (
         HeaderCheck(settings.max_headers, settings.max_header_bytes),
         HostCheck(settings.allowed_hosts),

@@ -93,7 +93,7 @@ Event = dict[str, Any]
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
-    """Those that were computed."""
+    """Tokens that were computed."""
     cache_creation_input_tokens: int = 0
     """Nothing is written that has a price of its own."""
     cache_read_input_tokens: int
@@ -124,7 +124,7 @@ class BlockWriter:
 
     def __init__(self) -> None:
         self.content: list[Block] = []
-        """Those that are whole, in order."""
+        """Blocks that are whole, in order."""
         self.has_broken_call: bool = False
         self._open: Block | None = None
         self._texts: list[str] = []

@@ -375,7 +375,7 @@ def plan_of(call: Call, body: Conversation) -> AnswerPlan:
 
 
 def _schema(given: dict[str, Any]) -> dict[str, Any]:
-    """Of a tool. The API's own types let these two be null, which no schema does."""
+    """Return a tool's schema. The API's own types let these two be null, which no schema does."""
     return {
         keyword: value
         for keyword, value in given.items()

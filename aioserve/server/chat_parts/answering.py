@@ -54,7 +54,7 @@ class Asked(msgspec.Struct, frozen=True):
     continues: bool = False
     """The answer goes on with the last message, which is the assistant's."""
     options: Mapping[str, Any] = {}
-    """Of every request to the engine."""
+    """Options of every request to the engine."""
     names: Mapping[str, str] = {}
     """What the API calls arguments of the engine."""
 
@@ -167,7 +167,7 @@ class Answering:
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Those of one kind that follow each other are one."""
+    """Join pieces of one kind that follow each other."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else None

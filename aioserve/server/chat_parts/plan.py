@@ -149,7 +149,7 @@ def calls_schema(tools: Sequence[Tool], *, one: bool) -> dict[str, Any]:
 _DATA = ("enum", "const", "default", "examples")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 MAX_DEPTH = 64
-"""Of a schema; the engine takes no more."""
+"""Depth of a schema; the engine takes no more."""
 
 
 def _moved(schema: Any, place: str, depth: int = 0) -> Any:
@@ -183,13 +183,13 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     form: StructuredOutput | None = None
     tools: list[dict[str, Any]] | None = None
-    """That the model is told of."""
+    """Tools that the model is told of."""
     reads_calls: bool = False
-    """As the model writes them."""
+    """Calls are read as the model writes them."""
     reads_list: bool = False
-    """Of calls as JSON, which is all of the answer."""
+    """The completion is a list of calls as JSON, and nothing else."""
     function: str | None = None
-    """Whose arguments are all of the answer."""
+    """The completion is the arguments of this function, and nothing else."""
     one_call: bool = False
     """The first is told, and no other."""
     strict: tuple[str, ...] = ()
@@ -197,12 +197,12 @@ class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tool_parser(self) -> Any:
-        """Of `Engine.chat`."""
+        """Argument of `Engine.chat`."""
         return "json" if self.reads_list else "auto" if self.reads_calls else "none"
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of `Engine.chat`, beside those of every request."""
+        """Arguments of `Engine.chat`, beside those of every request."""
         options = {"tools": self.tools, "tool_parser": self.tool_parser}
         if self.strict:
             options |= {"strict_tools": self.strict, "parallel_tool_calls": not self.one_call}
@@ -309,7 +309,7 @@ def _calls(
 def _form(
     wanted: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredOutput | None:
-    """Of an answer of text."""
+    """Return the structured output of a completion that is text; None where any text will do."""
     if wanted is not None and wanted.type != "json_schema" and wanted.json_schema is not None:
         raise refuse("response_format.json_schema", "goes with the type json_schema alone")
     if wanted is None or wanted.type == "text":

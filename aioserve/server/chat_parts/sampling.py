@@ -158,7 +158,7 @@ def check_metadata(metadata: Mapping[str, str] | None, settings: ServerSettings)
 
 
 def check_sampling(body: SamplingFields, settings: ServerSettings) -> None:
-    """Of the fields that all APIs share."""
+    """Check the limits of the fields that all APIs share."""
     check_at_most("n", "be at most {}", body.n or 1, settings.max_n)
     stops = body.stop if isinstance(body.stop, list) else ()
     num_stops = 1 if isinstance(body.stop, str) else len(stops)

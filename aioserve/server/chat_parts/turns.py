@@ -32,16 +32,16 @@ class Turns:
         self._knows_developer = knows_developer
         self.messages: list[dict[str, Any]] = []
         self._places: list[str] = []
-        """Of the first part of each message."""
+        """Places of the first part of each message."""
         self._calls: dict[tuple[int, int], tuple[str, str]] = {}
         """Where the calls of each message stand, and what their arguments are called there."""
         self._names: dict[str, str] = {}
-        """Of the functions that were called, by the ids of calls."""
+        """Names of the functions that were called, by the ids of calls."""
         self._open: dict[str, str] = {}
         """Where the calls without a result stand, by their ids."""
 
     def system(self, text: str, place: str) -> None:
-        """Those that begin the conversation are one: many templates take no second one."""
+        """Join system messages that begin the conversation: many templates take no second one."""
         if len(self.messages) == 1 and self._last_is("system"):
             self._join("content", text, "\n\n")
         else:

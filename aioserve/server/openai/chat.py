@@ -99,7 +99,7 @@ _NOTHING = MessageDelta()
 
 
 class ChatChoices:
-    """Those of one request."""
+    """Makes the choices of one request."""
 
     def __init__(self, engine: Engine, body: ChatRequest, plan: AnswerPlan) -> None:
         n = body.n or engine.default_params.n
@@ -249,7 +249,7 @@ def _ended(
 
 
 def _new_id() -> str:
-    """Of a call: nine letters and digits, which is all that some templates take."""
+    """Return the id of a call: nine letters and digits, which is all that some templates take."""
     return uuid.uuid4().hex[:9]
 
 

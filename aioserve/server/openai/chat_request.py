@@ -189,8 +189,8 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
             )
 
     def variables(self, engine: Engine) -> dict[str, Any] | None:
-        """Of the template. Raises `ApiError` for an effort that it reads nothing of, or that
-        contradicts them."""
+        """Variables of the template. Raises `ApiError` for an effort that it reads nothing of, or
+        that contradicts them."""
         effort = variables_of(engine, self.reasoning_effort, "reasoning_effort")
         given = self.chat_template_kwargs
         for name, value in effort.items():
@@ -204,7 +204,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def names(self) -> dict[str, str]:
-        """Of arguments of the engine."""
+        """What the API calls arguments of the engine."""
         is_newer = self.max_completion_tokens is not None
         form = "tools"
         if self.response_format is not None and self.response_format.type != "text":

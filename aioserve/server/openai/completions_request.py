@@ -22,7 +22,7 @@ COMPLETION_NAMES: dict[str, str] = {
     "tenant": "user",
     **dict.fromkeys(FORM_ARGUMENTS, "structured_outputs"),
 }
-"""Of arguments of the engine."""
+"""What the API calls arguments of the engine."""
 
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     **NO_OPS,

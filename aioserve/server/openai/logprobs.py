@@ -24,8 +24,8 @@ __all__ = [
 
 
 class TokenTexts:
-    """Of one answer: what was looked up is kept. Special tokens have their names, and without a
-    tokenizer each id is called "token_id:ID", as vLLM does."""
+    """Writes the tokens of one completion, and keeps what it looked up. Special tokens have their
+    names, and without a tokenizer each id is called "token_id:ID", as vLLM does."""
 
     def __init__(self, engine: Engine) -> None:
         self._tokenizer = engine.tokenizer if engine.has_tokenizer else None
@@ -98,7 +98,7 @@ class TextOffsets:
     def logprobs_of(
         self, tokens: Iterable[tuple[int, Logprobs | None]]
     ) -> CompletionLogprobs | None:
-        """Of the next ids; None if there are none."""
+        """Write the log-probabilities of the next ids; None if there are none."""
         texts = self._texts
         names: list[str] = []
         own: list[float | None] = []

@@ -57,7 +57,7 @@ class Batch:
 
     tokens: list[Token]
     finish_reasons: tuple[FinishReason | None, ...]
-    """Of samples all of whose tokens were given out, with these."""
+    """Reasons of samples all of whose tokens were given out, with these."""
 
 
 async def _next(stream: TokenStream, min_tokens: int) -> Batch:

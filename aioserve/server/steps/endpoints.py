@@ -92,7 +92,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     now_seconds: float
     """On the clock of all times here."""
     state: str
-    """That of the engine."""
+    """State of the engine."""
     log: list[Entry]
     """What happened since the last update, as arrays that begin with "arrived", "step" or
     "ended"."""

@@ -34,7 +34,7 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived", gc=Fa
     """A request entered the queue."""
 
     number: int
-    """Of the request, from 1 on; none comes twice."""
+    """Number of the request, from 1 on; none comes twice."""
     request_id: str
     tenant: str | None
     prompt_tokens: int
@@ -111,7 +111,7 @@ class Books:
         """By number."""
         self.num_arrived: int = 0
         self._by_id: dict[str, OpenRequest] = {}
-        """Of several with one id the last: the others have no part in a step any more."""
+        """The last of several with one id: the others have no part in a step any more."""
         self._by_arrival: dict[tuple[str, float], list[OpenRequest]] = {}
 
     def arrived(self, info: RequestInfo) -> Arrived:
@@ -221,7 +221,7 @@ class StepRecorder(Observer):
         self._max_entries = max_entries
         self._max_parts = max_parts
         self.num_readers: int = 0
-        """Of the live view, kept by those who count them."""
+        """Readers of the live view, which counts them."""
 
     def arrived(self, requests: Sequence[RequestInfo]) -> None:
         for info in requests:
@@ -259,11 +259,11 @@ class StepRecorder(Observer):
         return list(self._books.open.values())
 
     def entries(self, begin: int = 0) -> list[Entry]:
-        """Those that are kept, from place `begin` on."""
+        """Return the entries that are kept, from place `begin` on."""
         return list(islice(self._entries, max(0, begin - self.begin), None))
 
     def last_entries(self, begin: int, max_parts: int) -> list[Entry]:
-        """The same, as many of the last ones as have at most `max_parts` parts together."""
+        """Return the last of them, as many as have at most `max_parts` parts together."""
         wanted = min(self._end - begin, len(self._entries))
         found: list[Entry] = []
         for entry in islice(reversed(self._entries), wanted):

@@ -77,7 +77,7 @@ class _Open:
         self.lane = lane
         self.name = name
         self.end = arrival
-        """Of what was last computed."""
+        """End of what was last computed."""
         self.waits: str | None = "queued"
         """What it does since `end`."""
         self.run_begin = 0

@@ -87,7 +87,7 @@ async def delete_response(call: Call, path: ResponsePath) -> DeletedResponse:
 
 
 async def input_items(call: Call, path: ListPath) -> ItemList:
-    """Those that came with the request, the last first."""
+    """List the items that came with the request, the last first."""
     if not 1 <= path.limit <= MAX_LISTED:
         raise ApiError(400, f"limit must be in [1, {MAX_LISTED}], got {path.limit}", param="limit")
     stored = _found(call, path.response_id)

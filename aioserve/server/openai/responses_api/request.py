@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 MAX_NAME_CHARS = MAX_TENANT_CHARS
-"""Of what a caller's own records know it by: `user`, `safety_identifier`, `prompt_cache_key`. They
+"""Length of names in a caller's own records: `user`, `safety_identifier`, `prompt_cache_key`. They
 come back, so one that is no tenant has a bound too."""
 
 NAMES = {

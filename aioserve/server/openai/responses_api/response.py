@@ -118,7 +118,7 @@ class ItemWriter:
 
     def __init__(self) -> None:
         self.output: list[Item] = []
-        """Those that are whole, in order."""
+        """Items that are whole, in order."""
         self._open: _Open | None = None
 
     def write(self, piece: Piece) -> list[Event]:
