@@ -340,10 +340,8 @@ async def _events(
         goes_on = bool(deltas)
         pieces += choices.pieces(deltas, stream)
         usage = stream.usage if chunks.counts_always else None
-        if len(pieces) == 1:
-            yield chunks.chunk(pieces[0], usage)
-        elif pieces:
-            yield b"".join([chunks.chunk(piece, usage) for piece in pieces])
+        if pieces:
+            yield chunks.joined(pieces, usage)
         pieces.clear()
     yield chunks.end(stream.usage)
 

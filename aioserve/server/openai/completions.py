@@ -302,10 +302,8 @@ async def _events(
                     await maker.begin(merged.streams[place])
                 pieces = maker.pieces(batch, merged.streams[place])
                 usage = maker.counted(merged.given_usage) if chunks.counts_always else None
-                if len(pieces) == 1:
-                    yield chunks.chunk(pieces[0], usage)
-                elif pieces:
-                    yield b"".join([chunks.chunk(piece, usage) for piece in pieces])
+                if pieces:
+                    yield chunks.joined(pieces, usage)
     yield chunks.end(makers[0].counted(merged.usage))
 
 

@@ -14,7 +14,7 @@ and of the counts, where those are asked for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -98,6 +98,10 @@ class Chunks:
         if usage is None:
             return self._head + _encode(choice) + self._tail
         return self._head + _encode(choice) + self._counted(usage)
+
+    def joined(self, choices: Sequence[msgspec.Struct], usage: Usage | None = None) -> bytes:
+        """The events of several, to be sent at once."""
+        return b"".join([self.chunk(choice, usage) for choice in choices])
 
     def end(self, usage: Usage) -> bytes:
         """The last events of an answer that is whole."""
