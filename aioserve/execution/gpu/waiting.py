@@ -50,7 +50,7 @@ class Expected(Protocol):
 class Worker(Protocol):
     """Makes calls in the order in which they were put."""
 
-    def put(self, item: Callable[[], None]) -> None:
+    def put(self, item: Callable[[], None], /) -> None:
         """From any thread. The call raises nothing."""
         ...
 
