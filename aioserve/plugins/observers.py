@@ -46,7 +46,7 @@ class Observers:
 
     def attach(self, observer: Observer, label: str) -> None:
         """Attach an observer. `label` names it and its distribution in the log."""
-        self._attached = [*self._attached, GuardedObserver(observer, label)]
+        self._become([*self._attached, GuardedObserver(observer, label)])
 
     def detach(self, observer: Observer) -> None:
         """Tell it nothing more. Nothing happens if it isn't attached."""
