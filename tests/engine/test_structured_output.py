@@ -233,7 +233,7 @@ async def test_a_grammar_that_names_the_end_of_answers_is_refused(end: str) -> N
     async with Engine("pyhelp") as engine:
         for lark in (f"start: {end}", f'start: "a" {end}', f'start: "{end}" // x\nb: {end} | "b"'):
             form = StructuredOutput(grammar=lark)
-            with pytest.raises(InvalidSamplingError, match="which ends an answer") as refused:
+            with pytest.raises(InvalidSamplingError, match="which ends a completion") as refused:
                 engine.stream("Hi", SamplingParams(structured_output=form))
             assert refused.value.argument == "grammar"
         params = SamplingParams(
