@@ -236,6 +236,10 @@ class Workload:
             self.received[sequence_id] = []
 
 
+# A generator that is closed as garbage runs a line in some versions, and raises to none.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <generator:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(24))
 def test_an_exception_at_any_line_of_planning_ends_at_most_the_request_that_was_planned(
