@@ -44,9 +44,18 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def check_outcome(plan: StepPlan, outcome: StepOutcome) -> None:
     """Raise `UnfitOutcomeError` for the outcome of another step, one with other rows, scores or
-    sums, and what is no outcome."""
-    if not isinstance(outcome, StepOutcome):  # a runner may be anybody's
+    sums, and what is no outcome, as a whole or in its fields."""
+    if not isinstance(outcome, StepOutcome):  # runners may come from elsewhere
         raise UnfitOutcomeError(f"step {plan.step} got {shown(outcome)}, which is no outcome")
+    try:
+        _check_parts(plan, outcome)
+    except UnfitOutcomeError:
+        raise
+    except Exception as error:
+        raise UnfitOutcomeError(f"step {plan.step} got an outcome with {error!r}") from error
+
+
+def _check_parts(plan: StepPlan, outcome: StepOutcome) -> None:
     if outcome.step != plan.step:
         raise UnfitOutcomeError(f"step {plan.step} got the outcome of step {outcome.step}")
     rows, counts, num_ids = plan.num_rows, outcome.token_counts, len(outcome.token_ids)

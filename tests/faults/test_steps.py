@@ -6,6 +6,7 @@ import asyncio
 import random
 from functools import partial
 
+import msgspec
 import pytest
 
 from aioserve import Engine, SchedulingPolicy, StepError, Verdict
@@ -40,6 +41,27 @@ def test_whichever_step_fails_only_its_requests_end(fault, overlap):
     for index in range(0, 40, 2):
         run(partial(main, index), seed=index)
     assert ends == {"length", "RequestFailedError" if fault is Fault.BAD_ROW else "StepError"}
+
+
+UNFIT = {
+    "of another step": lambda outcome: msgspec.structs.replace(outcome, step=outcome.step + 1),
+    "a token too many": lambda it: msgspec.structs.replace(it, token_ids=(*it.token_ids, 1)),
+    "junk": lambda outcome: msgspec.structs.replace(outcome, token_ids=None),
+    "nothing": lambda outcome: None,
+}
+
+
+@pytest.mark.parametrize("unfit", UNFIT.values(), ids=UNFIT)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_is_no_outcome_of_a_step_ends_the_requests_of_that_step_alone(unfit, overlap):
+    async def main() -> None:
+        fake = model(Faults(), disturb=lambda n, plan, it: unfit(it) if n == 3 else it)
+        async with watched(fake, overlap=overlap) as checker:
+            with pytest.raises(StepError, match="step 3 "):
+                await checker.engine.generate([1, 2], params(24))
+            assert await checker.read([1, 2], params()) == "length"
+
+    run(main, 0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

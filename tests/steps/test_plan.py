@@ -101,3 +101,12 @@ def test_what_is_no_outcome_is_refused_as_one() -> None:
     plan = StepPlan(step=1, items=(item(DECODE, 9, 1, 0),))
     with pytest.raises(UnfitOutcomeError, match="step 1 got None"):
         check_outcome(plan, cast(Any, None))
+
+
+@pytest.mark.parametrize(
+    "junk", [{"token_ids": None}, {"token_counts": [1]}, {"row_errors": 3}, {"scored": None}]
+)
+def test_an_outcome_with_junk_in_it_is_refused_as_one(junk: Any) -> None:
+    plan = StepPlan(step=1, items=(item(DECODE, 9, 1, 0),))
+    with pytest.raises(UnfitOutcomeError, match="step 1 "):
+        check_outcome(plan, StepOutcome(**({"step": 1, "token_ids": (1,)} | junk)))
