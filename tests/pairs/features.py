@@ -57,6 +57,8 @@ class Feature:
     """`Ask.late` of its requests."""
     leaves: bool = False
     """Callers leave its requests before their end."""
+    slow_masks: bool = False
+    """Masks of structured output come later than the draws that they are for."""
     group: str = ""
     """An engine has at most one feature of each group."""
 
@@ -171,6 +173,14 @@ FEATURES: dict[str, Feature] = {
             _structured(regex="[a-d]{4,9}"),
         ),
         happened=lambda seen: seen.changed("structured_output"),
+    ),
+    "late_masks": Feature(
+        slow_masks=True,
+        params=(
+            _structured(json_schema=SCHEMA, disable_any_whitespace=True),
+            _structured(regex="[a-d]{4,9}"),
+        ),
+        happened=lambda seen: seen.late_masks > 0,
     ),
     "logprobs": Feature(
         prompt_counts=(True, False),

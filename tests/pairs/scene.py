@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from aioserve import Engine, EngineStats, Observer, RequestInfo, SamplingParams, StepInfo
+from aioserve.grammars.matcher import GrammarMatcher
+from aioserve.sampling import masks
+from aioserve.scheduling.scheduler import Scheduler
 from aioserve.testing import check_invariants, count_leaked_pages
 from tests.pairs.asks import Ask, Brought, Moments, give
 from tests.pairs.features import FEATURES, PLUGIN, Feature, why_not_one_request
@@ -40,6 +45,8 @@ DRAWN = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "max_tokens": MAX_TOKENS,
 STEPS_BETWEEN_CHECKS = 5
 WAIT_SECONDS = 0.05
 """For a step that may never come. How long decides no token."""
+SLOW_MASK_SECONDS = 0.002
+"""How long a slow mask takes, which no step waits for. How long decides no token."""
 
 
 # -- requests
@@ -161,6 +168,8 @@ class Seen:
     cached_on_host: int = 0
     paused: int = 0
     """Requests that were paused for their readers."""
+    late_masks: int = 0
+    """Rows that weren't drawn from, as their masks came too late."""
     preempted: set[str] = field(default_factory=set)
     """Requests that gave their pages back."""
     lost_in_flight: set[str] = field(default_factory=set)
@@ -222,7 +231,35 @@ async def played(model: str, scene: Scene, alone: Alone) -> Seen:
     results = await alone.results([*asks, *without.values()])
     plain = {ask: results[without[ask]] for ask in asks}
     seen = Seen(scene, {ask: results[ask] for ask in asks}, plain)
+    slow_masks = any(FEATURES[name].slow_masks for name in scene.features)
     engine = Engine(model, **scene.options)
+    with _slow_masks(seen) if slow_masks else nullcontext():
+        await _played_on(engine, seen)
+    return seen
+
+
+@contextmanager
+def _slow_masks(seen: Seen) -> Iterator[None]:
+    allowed, go_back = GrammarMatcher.allowed, Scheduler._go_back
+
+    def slowly(matcher: GrammarMatcher) -> Any:
+        time.sleep(SLOW_MASK_SECONDS)  # on the thread of the grammars
+        return allowed(matcher)
+
+    def counted(scheduler: Scheduler, *late: Any) -> None:
+        seen.late_masks += 1
+        go_back(scheduler, *late)
+
+    with (
+        patch.object(masks, "WAIT_SECONDS", 0.0),
+        patch.object(GrammarMatcher, "allowed", slowly),
+        patch.object(Scheduler, "_go_back", counted),
+    ):
+        yield
+
+
+async def _played_on(engine: Engine, seen: Seen) -> None:
+    scene = seen.scene
     async with engine:
         watching = _Watching(engine, seen)
         engine.observe(watching)
@@ -238,7 +275,6 @@ async def played(model: str, scene: Scene, alone: Alone) -> Seen:
     seen.leaked_pages = count_leaked_pages(engine)
     pools = watching.pools
     seen.free = (sum(pool.num_free for pool in pools), sum(pool.num_pages for pool in pools))
-    return seen
 
 
 def _without_changes(ask: Ask) -> Ask:
