@@ -17,7 +17,7 @@ __all__ = ["Notices"]
 
 
 class StepParts(msgspec.Struct, frozen=True):
-    """What observers of steps are told of the requests in one."""
+    """Requests of one step, as observers of steps are told of them."""
 
     parts: tuple[StepPart, ...]
     preempted: tuple[tuple[str, int], ...]
@@ -44,8 +44,8 @@ class Notices:
             self._ended.append(live)
 
     def parts_of(self, plan: StepPlan) -> StepParts:
-        """Whose tokens a step computed. To be asked before its commit: who has ended by then is
-        known no more."""
+        """Requests whose tokens a step computed. To be asked before its commit: one that ends there
+        is known no more."""
         samples = self._table.samples
         parts = [
             _part(item, samples[item.sequence_id])

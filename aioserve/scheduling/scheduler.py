@@ -354,7 +354,7 @@ class Scheduler:
         It comes sooner or later, and the others don't wait for it."""
         end = item.start + 1 if item.kind is ItemKind.VERIFY else item.end
         if end == sequence.prompt_tokens:
-            # Samples share these pages, and others may have found them: nobody writes there.
+            # Samples share these pages, and others may have found them: none may write there.
             self.memory.publish(sequence.lease, sequence.known_ids, leaving=True)
             self.books.begin_again(sequence)
             return

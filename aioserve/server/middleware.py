@@ -38,32 +38,6 @@ __all__ = ["CALL_LOG", "CallMiddleware", "Listener", "not_found_handlers"]
 Handler = Callable[[Request, Exception], Response]
 
 
-def not_found_handlers(shapes: Mapping[str, ErrorShape], shape: ErrorShape) -> dict[int, Handler]:
-    """Handlers for the statuses 404 and 405. `shapes` say how errors are written at which path,
-    `shape` at all others."""
-
-    def answered(request: Request, error: ApiError, headers: Mapping[str, str]) -> Response:
-        call_log: CallLog = request.scope[CALL_LOG]
-        call_log.error = error.code
-        body = shapes.get(path_of(request.scope), shape).body(error, call_log.request_id)
-        return Response(
-            msgspec.json.encode(body), error.status, headers, media_type="application/json"
-        )
-
-    def no_path(request: Request, _: Exception) -> Response:
-        path = path_of(request.scope)
-        return answered(
-            request, ApiError(404, f"there is nothing at {path!r:.300}", code="not_found"), {}
-        )
-
-    def no_method(request: Request, error: Exception) -> Response:
-        headers = (error.headers if isinstance(error, HTTPException) else None) or {}
-        message = f"{request.method:.20} isn't served here; {headers.get('Allow', 'another')} is"
-        return answered(request, ApiError(405, message, code="method_not_allowed"), headers)
-
-    return {404: no_path, 405: no_method}
-
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 CALL_LOG = "aioserve.call"
@@ -187,6 +161,32 @@ class CallMiddleware:
                 getattr(listener, method)(what)
             except Exception:
                 logger.exception("%s failed in %s", type(listener).__name__, method)
+
+
+def not_found_handlers(shapes: Mapping[str, ErrorShape], shape: ErrorShape) -> dict[int, Handler]:
+    """Handlers for the statuses 404 and 405. `shapes` say how errors are written at which path,
+    `shape` at all others."""
+
+    def answered(request: Request, error: ApiError, headers: Mapping[str, str]) -> Response:
+        call_log: CallLog = request.scope[CALL_LOG]
+        call_log.error = error.code
+        body = shapes.get(path_of(request.scope), shape).body(error, call_log.request_id)
+        return Response(
+            msgspec.json.encode(body), error.status, headers, media_type="application/json"
+        )
+
+    def no_path(request: Request, _: Exception) -> Response:
+        path = path_of(request.scope)
+        return answered(
+            request, ApiError(404, f"there is nothing at {path!r:.300}", code="not_found"), {}
+        )
+
+    def no_method(request: Request, error: Exception) -> Response:
+        headers = (error.headers if isinstance(error, HTTPException) else None) or {}
+        message = f"{request.method:.20} isn't served here; {headers.get('Allow', 'another')} is"
+        return answered(request, ApiError(405, message, code="method_not_allowed"), headers)
+
+    return {404: no_path, 405: no_method}
 
 
 def _answering(call_log: CallLog, send: Send) -> Send:

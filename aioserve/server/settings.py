@@ -58,8 +58,8 @@ def _tagged(tag: str, key: str) -> bytes:
 
 
 def keys_of(given: object) -> tuple[ApiKey, ...]:
-    """Those of a mapping of names to keys, or of a sequence of keys, which are then called key-1,
-    key-2 and so on. Raises `ConfigError`, which never shows a key."""
+    """Keys of a mapping by names, or of a sequence, which are then called key-1, key-2 and so on.
+    Raises `ConfigError`, which never shows a key."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise _wrong("must be a mapping of names to keys, or a sequence of keys")
     pairs = given.items() if isinstance(given, Mapping) else enumerate(given, 1)
@@ -110,9 +110,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Names under which requests may ask for the model, up to 16; the first is the one that answers
     carry. None: the model's own, which is the last part of its path. Kept as a tuple."""
     max_body_bytes: int = 2 * 2**20
-    """Of one request. Reading one holds the event loop, the longer the more there is of it."""
+    """Largest body of a request. Reading one holds the event loop, the longer the more there is of
+    it."""
     max_prompts: int = 64
-    """In one request for completions or embeddings."""
+    """Prompts in one request for completions or embeddings."""
     max_n: int = 16
     """`n` and `best_of` of one request; the engine's `max_num_seqs` limits them as well."""
     max_top_logprobs: int = 20
@@ -121,33 +122,33 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_stops: int = 16
     """Strings in `stop`; the engine takes no more than 16."""
     max_tools: int = 128
-    """In one request."""
+    """Tools in one request."""
     max_schema_bytes: int = 65_536
-    """Of each JSON schema, and of those of all tools together where the answer must be a call; as
+    """Largest JSON schema, and all schemas of tools together where the answer must be a call; as
     compact JSON. The engine takes no more than 131,072 characters."""
     api_keys: Mapping[str, str] | Sequence[str] | Sequence[ApiKey] = ()
-    """Of which every request must carry one, where there are any: names with their keys, or keys
+    """Every request must carry one of these, where there are any: names with their keys, or keys
     alone, up to 1024 of 8 to 512 characters each, and better 16 or more. Kept as a tuple of
-    `ApiKey`, from which nobody reads a key."""
+    `ApiKey`, from which no key can be read."""
     operators: Sequence[str] = ()
     """Names of `api_keys` whose holders may see `/metrics`, `/live` and `/trace`, which show the
     requests of all keys together; up to 1024. None: where there is one key, its holder, and nobody
     where there are several. Without keys everybody may."""
     open_paths: Sequence[str] = ("/health", "/ready")
-    """That need no key: those which load balancers ask, and which say nothing of who asks for what.
+    """Paths that need no key: load balancers ask them, and they say nothing of who asks for what.
     Up to 16, as they are written in a URL."""
     allowed_hosts: Sequence[str] = ()
     """Names under which the server may be addressed besides `localhost`, those that end in
     `.localhost`, and addresses; up to 256. `*.example.org` stands for all below, `*` for any."""
     allowed_origins: Sequence[str] = ()
-    """Of other sites, whose pages may call the server from browsers: `https://example.org`, up to
+    """Other sites, whose pages may call the server from browsers: `https://example.org`, up to
     256; `*` for any."""
     max_header_bytes: int = 32 * 2**10
-    """Of one request, its path and query included."""
+    """Largest head of a request, its path and query included."""
     max_headers: int = 100
-    """Of one request."""
+    """Headers of one request."""
     body_timeout_seconds: float = 60.0
-    """Until all of a body has come."""
+    """Time until all of a body has come."""
     max_concurrent_calls: int = 2048
     """Requests that ask for something to be computed (POST), of all clients together."""
     stream_interval: int = 1
@@ -162,23 +163,24 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there are the page at `/`, and `/live` and `/trace`, which show what the engine
     does."""
     max_live_readers: int = 16
-    """Who may look at `/live` at the same time; one more gets the status 503."""
+    """Readers of `/live` at the same time; one more gets the status 503."""
     max_step_age_seconds: float = 60.0
     """`/health` says 503 where there is work and no step has come to its end for so long. More than
     the longest step takes: that of `max_num_batched_tokens` tokens of a prompt."""
     max_items: int = 4096
-    """Of the input of a response, those of earlier responses included; messages and their blocks in
-    a request for a message."""
+    """Items in the input of a response, those of earlier responses included; messages and their
+    blocks in a request for a message."""
     max_metadata: int = 16
     """Entries of the metadata of a conversation or a response."""
     max_metadata_key_chars: int = 64
-    """Of each key."""
+    """Length of each key."""
     max_metadata_value_chars: int = 512
-    """Of each value."""
+    """Length of each value."""
     max_stored_responses: int = 1024
-    """Of each tenant; the least recently used goes. 0 stores none."""
+    """Stored responses of each tenant; the least recently used goes. 0 stores none."""
     max_stored_bytes: int = 64 * 2**20
-    """Of the responses of each tenant, with all that came before them, as JSON; likewise."""
+    """Size of the responses of each tenant, with all that came before them, as JSON; the least
+    recently used go."""
     stored_response_seconds: int = 24 * 3600
     """After that long a response is forgotten."""
 

@@ -144,8 +144,8 @@ class FairShare(SchedulingPolicy):
         self, waiting: Sequence[RequestView], counters: Mapping[str | None, float]
     ) -> Iterator[RequestView]:
         """Waiting requests by the service of their tenants. Looks at the counters anew after each:
-        one that has started was charged. Of each tenant no more are looked at than are asked
-        for."""
+        one that has started was charged. A tenant's requests are looked at as they are asked
+        for, and no more."""
         queues = {
             tenant: (r for r in live if not r.is_running and waits(r, waiting))
             for tenant, live in self._live.items()

@@ -96,3 +96,9 @@ def test_all_that_is_served_is_described() -> None:
     kept = document(ENDPOINTS, has_keys=True)
     assert kept["security"] == [{"key": []}]
     assert "security" not in DOCUMENT
+
+
+def test_no_name_of_a_schema_depends_on_where_its_class_stands() -> None:
+    names = list(DOCUMENT["components"]["schemas"])
+    assert names
+    assert [name for name in names if not name.isidentifier() or "aioserve" in name] == []

@@ -40,20 +40,20 @@ __all__ = [
     "ANTHROPIC_ERRORS",
     "COUNT_TOKENS",
     "MESSAGES",
-    "ErrorBody",
-    "Message",
+    "AnthropicErrorBody",
+    "AnthropicMessage",
     "MessageUsage",
     "TokenCount",
 ]
 
 
-class ErrorDetail(msgspec.Struct, frozen=True):
+class AnthropicErrorDetail(msgspec.Struct, frozen=True):
     type: str
     message: str
 
 
-class ErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
-    error: ErrorDetail
+class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    error: AnthropicErrorDetail
     request_id: str
 
 
@@ -70,12 +70,14 @@ _TYPES = {
 
 
 class _AnthropicErrors:
-    kind: type[ErrorBody] = ErrorBody
+    kind: type[AnthropicErrorBody] = AnthropicErrorBody
     id_header: bytes | None = b"request-id"
 
-    def body(self, error: ApiError, request_id: str) -> ErrorBody:
+    def body(self, error: ApiError, request_id: str) -> AnthropicErrorBody:
         kind = "invalid_request_error" if error.status < 500 else "api_error"
-        return ErrorBody(ErrorDetail(_TYPES.get(error.status, kind), error.message), request_id)
+        return AnthropicErrorBody(
+            AnthropicErrorDetail(_TYPES.get(error.status, kind), error.message), request_id
+        )
 
     def event(self, error: ApiError, request_id: str) -> bytes:
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(self.body(error, request_id))
@@ -100,7 +102,7 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+class AnthropicMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
     id: str
     role: Literal["assistant"] = "assistant"
     model: str
@@ -190,11 +192,11 @@ class _Answered:
         self._interval = interval
         self._max_tokens = body.max_tokens
         self._writer = BlockWriter()
-        self._message = Message(
+        self._message = AnthropicMessage(
             id=f"msg_{uuid.uuid4().hex}", model=body.model, usage=usage_of(answering.usage, 0)
         )
 
-    async def whole(self) -> Message:
+    async def whole(self) -> AnthropicMessage:
         try:
             async with aclosing(self._answering.batches()) as batches:
                 async for pieces in batches:
@@ -247,7 +249,7 @@ def _encoded(events: list[Event]) -> bytes:
     )
 
 
-async def messages(call: Call, body: MessageRequest) -> Message | Events:
+async def messages(call: Call, body: MessageRequest) -> AnthropicMessage | Events:
     answering = await Answering.begun(call.engine, asked_of(call, body))
     call.call_log.answers_with(answering)
     answered = _Answered(answering, body, call.settings.stream_interval)
@@ -261,7 +263,7 @@ MESSAGES: Endpoint[MessageRequest] = Endpoint(
     messages,
     ANTHROPIC_ERRORS,
     kind=MessageRequest,
-    answer=Message,
+    answer=AnthropicMessage,
     summary="Answer a conversation in blocks",
 )
 

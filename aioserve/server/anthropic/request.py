@@ -186,7 +186,7 @@ NAMES = {
 }
 
 
-class Tool(Strict, frozen=True, kw_only=True):
+class AnthropicTool(Strict, frozen=True, kw_only=True):
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
@@ -250,7 +250,7 @@ class Conversation(Strict, frozen=True, kw_only=True):
     model: str
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
-    tools: list[Tool] | None = None
+    tools: list[AnthropicTool] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
     thinking: ThinkingDisabled | ThinkingAdaptive | None = None
     output_config: OutputConfig | None = None

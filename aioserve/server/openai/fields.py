@@ -46,7 +46,7 @@ __all__ = [
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a streamed answer."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
     """A last chunk without choices tells the counts."""
@@ -165,7 +165,7 @@ class AnswerCallFields(CallFields, Protocol):
 
 
 class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of every request for an answer."""
+    """Fields of every request for an answer."""
 
     model: str
     user: str | None = None

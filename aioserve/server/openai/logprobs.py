@@ -74,7 +74,7 @@ LEAST = -9999.0
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `/v1/completions`: four lists with an entry for each token."""
+    """Log-probabilities of `/v1/completions`: four lists with an entry for each token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -213,8 +213,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `/v1/chat/completions`: of every token that was drawn, whatever part of the answer it
-    became."""
+    """Log-probabilities of `/v1/chat/completions`, of every token that was drawn, whatever part of
+    the answer it became."""
 
     content: list[TokenLogprob]
     refusal: None = None

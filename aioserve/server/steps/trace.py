@@ -36,6 +36,8 @@ from aioserve.server.steps.recorder import (
 
 __all__ = ["TRACE_BEGIN", "TRACE_END", "TraceEvent", "Tracer", "encoded", "tracing"]
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 TRACE_BEGIN = b"["
 TRACE_END = b"\n]\n"
 
@@ -262,8 +264,6 @@ def _slice(
 def _us(seconds: float) -> int:
     return int(seconds * 1e6)
 
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 0.5
 MAX_PENDING = 500_000

@@ -47,6 +47,8 @@ __all__ = [
     "ItemList",
 ]
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 MAX_LISTED = 100
 """Items of one list."""
 
@@ -151,9 +153,6 @@ INPUT_ITEMS: Endpoint[ListPath] = Endpoint(
     answer=ItemList,
     summary="What a stored response answered",
 )
-
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 
 class _Answered:

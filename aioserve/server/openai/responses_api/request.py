@@ -52,8 +52,8 @@ from aioserve.server.openai.responses_api.items import (
 )
 
 __all__ = [
-    "FunctionChoice",
     "FunctionTool",
+    "ResponseFunctionChoice",
     "ResponseRequest",
     "TextConfig",
     "TextFormat",
@@ -116,7 +116,7 @@ class FunctionTool(Strict, frozen=True, kw_only=True, tag_field="type", tag="fun
     """Where it isn't said: if the schemas of all tools can be kept."""
 
 
-class FunctionChoice(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
+class ResponseFunctionChoice(Strict, frozen=True, kw_only=True, tag_field="type", tag="function"):
     name: str
 
 
@@ -155,7 +155,7 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     max_output_tokens: int | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponseFunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     metadata: dict[str, str] | None = None
@@ -354,7 +354,7 @@ def plan_of(call: Call, body: ResponseRequest) -> AnswerPlan:
             tool(each.name, each.description, each.parameters, strict=each.strict is not False)
             for each in body.tools or ()
         ],
-        choice=named_tool(choice.name) if isinstance(choice, FunctionChoice) else choice,
+        choice=named_tool(choice.name) if isinstance(choice, ResponseFunctionChoice) else choice,
         one_call=body.parallel_tool_calls is False,
         form=form,
         structured_outputs=body.structured_outputs,

@@ -25,9 +25,9 @@ from aioserve.server.openai.responses_api.items import (
     new_id,
 )
 from aioserve.server.openai.responses_api.request import (
-    FunctionChoice,
     FunctionTool,
     ReasoningConfig,
+    ResponseFunctionChoice,
     TextConfig,
 )
 
@@ -93,7 +93,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     store: bool
     temperature: float
     text: TextConfig
-    tool_choice: Literal["auto", "none", "required"] | FunctionChoice
+    tool_choice: Literal["auto", "none", "required"] | ResponseFunctionChoice
     tools: list[FunctionTool]
     top_logprobs: Literal[0] = 0
     top_p: float
