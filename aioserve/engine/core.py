@@ -256,7 +256,9 @@ class CoreLoop:
         masks, samples = None, self.table.samples
         try:
             if masked:
-                masks = self.guides.expect([(row, samples.get(id), at) for row, id, at in masked])
+                masks = self.guides.expect(
+                    plan.step, [(row, samples.get(id), at) for row, id, at in masked]
+                )
             return self._runner.launch(plan, masks)
         except Exception as error:
             self.scheduler.not_launched(plan)
@@ -283,7 +285,7 @@ class CoreLoop:
         if failure is not None:
             self._fail_step(plan, failure)
         if self.guides.is_used:
-            self.guides.release(self.table.samples)
+            self.guides.release(plan.step, self.table.samples)
         self._progress_seconds = self._loop.time()
         if parts is None:
             self.notices.tell()
@@ -333,6 +335,9 @@ class CoreLoop:
         committed = clock()
         self.delivery.deliver(updates)
         if self.guides.is_used:
+            if outcome.token_counts:  # a mask came late, perhaps
+                for plan in self.pipeline.in_flight:
+                    self.guides.let_go(plan.step, self.scheduler.dropped_rows(plan))
             self.guides.ask()
         times.commit_seconds += committed - began
         times.delivery_seconds += clock() - committed

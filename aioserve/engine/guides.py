@@ -10,7 +10,7 @@ Answers of one step are asked about together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
 from aioserve.engine.guided import Guide, GuidedAnswer
@@ -47,6 +47,8 @@ class Guides:
         """Samples, with tokens of theirs, that are asked about next."""
         self._running: asyncio.Future[list[Guide]] | None = None
         """The last call."""
+        self._launched: dict[int, LateMasks] = {}
+        """Masks of steps in flight, by step."""
         self._expecting: set[LiveSample] = set()
         """Completions of which steps were launched, until they are known to have ended."""
 
@@ -74,10 +76,10 @@ class Guides:
         """Whether something was asked and hasn't been told yet."""
         return self._running is not None and not self._running.done()
 
-    def expect(self, rows: Sequence[tuple[int, LiveSample | None, int]]) -> LateMasks:
+    def expect(self, step: int, rows: Sequence[tuple[int, LiveSample | None, int]]) -> LateMasks:
         """The masks of a step that is about to be launched: of the row with this index, which
         samples that answer's token at that position."""
-        masks = LateMasks([row for row, *_ in rows])
+        masks = self._launched[step] = LateMasks([row for row, *_ in rows])
         for row, sample, position in rows:
             if sample is None or sample.guided is None:
                 masks.bring(row, None)
@@ -86,8 +88,17 @@ class Guides:
                 sample.guided.expect(position, masks, row)
         return masks
 
-    def release(self, live: Container[int]) -> None:
-        """Let no step wait for answers that have ended: all but those of these sequences."""
+    def let_go(self, step: int, rows: Iterable[int]) -> None:
+        """Let a step in flight wait no longer for the masks of rows that will be dropped: what they
+        follow from isn't drawn."""
+        if (masks := self._launched.get(step)) is not None:
+            for row in rows:
+                masks.bring(row, None)
+
+    def release(self, step: int, live: Container[int]) -> None:
+        """A step is done. Let no other wait for answers that have ended: all but those of these
+        sequences."""
+        self._launched.pop(step, None)
         for sample in [s for s in self._expecting if s.sequence_id not in live]:
             self._expecting.discard(sample)
             if sample.guided is not None:

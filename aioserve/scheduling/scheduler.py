@@ -169,12 +169,19 @@ class Scheduler:
     def masked_rows(self, plan: StepPlan) -> list[tuple[int, int, int]]:
         """Rows of a step in flight that are drawn from under a mask: index, sequence, and position
         of the token."""
-        entries = [entry for entry in self.books.in_flight[plan.step] if entry[1].rows]
         return [
             (row, run.sequence.sequence_id, item.end)
-            for row, (run, item, _) in enumerate(entries)
+            for row, (run, item) in enumerate(self._rows_in_flight(plan))
             if run.sequence.constrained
         ]
+
+    def dropped_rows(self, plan: StepPlan) -> list[int]:
+        """Indices of rows of a step in flight whose tokens will be dropped."""
+        rows = self._rows_in_flight(plan)
+        return [row for row, (run, _) in enumerate(rows) if not run.goes_on]
+
+    def _rows_in_flight(self, plan: StepPlan) -> list[tuple[Run, WorkItem]]:
+        return [(run, item) for run, item, _ in self.books.in_flight[plan.step] if item.rows]
 
     def end_pins(self) -> None:
         """No more requests come: nothing is kept for them."""

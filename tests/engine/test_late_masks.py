@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from aioserve.structured_output import StructuredOutput
 FORM = SamplingParams(
     temperature=1.0, seed=9, max_tokens=400, structured_output=StructuredOutput(regex="[a-z]{4000}")
 )
+SHORT = msgspec.structs.replace(FORM, max_tokens=20)
 WORDS = 3
 
 
@@ -158,3 +160,35 @@ async def test_masks_that_are_sometimes_late_change_no_token(
     assert [one.token_ids for one in answers[:3]] == [one.token_ids for one in expected]
     if not prefix_caching:  # nobody's prompt is computed again
         assert prefilled == 3 * 3 + 1
+
+
+@pytest.mark.asyncio
+async def test_no_step_waits_for_the_mask_of_a_row_that_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mask of the second token comes late. The step in flight behind it would wait for that of
+    the third, which needs the second."""
+    monkeypatch.setattr(late_masks, "WAIT_SECONDS", 40.0)
+    is_late = threading.Event()
+    num_steps = 0
+    advance, look = guides._advance, LateMasks.found
+
+    def held(steps: Any) -> list[Guide]:
+        assert is_late.wait(30)  # the first that comes is the second token's
+        return advance(steps)
+
+    def looked(masks: LateMasks) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps != 2:
+            return look(masks)
+        brought = look(masks, 0)
+        is_late.set()
+        return brought
+
+    monkeypatch.setattr(guides, "_advance", held)
+    monkeypatch.setattr(LateMasks, "found", looked)
+    async with Engine("pyhelp", overlap=True) as engine:
+        tokens = await asyncio.wait_for(tokens_of(engine.stream([1, 2, 3], SHORT)), 30)
+    assert len(tokens) == 20
+    assert is_late.is_set()
