@@ -3,6 +3,7 @@ and for each sequence that decodes."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,7 +48,10 @@ def _nothing() -> None:
 
 @contextmanager
 def counted() -> Iterator[Instructions]:
+    """Without passes of the garbage collector, whose callbacks would count."""
     instructions, before = Instructions(), sys.gettrace()
+    collects = gc.isenabled()
+    gc.disable()
     # The first function that is traced so tells of no instruction in some versions.
     sys.settrace(Instructions().trace)
     _nothing()
@@ -56,6 +60,8 @@ def counted() -> Iterator[Instructions]:
         yield instructions
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
 
 
 def instructions_of_a_step(
