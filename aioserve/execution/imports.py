@@ -22,14 +22,19 @@ _SHARED_LIBRARIES = (
 )
 """What `import torch` maps into the process, in its order and as it does."""
 
+FROZEN_BY_PROGRAM = 1_000
+"""From so many objects on the program has called `gc.freeze()`: it would freeze thousands, and
+CPython 3.12 freezes some 400 itself as it starts."""
+
 
 def map_torch() -> None:
     """Map torch's shared libraries into the process; call it in a thread, before the import.
 
     The interpreter does that with its lock held, and the initializers of these libraries take a
-    tenth of a second and more. This call lets go of the lock. But the linker has one too, which
-    everybody needs for a library's first thread-local variable: whoever holds the interpreter's
-    meanwhile, and calls into tokenizers say, keeps it until this call is over.
+    tenth of a second and more. This call lets go of the lock. But the linker has one too, which a
+    thread needs to start another, and for a library's first thread-local variable: a thread that
+    does either meanwhile keeps the interpreter's lock until this call is over. So start no thread
+    beside this call, and don't call into tokenizers, say.
 
     A library that isn't there, or can't be mapped, is for the import itself to complain of.
     """
@@ -49,7 +54,8 @@ def import_without_collecting(name: str) -> ModuleType:
 
     Most of that is Python code, during which other threads run. The collector of garbage doesn't:
     it would take a fifth of the import, hold the lock for longer at a time than anything else
-    there, and find nothing.
+    there, and find nothing. Nor does it look for that among the new objects once it is on again:
+    they are given to its oldest generation at once, unless that would thaw what the program froze.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -57,4 +63,7 @@ def import_without_collecting(name: str) -> ModuleType:
         return importlib.import_module(name)
     finally:
         if collects:
+            if gc.get_freeze_count() < FROZEN_BY_PROGRAM:
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

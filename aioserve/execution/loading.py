@@ -72,6 +72,7 @@ class _Loader:
 
     async def load(self, num_slots: int) -> LoadedModel:
         path = await asyncio.to_thread(self._find)
+        await self._begin("imports", map_torch)  # alone: whatever starts threads waits for it
         weights = self._begin("weights", lambda: self._read_weights(path))
         try:
             return await self._load(path, weights, num_slots)
@@ -91,7 +92,6 @@ class _Loader:
     async def _load(
         self, path: Path, weights: asyncio.Future[ReadWeights], num_slots: int
     ) -> LoadedModel:
-        await self._begin("imports", map_torch)
         text = self._begin("tokenizer", lambda: self._read_text(path))
         importing = self._begin("imports", self._import)
         # All end before an error is raised: nothing of a loading that failed runs on.
