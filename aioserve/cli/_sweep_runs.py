@@ -12,13 +12,13 @@ import signal
 import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from aioserve.cli._progress import OnProgress
 from aioserve.errors import AioserveError, ConfigError, PluginError, TraceError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Done", "Workers"]
 
+T = TypeVar("T")
+HEARS_SIGNALS_SECONDS = 0.5
 KINDS = {kind.__name__: kind for kind in (ConfigError, PluginError, TraceError)}
 
 
@@ -108,7 +110,7 @@ class Workers:
         place = {future: index for index, future in enumerate(futures)}
         waiting: dict[int, Done] = {}
         following = 0
-        for count, future in enumerate(as_completed(futures), 1):
+        for count, future in enumerate(_as_completed(futures), 1):
             waiting[place[future]] = _result_of(future)
             if on_progress is not None:
                 on_progress(count, len(cells))
@@ -165,6 +167,18 @@ def _run_in_process(cell: Cell) -> Done | _Failed:
         return run_cell(cell)
     except AioserveError as error:
         return _Failed(type(error).__name__, str(error))
+
+
+def _as_completed(futures: Sequence[Future[T]]) -> Iterator[Future[T]]:
+    """The futures in the order in which they end.
+
+    It waits for a while at a time: Python hears of a signal that came just before a wait when that
+    is over, and a run may take hours.
+    """
+    left = set(futures)
+    while left:
+        done, left = wait(left, HEARS_SIGNALS_SECONDS, FIRST_COMPLETED)
+        yield from done
 
 
 def _result_of(future: Future[Done | _Failed]) -> Done:
