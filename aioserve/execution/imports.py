@@ -57,13 +57,13 @@ def import_without_collecting(name: str) -> ModuleType:
     there, and find nothing. Nor does it look for that among the new objects once it is on again:
     they are given to its oldest generation at once, unless that would thaw what the program froze.
     """
-    collects = gc.isenabled()
+    if not gc.isenabled() or "torch" in sys.modules:
+        return importlib.import_module(name)
     gc.disable()
     try:
         return importlib.import_module(name)
     finally:
-        if collects:
-            if gc.get_freeze_count() < FROZEN_BY_PROGRAM:
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
+        if gc.get_freeze_count() < FROZEN_BY_PROGRAM:
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
