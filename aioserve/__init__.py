@@ -9,14 +9,17 @@ Importing this package is cheap: torch is imported when an engine loads its mode
 
 from __future__ import annotations
 
-from aioserve.config import Device, DType, EngineConfig, Preemption
-from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream, StreamOptions
-from aioserve.engine.continuations import Continuation
+from aioserve.config import Device, DType, EngineConfig, EngineOptions, Preemption
+from aioserve.engine.chat import ChatAnswer, ChatCompletion, ChatDelta, ChatStream
 from aioserve.engine.engine import Engine
-from aioserve.engine.intake import Message, Prompt
-from aioserve.engine.looks import LookOptions
-from aioserve.engine.pooling import Pooling
-from aioserve.engine.scoring import Score
+from aioserve.engine.options import (
+    BeamSearchOptions,
+    MessageOptions,
+    PromptOnlyOptions,
+    StreamOptions,
+)
+from aioserve.engine.prompt_only import Pooling, Score
+from aioserve.engine.prompts import Continuation, Prompt
 from aioserve.engine.stats import EngineStats
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import (
@@ -81,6 +84,7 @@ from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdi
 from aioserve.scheduling.step_times import StepSummary
 from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 from aioserve.structured_output import StructuredOutput
+from aioserve.text.messages import Message
 from aioserve.text.output_parsers.parts import ToolCall, ToolCallDelta
 from aioserve.text.tokenizer import Tokenizer
 
@@ -89,6 +93,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AioserveError",
     "Beam",
+    "BeamSearchOptions",
     "ChatAnswer",
     "ChatCompletion",
     "ChatDelta",
@@ -105,6 +110,7 @@ __all__ = [
     "EngineConfig",
     "EngineError",
     "EngineFailedError",
+    "EngineOptions",
     "EngineState",
     "EngineStats",
     "EvictionSpec",
@@ -119,8 +125,8 @@ __all__ = [
     "LogitsProcessor",
     "LogitsProcessorSpec",
     "Logprobs",
-    "LookOptions",
     "Message",
+    "MessageOptions",
     "ModelError",
     "ModelLimits",
     "ModelNotFoundError",
@@ -135,6 +141,7 @@ __all__ = [
     "Preempt",
     "Preemption",
     "Prompt",
+    "PromptOnlyOptions",
     "PromptTooLongError",
     "QueueFullError",
     "Refusal",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 
@@ -26,11 +27,13 @@ from aioserve.errors import ConfigError
 from aioserve.request import MAX_SEED
 
 __all__ = [
+    "ENGINE_DEFAULTS",
     "Attention",
     "Backend",
     "DType",
     "Device",
     "EngineConfig",
+    "EngineOptions",
     "Preemption",
     "ReasoningParserName",
     "ToolParserName",
@@ -209,11 +212,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         self._check_effects()
 
     def _check_effects(self) -> None:
-        defaults = {field.name: field.default for field in msgspec.structs.fields(type(self))}
-
         def refuse(name: str, beside: str, remedy: str) -> None:
             value = getattr(self, name)
-            if value != defaults[name]:
+            if value != ENGINE_DEFAULTS[name]:
                 raise ConfigError(
                     f"{name}={value!r} has no effect with {beside}: {remedy}",
                     argument=name,
@@ -246,6 +247,46 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                     "nothing is ever copied to the host, so leave one of them out",
                 )
 
+
+class EngineOptions(TypedDict, total=False):
+    """What `Engine` takes by name of the fields of `EngineConfig`."""
+
+    device: Device
+    backend: Backend
+    dtype: DType
+    page_size: int
+    num_pages: int | None
+    memory_utilization: float
+    prefix_caching: bool
+    partial_page_reuse: bool
+    eviction: str
+    num_host_pages: int
+    preemption: Preemption
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    output_reserve_tokens: int
+    overlap: bool
+    jump_forward: bool
+    step_program: bool
+    graph_sizes: Sequence[int] | None
+    capture_graphs: bool
+    attention: Attention
+    special_tokens_in_messages: bool
+    chat_template: str | Path | None
+    tool_parser: ToolParserName
+    reasoning_parser: ReasoningParserName
+    seed: int
+    max_waiting: int
+    max_waiting_tokens: int
+    refuse_late: bool
+    max_buffered_tokens: int
+    stall_timeout_seconds: float
+
+
+ENGINE_DEFAULTS: dict[str, Any] = {
+    field.name: field.default for field in msgspec.structs.fields(EngineConfig)
+}
 
 _RULES: dict[str, Rule[Any]] = {
     "device": choice(

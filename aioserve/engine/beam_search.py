@@ -10,98 +10,104 @@ beams share those of the tokens that they have in common, and of each only what 
 whole page is computed again. Pages of beams that were left behind go as other cached ones do.
 Without that cache a round computes its beams anew, to the same end. Knows streams; must not know
 the scheduler.
+
+Which beams go on is bookkeeping over log-probabilities, with the rules and scores of transformers'
+`generate` with `num_beams` and without sampling (`generation/utils.py`, `_beam_search`, version
+5.23):
+
+    running ──► candidates: every running beam with each of its most likely tokens
+                   │  the `width` best that don't end
+                   ├──► running
+                   │  those of the `width` best that end
+                   └──► ended, of which the `width` of the highest score are kept
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Literal
 
-from aioserve.arguments import Rule, boolean, boolean_or, check, integer, number, optional
-from aioserve.engine.beams import Beams, EarlyStopping, EndedBeam
-from aioserve.engine.intake import Prompt
+import msgspec
+
+from aioserve.arguments import boolean, boolean_or, check, integer, number, optional
+from aioserve.engine.prompts import Prompt
 from aioserve.engine.stream import TokenStream
 from aioserve.errors import InvalidSamplingError
 from aioserve.execution.runner import LoadedModel
 from aioserve.request import MAX_LOGPROBS, Beam, FinishReason, SamplingParams, TopLogprob
 from aioserve.text.assembler import TextAssembler
 
-__all__ = ["BeamSearch"]
+__all__ = ["Beams", "EarlyStopping", "EndedBeam", "RunningBeam", "beam_search"]
 
 Submit = Callable[[Prompt, SamplingParams], TokenStream]
+EarlyStopping = bool | Literal["never"]
 
 MAX_BEAM_WIDTH = 32
 MAX_LENGTH_PENALTY = 10
 
 
-class BeamSearch:
-    """What one search asks for. Raises `InvalidSamplingError` for an argument outside its range."""
-
-    def __init__(
-        self,
-        model: LoadedModel,
-        *,
-        beam_width: object,
-        max_tokens: object,
-        length_penalty: object,
-        early_stopping: object,
-        ignore_eos: object,
-    ) -> None:
-        self._model = model
-        self._width: int = _checked("beam_width", beam_width)
-        self._max_tokens: int | None = _checked("max_tokens", max_tokens)
-        self._length_penalty: float = _checked("length_penalty", length_penalty)
-        self._early_stopping: EarlyStopping = _checked("early_stopping", early_stopping)
-        limits = model.limits
-        eos = () if _checked("ignore_eos", ignore_eos) else limits.eos_token_ids
-        self._end_ids = frozenset([id for id in eos if id < limits.vocab_size])
-        most = min(MAX_LOGPROBS, limits.vocab_size) - len(self._end_ids)
-        if self._width > most:
-            raise InvalidSamplingError(
-                f"beam_width must be at most {most} with {len(self._end_ids)} end-of-sequence ids "
-                f"and a vocabulary of {limits.vocab_size}, got {self._width}",
-                argument="beam_width",
-                value=self._width,
-                limit=most,
-            )
-
-    async def run(self, submit: Submit, prompt: Prompt) -> tuple[Beam, ...]:
-        """The beams that ended best, the best first. Whatever ends the call ends the requests."""
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=1,
-            ignore_eos=True,
-            logprobs=self._width + len(self._end_ids),
+async def beam_search(
+    model: LoadedModel,
+    submit: Submit,
+    prompt: Prompt,
+    *,
+    beam_width: object,
+    max_tokens: object,
+    length_penalty: object,
+    early_stopping: object,
+    ignore_eos: object,
+) -> tuple[Beam, ...]:
+    """Return the beams that ended best, the best first. Whatever ends the call ends the requests.
+    Raises `InvalidSamplingError` for an argument outside its range."""
+    error, limits = InvalidSamplingError, model.limits
+    width = check(error, "beam_width", beam_width, integer(1, MAX_BEAM_WIDTH))
+    most_tokens = check(error, "max_tokens", max_tokens, optional(integer(1)))
+    penalties = number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    penalty = check(error, "length_penalty", length_penalty, penalties)
+    stopping = check(error, "early_stopping", early_stopping, boolean_or("never"))
+    eos = () if check(error, "ignore_eos", ignore_eos, boolean) else limits.eos_token_ids
+    end_ids = frozenset([id for id in eos if id < limits.vocab_size])
+    widest = min(MAX_LOGPROBS, limits.vocab_size) - len(end_ids)
+    if width > widest:
+        raise InvalidSamplingError(
+            f"beam_width must be at most {widest} with {len(end_ids)} end-of-sequence ids "
+            f"and a vocabulary of {limits.vocab_size}, got {width}",
+            argument="beam_width",
+            value=width,
+            limit=widest,
         )
-        prompt_ids, candidates = await _round(submit, [prompt], params)
-        room = self._model.limits.max_model_len - len(prompt_ids)
-        beams = Beams(
-            self._width,
-            max_tokens=room if self._max_tokens is None else min(room, self._max_tokens),
-            end_ids=self._end_ids,
-            length_penalty=self._length_penalty,
-            early_stopping=self._early_stopping,
-        )
+    params = SamplingParams(
+        temperature=0, max_tokens=1, ignore_eos=True, logprobs=width + len(end_ids)
+    )
+    prompt_ids, candidates = await _round(submit, [prompt], params)
+    room = limits.max_model_len - len(prompt_ids)
+    beams = Beams(
+        width,
+        max_tokens=room if most_tokens is None else min(room, most_tokens),
+        end_ids=end_ids,
+        length_penalty=penalty,
+        early_stopping=stopping,
+    )
+    beams.advance(candidates)
+    while beams.running:
+        prompts = [(*prompt_ids, *beam.token_ids) for beam in beams.running]
+        _, candidates = await _round(submit, prompts, params)
         beams.advance(candidates)
-        while beams.running:
-            prompts = [(*prompt_ids, *beam.token_ids) for beam in beams.running]
-            _, candidates = await _round(submit, prompts, params)
-            beams.advance(candidates)
-        return tuple([self._told(beam) for beam in beams.ended])
+    return tuple([_with_text(beam, model, end_ids) for beam in beams.ended])
 
-    def _told(self, beam: EndedBeam) -> Beam:
-        assembler = TextAssembler(self._model.tokenizer, SamplingParams())
-        stops = beam.finish_reason is FinishReason.STOP
-        ids = beam.token_ids
-        pushed = [assembler.push(id, is_end=stops and id in self._end_ids)[0] for id in ids]
-        return Beam(
-            text="".join(pushed) + assembler.finish(),
-            token_ids=ids,
-            finish_reason=beam.finish_reason,
-            cumulative_logprob=beam.cumulative_logprob,
-            score=beam.score,
-        )
+
+def _with_text(beam: EndedBeam, model: LoadedModel, end_ids: Collection[int]) -> Beam:
+    assembler = TextAssembler(model.tokenizer, SamplingParams())
+    stops = beam.finish_reason is FinishReason.STOP
+    pushed = [assembler.push(id, is_end=stops and id in end_ids)[0] for id in beam.token_ids]
+    return Beam(
+        text="".join(pushed) + assembler.finish(),
+        token_ids=beam.token_ids,
+        finish_reason=beam.finish_reason,
+        cumulative_logprob=beam.cumulative_logprob,
+        score=beam.score,
+    )
 
 
 async def _round(
@@ -117,14 +123,99 @@ async def _round(
     return streams[0].prompt_token_ids, tops
 
 
-_RULES: dict[str, Rule[Any]] = {
-    "beam_width": integer(1, MAX_BEAM_WIDTH),
-    "max_tokens": optional(integer(1)),
-    "length_penalty": number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
-    "early_stopping": boolean_or("never"),
-    "ignore_eos": boolean,
-}
+class RunningBeam(msgspec.Struct, frozen=True):
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float
 
 
-def _checked(argument: str, value: object) -> Any:
-    return check(InvalidSamplingError, argument, value, _RULES[argument])
+class EndedBeam(msgspec.Struct, frozen=True):
+    token_ids: tuple[int, ...]
+    """The id that ended it included."""
+    cumulative_logprob: float
+    score: float
+    """`cumulative_logprob / len(token_ids) ** length_penalty`."""
+    finish_reason: FinishReason
+
+
+class Beams:
+    """The beams of one search, which begins with an empty one.
+
+    `max_tokens`, at least 1, is the most that one may have; an id of `end_ids` ends one. The
+    search is over when `max_tokens` is reached, and before that as soon as `width` beams have ended
+    and `early_stopping` is True, or the best running beam can't come in any more: with False, if
+    it ended as it is; with "never", if it ended at the most favourable length, `max_tokens` where
+    `length_penalty` is above 0.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        max_tokens: int,
+        end_ids: Collection[int],
+        length_penalty: float,
+        early_stopping: EarlyStopping,
+    ) -> None:
+        self._width = width
+        self._max_tokens = max_tokens
+        self._end_ids = frozenset(end_ids)
+        self._length_penalty = length_penalty
+        self._early_stopping: EarlyStopping = early_stopping
+        self.num_tokens: int = 0
+        """Of every running beam."""
+        self.running: list[RunningBeam] = [RunningBeam((), 0.0)]
+        """Best first; none once the search is over."""
+        self.ended: list[EndedBeam] = []
+        """Best first, at most `width`."""
+
+    def advance(self, candidates: Sequence[Iterable[TopLogprob]]) -> None:
+        """One token more. `candidates[i]` are the most likely tokens behind `running[i]`: at least
+        `width`, and one more for every id that ends a beam, where the vocabulary has so many."""
+        self.num_tokens += 1
+        is_last = self.num_tokens >= self._max_tokens
+        grown = [
+            (beam.cumulative_logprob + token.logprob, beam, token.id)
+            for beam, tokens in zip(self.running, candidates, strict=True)
+            for token in tokens
+        ]
+        grown.sort(key=_total, reverse=True)
+        for total, beam, token_id in grown[: self._width]:
+            if is_last or token_id in self._end_ids:
+                self._end(total, (*beam.token_ids, token_id))
+        self.ended.sort(key=_score, reverse=True)
+        del self.ended[self._width :]
+        going_on = [each for each in grown if each[2] not in self._end_ids]
+        self.running = [
+            RunningBeam((*beam.token_ids, token_id), total)
+            for total, beam, token_id in going_on[: self._width]
+        ]
+        if is_last or self._is_settled():
+            self.running = []
+
+    def _end(self, total: float, token_ids: tuple[int, ...]) -> None:
+        stops = token_ids[-1] in self._end_ids
+        reason = FinishReason.STOP if stops else FinishReason.LENGTH
+        score = self._score(total, len(token_ids))
+        self.ended.append(EndedBeam(token_ids, total, score, reason))
+
+    def _is_settled(self) -> bool:
+        """Whether nothing better than what has ended is looked for."""
+        if len(self.ended) < self._width:
+            return False
+        if self._early_stopping is True or not self.running:
+            return True
+        longest = self._early_stopping == "never" and self._length_penalty > 0
+        length = self._max_tokens if longest else self.num_tokens
+        hoped_for = self._score(self.running[0].cumulative_logprob, length)
+        return hoped_for <= self.ended[-1].score
+
+    def _score(self, total: float, length: int) -> float:
+        return total / length**self._length_penalty
+
+
+def _total(grown: tuple[float, RunningBeam, int]) -> float:
+    return grown[0]
+
+
+def _score(beam: EndedBeam) -> float:
+    return beam.score

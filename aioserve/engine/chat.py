@@ -1,4 +1,4 @@
-"""`ChatStream`: the answer to messages as its parts, over a `TokenStream` and nothing else.
+"""`ChatStream`: completions of messages as their parts.
 
 Knows which forms of tool calls and reasoning a model writes; how they are read is
 `aioserve.text.output_parsers`.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,11 +16,12 @@ import numpy.typing as npt
 
 from aioserve.arguments import boolean, check, sequence, text
 from aioserve.config import EngineConfig
-from aioserve.engine.stream import TokenStream
+from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.stream import RequestStream
 from aioserve.errors import InvalidRequestError
 from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.calls import CallsOutput, Style, calls_output
-from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
+from aioserve.request import FinishReason, Timings, Token, Usage
 from aioserve.text.conversation import MAX_TOOLS, Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF
 from aioserve.text.output_parsers.completion_reader import CompletionReader
@@ -42,7 +42,6 @@ __all__ = [
     "ChatDelta",
     "ChatStream",
     "HeldCalls",
-    "StreamOptions",
     "held_calls",
 ]
 
@@ -53,25 +52,6 @@ PROMPT_END_TOKENS = 32
 """Of a prompt, which show whether a tag is open at its end."""
 
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
-
-
-class StreamOptions(TypedDict, total=False):
-    """What `Engine.stream` takes by name."""
-
-    request_id: str | None
-    cache_salt: str | None
-    tenant: str | None
-    priority: int
-    ttft_target_seconds: float | None
-    tpot_target_seconds: float | None
-    deadline_seconds: float | None
-    metadata: Mapping[str, str] | None
-    session_id: str | None
-    predicted_output_tokens: int | None
-    tools: Sequence[Mapping[str, Any]] | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    add_generation_prompt: bool
-    continue_final_message: bool
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -312,7 +292,7 @@ class _Reading:
         )
 
 
-class ChatStream:
+class ChatStream(RequestStream):
     """The parts of the answers to one prompt of messages, as they come.
 
     Each delta says something new; joined, the deltas of a sample are its answer, whatever tokens
@@ -320,59 +300,22 @@ class ChatStream:
     one: by one task, on the engine's event loop.
     """
 
-    __slots__ = ("_ending", "_form", "_readings", "_stream")
+    __slots__ = ("_ending", "_form", "_readings")
 
-    def __init__(self, stream: TokenStream, form: AnswerForm) -> None:
-        self._stream = stream
+    def __init__(self, mailbox: Mailbox, form: AnswerForm) -> None:
+        super().__init__(mailbox)
         self._form = form
-        self._readings = [_Reading(sample) for sample in range(len(stream.finish_reasons))]
+        self._readings = [_Reading(sample) for sample in range(len(mailbox.finish_reasons))]
         self._ending: Iterator[_Reading] | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self._stream.request_id
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self._stream.finish_reason
-
-    @property
-    def finish_reasons(self) -> tuple[FinishReason | None, ...]:
-        return self._stream.finish_reasons
-
-    @property
-    def stop_reasons(self) -> tuple[int | str | None, ...]:
-        return self._stream.stop_reasons
-
-    @property
-    def prompt_token_ids(self) -> tuple[int, ...]:
-        return self._stream.prompt_token_ids
-
-    @property
-    def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
-        return self._stream.prompt_logprobs
-
-    @property
-    def usage(self) -> Usage:
-        return self._stream.usage
-
-    @property
-    def timings(self) -> Timings:
-        return self._stream.timings
-
-    def __aiter__(self) -> ChatStream:
-        return self
-
-    async def started(self) -> None:
-        """Wait until the first token is there, or the end, as `TokenStream.started` does."""
-        await self._stream.started()
 
     async def __anext__(self) -> ChatDelta:
         """The next delta. Raises what ended the request, if that was an error."""
+        mailbox = self._mailbox
         while True:
-            try:
-                token = await self._stream.__anext__()
-            except StopAsyncIteration:
+            self._check_loop()
+            while mailbox.lacks():
+                await self._arrival()
+            if (token := mailbox.take()) is None:
                 break
             delta = self._readings[token.sample].push((token,), self._form)
             if delta is not None:
@@ -390,12 +333,10 @@ class ChatStream:
 
         A delta of several tokens doesn't say in which order its parts came. With `by_token` there
         are the deltas that reading one by one would have brought."""
-        while tokens := await self._stream.batch(min_tokens):
+        while tokens := await self._batch(min_tokens):
             deltas: list[ChatDelta | None] = []
             if by_token:
                 deltas += [self._readings[one.sample].push((one,), self._form) for one in tokens]
-            elif len(self._readings) == 1:
-                deltas.append(self._readings[0].push(tokens, self._form))
             else:
                 by_sample: dict[int, list[Token]] = {}
                 for token in tokens:
@@ -419,25 +360,3 @@ class ChatStream:
             for reading, reason in zip(self._readings, self.finish_reasons, strict=True)
         )
         return ChatCompletion(self.request_id, answers, self.usage, self.timings)
-
-    def close(self) -> None:
-        """End the request if it hasn't ended, as `TokenStream.close` does."""
-        self._stream.close()
-
-    async def aclose(self) -> None:
-        """The same as `close()`, for `contextlib.aclosing`."""
-        self._stream.close()
-
-    async def __aenter__(self) -> ChatStream:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stream.close()
-
-    def __repr__(self) -> str:
-        return f"ChatStream({self.request_id!r}, {self.finish_reason or 'open'})"

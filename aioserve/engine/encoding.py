@@ -27,8 +27,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.engine.continuations import ContinuedPrompt
-from aioserve.engine.prompts import too_long
+from aioserve.engine.prompts import ContinuedPrompt, too_long
 from aioserve.errors import (
     EngineClosedError,
     InvalidPromptError,

@@ -6,57 +6,65 @@ threads and instruction set is shared by the engines of a process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
 from aioserve.arguments import check, text
 from aioserve.config import (
-    Attention,
-    Backend,
-    Device,
-    DType,
+    ENGINE_DEFAULTS,
     EngineConfig,
-    Preemption,
+    EngineOptions,
     ReasoningParserName,
     ToolParserName,
 )
-from aioserve.engine.answers import drawn_for, read_whole
-from aioserve.engine.beam_search import BeamSearch
-from aioserve.engine.beams import EarlyStopping
-from aioserve.engine.chat import AnswerForm, ChatStream, StreamOptions, held_calls
-from aioserve.engine.intake import ChatArguments, Message, Prompt
+from aioserve.engine.beam_search import EarlyStopping, beam_search
+from aioserve.engine.chat import AnswerForm, ChatStream, held_calls
 from aioserve.engine.lifecycle import EngineArguments, EngineLifecycle
 from aioserve.engine.options import (
+    MESSAGE_DEFAULTS,
+    STREAM_DEFAULTS,
+    BeamSearchOptions,
+    MessageOptions,
+    PromptOnlyOptions,
+    StreamOptions,
     check_chat_template,
     check_listener,
+    check_names,
     checked_deadline,
     checked_model,
     checked_plugins,
     checked_policy,
+    takes,
 )
-from aioserve.engine.prompt_looks import PromptLooks
-from aioserve.engine.reports import dump_of, stats_of
-from aioserve.engine.stats import EngineStats
-from aioserve.engine.stream import TokenStream
-from aioserve.errors import (
-    EngineState,
-    InvalidRequestError,
-    ModelError,
+from aioserve.engine.prompt_only import (
+    Pooling,
+    Score,
+    embeddings_of,
+    scores_of,
+    token_ids_of,
 )
+from aioserve.engine.prompts import Continuation, Prompt, listed
+from aioserve.engine.stats import EngineStats, dump_of, stats_of
+from aioserve.engine.stream import TokenStream, collect, with_best_of
+from aioserve.errors import EngineState, InvalidRequestError, ModelError
 from aioserve.execution.runner import ModelLimits, ModelSource
 from aioserve.plugins import Observer, check_observer_object
-from aioserve.request import Beam, Completion, SamplingParams
+from aioserve.request import Beam, Completion, SamplingParams, Usage
 from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.text.messages import Message
 from aioserve.text.output_parsers.forms import tells_tool_form
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
 
 
-class Engine(PromptLooks):
+class Engine:
     """One model that serves many streams, inside the caller's event loop.
 
         async with Engine("path/to/model") as engine:
@@ -81,6 +89,7 @@ class Engine(PromptLooks):
     with a `ResourceWarning`.
     """
 
+    @takes(EngineOptions, ENGINE_DEFAULTS)
     def __init__(
         self,
         model: str | Path | ModelSource = "pyhelp",
@@ -89,80 +98,22 @@ class Engine(PromptLooks):
         plugins: Sequence[object] = (),
         progress: Callable[[int, int], None] | None = None,
         capture_progress: Callable[[int, int], None] | None = None,
-        device: Device = "auto",
-        backend: Backend = "auto",
-        dtype: DType = "auto",
-        page_size: int = 16,
-        num_pages: int | None = None,
-        memory_utilization: float = 0.9,
-        prefix_caching: bool = True,
-        partial_page_reuse: bool = True,
-        eviction: str = "lru",
-        num_host_pages: int = 0,
-        preemption: Preemption = "auto",
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        max_model_len: int | None = None,
-        output_reserve_tokens: int = 64,
-        overlap: bool = True,
-        jump_forward: bool = True,
-        step_program: bool = True,
-        graph_sizes: Sequence[int] | None = None,
-        capture_graphs: bool = True,
-        attention: Attention = "auto",
-        special_tokens_in_messages: bool = False,
-        chat_template: str | Path | None = None,
-        tool_parser: ToolParserName = "auto",
-        reasoning_parser: ReasoningParserName = "auto",
-        seed: int = 0,
-        max_waiting: int = 4096,
-        max_waiting_tokens: int = 4_194_304,
-        refuse_late: bool = False,
-        max_buffered_tokens: int = 256,
-        stall_timeout_seconds: float = 60.0,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        self.config: EngineConfig = EngineConfig(
-            device=device,
-            backend=backend,
-            dtype=dtype,
-            page_size=page_size,
-            num_pages=num_pages,
-            memory_utilization=memory_utilization,
-            prefix_caching=prefix_caching,
-            partial_page_reuse=partial_page_reuse,
-            eviction=eviction,
-            num_host_pages=num_host_pages,
-            preemption=preemption,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            output_reserve_tokens=output_reserve_tokens,
-            overlap=overlap,
-            jump_forward=jump_forward,
-            step_program=step_program,
-            graph_sizes=graph_sizes,
-            capture_graphs=capture_graphs,
-            attention=attention,
-            special_tokens_in_messages=special_tokens_in_messages,
-            chat_template=str(chat_template) if isinstance(chat_template, Path) else chat_template,
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
-            seed=seed,
-            max_waiting=max_waiting,
-            max_waiting_tokens=max_waiting_tokens,
-            refuse_late=refuse_late,
-            max_buffered_tokens=max_buffered_tokens,
-            stall_timeout_seconds=stall_timeout_seconds,
-        )
+        check_names("Engine", options, EngineOptions)
+        given: dict[str, Any] = {**options}
+        if isinstance(template := given.get("chat_template"), Path):
+            given["chat_template"] = str(template)
+        self.config: EngineConfig = EngineConfig(**given)
         policy, plugins = checked_policy(policy), checked_plugins(plugins)
         model = checked_model(model)
         check_chat_template(self.config.chat_template, model)
         check_listener("progress", progress, model)
         check_listener("capture_progress", capture_progress, model)
         arguments = EngineArguments(model, policy, plugins, progress, capture_progress)
-        super().__init__(EngineLifecycle(self.config, arguments))
+        self._lifecycle = EngineLifecycle(self.config, arguments)
 
-    # -- life
+    # -- lifecycle
 
     async def __aenter__(self) -> Self:
         await self._lifecycle.start()
@@ -189,7 +140,7 @@ class Engine(PromptLooks):
         return await self._lifecycle.drain(checked_deadline(deadline_seconds))
 
     def __del__(self) -> None:
-        # After a constructor that failed, there is no life.
+        # A constructor that failed leaves none.
         lifecycle: EngineLifecycle | None = getattr(self, "_lifecycle", None)
         if lifecycle is not None:
             lifecycle.abandon(self)
@@ -203,25 +154,12 @@ class Engine(PromptLooks):
 
     # -- requests
 
+    @takes(StreamOptions, STREAM_DEFAULTS)
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        cache_salt: str | None = None,
-        tenant: str | None = None,
-        priority: int = 0,
-        ttft_target_seconds: float | None = None,
-        tpot_target_seconds: float | None = None,
-        deadline_seconds: float | None = None,
-        metadata: Mapping[str, str] | None = None,
-        session_id: str | None = None,
-        predicted_output_tokens: int | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        **options: Unpack[StreamOptions],
     ) -> TokenStream:
         """Submit a request and return its stream at once.
 
@@ -254,71 +192,23 @@ class Engine(PromptLooks):
         `WrongLoopError`. What only encoding the prompt can show is raised by the first read of the
         stream instead.
         """
-        mailbox = self._lifecycle.usable().intake.submit(
-            prompt,
-            params,
-            request_id=request_id,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            priority=priority,
-            ttft_target_seconds=ttft_target_seconds,
-            tpot_target_seconds=tpot_target_seconds,
-            deadline_seconds=deadline_seconds,
-            metadata=metadata,
-            session_id=session_id,
-            predicted_output_tokens=predicted_output_tokens,
-            chat=ChatArguments(
-                tools=tools,
-                chat_template_kwargs=chat_template_kwargs,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-            ),
-        )
-        return TokenStream(mailbox)
+        check_names("stream", options, StreamOptions)
+        return TokenStream(self._lifecycle.usable().intake.submit(prompt, params, **options))
 
+    @takes(StreamOptions, STREAM_DEFAULTS)
     async def generate(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        cache_salt: str | None = None,
-        tenant: str | None = None,
-        priority: int = 0,
-        ttft_target_seconds: float | None = None,
-        tpot_target_seconds: float | None = None,
-        deadline_seconds: float | None = None,
-        metadata: Mapping[str, str] | None = None,
-        session_id: str | None = None,
-        predicted_output_tokens: int | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        **options: Unpack[StreamOptions],
     ) -> Completion:
         """The whole completion at once; otherwise as `stream`. Cancelling it ends the request.
         Where very many are called at once, some wait for turns of the event loop first."""
+        check_names("generate", options, StreamOptions)
         await self._lifecycle.usable().turns.take()
-        stream = self.stream(
-            prompt,
-            drawn_for(params),
-            request_id=request_id,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            priority=priority,
-            ttft_target_seconds=ttft_target_seconds,
-            tpot_target_seconds=tpot_target_seconds,
-            deadline_seconds=deadline_seconds,
-            metadata=metadata,
-            session_id=session_id,
-            predicted_output_tokens=predicted_output_tokens,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-        return await read_whole(stream, params)
+        return await collect(self.stream(prompt, with_best_of(params), **options), params)
 
+    @takes(BeamSearchOptions, STREAM_DEFAULTS)
     async def beam_search(
         self,
         prompt: Prompt,
@@ -328,11 +218,7 @@ class Engine(PromptLooks):
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
         ignore_eos: bool = False,
-        cache_salt: str | None = None,
-        tenant: str | None = None,
-        priority: int = 0,
-        metadata: Mapping[str, str] | None = None,
-        session_id: str | None = None,
+        **options: Unpack[BeamSearchOptions],
     ) -> tuple[Beam, ...]:
         """The `beam_width` answers that a beam search finds, best first: those of transformers'
         `generate` with `num_beams` and the same `length_penalty` and `early_stopping`.
@@ -341,23 +227,19 @@ class Engine(PromptLooks):
         share their pages in the prefix cache; otherwise as `generate`. Raises what `stream` does,
         and `InvalidSamplingError` for a search outside its range (`docs/reference/requests.md`).
         """
-        wishes = {
-            "cache_salt": cache_salt,
-            "tenant": tenant,
-            "priority": priority,
-            "metadata": metadata,
-            "session_id": session_id,
-        }
-        search = BeamSearch(
+        check_names("beam_search", options, BeamSearchOptions)
+        return await beam_search(
             self._lifecycle.usable().model,
+            partial(self.stream, **options),
+            prompt,
             beam_width=beam_width,
             max_tokens=max_tokens,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             ignore_eos=ignore_eos,
         )
-        return await search.run(partial(self.stream, **wishes), prompt)
 
+    @takes(StreamOptions, STREAM_DEFAULTS)
     def chat(
         self,
         messages: Sequence[Message],
@@ -385,9 +267,8 @@ class Engine(PromptLooks):
         The other options and errors are those of `stream`, and `InvalidRequestError` where a form
         is unknown, or a strict tool is.
         """
+        check_names("chat", options, StreamOptions)
         live = self._lifecycle.usable()
-        if unknown := options.keys() - StreamOptions.__annotations__.keys():
-            raise TypeError(f"chat() got an unexpected keyword argument {min(unknown)!r}")
         # What is no SamplingParams is refused where requests come in.
         wanted = None
         if params is not None and issubclass(type(params), SamplingParams):
@@ -400,11 +281,107 @@ class Engine(PromptLooks):
         form = AnswerForm.of(
             live.model, self.config, options.get("tools"), tool_parser, reasoning_parser, held
         )
-        given: dict[str, Any] = {**options}
-        names = given.keys() & set(ChatArguments.__struct_fields__)
-        chat = ChatArguments(**{name: given.pop(name) for name in names})
-        mailbox = live.intake.submit(messages, params, form=form, chat=chat, **given)
-        return ChatStream(TokenStream(mailbox), form)
+        return ChatStream(live.intake.submit(messages, params, form=form, **options), form)
+
+    # -- of a prompt alone
+
+    @takes(PromptOnlyOptions, STREAM_DEFAULTS)
+    async def score(
+        self,
+        prompt: Prompt,
+        continuation: Continuation,
+        *,
+        top_logprobs: int = 0,
+        **options: Unpack[PromptOnlyOptions],
+    ) -> Score:
+        """How likely the model finds `continuation`, text or token ids, behind the prompt; nothing
+        is generated. `top_logprobs` of the most likely tokens are told at each place, in [0, 64].
+        Other options and errors are those of `generate`; `ttft_target_seconds` says how soon the
+        score is wanted."""
+        check_names("score", options, PromptOnlyOptions)
+        scores = await scores_of(
+            self._lifecycle,
+            prompt,
+            [continuation],
+            several=None,
+            top_logprobs=top_logprobs,
+            **options,
+        )
+        return scores[0]
+
+    @takes(PromptOnlyOptions, STREAM_DEFAULTS)
+    async def score_each(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[Continuation],
+        *,
+        top_logprobs: int = 0,
+        **options: Unpack[PromptOnlyOptions],
+    ) -> list[Score]:
+        """The same for several continuations, each by itself behind the prompt, which is computed
+        once. They are as many requests: number `i` has the id `request_id`-`i`."""
+        check_names("score_each", options, PromptOnlyOptions)
+        self._lifecycle.usable()
+        return await scores_of(
+            self._lifecycle,
+            prompt,
+            listed("continuations", continuations, self.config.max_waiting),
+            several="continuations",
+            top_logprobs=top_logprobs,
+            **options,
+        )
+
+    @takes(PromptOnlyOptions, STREAM_DEFAULTS)
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        **options: Unpack[PromptOnlyOptions],
+    ) -> npt.NDArray[np.float32]:
+        """The model's hidden states behind the final norm, pooled to one vector: float32
+        `[hidden]` of a prompt, `[N, hidden]` of a sequence of N, which are as many requests.
+
+        `pooling` takes the state of the "last" token, that of the first ("cls"), or the "mean" of
+        all; `normalize` divides by the Euclidean length. Other options, ids and errors are those
+        of `score_each`.
+        """
+        check_names("embed", options, PromptOnlyOptions)
+        vectors, _ = await self.embed_counted(
+            prompts, pooling=pooling, normalize=normalize, **options
+        )
+        return vectors
+
+    @takes(PromptOnlyOptions, STREAM_DEFAULTS)
+    async def embed_counted(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        **options: Unpack[PromptOnlyOptions],
+    ) -> tuple[npt.NDArray[np.float32], Usage]:
+        """The same, and the token counts of all prompts together."""
+        check_names("embed_counted", options, PromptOnlyOptions)
+        return await embeddings_of(
+            self._lifecycle, prompts, pooling=pooling, normalize=normalize, **options
+        )
+
+    @takes(MessageOptions, MESSAGE_DEFAULTS)
+    async def encode(
+        self,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        **chat: Unpack[MessageOptions],
+    ) -> list[int]:
+        """The token ids that a request with this prompt would have, encoded as its is: within the
+        same limits, and off the event loop where it takes long. Of text alone, `add_special_tokens`
+        says whether it is framed as the model expects. Raises what `stream` does for a prompt."""
+        check_names("encode", chat, MessageOptions)
+        intake = self._lifecycle.usable().intake
+        return await token_ids_of(intake, prompt, chat, add_special_tokens=add_special_tokens)
 
     # -- what it knows
 

@@ -7,7 +7,7 @@ model, a template that refuses) ends the request's stream with the error.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,13 +20,12 @@ from aioserve.arguments import counted, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.chat import AnswerForm
 from aioserve.engine.compiling import Compiled, GrammarCompiler
-from aioserve.engine.continuations import ContinuedPrompt
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.encoding import Encoded, Encoder
-from aioserve.engine.looks import Look
 from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.options import MESSAGE_DEFAULTS
 from aioserve.engine.params_intake import ParamsIntake
-from aioserve.engine.prompts import checked_ids, kind_of
+from aioserve.engine.prompts import ContinuedPrompt, Prompt, checked_ids, kind_of
 from aioserve.engine.request_fields import checked_field
 from aioserve.engine.requests import LiveRequest
 from aioserve.errors import (
@@ -49,11 +48,12 @@ from aioserve.request import (
 )
 from aioserve.text.assembler import TextAssembler
 from aioserve.text.conversation import Conversation, conversation_of
-from aioserve.text.messages import Message
 
-__all__ = ["ChatArguments", "Intake", "Message", "Prompt"]
+__all__ = ["Intake", "PromptOnly"]
 
-Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
+PromptOnly = Callable[[int], dict[str, Any]]
+"""What a request that generates nothing wants of its prompt: fields of the `Request`, by the number
+of the prompt's tokens."""
 
 INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
@@ -61,26 +61,6 @@ CHARS_PER_TOKEN = 4
 """Of English text, about: as long as a text isn't encoded, that many count as a token."""
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
-
-
-class ChatArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What may come with messages, unchecked: as `Engine.stream` names it."""
-
-    tools: Any = None
-    chat_template_kwargs: Any = None
-    add_generation_prompt: Any = True
-    continue_final_message: Any = False
-
-    def check_unused(self, kind: str) -> None:
-        """Raise `InvalidRequestError` for what was given and has no effect."""
-        for argument, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
-            if (value := getattr(self, argument)) is not default:
-                raise InvalidRequestError(
-                    f"{argument} goes with a prompt of messages alone, got {shown(value)} beside "
-                    f"{'token ids' if kind == 'ids' else 'text'}",
-                    argument=argument,
-                    value=value,
-                )
 
 
 class _Checked(msgspec.Struct, frozen=True):
@@ -91,7 +71,7 @@ class _Checked(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     """Of the `Request` that it becomes."""
     form: AnswerForm | None = None
-    look: Look | None = None
+    prompt_only: PromptOnly | None = None
 
 
 class Intake:
@@ -127,15 +107,14 @@ class Intake:
         request_id: str | None = None,
         cache_salt: str | None = None,
         *,
-        chat: ChatArguments | None = None,
         form: AnswerForm | None = None,
-        look: Look | None = None,
-        **wishes: Any,
+        prompt_only: PromptOnly | None = None,
+        **options: Any,
     ) -> Mailbox:
-        """Check and queue a request. `chat` is what comes with messages, `form` how they are
-        answered where that is to be read, `look` what is wanted where no answer is; `wishes` are
-        the fields of `Request` that the caller may set as they are. A `ContinuedPrompt` was
-        checked. Raises what `Engine.stream` says, and has then changed nothing."""
+        """Check and queue a request. `form` is how messages are answered where that is to be read,
+        `prompt_only` what is wanted where no completion is; `options` are `MessageOptions`, and the
+        fields of `Request` that the caller may set as they are. A `ContinuedPrompt` was checked.
+        Raises what `Engine.stream` says, and has then changed nothing."""
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
@@ -144,12 +123,13 @@ class Intake:
         processors = self._params.processors(params)
         request_id = self._checked_request_id(request_id)
         namespace = namespace_key(salt=checked_field("cache_salt", cache_salt))
-        wishes = {field: checked_field(field, value) for field, value in wishes.items()}
+        chat = {name: options.pop(name) for name in options.keys() & MESSAGE_DEFAULTS.keys()}
+        options = {field: checked_field(field, value) for field, value in options.items()}
         self._check_count_waiting()
         if isinstance(prompt, ContinuedPrompt):
             text_or_ids = prompt
         else:
-            text_or_ids = self.checked_prompt(prompt, chat or ChatArguments())
+            text_or_ids = self.checked_prompt(prompt, chat)
         if form is not None:
             if not isinstance(text_or_ids, Conversation):
                 raise InvalidPromptError(
@@ -159,7 +139,7 @@ class Intake:
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         num_tokens = _num_tokens(text_or_ids)
-        self._check_tokens_waiting(num_tokens, wishes.get("deadline_seconds"))
+        self._check_tokens_waiting(num_tokens, options.get("deadline_seconds"))
         live = LiveRequest(
             request_id,
             self._core.delivery.reader_did,
@@ -170,11 +150,11 @@ class Intake:
             "seed": self._seed_of(params),
             "namespace": namespace,
             "logits_processors": processors,
-            **wishes,
+            **options,
         }
-        checked = _Checked(live, params, fields, form, look)
+        checked = _Checked(live, params, fields, form, prompt_only)
         self._core.table.enter(live, num_tokens)
-        self._core.delivery.watch_deadline(live, wishes.get("deadline_seconds"))
+        self._core.delivery.watch_deadline(live, options.get("deadline_seconds"))
         try:
             self._encode(checked, text_or_ids, num_chars)
         except BaseException:
@@ -250,12 +230,13 @@ class Intake:
             )
 
     def checked_prompt(
-        self, prompt: Prompt, chat: ChatArguments
+        self, prompt: Prompt, chat: Mapping[str, Any]
     ) -> str | Conversation | npt.NDArray[np.int32]:
-        """Token ids as an int32 array; text as it is, not empty."""
+        """Return token ids as an int32 array, or text as it is, not empty. `chat` has some of
+        `MessageOptions`, not checked."""
         kind = kind_of(prompt)
         if kind != "messages":
-            chat.check_unused(kind)
+            _check_no_message_options(chat, kind)
         if kind == "text":
             text = plain_str(prompt)
             if not text:
@@ -269,9 +250,7 @@ class Intake:
                 raise InvalidPromptError(
                     f"prompt is a list of messages, but {self._model.name} has no chat template"
                 )
-            conversation = conversation_of(
-                prompt, max_chars=self.encoder.max_chars, **msgspec.structs.asdict(chat)
-            )
+            conversation = conversation_of(prompt, max_chars=self.encoder.max_chars, **chat)
             self._model.chat_template.check_read(conversation)
             return conversation
         return self._checked_ids(prompt)
@@ -336,9 +315,9 @@ class Intake:
     def _queue_ready(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
         live, params, limits = checked.live, checked.params, self._model.limits
         live.mailbox.prompt_ids = ids
-        look: dict[str, Any] = {"score_from": None if params.prompt_logprobs is None else 1}
-        if checked.look is not None:
-            look = checked.look.fields(len(ids))
+        wanted: dict[str, Any] = {"score_from": None if params.prompt_logprobs is None else 1}
+        if checked.prompt_only is not None:
+            wanted = checked.prompt_only(len(ids))
         elif params.prompt_logprobs is not None:
             live.mailbox.prompt_logprobs = [None]
         max_length = limits.max_model_len
@@ -353,7 +332,7 @@ class Intake:
             bad_word_ids=self._params.bad_word_ids(params),
             arrival_seconds=live.mailbox.started_seconds,
             **checked.fields,
-            **look,
+            **wanted,
         )
         self._asking = True
         self._core.table.ask(live, len(ids))
@@ -391,6 +370,18 @@ class Intake:
     def _fail(self, live: LiveRequest, error: AioserveError) -> None:
         self._core.table.end(live)
         live.mailbox.finish(FinishReason.ERROR, error)
+
+
+def _check_no_message_options(chat: Mapping[str, Any], kind: str) -> None:
+    """Raise `InvalidRequestError` for what was given and has no effect."""
+    for argument, value in chat.items():
+        if value is not MESSAGE_DEFAULTS[argument]:
+            raise InvalidRequestError(
+                f"{argument} goes with a prompt of messages alone, got {shown(value)} beside "
+                f"{'token ids' if kind == 'ids' else 'text'}",
+                argument=argument,
+                value=value,
+            )
 
 
 def _has_no_messages(prompt: Any) -> bool:

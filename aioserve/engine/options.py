@@ -1,12 +1,14 @@
-"""Arguments of `Engine` that are objects of its caller's: checked, and made plain."""
+"""Arguments of `Engine` and of its calls: what they take by name, and checks of those that are
+objects of the caller's."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
-from collections.abc import Iterable
-from inspect import iscoroutinefunction
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from aioserve.arguments import check, number, optional
 from aioserve.errors import ConfigError
@@ -14,18 +16,98 @@ from aioserve.execution.runner import ModelSource
 from aioserve.isolation import blamed, shown
 from aioserve.plugins import check_policy_object
 from aioserve.scheduling.policy import SchedulingPolicy
+from aioserve.text.conversation import conversation_of
 
 __all__ = [
+    "MESSAGE_DEFAULTS",
+    "STREAM_DEFAULTS",
+    "BeamSearchOptions",
+    "MessageOptions",
+    "PromptOnlyOptions",
+    "StreamOptions",
     "check_listener",
+    "check_names",
     "checked_deadline",
     "checked_model",
     "checked_plugins",
     "checked_policy",
+    "takes",
 ]
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 MAX_POLICY_CHARS = 1000
 MAX_PLUGINS = 1000
 """Given to one engine."""
+
+
+class BeamSearchOptions(TypedDict, total=False):
+    """What `Engine.beam_search` takes by name, beside the search: as `Engine.stream` does."""
+
+    cache_salt: str | None
+    tenant: str | None
+    priority: int
+    metadata: Mapping[str, str] | None
+    session_id: str | None
+
+
+class PromptOnlyOptions(BeamSearchOptions, total=False):
+    """What calls that generate nothing take by name: as `Engine.stream` does."""
+
+    request_id: str | None
+    ttft_target_seconds: float | None
+    deadline_seconds: float | None
+
+
+class MessageOptions(TypedDict, total=False):
+    """What goes with a prompt of messages alone."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+class StreamOptions(PromptOnlyOptions, MessageOptions, total=False):
+    """What `Engine.stream` takes by name."""
+
+    tpot_target_seconds: float | None
+    predicted_output_tokens: int | None
+
+
+MESSAGE_DEFAULTS: dict[str, Any] = {
+    name: default
+    for name, default in (conversation_of.__kwdefaults__ or {}).items()
+    if name in MessageOptions.__optional_keys__
+}
+"""Values of `MessageOptions` that are as good as none."""
+STREAM_DEFAULTS: dict[str, Any] = {**MESSAGE_DEFAULTS, "priority": 0}
+"""Defaults of `StreamOptions` that aren't None."""
+
+
+def takes(options: type, defaults: Mapping[str, Any]) -> Callable[[Call], Call]:
+    """Let `help` and `inspect.signature` show each of the `options` that a call takes as
+    `**options`, with its default: None where `defaults` has none."""
+
+    def shown_in(call: Call) -> Call:
+        own = inspect.signature(call)
+        *parameters, _ = own.parameters.values()
+        for name, hint in get_type_hints(options).items():
+            default = defaults.get(name)
+            keyword_only = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(
+                inspect.Parameter(name, keyword_only, default=default, annotation=hint)
+            )
+        call.__signature__ = own.replace(parameters=parameters)
+        return call
+
+    return shown_in
+
+
+def check_names(call: str, given: Mapping[str, Any], options: Any) -> None:
+    """Raise `TypeError`, as Python does, for a name that is none of the `options` of a call."""
+    if unknown := given.keys() - options.__optional_keys__:
+        raise TypeError(f"{call}() got an unexpected keyword argument {min(unknown)!r}")
 
 
 def checked_policy(policy: str | SchedulingPolicy) -> str | SchedulingPolicy:
@@ -58,7 +140,7 @@ def checked_model(model: str | Path | ModelSource) -> str | Path | ModelSource:
 def check_listener(name: str, listener: object, model: object) -> None:
     if listener is None:
         return
-    if not callable(listener) or iscoroutinefunction(listener):
+    if not callable(listener) or inspect.iscoroutinefunction(listener):
         raise ConfigError(
             f"{name} must be callable and not async, got {shown(listener)}",
             argument=name,

@@ -1,4 +1,4 @@
-"""`TokenStream`: one request as its caller sees it."""
+"""Streams of one request as its caller sees it, and whole completions read from them."""
 
 from __future__ import annotations
 
@@ -6,35 +6,30 @@ import asyncio
 import contextlib
 import os
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, Self
+
+import msgspec
 
 from aioserve.arguments import MAX_INT, check, integer
 from aioserve.engine.event_loop import check_on, running_loop
 from aioserve.engine.mailbox import Mailbox
 from aioserve.errors import InvalidRequestError
-from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
+from aioserve.request import (
+    Completion,
+    FinishReason,
+    Logprobs,
+    Sample,
+    SamplingParams,
+    Timings,
+    Token,
+    Usage,
+)
 
-__all__ = ["TokenStream"]
+__all__ = ["RequestStream", "TokenStream", "collect", "with_best_of"]
 
 
-class TokenStream:
-    """The tokens of one request, in order. It owns the request: leaving the stream ends it.
-
-    The tokens of several samples (`SamplingParams.n`) come interleaved, as they are computed; those
-    of each sample are in order. What ends the request ends all of them.
-
-    A class and not an async generator, because a generator that is dropped is only closed when the
-    event loop gets round to it. Each of these ends the request: the end of an `async with` block,
-    `close()`, cancellation or a timeout of the task that is waiting for a token, and garbage
-    collection. No later step works for it then, and its pages come back when the steps in flight,
-    two at most, are done. A plain `async for token in engine.stream(...)` that is left by `break`
-    or an exception is ended by the collector; where the stream is kept in a variable, prefer
-    `async with`.
-
-    One task reads a stream, on the engine's event loop; a second one gets `StreamBusyError`. If an
-    error ended the request, every read after the last token raises it, so that an answer which is
-    not whole never looks so.
-    """
+class RequestStream:
+    """What streams of a request have in common. A stream owns its request: leaving it ends it."""
 
     __slots__ = ("__weakref__", "_mailbox")
 
@@ -55,11 +50,6 @@ class TokenStream:
     def finish_reasons(self) -> tuple[FinishReason | None, ...]:
         """Why each sample ended; None for those that go on."""
         return tuple(self._mailbox.finish_reasons)
-
-    @property
-    def stop_reason(self) -> int | str | None:
-        """Of the first sample, as in `stop_reasons`."""
-        return self._mailbox.stop_reasons[0]
 
     @property
     def stop_reasons(self) -> tuple[int | str | None, ...]:
@@ -89,7 +79,7 @@ class TokenStream:
         """What took how long: until the end, and while there is none, until now."""
         return self._mailbox.timings
 
-    def __aiter__(self) -> TokenStream:
+    def __aiter__(self) -> Self:
         return self
 
     async def started(self) -> None:
@@ -101,25 +91,8 @@ class TokenStream:
             await self._arrival()
         self._mailbox.raise_error()
 
-    async def __anext__(self) -> Token:
-        """The next token. Raises what ended the request, if that was an error."""
-        mailbox = self._mailbox
-        self._check_loop()
-        while mailbox.lacks():
-            await self._arrival()
-        token = mailbox.take()
-        if token is None:
-            raise StopAsyncIteration
-        return token
-
-    async def batch(self, min_tokens: int = 1) -> list[Token]:
-        """All tokens that are there, at least one, for which it waits; none at the end. For those
-        who send them on and would rather send few things than many. Once a sample's end is in
-        `finish_reasons`, all of its tokens were given out. Raises as `__anext__` does.
-
-        It waits for `min_tokens` tokens for each sample that goes on, but never longer once there
-        is a sample's first token or its last, the end of the request, or as many tokens as half of
-        `max_buffered_tokens`. Raises `InvalidRequestError` for one below 1."""
+    async def _batch(self, min_tokens: int) -> list[Token]:
+        """Tokens as `TokenStream.batch` gives them."""
         if type(min_tokens) is not int or not 1 <= min_tokens <= MAX_INT:
             min_tokens = check(InvalidRequestError, "min_tokens", min_tokens, integer(1, MAX_INT))
         mailbox = self._mailbox
@@ -155,7 +128,7 @@ class TokenStream:
         """The same as `close()`, for `contextlib.aclosing`."""
         self.close()
 
-    async def __aenter__(self) -> TokenStream:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -174,8 +147,100 @@ class TokenStream:
 
     def __reduce__(self) -> NoReturn:
         # The end of a copy would be that of the request.
-        raise TypeError("a TokenStream can't be copied or pickled")
+        raise TypeError(f"a {type(self).__name__} can't be copied or pickled")
 
     def __repr__(self) -> str:
-        state = self.finish_reason or "open"
-        return f"TokenStream({self.request_id!r}, {state})"
+        return f"{type(self).__name__}({self.request_id!r}, {self.finish_reason or 'open'})"
+
+
+class TokenStream(RequestStream):
+    """The tokens of one request, in order. It owns the request: leaving the stream ends it.
+
+    The tokens of several samples (`SamplingParams.n`) come interleaved, as they are computed; those
+    of each sample are in order. What ends the request ends all of them.
+
+    A class and not an async generator, because a generator that is dropped is only closed when the
+    event loop gets round to it. Each of these ends the request: the end of an `async with` block,
+    `close()`, cancellation or a timeout of the task that is waiting for a token, and garbage
+    collection. No later step works for it then, and its pages come back when the steps in flight,
+    two at most, are done. A plain `async for token in engine.stream(...)` that is left by `break`
+    or an exception is ended by the collector; where the stream is kept in a variable, prefer
+    `async with`.
+
+    One task reads a stream, on the engine's event loop; a second one gets `StreamBusyError`. If an
+    error ended the request, every read after the last token raises it, so that an answer which is
+    not whole never looks so.
+    """
+
+    __slots__ = ()
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """Of the first sample, as in `stop_reasons`."""
+        return self._mailbox.stop_reasons[0]
+
+    async def __anext__(self) -> Token:
+        """The next token. Raises what ended the request, if that was an error."""
+        mailbox = self._mailbox
+        self._check_loop()
+        while mailbox.lacks():
+            await self._arrival()
+        token = mailbox.take()
+        if token is None:
+            raise StopAsyncIteration
+        return token
+
+    async def batch(self, min_tokens: int = 1) -> list[Token]:
+        """All tokens that are there, at least one, for which it waits; none at the end. For those
+        who send them on and would rather send few things than many. Once a sample's end is in
+        `finish_reasons`, all of its tokens were given out. Raises as `__anext__` does.
+
+        It waits for `min_tokens` tokens for each sample that goes on, but never longer once there
+        is a sample's first token or its last, the end of the request, or as many tokens as half of
+        `max_buffered_tokens`. Raises `InvalidRequestError` for one below 1."""
+        return await self._batch(min_tokens)
+
+
+def with_best_of(params: SamplingParams | None) -> SamplingParams | None:
+    """Return `params` with `best_of` samples in place of `n`, and with log-probabilities to compare
+    them by."""
+    # What is no SamplingParams is refused where requests come in.
+    if params is None or not issubclass(type(params), SamplingParams):
+        return params
+    if params.best_of is None or params.best_of == params.n:
+        return params
+    return msgspec.structs.replace(params, n=params.best_of, logprobs=params.logprobs or 0)
+
+
+async def collect(stream: TokenStream, params: SamplingParams | None) -> Completion:
+    """Read a stream of `with_best_of(params)` to its end; keep the `n` best samples. Raises what
+    ended the request, if that was an error."""
+    tokens: list[list[Token]] = [[] for _ in stream.finish_reasons]
+    async with stream:
+        async for token in stream:
+            tokens[token.sample].append(token)
+    ends = zip(tokens, stream.finish_reasons, stream.stop_reasons, strict=True)
+    samples = [
+        Sample(
+            text="".join([token.text for token in sample]),
+            token_ids=tuple([token.id for token in sample]),
+            finish_reason=reason or FinishReason.ABORT,
+            logprobs=tuple([one.logprobs for one in sample if one.logprobs is not None]) or None,
+            stop_reason=stop_reason,
+        )
+        for sample, reason, stop_reason in ends
+    ]
+    if params is not None and len(samples) > params.n:
+        samples = sorted(samples, key=_mean_logprob, reverse=True)[: params.n]
+        if params.logprobs is None:
+            samples = [msgspec.structs.replace(sample, logprobs=None) for sample in samples]
+    prompt_logprobs = None
+    if params is not None and params.prompt_logprobs is not None:
+        prompt_logprobs = stream.prompt_logprobs
+    return Completion(
+        stream.request_id, tuple(samples), stream.usage, stream.timings, prompt_logprobs
+    )
+
+
+def _mean_logprob(sample: Sample) -> float:
+    return (sample.cumulative_logprob or 0.0) / len(sample.token_ids)

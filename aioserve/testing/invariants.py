@@ -15,8 +15,8 @@ import numpy.typing as npt
 from aioserve.engine.core import IN_CORE, CoreLoop
 from aioserve.engine.engine import Engine
 from aioserve.engine.lifecycle import EngineLifecycle
-from aioserve.engine.reports import stats_of
 from aioserve.engine.requests import LiveRequest, RequestState, RequestTable
+from aioserve.engine.stats import stats_of
 from aioserve.errors import EngineClosedError, InvariantError
 from aioserve.kv.page_pool import PagePool
 from aioserve.scheduling.scheduler import Scheduler

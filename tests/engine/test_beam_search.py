@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aioserve import Engine, EngineClosedError, InvalidSamplingError, StepError
-from aioserve.engine.beams import Beams
+from aioserve.engine.beam_search import Beams
 from aioserve.steps.page_tables import SlotPageTables
 from aioserve.testing import FakeModel, expected_logprobs
 from aioserve.testing.fake_model import byte_tokenizer

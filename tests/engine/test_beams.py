@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioserve.engine.beams import Beams, EndedBeam
+from aioserve.engine.beam_search import Beams, EndedBeam
 from aioserve.request import FinishReason, TopLogprob
 
 VOCAB_SIZE = 5

@@ -73,7 +73,8 @@ async def answers_of(
     path: str, *waves: Sequence[Request], **options: Any
 ) -> tuple[Answers, EngineStats]:
     """Each wave is submitted when the one before has been answered."""
-    async with Engine(path, dtype="float32", **{"num_pages": 1000, **options}) as engine:
+    options = {"num_pages": 1000, **options}
+    async with Engine(path, dtype="float32", **options) as engine:
         answers: Answers = []
         for wave in waves:
             answers += await ask(engine, wave)

@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from aioserve.engine.answers import drawn_for, read_whole
 from aioserve.engine.engine import Engine
-from aioserve.engine.stream import TokenStream
+from aioserve.engine.stream import TokenStream, collect, with_best_of
 from aioserve.request import Completion as EngineCompletion
 from aioserve.request import FinishReason, Sample, Token, Usage
 from aioserve.server.app_state import Call
@@ -237,7 +236,7 @@ async def completions(call: Call, body: CompletionRequest) -> Completion | Event
     with as_named(COMPLETION_NAMES):
         params = body.params_of(call.engine.default_params)
         # Whatever is the matter with a prompt is seen before any of them is answered.
-        merged = _submitted(call, body, prompts, drawn_for(params))
+        merged = _submitted(call, body, prompts, with_best_of(params))
         try:
             if not body.stream:
                 return await _whole(call, body, merged, prompts, params)
@@ -274,7 +273,7 @@ async def _whole(
     call: Call, body: CompletionRequest, merged: Merged, prompts: Sequence[Any], params: Any
 ) -> Completion:
     answers: list[EngineCompletion] = await all_of(
-        [partial(read_whole, stream, params) for stream in merged.streams]
+        [partial(collect, stream, params) for stream in merged.streams]
     )
     makers = _choices_of(call, body, prompts)
     choices = [

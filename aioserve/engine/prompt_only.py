@@ -1,0 +1,270 @@
+"""Requests that want something of a prompt and generate nothing: scores of continuations, pooled
+hidden states, and token ids.
+
+Scores and hidden states take the way of all requests. These sample one token that is not delivered:
+that its logits are numbers shows that what was computed before it is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aioserve.arguments import boolean, check, choice, integer, name
+from aioserve.engine.encoding import BareText
+from aioserve.engine.intake import Intake, PromptOnly
+from aioserve.engine.lifecycle import EngineLifecycle
+from aioserve.engine.mailbox import Mailbox
+from aioserve.engine.prompts import (
+    ContinuedPrompt,
+    Prompt,
+    checked_continuation,
+    holds_prompts,
+    listed,
+)
+from aioserve.engine.stream import TokenStream
+from aioserve.errors import (
+    AioserveError,
+    InvalidPromptError,
+    InvalidRequestError,
+    RequestFailedError,
+)
+from aioserve.execution.answers import settle
+from aioserve.request import MAX_LOGPROBS, Logprobs, SamplingParams, Timings, Usage
+
+__all__ = ["Pooling", "Score", "embeddings_of", "scores_of", "token_ids_of"]
+
+Pooling = Literal["last", "mean", "cls"]
+
+ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+
+
+class Score(msgspec.Struct, frozen=True):
+    """How likely one continuation of a prompt is."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    """Token ids of the continuation."""
+    logprobs: tuple[Logprobs, ...]
+    """One for each of `token_ids`."""
+    usage: Usage
+    """Its `prompt_tokens` are those of prompt and continuation together; nothing is generated."""
+    timings: Timings
+
+    @property
+    def logprob(self) -> float:
+        """Natural logarithm of the probability of the whole continuation: the sum over its
+        tokens."""
+        return math.fsum(one.logprob for one in self.logprobs)
+
+
+async def scores_of(
+    engine: EngineLifecycle,
+    prompt: Prompt,
+    continuations: Sequence[Any],
+    *,
+    several: str | None,
+    top_logprobs: int,
+    request_id: str | None = None,
+    **options: Any,
+) -> list[Score]:
+    """Score each of `continuations` behind the same prompt. `several` names the argument, where it
+    is a list.
+
+    The first is computed with the prompt, and then the others, which find the prompt's KV in the
+    prefix cache: together, they would all begin with the prompt.
+    """
+    live = engine.usable()
+    limits, encoder = live.model.limits, live.intake.encoder
+    top = check(InvalidRequestError, "top_logprobs", top_logprobs, integer(0, MAX_LOGPROBS))
+    if top > limits.vocab_size:
+        raise InvalidRequestError(
+            f"top_logprobs must be at most the vocabulary size {limits.vocab_size}, got {top}",
+            argument="top_logprobs",
+            value=top,
+            limit=limits.vocab_size,
+        )
+    prompts: list[ContinuedPrompt] = []
+    for index, part in enumerate(continuations):
+        with _noting_place(several, index):
+            check_text = partial(encoder.check_text, "continuation")
+            prompts.append(ContinuedPrompt(None, checked_continuation(part, limits, check_text)))
+    prompts[0].prompt = live.intake.checked_prompt(prompt, {})
+    params = msgspec.structs.replace(ONE_TOKEN, prompt_logprobs=top)
+    ids = _request_ids(request_id, len(prompts) if several else None)
+    requests = [(one, ids[index], one.request_fields) for index, one in enumerate(prompts)]
+    async with _ended(engine, requests[:1], params, options, several) as mailboxes:
+        scores = [_score(prompts[0], mailbox) for mailbox in mailboxes]
+    for continued in prompts[1:]:
+        continued.prompt = prompts[0].prompt_ids
+    async with _ended(engine, requests[1:], params, options, several, first=1) as mailboxes:
+        return scores + [_score(*one) for one in zip(prompts[1:], mailboxes, strict=True)]
+
+
+def _score(continued: ContinuedPrompt, mailbox: Mailbox) -> Score:
+    return Score(
+        request_id=mailbox.request_id,
+        token_ids=continued.continuation_ids,
+        logprobs=tuple([one for one in mailbox.prompt_logprobs if one is not None]),
+        usage=mailbox.usage,
+        timings=mailbox.timings,
+    )
+
+
+async def embeddings_of(
+    engine: EngineLifecycle,
+    prompts: Prompt | Sequence[Prompt],
+    *,
+    pooling: Pooling,
+    normalize: bool,
+    request_id: str | None = None,
+    **options: Any,
+) -> tuple[npt.NDArray[np.float32], Usage]:
+    """Return vectors, float32 `[hidden]` or `[N, hidden]` of N prompts, and the token counts of all
+    prompts together.
+
+    A hidden state is what the head would make logits of: it has passed the last layer and the final
+    norm, and is a row of `last_hidden_state` in transformers.
+    """
+    live = engine.usable()
+    pooling = check(InvalidRequestError, "pooling", pooling, choice("last", "mean", "cls"))
+    normalize = check(InvalidRequestError, "normalize", normalize, boolean)
+    if not live.model.pools:
+        raise InvalidRequestError(
+            f"embeddings can't be computed on {live.model.description.get('device')}: its runner "
+            "gives no hidden states",
+            argument="prompts",
+        )
+    several = "prompts" if holds_prompts(prompts) else None
+    every: list[Any] = [prompts]
+    if several is not None:
+        every = listed(several, prompts, live.config.max_waiting)
+
+    def wanted(prompt_tokens: int) -> dict[str, Any]:
+        return {"pooled": _pooled_positions(pooling, prompt_tokens), "answers": False}
+
+    ids = _request_ids(request_id, len(every) if several else None)
+    requests = [(prompt, ids[index], wanted) for index, prompt in enumerate(every)]
+    async with _ended(engine, requests, ONE_TOKEN, options, several) as mailboxes:
+        vectors = [_vector(mailbox, pooling, normalize) for mailbox in mailboxes]
+        counts = [mailbox.usage for mailbox in mailboxes]
+    prompt_tokens = sum([each.prompt_tokens for each in counts])
+    usage = Usage(prompt_tokens, 0, sum([each.cached_tokens for each in counts]))
+    return (vectors[0] if several is None else np.stack(vectors)), usage
+
+
+def _pooled_positions(pooling: Pooling, prompt_tokens: int) -> range:
+    """Positions of the tokens whose hidden states are added."""
+    first = prompt_tokens - 1 if pooling == "last" else 0
+    return range(first, 1 if pooling == "cls" else prompt_tokens)
+
+
+def _vector(mailbox: Mailbox, pooling: Pooling, normalize: bool) -> npt.NDArray[np.float32]:
+    """The vector of a request that has come to its end, float32 `[hidden]`."""
+    total = mailbox.pooled
+    if total is None or not np.isfinite(total).all():
+        raise RequestFailedError(
+            f"request {mailbox.request_id!r}: its hidden states are not finite"
+        )
+    vector = total / len(_pooled_positions(pooling, mailbox.prompt_tokens))
+    if normalize:
+        length = np.linalg.norm(vector)
+        vector = vector / length if length > 0 else vector
+    return vector.astype(np.float32)
+
+
+async def token_ids_of(
+    intake: Intake, prompt: Prompt, chat: Mapping[str, Any], *, add_special_tokens: bool
+) -> list[int]:
+    """Encode a prompt as that of a request, which isn't queued.
+
+    Raises what `Engine.stream` says of a prompt, `QueueFullError`, and `EngineClosedError` where
+    the engine is closed meanwhile. Cancelled, a prompt that waits for a thread is forgotten.
+    """
+    check(InvalidPromptError, "add_special_tokens", add_special_tokens, boolean)
+    checked = intake.checked_prompt(prompt, chat)
+    if not isinstance(checked, str) and not add_special_tokens:
+        raise InvalidRequestError(
+            "add_special_tokens=False goes with text alone: messages are framed by their template",
+            argument="add_special_tokens",
+            value=False,
+        )
+    if isinstance(checked, np.ndarray):
+        return checked.tolist()
+    num_chars = len(checked) if isinstance(checked, str) else checked.num_chars
+    intake.encoder.check_room(num_chars)
+    encoded: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
+    if isinstance(checked, str) and not add_special_tokens:
+        checked = BareText(checked)
+    encoding = intake.encoder.submit(checked, num_chars, partial(settle, encoded))
+    try:
+        return list(await encoded)
+    finally:
+        encoding.cancel()
+
+
+# -- several requests of one call
+
+
+def _request_ids(request_id: Any, count: int | None) -> list[Any]:
+    """The id of a request, or ids of `count`: what the caller gives, and the place behind it."""
+    if count is None or request_id is None:
+        return [request_id] * (count or 1)
+    given = check(InvalidRequestError, "request_id", request_id, name)
+    return [f"{given}-{index}" for index in range(count)]
+
+
+@asynccontextmanager
+async def _ended(
+    engine: EngineLifecycle,
+    requests: Sequence[tuple[Any, str | None, PromptOnly]],
+    params: SamplingParams,
+    options: Mapping[str, Any],
+    several: str | None,
+    *,
+    first: int = 0,
+) -> AsyncIterator[list[Mailbox]]:
+    """Submit requests in turns, wait for the ends of all, and give their mailboxes. Each has a
+    prompt, an id, and what is wanted of the prompt.
+
+    Raises the error of the first request that one ended, and then, or when it is cancelled, ends
+    the others. Where `several` names the argument that the requests come from, a note says the
+    place, counted from `first` on.
+    """
+    mailboxes: list[Mailbox] = []
+    streams: list[TokenStream] = []
+    try:
+        for index, (prompt, request_id, wanted) in enumerate(requests, first):
+            await engine.turns.take()
+            with _noting_place(several, index):
+                mailbox = engine.usable().intake.submit(
+                    prompt, params, request_id, prompt_only=wanted, **options
+                )
+            mailboxes.append(mailbox)
+            streams.append(TokenStream(mailbox))
+        for index, stream in enumerate(streams, first):
+            with _noting_place(several, index):
+                await stream.started()
+        yield mailboxes
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+@contextmanager
+def _noting_place(several: str | None, index: int) -> Iterator[None]:
+    """Add a note to what is raised inside: which of several prompts it is about."""
+    try:
+        yield
+    except AioserveError as error:
+        if several is not None:
+            error.add_note(f"of {several}[{index}]")
+        raise
