@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from aioserve.arguments import shown
 from aioserve.errors import PluginError
 
-__all__ = ["Guard", "NotAnAnswer", "PluginFault", "blamed", "shown"]
+__all__ = ["NotAnAnswer", "PluginCalls", "PluginFault", "blamed", "shown"]
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class NotAnAnswer(Exception):
     """Raised within a call: `NotAnAnswer(answer, "not a number")`."""
 
 
-class Guard:
+class PluginCalls:
     """Stands between the engine and one object of a plugin. A subclass says what is asked, and what
     comes of a fault: another answer, another object, a refusal.
 

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioserve.errors import PluginError
-from aioserve.isolation import Guard, NotAnAnswer, PluginFault, blamed, shown
+from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault, blamed, shown
 from tests.plugin_system.hostile import ERRORS, TOUCHES, HostileText, contained, hostile
 
 logger = logging.getLogger(__name__)
 LABEL = "observer it (some-dist 1.2)"
 
 
-def guard(clock: Callable[[], float] | None = None) -> Guard:
-    return Guard(LABEL, "it is left out", logger, clock)
+def calls(clock: Callable[[], float] | None = None) -> PluginCalls:
+    return PluginCalls(LABEL, "it is left out", logger, clock)
 
 
 touches = st.sets(st.sampled_from(TOUCHES)) | st.just(set(TOUCHES))
@@ -50,7 +50,7 @@ EXAMINED = (
 @contained
 @contained
 def test_an_answer_that_raises_when_it_is_looked_at_is_a_fault(touches, error, examine):
-    one, fault = guard(), None
+    one, fault = calls(), None
     answer = hostile(touches, error)
     logger.disabled = True
     try:
@@ -67,7 +67,7 @@ def test_an_answer_that_raises_when_it_is_looked_at_is_a_fault(touches, error, e
 @contained
 @contained
 def test_an_exception_that_raises_when_it_is_looked_at_is_a_fault_and_is_logged(touches, error):
-    one = guard()
+    one = calls()
     raised = hostile(touches, error, base=Exception)
     seen: list[str] = []
 
@@ -141,14 +141,14 @@ def test_what_is_shown_has_a_bound():
 
 @contained
 def test_an_answer_is_handed_on_as_it_is():
-    one, answer = guard(), hostile(TOUCHES, SystemExit)
+    one, answer = calls(), hostile(TOUCHES, SystemExit)
     assert one.call("key", lambda a, b: b, 1, answer) is answer
     assert (one.faults_total, one.last_fault) == (0, None)
 
 
 def test_a_fault_without_a_cause_has_none():
     with pytest.raises(PluginFault, match="key answered 'x', not a number") as caught:
-        guard().call("key", doubt, "x")
+        calls().call("key", doubt, "x")
     assert caught.value.__cause__ is None
 
 
@@ -157,7 +157,7 @@ def test_an_interrupt_is_let_through_and_is_no_fault(base, caplog):
     def interrupted(*args):
         raise base
 
-    one = guard()
+    one = calls()
     with pytest.raises(base):
         one.call("key", interrupted)
     assert (one.faults_total, caplog.records) == (0, [])
@@ -169,7 +169,7 @@ def test_an_interrupt_is_let_through_and_is_no_fault(base, caplog):
 
 
 def test_of_many_faults_few_are_logged(caplog):
-    one = guard()
+    one = calls()
     for _ in range(100):
         with pytest.raises(PluginFault):
             one.call("key", doubt, None)
@@ -180,7 +180,7 @@ def test_of_many_faults_few_are_logged(caplog):
 
 def test_a_plugin_that_is_slow_within_one_step_is_named_once(caplog):
     seconds = iter([0.0, 0.06, 0.06, 0.12, 0.12, 0.18, 0.18, 9.0]).__next__
-    one = guard(seconds)
+    one = calls(seconds)
     one.call("order", int)
     one.begin_step()
     one.call("order", int)

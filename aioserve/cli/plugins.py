@@ -231,7 +231,7 @@ def _why_not(registry: PluginRegistry, text: str) -> str:
 def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
     """Checks of everything that has the name, or comes from the plugin of that name; or of the
     policy of a file."""
-    from aioserve.kv.eviction import GuardedStrategy
+    from aioserve.kv.eviction import StrategyCalls
     from aioserve.plugins.files import policy_of_file
     from aioserve.testing import (
         check_admission,
@@ -252,7 +252,7 @@ def _checks(registry: PluginRegistry, text: str) -> Iterator[Check]:
 
     def strategy(text: str) -> Any:
         made = registry.eviction(text)
-        return made.strategy if isinstance(made, GuardedStrategy) else made
+        return made.strategy if isinstance(made, StrategyCalls) else made
 
     for offer in filter(meant, registry.policies.values()):
         full = offer.spec.name + colon + options

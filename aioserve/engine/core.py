@@ -20,12 +20,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 
+from aioserve.engine.constrained import Guide
 from aioserve.engine.delivery import Delivery
 from aioserve.engine.event_loop import running_loop
-from aioserve.engine.guided import Guide
-from aioserve.engine.guides import Guides
-from aioserve.engine.host_times import HostTimes
-from aioserve.engine.notices import Notices
+from aioserve.engine.grammar_guides import GrammarGuides
+from aioserve.engine.measures import HostTimes
+from aioserve.engine.observer_events import ObserverEvents
 from aioserve.engine.requests import (
     MAX_HANDLED_AT_ONCE,
     LiveRequest,
@@ -73,12 +73,12 @@ class CoreLoop:
         self._wake = asyncio.Event()
         self.scheduler = scheduler
         self.table: RequestTable = RequestTable()
-        self.notices: Notices = Notices(observers, scheduler, self.table)
-        self.guides: Guides = Guides(name, self._guide, jump_forward=jump_forward)
+        self.observer_events: ObserverEvents = ObserverEvents(observers, scheduler, self.table)
+        self.guides: GrammarGuides = GrammarGuides(name, self._guide, jump_forward=jump_forward)
         self.delivery: Delivery = Delivery(
             self.table,
             scheduler,
-            self.notices,
+            self.observer_events,
             stall_timeout_seconds=stall_timeout_seconds,
             wake=self._wake.set,
             note=self.guides.note,
@@ -172,7 +172,7 @@ class CoreLoop:
             self._ended = True
             if running_loop() is self._loop:
                 try:
-                    self.notices.tell()
+                    self.observer_events.tell()
                 finally:
                     self._idle.set()
 
@@ -230,7 +230,7 @@ class CoreLoop:
         ]
         if self.table.run(live, samples):
             live.mailbox.account = self.scheduler.account_of(sequence_ids[0])
-            self.notices.arrived(live)
+            self.observer_events.arrived(live)
             if live.grammar is not None:
                 try:
                     for sample in samples:
@@ -243,7 +243,7 @@ class CoreLoop:
                 self.scheduler.finish(sequence_id)
 
     async def _sleep(self) -> None:
-        self.notices.tell()
+        self.observer_events.tell()
         if not self.table.count(*IN_CORE):
             self._idle.set()
         self._asleep = True
@@ -274,8 +274,8 @@ class CoreLoop:
                 outcome = await handle
             finally:
                 self._note_end(plan)
-                if self.notices.observers.watch_steps:
-                    parts = self.notices.parts_of(plan)
+                if self.observer_events.observers.watch_steps:
+                    parts = self.observer_events.parts_of(plan)
         except RunnerFailedError:
             raise  # no step will do better: the engine ends
         except Exception as error:
@@ -288,9 +288,9 @@ class CoreLoop:
             self.guides.release(plan.step, self.table.samples)
         self._progress_seconds = self._loop.time()
         if parts is None:
-            self.notices.tell()
+            self.observer_events.tell()
             return
-        self.notices.tell_of_step(
+        self.observer_events.tell_of_step(
             plan,
             parts,
             failed=failure is not None,

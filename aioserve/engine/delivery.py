@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from aioserve.engine.mailbox import ReaderEvent
-from aioserve.engine.notices import Notices
+from aioserve.engine.observer_events import ObserverEvents
 from aioserve.engine.params_intake import no_token_left
 from aioserve.engine.requests import (
     MAX_HANDLED_AT_ONCE,
@@ -45,7 +45,7 @@ class Delivery:
         self,
         table: RequestTable,
         scheduler: Scheduler,
-        notices: Notices,
+        observer_events: ObserverEvents,
         *,
         stall_timeout_seconds: float,
         wake: Callable[[], None],
@@ -53,7 +53,7 @@ class Delivery:
     ) -> None:
         self._table = table
         self._scheduler = scheduler
-        self._notices = notices
+        self._observer_events = observer_events
         self._stall_timeout_seconds = stall_timeout_seconds
         self._wake = wake
         self._note = note
@@ -180,7 +180,7 @@ class Delivery:
 
     def _end(self, request: LiveRequest) -> None:
         if request.state in (RequestState.RUNNING, RequestState.LEAVING):
-            self._notices.ended(request)
+            self._observer_events.ended(request)
         self._table.end(request)
 
     # -- from the readers

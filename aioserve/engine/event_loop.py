@@ -1,13 +1,19 @@
-"""Whether the caller is where it must be: in the process and on the event loop of an engine."""
+"""The event loop of an engine: whether a caller runs there, and turns of it for requests that come
+all at once."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 
 from aioserve.errors import WrongLoopError
 
-__all__ = ["check_on", "check_process", "running_loop"]
+__all__ = ["SubmissionTurns", "check_on", "check_process", "running_loop"]
+
+SUBMITTED_AT_ONCE = 32
+"""Requests between two turns of the event loop. A short prompt takes some 100 µs to check and
+encode."""
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -37,3 +43,38 @@ def check_on(loop: asyncio.AbstractEventLoop, pid: int, owner: str) -> None:
         raise WrongLoopError(f"{owner} belongs to an event loop of asyncio, and none runs here")
     if running is not loop:
         raise WrongLoopError(f"{owner} belongs to another event loop than the one that runs here")
+
+
+class SubmissionTurns:
+    """Turns of the event loop for the requests of one engine, first come, first served: some at a
+    time, so that thousands at once don't hold the loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._num_left = SUBMITTED_AT_ONCE
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_counting = False
+
+    async def take(self) -> None:
+        """Return when it is the caller's turn: at once, unless many came before it."""
+        if not self._is_counting:
+            self._is_counting = True
+            self._loop.call_soon(self._begin_anew)
+        if self._num_left and not self._waiting:
+            self._num_left -= 1
+            return
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _begin_anew(self) -> None:
+        """The loop had a turn for others."""
+        self._num_left = SUBMITTED_AT_ONCE
+        while self._waiting and self._num_left:
+            turn = self._waiting.popleft()
+            if not turn.done():  # or its task was cancelled
+                turn.set_result(None)
+                self._num_left -= 1
+        self._is_counting = self._num_left < SUBMITTED_AT_ONCE
+        if self._is_counting:
+            self._loop.call_soon(self._begin_anew)

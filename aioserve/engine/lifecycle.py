@@ -23,9 +23,8 @@ import msgspec
 from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.engine.core import CoreLoop
-from aioserve.engine.event_loop import check_on, check_process, running_loop
+from aioserve.engine.event_loop import SubmissionTurns, check_on, check_process, running_loop
 from aioserve.engine.intake import Intake
-from aioserve.engine.submission_turns import SubmissionTurns
 from aioserve.errors import (
     ConfigError,
     EngineClosedError,
@@ -299,14 +298,14 @@ class EngineLifecycle:
         """Tell `observer`, which was checked, of what happens; call what is returned to end that.
         Raises `WrongLoopError`."""
         if self.is_started:
-            self.at_rest().core.notices.observers.attach(observer, type(observer).__name__)
+            self.at_rest().core.observer_events.observers.attach(observer, type(observer).__name__)
         self._observing.append(observer)
         return partial(self._observe_no_more, observer)
 
     def _observe_no_more(self, observer: Observer) -> None:
         self._observing = [one for one in self._observing if one is not observer]
         if self.is_started:
-            self.at_rest().core.notices.observers.detach(observer)
+            self.at_rest().core.observer_events.observers.detach(observer)
 
     # -- who may use it
 

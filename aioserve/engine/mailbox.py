@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.engine.token_gaps import TokenGaps
+from aioserve.engine.measures import TokenGaps
 from aioserve.errors import AioserveError, StreamBusyError
 from aioserve.request import FinishReason, Logprobs, Timings, Token, Usage
 from aioserve.scheduling.account import RequestAccount

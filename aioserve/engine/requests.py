@@ -19,10 +19,10 @@ from enum import Enum
 from functools import partial
 
 from aioserve.engine.compiling import Compiling
+from aioserve.engine.constrained import ConstrainedCompletion
 from aioserve.engine.encoding import Encoding
-from aioserve.engine.guided import GuidedAnswer
 from aioserve.engine.mailbox import Mailbox, ReaderEvent
-from aioserve.engine.waiting import Waiting
+from aioserve.engine.measures import Waiting
 from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.request import Request
@@ -53,7 +53,7 @@ class LiveSample:
 
     __slots__ = (
         "assembler",
-        "guided",
+        "constrained",
         "index",
         "mailbox",
         "matcher",
@@ -73,8 +73,8 @@ class LiveSample:
         self.assembler: TextAssembler = assembler
         self.num_delivered: int = 0
         self.matcher: GrammarMatcher | None = None
-        """The grammar of structured output: for the thread of `aioserve.engine.guides` alone."""
-        self.guided: GuidedAnswer | None = None
+        """The grammar of structured output, for the thread of `GrammarGuides` alone."""
+        self.constrained: ConstrainedCompletion | None = None
         """What is known of structured output."""
 
 

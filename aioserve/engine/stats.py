@@ -77,7 +77,7 @@ def dump_of(engine: EngineLifecycle) -> dict[str, Any]:
         "limits": {**limits, "eos_token_ids": sorted(limits["eos_token_ids"])},
         "config": msgspec.structs.asdict(engine.config),
         "policy": engine.scheduler.policy_calls.name,
-        "observers": list(engine.core.notices.observers.labels),
+        "observers": list(engine.core.observer_events.observers.labels),
         "stats": msgspec.structs.asdict(stats_of(engine)),
         "steps_in_flight": [
             {

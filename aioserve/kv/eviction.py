@@ -9,9 +9,9 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from aioserve.isolation import Guard, NotAnAnswer, PluginFault
+from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault
 
-__all__ = ["Eviction", "EvictionStrategy", "GuardedStrategy", "PageUse", "key_of"]
+__all__ = ["Eviction", "EvictionStrategy", "PageUse", "StrategyCalls", "key_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def key_of(strategy: EvictionStrategy, use: PageUse) -> float:
     raise NotAnAnswer(answer, "not a number")
 
 
-class GuardedStrategy(Guard):
+class StrategyCalls(PluginCalls):
     """Asks a strategy until its first fault. Without a key the tree evicts in the order of lru and
     asks no more."""
 
@@ -75,5 +75,5 @@ class GuardedStrategy(Guard):
             raise
 
 
-Eviction = str | EvictionStrategy | GuardedStrategy
+Eviction = str | EvictionStrategy | StrategyCalls
 """A name in `EVICTION_STRATEGIES`, or a strategy written in Python."""

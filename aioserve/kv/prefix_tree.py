@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve import _native
-from aioserve.kv.eviction import Eviction, GuardedStrategy
+from aioserve.kv.eviction import Eviction, StrategyCalls
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import full_pages
 
@@ -116,8 +116,8 @@ class PrefixTree:
         self, pool: PagePool, *, host_pool: PagePool | None = None, strategy: Eviction = "lru"
     ) -> None:
         """Raise `ValueError` for an unknown strategy or a host pool of another page size."""
-        if not isinstance(strategy, str | GuardedStrategy):
-            strategy = GuardedStrategy(strategy, type(strategy).__name__)
+        if not isinstance(strategy, str | StrategyCalls):
+            strategy = StrategyCalls(strategy, type(strategy).__name__)
         self._strategy = strategy  # here, where the garbage collector sees what it refers to
         self._native = _native.PrefixTree(
             pool._native,

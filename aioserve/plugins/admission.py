@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from aioserve.errors import RequestRejectedError
-from aioserve.isolation import Guard, NotAnAnswer, PluginFault
+from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault
 from aioserve.plugins.records import RequestInfo
 from aioserve.scheduling.policy import Refusal
 
@@ -31,7 +31,7 @@ class Admission:
 
     def __init__(self, checks: Iterable[tuple[str, Callable[[RequestInfo], object]]] = ()) -> None:
         self._checks = [
-            (Guard(f"plugin {label}", "the request is refused", logger), ask)
+            (PluginCalls(f"plugin {label}", "the request is refused", logger), ask)
             for label, ask in checks
         ]
 
@@ -39,20 +39,20 @@ class Admission:
         """Raise `RequestRejectedError` if a check refuses, and also if it has a fault: a quota
         check that breaks must not open the door."""
         name = f"request {request.request_id!r}"
-        for guard, ask in self._checks:
+        for calls, ask in self._checks:
             try:
-                refusal = guard.call("aioserve_admit", refusal_of, ask, request)
+                refusal = calls.call("aioserve_admit", refusal_of, ask, request)
             except PluginFault as fault:
                 raise RequestRejectedError(
                     f"{name} can't be admitted: {fault}",
-                    refused_by=guard.label,
+                    refused_by=calls.label,
                     reason=None,
                     retry_after_seconds=None,
                 ) from fault.__cause__
             if refusal is not None:
                 raise RequestRejectedError(
-                    f"{guard.label} refused {name}: {refusal.reason}",
-                    refused_by=guard.label,
+                    f"{calls.label} refused {name}: {refusal.reason}",
+                    refused_by=calls.label,
                     reason=refusal.reason,
                     retry_after_seconds=refusal.retry_after_seconds,
                 )

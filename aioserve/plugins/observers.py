@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from aioserve.isolation import Guard, PluginFault
+from aioserve.isolation import PluginCalls, PluginFault
 from aioserve.plugins.records import RequestInfo, RequestSummary, StepInfo
 
 __all__ = ["MAX_FAILURES", "Observer", "Observers"]
@@ -40,19 +40,19 @@ class Observers:
     """Observers of one engine. False if there are none."""
 
     def __init__(self) -> None:
-        self._attached: list[GuardedObserver] = []
+        self._attached: list[ObserverCalls] = []
         self.watch_steps: bool = False
         """Whether any of them does something where a step has ended."""
 
     def attach(self, observer: Observer, label: str) -> None:
         """Attach an observer. `label` names it and its distribution in the log."""
-        self._become([*self._attached, GuardedObserver(observer, label)])
+        self._become([*self._attached, ObserverCalls(observer, label)])
 
     def detach(self, observer: Observer) -> None:
         """Tell it nothing more. Nothing happens if it isn't attached."""
         self._become([one for one in self._attached if one.observer is not observer])
 
-    def _become(self, attached: list[GuardedObserver]) -> None:
+    def _become(self, attached: list[ObserverCalls]) -> None:
         self._attached = attached
         self.watch_steps = any(one.watches_steps for one in attached)
 
@@ -80,7 +80,7 @@ class Observers:
         self._become([attached for attached in self._attached if not attached.given_up])
 
 
-class GuardedObserver(Guard):
+class ObserverCalls(PluginCalls):
     """Tells one observer, until one of its methods has failed too often in a row."""
 
     def __init__(self, observer: Observer, name: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from aioserve.errors import ConfigError, PluginError, UnknownPolicyError
 from aioserve.isolation import blamed, shown
-from aioserve.kv.eviction import Eviction, EvictionStrategy, GuardedStrategy
+from aioserve.kv.eviction import Eviction, EvictionStrategy, StrategyCalls
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.plugins.admission import Admission
 from aioserve.plugins.contents import Contents, contents_of
@@ -169,7 +169,7 @@ class PluginRegistry:
         if offer is None:
             known = self._known(name, [*EVICTION_STRATEGIES, *self.evictions])
             raise ConfigError(f"eviction: no strategy {shown(name)}; {known}")
-        return GuardedStrategy(_made(offer, options), offer.label)
+        return StrategyCalls(_made(offer, options), offer.label)
 
     # -- what a request chooses
 

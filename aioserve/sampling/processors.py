@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from aioserve.isolation import Guard, NotAnAnswer, PluginFault
+from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,12 +54,12 @@ class GuardedProcessor:
     def __init__(self, label: str, make: Callable[[], LogitsProcessor]) -> None:
         self._make = make
         self._processor: LogitsProcessor | None = None
-        self._guard = Guard(f"logits processor {label}", "its request ends", logger)
+        self._calls = PluginCalls(f"logits processor {label}", "its request ends", logger)
 
     def apply(self, prompt_ids: Tensor, answer_ids: Tensor, row: Tensor) -> str | None:
         """Change `row`, float32 `[V]`. Return what went wrong, if anything did."""
         try:
-            self._guard.call("process", self._process, prompt_ids, answer_ids, row)
+            self._calls.call("process", self._process, prompt_ids, answer_ids, row)
         except PluginFault as fault:
             return str(fault)
         return None

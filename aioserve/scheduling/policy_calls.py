@@ -14,7 +14,7 @@ from typing import SupportsIndex, TypeVar
 
 from aioserve.arguments import plain_int
 from aioserve.config import Preemption
-from aioserve.isolation import Guard, NotAnAnswer, PluginFault, shown
+from aioserve.isolation import NotAnAnswer, PluginCalls, PluginFault, shown
 from aioserve.scheduling.policy import Preempt, Refusal, SchedulingPolicy, Verdict
 from aioserve.scheduling.view import Pin, RequestView, SchedulerView
 
@@ -31,7 +31,7 @@ MOST_SEARCHES = 64
 WAYS_TO_PREEMPT: tuple[Preemption, ...] = ("auto", "swap", "recompute")
 
 
-class PolicyCalls(Guard):
+class PolicyCalls(PluginCalls):
     """Stands between the scheduler and one policy; its answers can be used as they are.
 
     A policy has at most one fault a step: `faults_total` counts steps in which it had one.

@@ -150,7 +150,7 @@ class Scheduler:
             return []
         has_begun = sequence.num_known > sequence.prompt_tokens
         if not sequence.constrained or (forced and not has_begun):
-            raise InvariantError(f"{sequence} can't be guided by {len(forced)} tokens now")
+            raise InvariantError(f"{sequence} can't be constrained to {len(forced)} tokens now")
         updates: list[SequenceUpdate] = []
         for token_id in forced:
             if sequence.pending:

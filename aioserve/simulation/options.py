@@ -10,7 +10,7 @@ from aioserve.arguments import counted
 from aioserve.config import MAX_BATCHED_TOKENS, MAX_COUNT, MAX_SEQS, Preemption
 from aioserve.errors import ConfigError, TraceError
 from aioserve.isolation import shown
-from aioserve.kv.eviction import EvictionStrategy, GuardedStrategy
+from aioserve.kv.eviction import EvictionStrategy, StrategyCalls
 from aioserve.kv.pages import pages_for
 from aioserve.kv.prefix_tree import EVICTION_STRATEGIES
 from aioserve.scheduling.policy import SchedulingPolicy
@@ -109,7 +109,7 @@ def check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) ->
                 known = ", ".join(EVICTION_STRATEGIES)
                 raise ConfigError(f"eviction must be one of {known}, got {shown(eviction)}")
         elif isinstance(eviction, type | str) or not isinstance(
-            eviction, GuardedStrategy | EvictionStrategy
+            eviction, StrategyCalls | EvictionStrategy
         ):
             raise ConfigError(
                 f"eviction must be a name or have a method key, got {shown(eviction)}"
@@ -120,7 +120,7 @@ def check_eviction(eviction: Any, prefix_caching: Any, num_pages: int | None) ->
     if not prefix_caching:
         idle = "with prefix_caching=False: no page is cached"
     if idle is not None:
-        name = eviction.label if isinstance(eviction, GuardedStrategy) else shown(eviction)
+        name = eviction.label if isinstance(eviction, StrategyCalls) else shown(eviction)
         raise ConfigError(f"eviction={name} has no effect {idle}, so leave one of them out")
 
 

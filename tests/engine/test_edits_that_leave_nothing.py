@@ -16,7 +16,7 @@ from aioserve import (
     SamplingParams,
     StructuredOutput,
 )
-from aioserve.engine import guides
+from aioserve.engine import grammar_guides
 from aioserve.engine.params_intake import no_token_left
 from aioserve.testing.random_model import write_random_model
 from tests.engine.idle import all_given_back
@@ -132,7 +132,7 @@ async def test_what_is_forced_fills_no_mailbox_of_a_slow_reader(tiny: str) -> No
         await stream.started()
         for _ in range(100):
             await asyncio.sleep(0.001)
-        assert 8 <= stream.usage.completion_tokens <= 8 + guides.MAX_JUMP + 2
+        assert 8 <= stream.usage.completion_tokens <= 8 + grammar_guides.MAX_JUMP + 2
         tokens = [token async for token in stream]
     assert bytes(token.id for token in tokens[:-1]).decode() == text
 
@@ -141,13 +141,13 @@ async def test_what_is_forced_fills_no_mailbox_of_a_slow_reader(tiny: str) -> No
 async def test_health_shows_that_a_form_is_not_followed_any_more(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, after = threading.Event(), guides._after
+    go_on, after = threading.Event(), grammar_guides._after
 
-    def stuck(*step: Any) -> guides.Guide:
+    def stuck(*step: Any) -> grammar_guides.Guide:
         go_on.wait(20)
         return after(*step)
 
-    monkeypatch.setattr(guides, "_after", stuck)
+    monkeypatch.setattr(grammar_guides, "_after", stuck)
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 3}
     params = SamplingParams(structured_output=StructuredOutput(json_schema=schema))
     async with Engine(tiny) as engine:
@@ -200,7 +200,7 @@ async def test_without_a_thread_for_forms_their_requests_fail_alone(
     def refused(name: str) -> Any:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(guides, "StepThread", refused)
+    monkeypatch.setattr(grammar_guides, "StepThread", refused)
     form = SamplingParams(structured_output=StructuredOutput(choice=["a"]))
     async with Engine(tiny) as engine:
         answers = await asyncio.gather(

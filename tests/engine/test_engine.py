@@ -433,7 +433,7 @@ def test_an_interrupt_ends_every_request_and_reaches_whoever_runs_the_event_loop
 async def test_drain_ends_though_the_last_word_to_the_observers_fails(monkeypatch, caplog):
     async with Engine(slow_model()) as engine:
         stream = engine.stream(PROMPT, LONG)
-        monkeypatch.setattr(engine._lifecycle.core.notices, "tell", lambda: 1 / 0)
+        monkeypatch.setattr(engine._lifecycle.core.observer_events, "tell", lambda: 1 / 0)
         monkeypatch.setattr(engine._lifecycle.scheduler, "plan", lambda now: 1 / 0)
         async with asyncio.timeout(20):
             assert await engine.drain() == 0

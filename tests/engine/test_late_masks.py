@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from aioserve import Engine, SamplingParams, TokenStream
-from aioserve.engine import guides
-from aioserve.engine.guided import Guide, GuidedAnswer
+from aioserve.engine import grammar_guides
+from aioserve.engine.constrained import ConstrainedCompletion, Guide
 from aioserve.sampling import masks as late_masks
 from aioserve.sampling.masks import LateMasks
 from aioserve.structured_output import StructuredOutput
@@ -46,7 +46,7 @@ def found(masks: LateMasks) -> dict[int, list[int]]:
 
 
 def test_masks_are_brought_by_position() -> None:
-    answer, steps = GuidedAnswer(5), [LateMasks([0]) for _ in range(5)]
+    answer, steps = ConstrainedCompletion(5), [LateMasks([0]) for _ in range(5)]
     answer.expect(5, steps[0], 0)
     answer.told(Guide((), mask(1)))
     answer.expect(6, steps[1], 0)
@@ -79,17 +79,17 @@ async def test_a_stream_with_a_form_is_in_the_steps_of_the_others(
 ) -> None:
     monkeypatch.setattr(late_masks, "WAIT_SECONDS", 10.0)  # however busy the machine is
     async with Engine("pyhelp") as engine:
-        guided = engine.stream([1, 2, 3], FORM)
+        constrained = engine.stream([1, 2, 3], FORM)
         for _ in range(4):
-            await anext(guided)
-        reading = asyncio.ensure_future(tokens_of(guided))
-        before, steps = guided.usage.completion_tokens, engine.stats().steps_total
+            await anext(constrained)
+        reading = asyncio.ensure_future(tokens_of(constrained))
+        before, steps = constrained.usage.completion_tokens, engine.stats().steps_total
         await asyncio.gather(
             *(tokens_of(engine.stream([1, 2, i], plain(i, 150))) for i in range(4))
         )
-        gained = guided.usage.completion_tokens - before
+        gained = constrained.usage.completion_tokens - before
         share = gained / (engine.stats().steps_total - steps)
-        guided.close()
+        constrained.close()
         reading.cancel()
     assert share >= 0.97
 
@@ -101,7 +101,7 @@ async def test_a_stream_with_a_form_is_in_the_steps_of_the_others(
 async def test_others_go_on_while_a_grammar_takes_its_time(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    go_on, after = threading.Event(), guides._after
+    go_on, after = threading.Event(), grammar_guides._after
     asked = threading.Event()
 
     def stuck(*step: Any) -> Guide:
@@ -115,13 +115,13 @@ async def test_others_go_on_while_a_grammar_takes_its_time(
     async with Engine("pyhelp", **options) as engine:
         expected = await engine.generate([1, 2, 3], form)
         alone = [await engine.generate([1, 2, i], plain(i, 40)) for i in range(3)]
-        monkeypatch.setattr(guides, "_after", stuck)
-        guided = asyncio.ensure_future(engine.generate([1, 2, 3], form))
+        monkeypatch.setattr(grammar_guides, "_after", stuck)
+        constrained = asyncio.ensure_future(engine.generate([1, 2, 3], form))
         assert await asyncio.to_thread(asked.wait, 60)
         beside = [await engine.generate([1, 2, i], plain(i, 40)) for i in range(3)]
-        assert not guided.done()
+        assert not constrained.done()
         go_on.set()
-        answer = await guided
+        answer = await constrained
     assert [one.token_ids for one in beside] == [one.token_ids for one in alone]
     assert answer.token_ids == expected.token_ids
 
@@ -133,7 +133,7 @@ async def test_masks_that_are_sometimes_late_change_no_token(
     monkeypatch: pytest.MonkeyPatch, overlap: bool, prefix_caching: bool
 ) -> None:
     monkeypatch.setattr(late_masks, "WAIT_SECONDS", 0.0)
-    slow = guides._after
+    slow = grammar_guides._after
     calls = 0
 
     def sometimes_slow(*step: Any) -> Guide:
@@ -150,7 +150,7 @@ async def test_masks_that_are_sometimes_late_change_no_token(
     ]
     async with Engine("pyhelp", overlap=overlap, jump_forward=False) as engine:
         expected = [await engine.generate([1, 2, 3], one) for one in params]
-    monkeypatch.setattr(guides, "_after", sometimes_slow)
+    monkeypatch.setattr(grammar_guides, "_after", sometimes_slow)
     async with Engine("pyhelp", overlap=overlap, prefix_caching=prefix_caching) as engine:
         answers = await asyncio.gather(
             *(engine.generate([1, 2, 3], one) for one in params),
@@ -171,7 +171,7 @@ async def test_no_step_waits_for_the_mask_of_a_row_that_is_dropped(
     monkeypatch.setattr(late_masks, "WAIT_SECONDS", 40.0)
     is_late = threading.Event()
     num_steps = 0
-    advance, look = guides._advance, LateMasks.found
+    advance, look = grammar_guides._advance, LateMasks.found
 
     def held(steps: Any) -> list[Guide]:
         assert is_late.wait(30)  # the first that comes is the second token's
@@ -186,7 +186,7 @@ async def test_no_step_waits_for_the_mask_of_a_row_that_is_dropped(
         is_late.set()
         return brought
 
-    monkeypatch.setattr(guides, "_advance", held)
+    monkeypatch.setattr(grammar_guides, "_advance", held)
     monkeypatch.setattr(LateMasks, "found", looked)
     async with Engine("pyhelp", overlap=True) as engine:
         tokens = await asyncio.wait_for(tokens_of(engine.stream([1, 2, 3], SHORT)), 30)

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from aioserve import Engine, SamplingParams
+from aioserve.engine.event_loop import SUBMITTED_AT_ONCE, SubmissionTurns
 from aioserve.engine.intake import Intake
-from aioserve.engine.submission_turns import SUBMITTED_AT_ONCE, SubmissionTurns
 
 ONE = SamplingParams(max_tokens=1)
 

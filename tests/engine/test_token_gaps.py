@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aioserve.engine import token_gaps
-from aioserve.engine.token_gaps import MAX_BUCKET, TokenGaps
+from aioserve.engine.measures import MAX_BUCKET, TokenGaps
 
 GAPS = st.floats(0, 1e3) | st.floats(1e-7, 1e-2) | st.just(0.0)
 

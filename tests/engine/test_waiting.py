@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aioserve import Engine, QueueFullError, SamplingParams
-from aioserve.engine.waiting import Waiting
+from aioserve.engine.measures import Waiting
 from aioserve.errors import DeadlineExceededError
 from aioserve.testing import FakeModel
 

@@ -133,7 +133,8 @@ def test_one_request_is_answered_the_same_alone_whatever_computes_its_steps(
 
     async def serve_alone(**options: Any) -> list[list[int]]:
         source = place.assembled(path)
-        async with Engine(source, **{**OPTIONS, "dtype": dtype, **options}) as engine:
+        options = {**OPTIONS, "dtype": dtype, **options}
+        async with Engine(source, **options) as engine:
             return await answers(engine, asked)
 
     eager = asyncio.run(serve_alone(graph_sizes=(), overlap=False))

@@ -132,7 +132,7 @@ class Ends(Observer):
 @pytest.mark.asyncio
 async def test_parts_are_made_only_where_an_observer_wants_steps(monkeypatch):
     made = []
-    monkeypatch.setattr("aioserve.engine.notices._part", lambda *_: made.append(1))
+    monkeypatch.setattr("aioserve.engine.observer_events._part", lambda *_: made.append(1))
     ends = Ends()
     async with Engine(FakeModel(num_pages=64)) as engine:
         engine.observe(ends)

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
-from aioserve.engine.guided import Guide, GuidedAnswer
+from aioserve.engine.constrained import ConstrainedCompletion, Guide
 from aioserve.engine.requests import LiveSample
 from aioserve.errors import InvalidSamplingError, RequestFailedError
 from aioserve.execution.step_thread import StepThread
@@ -21,14 +21,14 @@ from aioserve.grammars.grammar import CompiledGrammar
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.sampling.masks import LateMasks
 
-__all__ = ["Guides"]
+__all__ = ["GrammarGuides"]
 
 MAX_JUMP = 64
 """Tokens that are taken at once. They come to a reader's mailbox together, which is bounded; the
 next one is drawn, and may be followed by as many."""
 
 
-class Guides:
+class GrammarGuides:
     """Of one engine. For the thread of the event loop that it is made on; `tell` is called there.
 
     Its own thread starts with the first answer that has a form.
@@ -57,7 +57,7 @@ class Guides:
         request = sample.request.request
         if request is None:
             return
-        sample.guided = GuidedAnswer(request.prompt_tokens)
+        sample.constrained = ConstrainedCompletion(request.prompt_tokens)
         self._call([sample], partial(_begin, sample, grammar, request.end_ids))
 
     def note(self, sample: LiveSample, token_id: int) -> None:
@@ -81,11 +81,11 @@ class Guides:
         samples that answer's token at that position."""
         masks = self._launched[step] = LateMasks([row for row, *_ in rows])
         for row, sample, position in rows:
-            if sample is None or sample.guided is None:
+            if sample is None or sample.constrained is None:
                 masks.bring(row, None)
             else:
                 self._expecting.add(sample)
-                sample.guided.expect(position, masks, row)
+                sample.constrained.expect(position, masks, row)
         return masks
 
     def let_go(self, step: int, rows: Iterable[int]) -> None:
@@ -101,8 +101,8 @@ class Guides:
         self._launched.pop(step, None)
         for sample in [s for s in self._expecting if s.sequence_id not in live]:
             self._expecting.discard(sample)
-            if sample.guided is not None:
-                sample.guided.ended()
+            if sample.constrained is not None:
+                sample.constrained.ended()
 
     async def aclose(self) -> None:
         if self._thread is not None:
@@ -126,8 +126,8 @@ class Guides:
             guides = [Guide((), None, failed.with_cause(error))] * len(samples)
         for sample, guide in zip(samples, guides, strict=True):
             self._tell(sample, guide)  # before a step can bring what follows from it
-            if sample.guided is not None:
-                sample.guided.told(guide)
+            if sample.constrained is not None:
+                sample.constrained.told(guide)
 
 
 def _may_jump(sample: LiveSample) -> bool:

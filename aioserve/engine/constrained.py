@@ -9,7 +9,7 @@ import numpy.typing as npt
 from aioserve.errors import AioserveError
 from aioserve.sampling.masks import LateMasks
 
-__all__ = ["Guide", "GuidedAnswer"]
+__all__ = ["ConstrainedCompletion", "Guide"]
 
 
 class Guide(msgspec.Struct, frozen=True, gc=False):
@@ -23,7 +23,7 @@ class Guide(msgspec.Struct, frozen=True, gc=False):
     """Why nothing can be said of it."""
 
 
-class GuidedAnswer:
+class ConstrainedCompletion:
     """What is known of one answer, and which rows of steps wait for more."""
 
     __slots__ = ("_first", "_guide", "_position", "_waiting")

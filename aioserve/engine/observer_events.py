@@ -13,7 +13,7 @@ from aioserve.request import FinishReason
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.steps.plan import ItemKind, StepPlan, WorkItem
 
-__all__ = ["Notices"]
+__all__ = ["ObserverEvents"]
 
 
 class StepParts(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class StepParts(msgspec.Struct, frozen=True):
     """Ids and samples of those that gave way."""
 
 
-class Notices:
+class ObserverEvents:
     """Of one core loop, which says when each request enters the scheduler and leaves it."""
 
     def __init__(self, observers: Observers, scheduler: Scheduler, table: RequestTable) -> None:

@@ -1,0 +1,159 @@
+"""What an engine measures of itself: time on the event loop, how much waits for its first token,
+and the gaps between tokens.
+
+Knows numbers alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from math import ceil, exp, log2
+
+import msgspec
+
+from aioserve.request import InterTokenLatency
+
+__all__ = ["HostTimes", "TokenGaps", "Waiting"]
+
+MEMORY_SECONDS = 10.0
+"""Age at which a step weighs 1/e in an estimate of waiting."""
+
+ERROR = 0.01
+GROWTH = (1 + ERROR) / (1 - ERROR)
+BUCKETS_PER_OCTAVE = 1 / log2(GROWTH)
+MAX_BUCKET = 1400
+"""From 1.45e6 s on: longer gaps are counted with these."""
+MAX_TIMES = 32
+"""Most times of tokens that a sample keeps before their gaps are counted."""
+
+
+class HostTimes(msgspec.Struct):
+    """Totals of one core loop, on the clock of its event loop.
+
+             plan, launch        commit, deliver
+    loop     [ step 8 ]..........[ step 7 ][ plan, launch step 9 ]....
+    steps    ──── step 7 ───────►────────── step 8 ──────────────────►
+    """
+
+    planning_seconds: float = 0.0
+    """Planning steps and handing them to the runner."""
+    commit_seconds: float = 0.0
+    """Taking in what steps brought."""
+    delivery_seconds: float = 0.0
+    """Making text of it and putting it into the readers' mailboxes."""
+    step_seconds: float = 0.0
+    """At least one step was in flight, as far as the loop had heard."""
+
+
+class Waiting:
+    """Counts prompt tokens of one engine's requests that wait for their first token, and estimates
+    how long that will take, as far as the past tells.
+
+    A request waits from when it is submitted until its completion begins. While anything waits,
+    steps and beginnings are added up, older ones weighing less: so many seconds of steps let so
+    many tokens begin. Steps in which nothing waits say nothing of how fast waiting ends, and aren't
+    counted. That covers what makes requests wait, be it long prompts before them or completions
+    that hold their places.
+    """
+
+    __slots__ = ("_begun_tokens", "_seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: int = 0
+        """Prompt tokens whose completions haven't begun."""
+        self._begun_tokens = 0.0
+        self._seconds = 0.0
+
+    def came(self, tokens: int) -> None:
+        self.tokens += tokens
+
+    def left(self, tokens: int) -> None:
+        """A request ended before its completion began."""
+        self.tokens -= tokens
+
+    def began(self, tokens: int) -> None:
+        """A completion began, of so many prompt tokens."""
+        self.tokens -= tokens
+        self._begun_tokens += tokens
+
+    def step_ended(self, seconds: float) -> None:
+        """A step took so long while something waits."""
+        share = exp(-seconds / MEMORY_SECONDS)
+        self._seconds = self._seconds * share + seconds
+        self._begun_tokens *= share
+
+    def seconds_for(self, tokens: int) -> float | None:
+        """How long it takes until so many tokens have begun; None while that is unknown."""
+        if not self._seconds or self._begun_tokens < 1:
+            return None
+        return tokens * self._seconds / self._begun_tokens
+
+
+class TokenGaps:
+    """The gaps between the tokens of one request, of all samples together, counted and not kept:
+    at most `MAX_BUCKET + 1` numbers, whatever comes, and `MAX_TIMES` for each sample.
+
+    Quantiles come from a histogram with buckets that grow with the gap, so that whatever is said is
+    off by a fraction of itself: DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable
+    quantile sketch with relative-error guarantees", VLDB 2019, section 2). Bucket `i` has the gaps
+    in `(g**(i - 1), g**i]` microseconds, where `g = (1 + a) / (1 - a)`; its middle,
+    `2 * g**i / (g + 1)`, is off by at most `a` of each. Bucket 0 also has those up to 1 µs, which
+    are told as 1 µs at most.
+    """
+
+    __slots__ = ("_buckets", "_count", "_max_seconds", "_sum_seconds", "_times")
+
+    def __init__(self, num_samples: int) -> None:
+        self._times = [array("d") for _ in range(num_samples)]
+        """When the last tokens of each sample came, of whose gaps none is counted yet."""
+        self._buckets: dict[int, int] = {}
+        self._count = 0
+        self._sum_seconds = 0.0
+        self._max_seconds = 0.0
+
+    def token_came(self, sample: int, now_seconds: float) -> None:
+        """A token of a sample; `now_seconds` never goes back."""
+        # Counted later, many at once: between two steps all that is read comes from cold caches.
+        times = self._times[sample]
+        times.append(now_seconds)
+        if len(times) == MAX_TIMES:
+            self._count_gaps(times)
+
+    def _count_gaps(self, times: array[float]) -> None:
+        """Count those between `times`, and keep the last of these."""
+        buckets = self._buckets
+        for earlier, later in pairwise(times):
+            gap = later - earlier
+            self._count += 1
+            self._sum_seconds += gap
+            if gap > self._max_seconds:
+                self._max_seconds = gap
+            bucket = 0
+            if gap > 1e-6:
+                bucket = min(ceil(log2(gap * 1e6) * BUCKETS_PER_OCTAVE), MAX_BUCKET)
+            buckets[bucket] = buckets.get(bucket, 0) + 1
+        del times[:-1]
+
+    def summary(self) -> InterTokenLatency | None:
+        """None where no sample has two tokens."""
+        for times in self._times:
+            self._count_gaps(times)
+        if not self._count:
+            return None
+        return InterTokenLatency(
+            count=self._count,
+            mean_seconds=self._sum_seconds / self._count,
+            p50_seconds=self._quantile(0.5),
+            p99_seconds=self._quantile(0.99),
+            max_seconds=self._max_seconds,
+        )
+
+    def _quantile(self, share: float) -> float:
+        """The gap that at least `share` of all are no longer than: the smallest such."""
+        wanted, counted, bucket = ceil(share * self._count), 0, 0
+        for bucket in sorted(self._buckets):
+            counted += self._buckets[bucket]
+            if counted >= wanted:
+                break
+        return min(2e-6 * GROWTH**bucket / (GROWTH + 1), self._max_seconds)
