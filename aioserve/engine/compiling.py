@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -22,8 +21,8 @@ from typing import Any
 
 from aioserve.arguments import counted
 from aioserve.errors import InvalidSamplingError, QueueFullError
-from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
+from aioserve.execution.worker_thread import WorkerThread
 from aioserve.grammars.calls import CallsOutput
 from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.vocabulary import Vocabulary
@@ -44,6 +43,7 @@ EXIT_SECONDS = 0.5
 """How long an interpreter that exits waits for a form that is being compiled."""
 
 Compiled = CompiledGrammar | BaseException
+Worker = WorkerThread[Any]
 
 
 class Compiling:
@@ -91,9 +91,9 @@ class GrammarCompiler:
         self._late: set[tuple[Any, ...]] = set()
         """Those that threads are stuck with."""
         self._waiting: deque[_Job] = deque()
-        self._free: list[_Lane] = []
-        self._lanes: list[_Lane] = []
-        self._num_stuck = 0
+        self._free: list[Worker] = []
+        self._workers: list[Worker] = []
+        self._stuck: set[Worker] = set()
         self._vocabulary = _OneVocabulary(model)
         self._num_wanted = 0
         self._idle = asyncio.Event()
@@ -112,7 +112,7 @@ class GrammarCompiler:
             return None
         if key in self._late:
             raise _too_slow(form)
-        if self._num_stuck >= MAX_THREADS + MAX_STUCK:
+        if len(self._stuck) >= MAX_THREADS + MAX_STUCK:
             raise self._all_stuck()
         if (job := self._jobs.get(key)) is None:
             job = _Job(form)
@@ -136,10 +136,11 @@ class GrammarCompiler:
             self._idle.set()
 
     def _all_stuck(self) -> QueueFullError:
+        stuck = len(self._stuck)
         return QueueFullError(
-            f"{counted(self._num_stuck, 'thread compiles', 'threads compile')} forms that take too "
-            "long, and no other can",
-            value=self._num_stuck,
+            f"{counted(stuck, 'thread compiles', 'threads compile')} forms that take too long, and "
+            "no other can",
+            value=stuck,
             limit=MAX_THREADS + MAX_STUCK,
             unit="forms",
             retry_after_seconds=COMPILE_SECONDS,  # they took that long, and may take as long again
@@ -156,10 +157,10 @@ class GrammarCompiler:
         for job in self._jobs.values():
             if job.timer is not None:
                 job.timer.cancel()
-        for lane in self._lanes:
-            lane.end()
-            if lane in self._free:
-                await asyncio.to_thread(lane.thread.join)
+        for worker in self._workers:
+            worker.end()
+            if worker in self._free:
+                await worker.aclose()
 
     def _start(self) -> None:
         """Let every free thread begin with what is wanted."""
@@ -168,28 +169,28 @@ class GrammarCompiler:
                 self._forget(self._waiting.popleft())
                 continue
             if not self._free:
-                working = len(self._lanes) - self._num_stuck
-                if working >= MAX_THREADS or len(self._lanes) >= MAX_THREADS + MAX_STUCK:
+                working = len(self._workers) - len(self._stuck)
+                if working >= MAX_THREADS or len(self._workers) >= MAX_THREADS + MAX_STUCK:
                     return
-                lane = _Lane(f"aioserve-compile-{self._model.name}")
-                self._lanes.append(lane)
-                self._free.append(lane)
-            lane, job = self._free.pop(), self._waiting.popleft()
-            lane.put(partial(_compile, self._vocabulary, job.form), partial(self._post, lane, job))
-            job.timer = self._loop.call_later(COMPILE_SECONDS, self._time_out, lane, job)
+                name = f"aioserve-compile-{self._model.name}"
+                worker: Worker = WorkerThread(name, _compile, exit_seconds=EXIT_SECONDS)
+                self._workers.append(worker)
+                self._free.append(worker)
+            worker, job = self._free.pop(), self._waiting.popleft()
+            worker.put((self._vocabulary, job.form, partial(self._post, worker, job)))
+            job.timer = self._loop.call_later(COMPILE_SECONDS, self._time_out, worker, job)
 
-    def _post(self, lane: _Lane, job: _Job, compiled: Compiled) -> None:
+    def _post(self, worker: Worker, job: _Job, compiled: Compiled) -> None:
         """On the thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._ended, lane, job, compiled)
+            self._loop.call_soon_threadsafe(self._ended, worker, job, compiled)
 
-    def _ended(self, lane: _Lane, job: _Job, compiled: Compiled) -> None:
+    def _ended(self, worker: Worker, job: _Job, compiled: Compiled) -> None:
         if self._closed:
             return
-        self._free.append(lane)
-        if lane.is_stuck:
-            lane.is_stuck = False
-            self._num_stuck -= 1
+        self._free.append(worker)
+        if worker in self._stuck:
+            self._stuck.remove(worker)
             self._late.remove(_key(job.form))
         if job.timer is not None:
             job.timer.cancel()
@@ -200,9 +201,8 @@ class GrammarCompiler:
         self._tell(job, compiled)
         self._go_on()
 
-    def _time_out(self, lane: _Lane, job: _Job) -> None:
-        lane.is_stuck = True
-        self._num_stuck += 1
+    def _time_out(self, worker: Worker, job: _Job) -> None:
+        self._stuck.add(worker)
         self._late.add(_key(job.form))
         self._tell(job, _too_slow(job.form))
         self._go_on()
@@ -213,9 +213,9 @@ class GrammarCompiler:
         try:
             self._start()
         except RuntimeError as no_thread:
-            if self._num_stuck == len(self._lanes):
+            if len(self._stuck) == len(self._workers):
                 error = no_thread
-        if self._num_stuck >= MAX_THREADS + MAX_STUCK:
+        if len(self._stuck) >= MAX_THREADS + MAX_STUCK:
             error = self._all_stuck()
         if error is not None:
             told, self._waiting = self._waiting, deque()
@@ -246,36 +246,6 @@ class GrammarCompiler:
             self._kept_bytes -= _num_bytes(oldest)
 
 
-class _Lane:
-    """One thread. A daemon: an interpreter that exits isn't held up for long by a form that nobody
-    waits for."""
-
-    def __init__(self, name: str) -> None:
-        self.is_stuck = False
-        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        run = partial(_run, self._calls)
-        self.thread: threading.Thread = start_daemon(
-            name, run, partial(self._calls.put, None), exit_seconds=EXIT_SECONDS
-        )
-
-    def __del__(self) -> None:
-        self.end()
-
-    def put(self, call: Callable[[], Compiled], then: Callable[[Compiled], None]) -> None:
-        self._calls.put((call, then))
-
-    def end(self) -> None:
-        if hasattr(self, "_calls"):
-            self._calls.put(None)
-
-
-def _run(calls: queue.SimpleQueue[Any]) -> None:
-    while (entry := calls.get()) is not None:
-        call, then = entry
-        then(call())
-        del entry, call, then
-
-
 class _OneVocabulary:
     """A model's, made when it is first asked for."""
 
@@ -297,11 +267,16 @@ class _OneVocabulary:
             return self._made
 
 
-def _compile(vocabulary: _OneVocabulary, form: StructuredOutput) -> Compiled:
+def _compile(
+    entry: tuple[_OneVocabulary, StructuredOutput, Callable[[Compiled], None]],
+) -> None:
+    """On a thread."""
+    vocabulary, form, then = entry
     try:
-        return compile_grammar(vocabulary.get(), form)
+        compiled: Compiled = compile_grammar(vocabulary.get(), form)
     except BaseException as error:  # a panic in Rust code is none of the `Exception`s
-        return error
+        compiled = error
+    then(compiled)
 
 
 def _too_slow(form: StructuredOutput) -> InvalidSamplingError:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -34,8 +32,8 @@ from aioserve.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from aioserve.execution.daemon import start_daemon
 from aioserve.execution.runner import LoadedModel
+from aioserve.execution.worker_thread import WorkerThread
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["BareText", "Encoded", "Encoder", "Encoding"]
@@ -264,29 +262,26 @@ class Encoder:
         closed = "the engine was closed before this prompt was encoded"
         self.abort_all(EngineClosedError(closed, state="closed"))
         for lane in self._lanes:
-            lane.shutdown(wait=False)
             if lane.future is not None:
                 lane.future.cancel()
-            elif lane.thread is not None:
-                await asyncio.to_thread(lane.thread.join)
+            if lane.worker is not None:
+                lane.worker.end()
+                if lane.future is None:
+                    await lane.worker.aclose()
 
 
 class _Lane(Executor):
     """One thread, and the queues that it takes from, in this order. It starts with the first call.
 
-    A daemon, which `ThreadPoolExecutor` has none of: an interpreter that exits isn't held up for
-    long by a text that nobody waits for.
+    Unlike that of a `ThreadPoolExecutor`, it doesn't hold up an interpreter that exits for long.
     """
 
     def __init__(self, name: str, queues: Sequence[deque[Encoding]]) -> None:
         self.future: asyncio.Future[Encoded] | None = None
-        """Of the encoding that has the thread."""
-        self.thread: threading.Thread | None = None
+        """The encoding that has the thread."""
+        self.worker: WorkerThread[Any] | None = None
         self._name = name
         self._queues = queues
-        self._calls: queue.SimpleQueue[
-            tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None
-        ] = queue.SimpleQueue()
 
     def next_encoding(self) -> Encoding | None:
         for waiting in self._queues:
@@ -297,20 +292,14 @@ class _Lane(Executor):
         return None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if self.thread is None:
-            self.thread = start_daemon(
-                self._name, self._run, self.shutdown, exit_seconds=EXIT_SECONDS
-            )
+        if self.worker is None:
+            self.worker = WorkerThread(self._name, _call, exit_seconds=EXIT_SECONDS)
         future: Future[Any] = Future()
-        self._calls.put((future, fn, args))
+        self.worker.put((future, fn, args))
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._calls.put(None)
 
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            future, run, args = call
-            if future.set_running_or_notify_cancel():
-                future.set_result(run(*args))
-            del call, future, run, args
+def _call(entry: tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]) -> None:
+    future, fn, args = entry
+    if future.set_running_or_notify_cancel():
+        future.set_result(fn(*args))

@@ -18,7 +18,8 @@ Item = TypeVar("Item")
 IDLE_SECONDS = 0.02
 """Without an item before the thread does what it has for such times."""
 EXIT_SECONDS = 30.0
-"""How long an interpreter that exits without closing the engine waits for what was put."""
+"""How long an interpreter that exits without closing the engine waits for what was put, unless a
+thread says otherwise."""
 
 
 class WorkerThread(Generic[Item]):
@@ -38,6 +39,7 @@ class WorkerThread(Generic[Item]):
         at_end: Callable[[], None] = lambda: None,
         items: queue.SimpleQueue[Any] | None = None,
         idle: Callable[[], bool] | None = None,
+        exit_seconds: float = EXIT_SECONDS,
     ) -> None:
         """`items`: the queue, for a `handle` that looks whether more are waiting. None is its
         end. `idle()` is called while nothing comes, until it returns False: a short piece of work
@@ -48,7 +50,7 @@ class WorkerThread(Generic[Item]):
         run = functools.partial(_run, self._items, handle, within, at_end, idle)
         # Not `self.end`: whoever ends threads at exit would hold this object until then.
         end = functools.partial(self._items.put, None)
-        self._thread = start_daemon(name, run, end, exit_seconds=EXIT_SECONDS)
+        self._thread = start_daemon(name, run, end, exit_seconds=exit_seconds)
 
     def __del__(self) -> None:
         self.end()

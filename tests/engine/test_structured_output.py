@@ -343,7 +343,7 @@ async def test_forms_that_wait_are_told_where_no_thread_is_to_be_had(
         ]
         waits = engine.stream("Hi", regex("c"))
         with monkeypatch.context() as patch:
-            patch.setattr(compiling, "start_daemon", no_thread)
+            patch.setattr(compiling, "WorkerThread", no_thread)
             for stream in streams:
                 with pytest.raises(InvalidSamplingError, match="compiled within"):
                     await anext(stream)
@@ -374,7 +374,7 @@ async def test_a_form_that_is_refused_is_compiled_once_also_where_that_took_too_
             with pytest.raises(InvalidSamplingError, match=r"unclosed|compiled within"):
                 await engine.generate("Hi", regex(wrong))
         slow.set()
-        await until(lambda: live.intake.compiler._num_stuck == 0)
+        await until(lambda: not live.intake.compiler._stuck)
         raised = []
         for wrong in ("(a", "(z", "(a", "(z"):
             with pytest.raises(InvalidSamplingError, match="unclosed group") as refused:
@@ -415,7 +415,7 @@ async def test_a_form_that_takes_too_long_keeps_one_thread_however_often_it_is_a
                 await engine.generate("Hi", regex("a"))
         assert (await engine.generate("Hi", regex("b"))).text == "b"
         gate.set()
-        await until(lambda: compiler._num_stuck == 0)
+        await until(lambda: not compiler._stuck)
         assert (await engine.generate("Hi", regex("a"))).text == "a"
         assert called == (["a", "b"] if ends_well else ["a", "b", "a"])
         assert await all_given_back(engine)
