@@ -193,7 +193,7 @@ def sequence(rule: Rule[T], most: int, *, least: int = 0) -> Rule[tuple[T, ...]]
         entries = _entries(value, most, "sequence")
         if len(entries) < least:
             raise _Unfit(f"have at least {least} entries", len(entries), len(entries), least)
-        return tuple(_entry(index, entry, rule) for index, entry in enumerate(entries))
+        return tuple(_within((index,), rule, entry) for index, entry in enumerate(entries))
 
     return tuple_of
 
@@ -215,13 +215,7 @@ def pairs(key: Rule[K], value: Rule[V], most: int) -> Rule[tuple[tuple[K, V], ..
         if given is None:
             return ()
         if issubclass(type(given), Mapping):
-            try:
-                given = given.items()  # pyright: ignore[reportAttributeAccessIssue]
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                unfit = _Unfit("be a mapping that can be read", shown(given), given, None)
-                raise unfit from error
+            given = _entries(given, most, "mapping")
         found = dict(of_many(given))
         return tuple(found.items()) or _NOTHING
 
@@ -240,8 +234,8 @@ def mapping(key: Rule[K], value: Rule[V], most: int) -> Rule[MappingProxyType[K,
         for entry in _entries(given, most, "mapping"):
             if type(entry) is not tuple or len(entry) != 2:
                 raise _Unfit("be a mapping that can be read", shown(given), given, None)
-            name = _within(" key", key, entry[0])
-            found[name] = _within(f"[{shown(name)}]", value, entry[1])
+            name = _within(None, key, entry[0])
+            found[name] = _within((name,), value, entry[1])
         return MappingProxyType(found) if found else EMPTY_MAPPING
 
     return copied
@@ -271,19 +265,12 @@ def _entries(value: Any, most: int, kind: str) -> tuple[Any, ...]:
     return entries
 
 
-def _within(where: str, rule: Rule[T], value: object) -> T:
+def _within(place: tuple[object] | None, rule: Rule[T], value: object) -> T:
+    """What `rule` makes of an entry at a place, or of a key where there is none."""
     try:
         return rule(value)
     except _Unfit as unfit:
-        unfit.where = where
-        raise
-
-
-def _entry(index: int, entry: object, rule: Rule[T]) -> T:
-    try:
-        return rule(entry)
-    except _Unfit as unfit:
-        unfit.where = f"[{index}]"
+        unfit.where = " key" if place is None else f"[{shown(place[0])}]"
         raise
 
 

@@ -26,7 +26,7 @@
     │       ├── StepError            the step that computed this request failed
     │       ├── StreamStalledError   the reader took nothing for `stall_timeout_seconds`
     │       └── DeadlineExceededError it hadn't ended within its `deadline_seconds`
-    └── InvariantError               a bug in aioserve: its own books don't balance
+    └── InvariantError               a bug in aioserve: its own accounting doesn't balance
 
 Messages name the argument, the value that was given and the limit. Errors that a program answers
 while it runs carry these as attributes too; one that isn't known is None.
@@ -90,8 +90,8 @@ class AioserveError(Exception):
         return self
 
 
-class InvalidRequestError(AioserveError, ValueError):
-    """The caller's request can't be served as written."""
+class _ArgumentError(ValueError):
+    """An argument or an option has a value that it can't have."""
 
     def __init__(
         self,
@@ -103,12 +103,16 @@ class InvalidRequestError(AioserveError, ValueError):
     ) -> None:
         super().__init__(message)
         self.argument: str | None = argument
-        """Which one is wrong, as `Engine.stream` or `SamplingParams` names it."""
+        """Which one is wrong, as `Engine`, `Engine.stream` or `SamplingParams` names it."""
         self.value: object = plain_value(value)
         """What is wrong about it: the value given, if it is a short number or str, what is shown
         of it, or its size."""
         self.limit: object = limit
         """The bound that `value` is beyond."""
+
+
+class InvalidRequestError(AioserveError, _ArgumentError):
+    """The caller's request can't be served as written."""
 
 
 class InvalidPromptError(InvalidRequestError):
@@ -158,24 +162,8 @@ class DuplicateRequestError(InvalidRequestError):
         super().__init__(message, argument="request_id", value=value)
 
 
-class ConfigError(AioserveError, ValueError):
+class ConfigError(AioserveError, _ArgumentError):
     """An engine option is outside its range or contradicts another."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        argument: str | None = None,
-        value: object = None,
-        limit: object = None,
-    ) -> None:
-        super().__init__(message)
-        self.argument: str | None = argument
-        """Which option is wrong, as `Engine` names it."""
-        self.value: object = plain_value(value)
-        """As that of `InvalidRequestError`."""
-        self.limit: object = limit
-        """The bound that `value` is beyond."""
 
 
 class UnknownPolicyError(ConfigError):

@@ -25,13 +25,13 @@ from aioserve.request import FinishReason, Timings, Token, Usage
 from aioserve.text.conversation import MAX_TOOLS, Conversation
 from aioserve.text.messages import FIELDS, FIELDS_OF
 from aioserve.text.output_parsers.completion_reader import CompletionReader
-from aioserve.text.output_parsers.forms import (
-    ReasoningForm,
-    ToolForm,
-    reasoning_form,
-    tool_form,
-)
 from aioserve.text.output_parsers.parts import Parts, ToolCall, ToolCallDelta, whole_calls
+from aioserve.text.output_parsers.registry import (
+    ReasoningTags,
+    reasoning_tags_named,
+    tool_parser_named,
+)
+from aioserve.text.output_parsers.tool_parser import ToolParser
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -137,8 +137,8 @@ class AnswerForm:
 
     def __init__(
         self,
-        tools: ToolForm | None,
-        reasoning: ReasoningForm | None,
+        tools: type[ToolParser] | None,
+        reasoning: ReasoningTags | None,
         tokenizer: Tokenizer | None,
         held: HeldCalls | None = None,
     ) -> None:
@@ -170,14 +170,14 @@ class AnswerForm:
             tool_parser = config.tool_parser
         if reasoning_parser == "auto":
             reasoning_parser = config.reasoning_parser
-        read = tool_form(tool_parser, source, has_tools=has_tools)
+        read = tool_parser_named(tool_parser, source, has_tools=has_tools)
         if held is not None and read is None:
             raise InvalidRequestError(
                 "strict_tools go with tools, and a tool_parser that reads calls of them",
                 argument="strict_tools",
                 value=sorted(held.strict),
             )
-        reasoning = reasoning_form(reasoning_parser, source)
+        reasoning = reasoning_tags_named(reasoning_parser, source)
         return cls(read, reasoning, model.tokenizer, held)
 
     def conversation_is(self, conversation: Conversation) -> None:

@@ -58,7 +58,7 @@ from aioserve.plugins import Observer, check_observer_object
 from aioserve.request import Beam, Completion, SamplingParams, Usage
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.text.messages import Message
-from aioserve.text.output_parsers.forms import tells_tool_form
+from aioserve.text.output_parsers.registry import tells_tool_parser
 from aioserve.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
@@ -428,7 +428,7 @@ class Engine:
         template = self._lifecycle.started().model.chat_template
         if template is None or not template.reads("tools"):
             return False
-        return self.config.tool_parser != "auto" or tells_tool_form(template.source)
+        return self.config.tool_parser != "auto" or tells_tool_parser(template.source)
 
     @property
     def default_params(self) -> SamplingParams:

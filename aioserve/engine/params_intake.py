@@ -11,7 +11,6 @@ from aioserve.errors import ConfigError, InvalidSamplingError, PluginError
 from aioserve.execution.runner import LoadedModel
 from aioserve.grammars.schema import check_ends
 from aioserve.request import SamplingParams
-from aioserve.text.bad_words import spellings
 from aioserve.text.stop import StopAutomaton
 from aioserve.text.tokenizer import Tokenizer
 
@@ -185,6 +184,6 @@ class ParamsIntake:
     def _spellings(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         tokenizer = self._tokenizer_for("bad_words", words)
         vocab_size = self._model.limits.vocab_size
-        every = [ids for word in words for ids in spellings(tokenizer, word)]
+        every = [ids for word in words for ids in tokenizer.spellings(word)]
         # A tokenizer may know tokens that the model has no logits of: those are never drawn.
         return tuple([ids for ids in every if max(ids) < vocab_size])

@@ -23,7 +23,7 @@ import msgspec
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.schema import sound_schema
 from aioserve.structured_output import MAX_CHARS, StructuredOutput
-from aioserve.text.output_parsers import hermes, llama3_json, mistral
+from aioserve.text.output_parsers import families
 from aioserve.text.output_parsers.call_object import MAX_NAME_CHARS
 
 __all__ = ["CallsOutput", "Style", "calls_output", "calls_source"]
@@ -177,8 +177,8 @@ def _marked(rules: _Rules, mark: str, *, starts: Sequence[str] = (), after: str 
 
 def _hermes(rules: _Rules) -> None:
     rules.calls("arguments")
-    rules.add(f"held: WS? call WS? {rules.mark(hermes.CLOSES)}")
-    _marked(rules, hermes.OPENS)
+    rules.add(f"held: WS? call WS? {rules.mark(families.HERMES_CLOSES)}")
+    _marked(rules, families.HERMES_OPENS)
 
 
 def _llama3(rules: _Rules) -> None:
@@ -186,21 +186,21 @@ def _llama3(rules: _Rules) -> None:
     rules.add("held: WS? calls", "bare: WS? calls")
     rules.add("calls: call" if rules.one else "calls: call (BETWEEN call)*")
     rules.add(rf"BETWEEN: /[ \t\n\r]{{0,{MAX_SPACES}}}[;,]?[ \t\n\r]{{0,{MAX_SPACES}}}/")
-    rules.texts(llama3_json.TAG, "_AFTER", [rf"{_SPACE}*[;,]?{_SPACE}*\{{"])
-    _marked(rules, llama3_json.TAG, starts=[rf"{_SPACE}*\{{"], after="_AFTER")
+    rules.texts(families.LLAMA3_TAG, "_AFTER", [rf"{_SPACE}*[;,]?{_SPACE}*\{{"])
+    _marked(rules, families.LLAMA3_TAG, starts=[rf"{_SPACE}*\{{"], after="_AFTER")
 
 
 def _mistral(rules: _Rules) -> None:
     rules.calls("arguments")
     rules.add(_list_of(rules))
-    begin = f"({rules.mark(mistral.CALL_ID)} ID)? {rules.mark(mistral.ARGS)} WS?"
+    begin = f"({rules.mark(families.MISTRAL_CALL_ID)} ID)? {rules.mark(families.MISTRAL_ARGS)} WS?"
     named = [
         f"{_text(name)} {begin} args{index}"
         for index, name in enumerate(rules.names)
-        if len(name) <= mistral.MAX_WORD_CHARS and _WORD.fullmatch(name)
+        if len(name) <= families.MAX_WORD_CHARS and _WORD.fullmatch(name)
     ]
     rules.add("held: WS? (" + " | ".join(["list", *named]) + ")", "ID: /[A-Za-z0-9]{9}/")
-    _marked(rules, mistral.CALLS)
+    _marked(rules, families.MISTRAL_CALLS)
 
 
 def _json(rules: _Rules) -> None:

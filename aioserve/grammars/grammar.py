@@ -9,10 +9,9 @@ from typing import Any
 
 from aioserve.errors import InvalidSamplingError
 from aioserve.grammars.calls import CallsOutput, calls_source
-from aioserve.grammars.library import limits, llguidance
 from aioserve.grammars.matcher import GrammarMatcher
 from aioserve.grammars.schema import sound_lark, sound_schema
-from aioserve.grammars.vocabulary import Vocabulary
+from aioserve.grammars.vocabulary import Vocabulary, llguidance
 from aioserve.structured_output import StructuredOutput
 
 __all__ = ["CompiledGrammar", "compile_grammar"]
@@ -21,6 +20,14 @@ MAX_WHITESPACE = 32
 """Most white space between two parts of JSON: enough to indent, and a model can't go on for
 ever."""
 MAX_REASON_CHARS = 500
+
+MAX_ITEMS_IN_ROW = 2000
+INITIAL_LEXER_FUEL = 1_000_000
+STEP_LEXER_FUEL = 200_000
+STEP_MAX_ITEMS = 50_000
+MAX_LEXER_STATES = 50_000
+"""Most states of the lexer: a kilobyte or two each, in every matcher that comes to have so many."""
+MAX_GRAMMAR_SIZE = 100_000
 
 
 class CompiledGrammar:
@@ -59,7 +66,7 @@ def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledG
     argument = "tools" if isinstance(form, CallsOutput) else form.form
     try:
         prototype = library.LLMatcher(
-            vocabulary.library, _source(form), log_level=0, limits=limits()
+            vocabulary.library, _source(form), log_level=0, limits=_limits()
         )
     except InvalidSamplingError:
         raise
@@ -76,6 +83,21 @@ def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledG
     if not first.allowed().any() and not first.is_accepting:
         raise _refused(argument, "nothing that the tokenizer can write has the form")
     return CompiledGrammar(vocabulary, prototype, forced=first.forced(), starts_with_spaces=free)
+
+
+def _limits() -> object:
+    """Limits of one grammar's cost, in units of the library: some 20 ms of its lexer to compile,
+    some 15 ms for a token."""
+    return llguidance().LLParserLimits(
+        max_items_in_row=MAX_ITEMS_IN_ROW,
+        initial_lexer_fuel=INITIAL_LEXER_FUEL,
+        step_lexer_fuel=STEP_LEXER_FUEL,
+        step_max_items=STEP_MAX_ITEMS,
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=MAX_GRAMMAR_SIZE,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
 
 
 def _source(form: StructuredOutput) -> Any:

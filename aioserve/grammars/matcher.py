@@ -41,7 +41,7 @@ class GrammarMatcher:
         self._num_followed = 0
         """Number of forced tokens that were followed."""
         self._num_accepted = 0
-        self._has_ended = False
+        self.has_ended: bool = False
 
     @property
     def error(self) -> str | None:
@@ -58,19 +58,15 @@ class GrammarMatcher:
         """Whether the completion is valid as it is."""
         return not self._failed and self._matcher.is_accepting()
 
-    @property
-    def has_ended(self) -> bool:
-        return self._has_ended
-
     def accept(self, token_id: int) -> bool:
         """Go on by a token; False for one that isn't allowed, which changes nothing."""
-        if self._has_ended or self._failed:
+        if self.has_ended or self._failed:
             return False
         if token_id in self._end_ids:
-            self._has_ended = self.is_accepting
-            if self._has_ended:
+            self.has_ended = self.is_accepting
+            if self.has_ended:
                 self._forced, self._num_followed = (), 0
-            return self._has_ended
+            return self.has_ended
         forced = self.forced(1)
         if forced and token_id != forced[0]:
             return False
@@ -104,7 +100,7 @@ class GrammarMatcher:
         `error` is set, or no token can go on."""
         vocabulary = self._vocabulary
         mask = np.zeros(vocabulary.num_words, np.int32)
-        if self._has_ended or self._failed:
+        if self.has_ended or self._failed:
             return mask
         if forced := self.forced(1):
             _set(mask, forced)
@@ -121,16 +117,6 @@ class GrammarMatcher:
         (_set if self._matcher.is_accepting() else _clear)(mask, self._end_ids)
         return mask
 
-    def copy(self) -> GrammarMatcher:
-        """Matcher of another completion that has begun like this one."""
-        other = GrammarMatcher(
-            self._vocabulary, self._matcher.deep_copy(), self._end_ids, self._not_first
-        )
-        other._forced, other._num_followed = self._forced, self._num_followed
-        other._num_accepted = self._num_accepted
-        other._has_ended = self._has_ended
-        return other
-
     def _differs_here(self, token_id: int) -> bool:
         not_first = self._not_first
         if not_first is None or self._num_accepted:
@@ -138,7 +124,7 @@ class GrammarMatcher:
         return bool(not_first[token_id // 32] >> (token_id % 32) & 1)
 
     def _look_ahead(self) -> tuple[int, ...]:
-        if self._has_ended or self._failed:
+        if self.has_ended or self._failed:
             return ()
         if self._matcher.is_stopped() or self._matcher.is_accepting():
             only = self._matcher.is_stopped() and len(self._end_ids) == 1

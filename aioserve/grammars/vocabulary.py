@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.grammars.library import llguidance
 from aioserve.text.token_bytes import Piece
 from aioserve.text.tokenizer import Tokenizer
 
-__all__ = ["SLICES", "Vocabulary"]
+__all__ = ["SLICES", "Vocabulary", "llguidance"]
 
 _MARK = "\x02"
 """A character that no vocabulary has in longer tokens."""
@@ -31,6 +31,13 @@ SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}']
 """Texts of tokens that are sorted out beforehand, as a string may go on with any of them: without
 that, masks within strings take milliseconds. The library's own list has two more, for longer tokens
 and for spaces, which take as long to make and are hardly ever of use to our grammars."""
+
+
+def llguidance() -> ModuleType:
+    """Import the library, which takes a fifth of a second: to be called on a thread."""
+    import llguidance
+
+    return llguidance
 
 
 class Vocabulary:

@@ -160,8 +160,8 @@ def conversation_of(
     check(InvalidPromptError, "add_generation_prompt", add_generation_prompt, boolean)
     check(InvalidPromptError, "continue_final_message", continue_final_message, boolean)
     reader = Reader("messages", max_chars)
-    plain = read_messages(messages, reader)
     try:
+        plain = read_messages(messages, reader)
         reader.argument = "tools"
         plain_tools = _tools(tools, reader)
         reader.argument = "chat_template_kwargs"
@@ -169,9 +169,7 @@ def conversation_of(
     except AioserveError:
         raise
     except Exception as error:  # raised by a class of the sender's
-        raise InvalidPromptError(
-            f"{reader.argument} can't be read: {shown(error)}", argument=reader.argument
-        ) from error
+        raise reader.error(f"can't be read: {shown(error)}") from error
     if continue_final_message:
         if add_generation_prompt:
             raise InvalidRequestError(

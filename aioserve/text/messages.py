@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from aioserve.errors import AioserveError, InvalidPromptError, PromptTooLongError
+from aioserve.errors import InvalidPromptError, PromptTooLongError
 from aioserve.isolation import shown
 from aioserve.text.json_values import Reader, check_utf8, parsed_object
 
@@ -24,9 +24,7 @@ __all__ = [
     "MAX_ROLE_CHARS",
     "Message",
     "check_strings",
-    "plain_messages",
     "read_messages",
-    "validate_messages",
     "validated",
 ]
 
@@ -50,16 +48,11 @@ FIELDS_OF: dict[str, tuple[str, ...]] = {
 _MAX_FIELDS = 6
 
 
-def validate_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[str, Any]]:
-    """Check as `plain_messages` does, and parse arguments of tool calls that come as JSON: all are
-    objects then. Raises `InvalidPromptError` also for what can't be encoded as UTF-8, or isn't
-    JSON. Takes as long as the messages are, so long ones are for a thread."""
-    return validated(plain_messages(messages, max_chars=max_chars), Reader("messages"))
-
-
 def validated(plain: list[dict[str, Any]], reader: Reader) -> list[dict[str, Any]]:
-    """Do what `validate_messages` does with what `plain_messages` returned, which stays unchanged.
-    `reader` counts what is parsed."""
+    """Copy what `read_messages` returned, with arguments of tool calls that come as JSON parsed:
+    all are objects then. `reader` counts what is parsed. Raises `InvalidPromptError` for what can't
+    be encoded as UTF-8, or isn't JSON. Takes as long as the messages are, so long ones are for a
+    thread."""
     checked: list[dict[str, Any]] = []
     for index, message in enumerate(plain):
         if "tool_calls" in message:
@@ -87,9 +80,9 @@ def check_strings(argument: str, where: str, value: Any) -> None:
             check_strings(argument, f"{where}[{index}]", entry)
 
 
-def plain_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[str, Any]]:
-    """Check that `messages` is a non-empty list of messages, of at most `max_chars` characters in
-    all; return a copy in classes of Python's own.
+def read_messages(messages: Any, reader: Reader) -> list[dict[str, Any]]:
+    """Check that `messages` is a non-empty list of messages; return a copy in classes of Python's
+    own. `reader` counts.
 
     Each has a `role` and a `content`, a str or a list of parts {"type": "text", "text": str}, which
     are joined by line breaks; and may have a `name`, of who wrote it or of the function. The
@@ -98,22 +91,8 @@ def plain_messages(messages: Any, *, max_chars: int | None = None) -> list[dict[
     `tool_call_id` that it answers.
 
     Raises `InvalidPromptError` naming the index and the field, `PromptTooLongError` for too many
-    messages or characters.
+    messages or characters, and whatever a class of the sender's raises.
     """
-    return read_messages(messages, Reader("messages", max_chars))
-
-
-def read_messages(messages: Any, reader: Reader) -> list[dict[str, Any]]:
-    """Do what `plain_messages` does; `reader` counts."""
-    try:
-        return _plain(messages, reader)
-    except AioserveError:
-        raise
-    except Exception as error:  # raised by a class of the sender's
-        raise InvalidPromptError(f"messages can't be read: {shown(error)}") from error
-
-
-def _plain(messages: Any, reader: Reader) -> list[dict[str, Any]]:
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise InvalidPromptError(f"messages must be a list, got {type(messages).__name__}")
     num_messages = len(messages)

@@ -118,6 +118,15 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidPromptError(f"text can't be encoded as UTF-8: {_why(text)}") from error
 
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """Ids of `word` as it is written at the start of a text, and behind a space.
+
+        A vocabulary may have other ways to the same text; these are the ones that a model takes.
+        """
+        ways = (word, " " + word.lstrip(" "))
+        every = [tuple(self.encode(text, add_special_tokens=False)) for text in ways]
+        return [ids for ids in dict.fromkeys(every) if ids]
+
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text that UTF-8 can encode, without any frame and of any length."""
         return library.encode_ids(self._backend, text)

@@ -30,7 +30,8 @@ from aioserve.errors import (
 from aioserve.execution.runner import LoadedModel
 from aioserve.testing import FakeModel, byte_tokenizer, check_invariants
 from aioserve.text.chat import ChatTemplate
-from aioserve.text.messages import MAX_MESSAGES, MAX_ROLE_CHARS, plain_messages, validate_messages
+from aioserve.text.conversation import conversation_of
+from aioserve.text.messages import MAX_MESSAGES, MAX_ROLE_CHARS
 from aioserve.text.tokenizer import Tokenizer
 from tests.attacks.held_loop import assert_loop_is_free
 from tests.attacks.hostile import hostile_texts, hostile_values, is_named, named_errors
@@ -190,18 +191,18 @@ async def test_what_no_message_has_is_refused_by_name(messages, complaint):
 
 def test_as_many_messages_as_may_be_and_as_long_a_role():
     messages = [message(role="r" * MAX_ROLE_CHARS)] * MAX_MESSAGES
-    assert validate_messages(messages) == messages
-    assert len(plain_messages(messages, max_chars=MAX_MESSAGES * 69)) == MAX_MESSAGES
+    assert conversation_of(messages).validated().messages == messages
+    assert len(conversation_of(messages, max_chars=MAX_MESSAGES * 69).messages) == MAX_MESSAGES
     with pytest.raises(PromptTooLongError, match=r"up to messages\[9999\]"):
-        plain_messages(messages, max_chars=MAX_MESSAGES * 69 - 1)
+        conversation_of(messages, max_chars=MAX_MESSAGES * 69 - 1)
 
 
 def test_what_is_read_is_plain_and_a_copy():
     given_ = [{"role": Role.USER, "content": Text("hello")}]
-    plain = validate_messages(given_)
+    plain = conversation_of(given_).validated().messages
     assert plain == [{"role": "user", "content": "hello"}]
     assert {type(text) for text in plain[0].values()} == {str}
-    assert plain_messages([EndlessMapping()]) == [{"role": "text", "content": "text"}]
+    assert conversation_of([EndlessMapping()]).messages == [{"role": "text", "content": "text"}]
 
 
 def test_what_raises_when_it_is_read_is_named():
@@ -210,14 +211,14 @@ def test_what_raises_when_it_is_read_is_named():
             raise KeyError("planted")
 
     with pytest.raises(InvalidPromptError, match=r"messages can't be read: KeyError\('planted'\)"):
-        plain_messages([Raises(message())])
+        conversation_of([Raises(message())])
 
 
 @pytest.mark.asyncio
 async def test_a_surrogate_in_a_message_is_named_by_the_first_read():
     text = "\u1234" * 100_000 + "\ud800"
     with pytest.raises(InvalidPromptError, match=r"\['content'\] can't .* '\\ud800' at 100000"):
-        validate_messages([message(text)])
+        conversation_of([message(text)]).validated()
     async with Engine(big_model()) as engine:
         with pytest.raises(InvalidPromptError, match=r"messages\[0\]\['content'\] can't"):
             await engine.generate([message(text)])

@@ -16,8 +16,8 @@ from aioserve.grammars.calls import Style, calls_output
 from aioserve.grammars.grammar import CompiledGrammar, compile_grammar
 from aioserve.grammars.vocabulary import Vocabulary
 from aioserve.text.output_parsers.completion_reader import CompletionReader
-from aioserve.text.output_parsers.forms import REASONING_FORMS, TOOL_FORMS, ReasoningForm
 from aioserve.text.output_parsers.parts import Parts, whole_calls
+from aioserve.text.output_parsers.registry import REASONING_TAGS, TOOL_PARSERS, ReasoningTags
 from aioserve.text.tokenizer import Tokenizer
 from tests.engine.scripted import END, SPECIAL, chat_tokenizer
 from tests.grammars.walks import ids_in
@@ -75,7 +75,7 @@ LURES = (
 
 def grammar_of(
     form: str,
-    reasoning: ReasoningForm | None = None,
+    reasoning: ReasoningTags | None = None,
     *,
     is_open: bool = False,
     one: bool = False,
@@ -86,7 +86,7 @@ def grammar_of(
         tools=form,
         reasoning=None if reasoning is None else (reasoning.opens, reasoning.closes),
         is_open=is_open,
-        specials={name: ids[name] for name in TOOL_FORMS[form].marks if name in ids},
+        specials={name: ids[name] for name in TOOL_PARSERS[form].marks if name in ids},
     )
     strict = frozenset([*SCHEMAS, "now"])
     return compile_grammar(VOCABULARY[1], calls_output(style, tools, strict, one=one))
@@ -130,8 +130,8 @@ class Drawn:
         self.text: str = b"".join(self.pieces).decode(errors="ignore")
 
 
-def read(form: str, reasoning: ReasoningForm | None, is_open: bool, texts: Sequence[str]) -> Parts:
-    reader = CompletionReader(TOOL_FORMS[form], reasoning, is_open=is_open)
+def read(form: str, reasoning: ReasoningTags | None, is_open: bool, texts: Sequence[str]) -> Parts:
+    reader = CompletionReader(TOOL_PARSERS[form], reasoning, is_open=is_open)
     parts = [*(reader.push(text) for text in texts), reader.finish()]
     return Parts(
         "".join(part.content for part in parts),
@@ -146,15 +146,15 @@ def vocabulary() -> tuple[Tokenizer, Vocabulary]:
 
 
 VOCABULARY = vocabulary()
-QWEN = REASONING_FORMS["qwen3"]
-WAYS: list[tuple[ReasoningForm | None, bool]] = [(None, False), (QWEN, False), (QWEN, True)]
+QWEN = REASONING_TAGS["qwen3"]
+WAYS: list[tuple[ReasoningTags | None, bool]] = [(None, False), (QWEN, False), (QWEN, True)]
 
 
 @pytest.mark.parametrize("one", [False, True])
 @pytest.mark.parametrize(("reasoning", "is_open"), WAYS)
-@pytest.mark.parametrize("form", list(TOOL_FORMS))
+@pytest.mark.parametrize("form", list(TOOL_PARSERS))
 def test_all_calls_that_are_read_have_the_form_of_their_tools(
-    form: str, reasoning: ReasoningForm | None, is_open: bool, one: bool
+    form: str, reasoning: ReasoningTags | None, is_open: bool, one: bool
 ) -> None:
     grammar = grammar_of(form, reasoning, is_open=is_open, one=one)
     most = 0

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from aioserve.errors import InvalidPromptError, ModelError, RequestFailedError
 from aioserve.text.chat import ChatTemplate
-from aioserve.text.messages import validate_messages
+from aioserve.text.conversation import conversation_of
 from tests.text.kinds import byte_level_backend
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -257,7 +257,7 @@ def test_the_date_can_be_printed() -> None:
 )
 def test_malformed_messages_are_refused_by_index_and_field(messages: Any, complaint: str) -> None:
     with pytest.raises(InvalidPromptError, match=complaint):
-        validate_messages(messages)
+        conversation_of(messages).validated()
     with pytest.raises(InvalidPromptError, match=complaint):
         template(CHATML).render(messages)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioserve.text.output_parsers.forms import tool_form
-from aioserve.text.output_parsers.json_calls import JsonCallsParser
+from aioserve.text.output_parsers.families import JsonCallsParser
 from aioserve.text.output_parsers.parts import whole_calls
+from aioserve.text.output_parsers.registry import tool_parser_named
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -93,6 +93,6 @@ def test_what_is_no_call_is_content(text: str, content: str, count: int) -> None
 
 
 def test_no_template_is_taken_for_one_that_writes_plain_json() -> None:
-    form = tool_form("json", "", has_tools=False)
+    form = tool_parser_named("json", "", has_tools=False)
     assert form is not None
-    assert not form.is_of('{"name": "arguments"}')
+    assert not form.reads('{"name": "arguments"}')

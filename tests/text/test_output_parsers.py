@@ -16,19 +16,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aioserve.errors import InvalidRequestError
-from aioserve.text.output_parsers.completion_reader import CompletionReader
-from aioserve.text.output_parsers.forms import (
-    REASONING_FORMS,
-    TOOL_FORMS,
-    reasoning_form,
-    tool_form,
-)
-from aioserve.text.output_parsers.hermes import HermesParser
+from aioserve.text.output_parsers.completion_reader import CompletionReader, ReasoningReader
+from aioserve.text.output_parsers.families import HermesParser, Llama3JsonParser, MistralParser
 from aioserve.text.output_parsers.json_machine import JsonMachine, Place
-from aioserve.text.output_parsers.llama3_json import Llama3JsonParser
-from aioserve.text.output_parsers.mistral import MistralParser
 from aioserve.text.output_parsers.parts import Parts, ToolCallDelta, short_id, whole_calls
-from aioserve.text.output_parsers.reasoning import ReasoningReader
+from aioserve.text.output_parsers.registry import (
+    REASONING_TAGS,
+    TOOL_PARSERS,
+    reasoning_tags_named,
+    tool_parser_named,
+)
 from aioserve.text.output_parsers.tool_parser import ToolParser
 
 PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
@@ -36,7 +33,7 @@ PARSERS: dict[str, Callable[[Callable[[], str]], ToolParser]] = {
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
 }
-MARKS = {name: form.marks for name, form in TOOL_FORMS.items()}
+MARKS = {name: form.marks for name, form in TOOL_PARSERS.items()}
 
 
 def numbers() -> Callable[[], str]:
@@ -326,7 +323,7 @@ def test_reasoning_is_what_is_between_the_tags(
     def split(pieces: list[str]) -> tuple[str, str]:
         reader = ReasoningReader("<think>", "</think>", is_open=is_open)
         parts = [reader.push(piece) for piece in pieces] + [reader.finish()]
-        return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
+        return "".join(p.reasoning for p in parts), "".join(p.content for p in parts)
 
     found = split([text])
     assert split(cuts(data.draw, text)) == split(list(text)) == found
@@ -356,8 +353,8 @@ def test_tags_count_where_an_answer_begins(
 ) -> None:
     reader = ReasoningReader("<think>", "</think>", is_open=is_open)
     pieces = [reader.push(char) for char in text] + [reader.finish()]
-    assert "".join(piece[0] for piece in pieces) == reasoning
-    assert "".join(piece[1] for piece in pieces) == content
+    assert "".join(piece.reasoning for piece in pieces) == reasoning
+    assert "".join(piece.content for piece in pieces) == content
 
 
 # -- one by one
@@ -499,7 +496,7 @@ def test_reasoning_comes_before_calls_and_calls_in_it_are_none() -> None:
     for is_open, given_ in ((False, text), (True, text.removeprefix("<think>"))):
         for pieces in ([given_], list(given_)):
             reader = CompletionReader(
-                TOOL_FORMS["hermes"], REASONING_FORMS["qwen3"], is_open=is_open
+                TOOL_PARSERS["hermes"], REASONING_TAGS["qwen3"], is_open=is_open
             )
             parts = [reader.push(piece) for piece in pieces] + [reader.finish()]
             assert "".join(p.reasoning for p in parts) == f"a<tool_call>{CALL}</tool_call>"
@@ -526,13 +523,13 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(TOOL_FORMS.keys() & SOURCES.keys()))
+@pytest.mark.parametrize("name", sorted(TOOL_PARSERS.keys() & SOURCES.keys()))
 def test_the_form_of_tool_calls_is_named_or_the_templates(name: str) -> None:
-    form = TOOL_FORMS[name]
-    assert tool_form("auto", SOURCES[name], has_tools=True) is form
-    assert tool_form("auto", SOURCES[name], has_tools=False) is None
-    assert tool_form(name, "", has_tools=False) is form
-    assert tool_form("none", SOURCES[name], has_tools=True) is None
+    form = TOOL_PARSERS[name]
+    assert tool_parser_named("auto", SOURCES[name], has_tools=True) is form
+    assert tool_parser_named("auto", SOURCES[name], has_tools=False) is None
+    assert tool_parser_named(name, "", has_tools=False) is form
+    assert tool_parser_named("none", SOURCES[name], has_tools=True) is None
 
 
 @pytest.mark.parametrize("source", ["{{ tools }}", "<tool_call><function=", "<tool_call><arg_key>"])
@@ -540,16 +537,16 @@ def test_where_no_form_is_known_one_must_be_named(source: str) -> None:
     with pytest.raises(
         InvalidRequestError, match="tool_parser must be named, one of hermes"
     ) as got:
-        tool_form("auto", source, has_tools=True)
+        tool_parser_named("auto", source, has_tools=True)
     assert got.value.argument == "tool_parser"
 
 
 def test_the_form_of_reasoning_is_named_or_the_templates() -> None:
-    assert reasoning_form("auto", "{{ x.split('</think>') }}") is REASONING_FORMS["qwen3"]
-    assert reasoning_form("auto", "[THINK][/THINK]") is REASONING_FORMS["mistral"]
-    assert reasoning_form("auto", "plain") is None
-    assert reasoning_form("deepseek_r1", "plain") is REASONING_FORMS["deepseek_r1"]
-    assert reasoning_form("none", "</think>") is None
+    assert reasoning_tags_named("auto", "{{ x.split('</think>') }}") is REASONING_TAGS["qwen3"]
+    assert reasoning_tags_named("auto", "[THINK][/THINK]") is REASONING_TAGS["mistral"]
+    assert reasoning_tags_named("auto", "plain") is None
+    assert reasoning_tags_named("deepseek_r1", "plain") is REASONING_TAGS["deepseek_r1"]
+    assert reasoning_tags_named("none", "</think>") is None
 
 
 @pytest.mark.parametrize(
@@ -573,7 +570,7 @@ def test_the_form_of_reasoning_is_named_or_the_templates() -> None:
 def test_reasoning_is_open_where_the_prompt_or_the_message_that_goes_on_leaves_it_open(
     name: str, prompt_end: str, begun: str, is_open: bool
 ) -> None:
-    assert REASONING_FORMS[name].is_open_after(prompt_end, begun) is is_open
+    assert REASONING_TAGS[name].is_open_after(prompt_end, begun) is is_open
 
 
 def test_names_of_forms_may_be_of_any_class_of_str() -> None:
@@ -583,11 +580,13 @@ def test_names_of_forms_may_be_of_any_class_of_str() -> None:
         HERMES = "hermes"
         QWEN3 = "qwen3"
 
-    assert tool_form(Name.HERMES, "", has_tools=True) is TOOL_FORMS["hermes"]
-    assert tool_form(Name.AUTO, SOURCES["mistral"], has_tools=True) is TOOL_FORMS["mistral"]
-    assert tool_form(Name.NONE, SOURCES["mistral"], has_tools=True) is None
-    assert reasoning_form(np.str_("qwen3"), "") is REASONING_FORMS["qwen3"]
-    assert reasoning_form(Name.NONE, "</think>") is None
+    assert tool_parser_named(Name.HERMES, "", has_tools=True) is TOOL_PARSERS["hermes"]
+    assert (
+        tool_parser_named(Name.AUTO, SOURCES["mistral"], has_tools=True) is TOOL_PARSERS["mistral"]
+    )
+    assert tool_parser_named(Name.NONE, SOURCES["mistral"], has_tools=True) is None
+    assert reasoning_tags_named(np.str_("qwen3"), "") is REASONING_TAGS["qwen3"]
+    assert reasoning_tags_named(Name.NONE, "</think>") is None
 
 
 @pytest.mark.parametrize("value", ["Hermes", None, 5, ["hermes"], np.array(["hermes", "none"])])
@@ -595,8 +594,8 @@ def test_unknown_forms_are_refused_by_name(value: Any) -> None:
     with pytest.raises(
         InvalidRequestError, match="tool_parser must be one of 'auto', 'none', 'hermes'"
     ):
-        tool_form(value, "", has_tools=True)
+        tool_parser_named(value, "", has_tools=True)
     with pytest.raises(
         InvalidRequestError, match="reasoning_parser must be one of 'auto', 'none', 'qw"
     ):
-        reasoning_form(value, "")
+        reasoning_tags_named(value, "")

@@ -15,12 +15,13 @@ MAX_NAME_CHARS = 256
 
 
 class ArgumentsReader:
-    """Reads the object of arguments alone, like a `CallReader` that knows the name."""
+    """Reads an object of arguments."""
 
     def __init__(self) -> None:
         self._machine = JsonMachine()
         self._fragments: list[str] = []
         self.is_broken: bool = False
+        """Whether it is not what it must be, or no JSON any more."""
 
     @property
     def is_done(self) -> bool:
@@ -44,29 +45,22 @@ class ArgumentsReader:
         return "".join(fragments)
 
 
-class CallReader:
+class CallReader(ArgumentsReader):
     """Reads one call from its brace on. The order of keys doesn't matter; there is one name, a str,
     and one object of arguments. Once both are there, further members may be any JSON, and say
     nothing."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.name: str | None = None
-        self.is_broken: bool = False
-        """Whether it is no call, or no JSON any more."""
         self.has_arguments: bool = False
         """Whether all arguments are there."""
-        self._machine = JsonMachine()
         self._key = ""
         self._keys: set[str] = set()
         self._collected: list[str] | None = None
-        self._fragments: list[str] = []
         self._in_arguments = False
         self._raw: list[str] = []
         self._rest: list[str] = []
-
-    @property
-    def is_done(self) -> bool:
-        return self._machine.place is Place.DONE
 
     @property
     def has_begun(self) -> bool:
@@ -84,7 +78,6 @@ class CallReader:
         return "".join(self._rest)
 
     def read(self, text: str, start: int) -> int:
-        """Do what `ArgumentsReader.read` says."""
         at = start
         while at < len(text) and not self.is_done:
             place, depth = self._machine.place, self._machine.depth
@@ -113,11 +106,6 @@ class CallReader:
             if self.is_done:
                 self.is_broken = True
         return at
-
-    def take(self) -> str:
-        """Do what `ArgumentsReader.take` says."""
-        fragments, self._fragments = self._fragments, []
-        return "".join(fragments)
 
     def _fits(self, piece: str, place: Place, depth: int) -> bool:
         """Whether a piece may be where members of the call are; notes what starts with it."""

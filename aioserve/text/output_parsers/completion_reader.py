@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from aioserve.text.output_parsers.forms import ReasoningForm, ToolForm
 from aioserve.text.output_parsers.parts import Parts
-from aioserve.text.output_parsers.reasoning import ReasoningReader
+from aioserve.text.output_parsers.reading import Reading, TextReader
+from aioserve.text.output_parsers.registry import ReasoningTags
+from aioserve.text.output_parsers.tool_parser import ToolParser
 
-__all__ = ["CompletionReader"]
+__all__ = ["CompletionReader", "ReasoningReader"]
 
 
 class CompletionReader:
@@ -17,9 +18,9 @@ class CompletionReader:
     """
 
     def __init__(
-        self, tools: ToolForm | None, reasoning: ReasoningForm | None, *, is_open: bool
+        self, tools: type[ToolParser] | None, reasoning: ReasoningTags | None, *, is_open: bool
     ) -> None:
-        self._tools = None if tools is None else tools.parser()
+        self._tools = None if tools is None else tools()
         self._reasoning = None
         if reasoning is not None:
             self._reasoning = ReasoningReader(reasoning.opens, reasoning.closes, is_open=is_open)
@@ -28,16 +29,46 @@ class CompletionReader:
         """Take more text; return what became known."""
         if not text:
             return Parts()
-        reasoning, content = ("", text) if self._reasoning is None else self._reasoning.push(text)
-        if self._tools is None or not content:
-            return Parts(content, reasoning)
-        parts = self._tools.push(content)
-        return Parts(parts.content, reasoning, parts.tool_calls)
+        parts = Parts(text) if self._reasoning is None else self._reasoning.push(text)
+        if self._tools is None or not parts.content:
+            return parts
+        behind = self._tools.push(parts.content)
+        return Parts(behind.content, parts.reasoning, behind.tool_calls)
 
     def finish(self) -> Parts:
         """End the text; return what was held back. Nothing may be pushed afterwards."""
-        reasoning, content = ("", "") if self._reasoning is None else self._reasoning.finish()
+        parts = Parts() if self._reasoning is None else self._reasoning.finish()
         if self._tools is None:
-            return Parts(content, reasoning)
-        first, last = self._tools.push(content), self._tools.finish()
-        return Parts(first.content + last.content, reasoning, (*first.tool_calls, *last.tool_calls))
+            return parts
+        first, last = self._tools.push(parts.content), self._tools.finish()
+        calls = (*first.tool_calls, *last.tool_calls)
+        return Parts(first.content + last.content, parts.reasoning, calls)
+
+
+class ReasoningReader(TextReader):
+    """Tells the reasoning at the start of a text from the rest.
+
+    Reasoning begins with the tag `opens`, white space before it aside, or at once where
+    `is_open`, and ends with the tag `closes` or with the text. White space beside the tags belongs
+    to neither. A tag anywhere else is text.
+    """
+
+    def __init__(self, opens: str, closes: str, *, is_open: bool) -> None:
+        self._tags = opens, closes
+        self._is_open = is_open
+        super().__init__()
+
+    def _read(self) -> Reading[None]:
+        opens, closes = self._tags
+        spaces = yield from self._spaces()
+        if not (yield from self._one_of(opens)) and not self._is_open:
+            self._content.append(spaces)
+        else:
+            yield from self._spaces()
+            held, mark = yield from self._up_to((closes,), self._reasoning.append)
+            if not mark:
+                self._reasoning.append(held)
+            yield from self._spaces()
+        while (yield from self._next()):
+            self._content.append(self._text[self._at :])
+            self._at = len(self._text)

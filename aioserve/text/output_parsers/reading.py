@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
+from aioserve.text.output_parsers.parts import Parts, ToolCallDelta
+
 __all__ = ["Reading", "TextReader"]
 
 T = TypeVar("T")
@@ -20,10 +22,12 @@ _SPACES = re.compile(r"\s*")
 
 
 class TextReader:
-    """Base of readers. A subclass has `_read`, which ends with the text; `_push` and `_end` run
-    it."""
+    """Base of readers of one completion. A subclass has `_read`, which ends with the text."""
 
     def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._deltas: list[ToolCallDelta] = []
         self._text = ""
         self._at = 0
         self._is_whole = False
@@ -33,13 +37,23 @@ class TextReader:
     def _read(self) -> Reading[None]:
         raise NotImplementedError
 
-    def _push(self, text: str) -> None:
+    def push(self, text: str) -> Parts:
+        """Take more text; return what became known."""
         self._text, self._at = self._text[self._at :] + text, 0
         next(self._run)
+        return self._taken()
 
-    def _end(self) -> None:
+    def finish(self) -> Parts:
+        """End the text; return what was held back. Nothing may be pushed afterwards."""
         self._is_whole = True
         next(self._run, None)
+        return self._taken()
+
+    def _taken(self) -> Parts:
+        taken = Parts("".join(self._content), "".join(self._reasoning), tuple(self._deltas))
+        for parts in (self._content, self._reasoning, self._deltas):
+            parts.clear()
+        return taken
 
     # -- for `_read`
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import ClassVar
 
 from aioserve.text.output_parsers.call_object import ArgumentsReader, CallReader
-from aioserve.text.output_parsers.parts import Parts, ToolCallDelta, call_id
+from aioserve.text.output_parsers.parts import ToolCallDelta, call_id
 from aioserve.text.output_parsers.reading import Reading, TextReader
 
 __all__ = ["CallEnd", "ToolParser"]
@@ -33,35 +34,27 @@ class CallEnd(Enum):
 
 
 class ToolParser(TextReader):
-    """Tells tool calls from content in the text of one completion; `new_id` makes their ids."""
+    """Tells tool calls from content in the text of one completion; `new_id` makes their ids. A
+    subclass reads the calls of one family of models."""
 
-    def __init__(self, new_id: Callable[[], str] = call_id) -> None:
-        self._new_id = new_id
-        self._content: list[str] = []
-        self._deltas: list[ToolCallDelta] = []
+    name: ClassVar[str]
+    """Name of the parser, as vLLM has it."""
+    marks: ClassVar[tuple[str, ...]]
+    """Marks, which may be special tokens; the completion's text has them all the same."""
+    _ids: Callable[[], str] = staticmethod(call_id)
+
+    @classmethod
+    def reads(cls, source: str) -> bool:
+        """Whether a chat template of this source is written for the parser."""
+        return False
+
+    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
+        self._new_id = new_id or self._ids
         self._num_calls = 0
         self._model_ids: set[str] = set()
         self._is_after_call = False
         """Whether nothing but white space came since the last call."""
         super().__init__()
-
-    def push(self, text: str) -> Parts:
-        """Take more text; return what became known."""
-        self._push(text)
-        return self._taken()
-
-    def finish(self) -> Parts:
-        """End the text; return what was held back."""
-        self._end()
-        return self._taken()
-
-    def _taken(self) -> Parts:
-        parts = Parts("".join(self._content), "", tuple(self._deltas))
-        self._content.clear()
-        self._deltas.clear()
-        return parts
-
-    # -- for `_read`
 
     def _give(self, text: str) -> None:
         if text:

@@ -1,0 +1,219 @@
+"""Parsers of tool calls as each family of models writes them."""
+
+from __future__ import annotations
+
+import re
+
+from aioserve.text.output_parsers.parts import short_id
+from aioserve.text.output_parsers.reading import Reading
+from aioserve.text.output_parsers.tool_parser import CallEnd, ToolParser
+
+__all__ = ["HermesParser", "JsonCallsParser", "Llama3JsonParser", "MistralParser"]
+
+HERMES_OPENS, HERMES_CLOSES = "<tool_call>", "</tool_call>"
+LLAMA3_TAG = "<|python_tag|>"
+MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MAX_WORD_CHARS = 256
+"""Longest name of a function, or id, that Mistral's models write without quotes."""
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class HermesParser(ToolParser):
+    """Reads tool calls as Hermes and Qwen write them:
+
+        <tool_call>
+        {"name": "get_weather", "arguments": {"city": "Oslo"}}
+        </tool_call>
+
+    one after the other. The closing tag may be missing at the end, or before the next call; what
+    stands between a call and its closing tag is content.
+    """
+
+    name = "hermes"
+    marks = (HERMES_OPENS, HERMES_CLOSES)
+
+    @classmethod
+    def reads(cls, source: str) -> bool:
+        # Others have the same tag around what is no JSON (Qwen3-Coder, GLM).
+        others = "<function=", "<arg_key>"
+        return HERMES_OPENS in source and not any(mark in source for mark in others)
+
+    def _read(self) -> Reading[None]:
+        held, marks = "", (HERMES_OPENS,)
+        while raw := (yield from self._give_up_to(*marks, held=held)):
+            held, marks = "", (HERMES_OPENS,)
+            if raw.endswith(HERMES_CLOSES):
+                self._end_call()
+                continue
+            raw += yield from self._spaces()
+            end = yield from self._call(raw)
+            if end is CallEnd.BROKEN:
+                yield from self._broken_arguments(HERMES_CLOSES)
+            elif end is CallEnd.WHOLE:
+                held = yield from self._spaces()
+                if (yield from self._one_of(HERMES_CLOSES)):
+                    held = ""
+                else:
+                    marks = (HERMES_OPENS, HERMES_CLOSES)
+
+
+class Llama3JsonParser(ToolParser):
+    """Reads tool calls as Llama 3 writes them: the completion is the call,
+
+        {"name": "get_weather", "parameters": {"city": "Oslo"}}
+
+    maybe with the token <|python_tag|> before it, behind which a call may also be where content
+    came first. Several have a semicolon, a comma or white space between them.
+    """
+
+    name = "llama3_json"
+    marks = (LLAMA3_TAG,)
+
+    @classmethod
+    def reads(cls, source: str) -> bool:
+        by_words = "<|start_header_id|>" in source and '"parameters"' in source
+        return LLAMA3_TAG in source or by_words
+
+    def _read(self) -> Reading[None]:
+        held = yield from self._spaces()
+        if (yield from self._next()) == "{":
+            held = yield from self._calls(held)
+        while raw := (yield from self._give_up_to(LLAMA3_TAG, held=held)):
+            raw += yield from self._spaces()
+            if (yield from self._next()) == "{":
+                held = yield from self._calls(raw)
+            else:
+                self._give(raw)
+                held = ""
+
+    def _calls(self, raw: str) -> Reading[str]:
+        """Read one call after the other; return white space behind the last."""
+        while True:
+            end = yield from self._call(raw)
+            if end is CallEnd.BROKEN:
+                yield from self._broken_arguments()
+            if end is not CallEnd.WHOLE:
+                return ""
+            raw = yield from self._spaces()
+            if separator := (yield from self._one_of(";", ",")):
+                raw += separator + (yield from self._spaces())
+            if (yield from self._next()) != "{":
+                if not separator:
+                    return raw
+                self._give(raw)
+                return ""
+
+
+class MistralParser(ToolParser):
+    """Reads tool calls as Mistral's models write them: a list of objects, or name by name,
+
+        [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
+        [TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]...
+
+    where an id may stand before the arguments: [CALL_ID]VvvODy9mT[ARGS]. What follows the list, or
+    the arguments, is content.
+    """
+
+    name = "mistral"
+    marks = (MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGS)
+    _ids = staticmethod(short_id)
+
+    @classmethod
+    def reads(cls, source: str) -> bool:
+        return MISTRAL_CALLS in source
+
+    def _read(self) -> Reading[None]:
+        held = raw = ""
+        while raw := raw or (yield from self._give_up_to(MISTRAL_CALLS, held=held)):
+            held = ""
+            raw += yield from self._spaces()
+            following = yield from self._next()
+            if following == "[":
+                self._at += 1
+                end, held = yield from self._list(f"{raw}[")
+            elif following == "{":
+                end = yield from self._call(raw)
+            else:
+                end = yield from self._named(raw)
+            raw = ""
+            if end is CallEnd.BROKEN:
+                raw = yield from self._broken_arguments(MISTRAL_CALLS)
+
+    def _list(self, raw: str) -> Reading[tuple[CallEnd, str]]:
+        """Read a list; return how it ended, and white space behind what is taken."""
+        raw += yield from self._spaces()
+        while True:
+            end = yield from self._call(raw)
+            if end is not CallEnd.WHOLE:
+                return end, ""
+            raw = yield from self._spaces()
+            if not (separator := (yield from self._one_of(",", "]"))):
+                return end, raw
+            if separator == "]":
+                return end, ""
+            raw += separator + (yield from self._spaces())
+
+    def _named(self, raw: str) -> Reading[CallEnd]:
+        name, call_id = (yield from self._word()), ""
+        raw += name
+        if name and (mark := (yield from self._one_of(MISTRAL_CALL_ID))):
+            call_id = yield from self._word()
+            raw += mark + call_id
+        raw += yield from self._one_of(MISTRAL_ARGS)
+        raw += yield from self._spaces()
+        if not name or (yield from self._next()) != "{":
+            self._give(raw)
+            return CallEnd.NO_CALL
+        self._begin_call(name, call_id)
+        return (yield from self._arguments())
+
+    def _word(self) -> Reading[str]:
+        word = ""
+        while (yield from self._next()) and len(word) <= MAX_WORD_CHARS:
+            found = _WORD.match(self._text, self._at, self._at + MAX_WORD_CHARS - len(word))
+            if found is None:
+                break
+            word += found[0]
+            self._at = found.end()
+        return word
+
+
+class JsonCallsParser(ToolParser):
+    """Reads tool calls as plain JSON: a completion that is a list of calls, or one call,
+
+        [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
+        {"name": "get_weather", "arguments": {"city": "Oslo"}}
+
+    without any mark. No family of models writes this by itself: it is what a schema of calls asks
+    for. What follows the list, or the call, is content. Ids are such as every template takes.
+    """
+
+    name = "json"
+    marks = ()
+    _ids = staticmethod(short_id)
+
+    def _read(self) -> Reading[None]:
+        raw = yield from self._spaces()
+        is_list = bool((yield from self._one_of("[")))
+        if is_list:
+            raw += "[" + (yield from self._spaces())
+        if (yield from self._next()) != "{":
+            self._give(raw)
+        else:
+            while (yield from self._calls_on(raw, is_list=is_list)):
+                raw = "," + (yield from self._spaces())
+        held = yield from self._give_up_to()
+        self._give(held)
+
+    def _calls_on(self, raw: str, *, is_list: bool) -> Reading[bool]:
+        """Read a call, and what separates it from the next, if one comes."""
+        end = yield from self._call(raw)
+        if end is CallEnd.BROKEN:
+            yield from self._broken_arguments()
+        if end is not CallEnd.WHOLE or not is_list:
+            return False
+        spaces = yield from self._spaces()
+        separator = yield from self._one_of(",", "]")
+        if not separator:
+            self._give(spaces)
+        return separator == ","
