@@ -136,18 +136,18 @@ def text(low: int, high: int = MAX_INT) -> Rule[str]:
 name: Rule[str] = text(1, 256)
 
 
-def choice(*choices: Any, form: tuple[str, str] | None = None) -> Rule[Any]:
-    """One of some strs, or of some ints. `form`: of strs also those that match a pattern, in words
+def choice(*choices: Any, pattern: tuple[str, str] | None = None) -> Rule[Any]:
+    """One of some strs, or of some ints. `pattern`: also strs that match one, in words
     and as a regular expression."""
     must = f"be one of {', '.join(map(repr, choices))}"
-    if form is not None:
-        must += f", or {form[0]}"
+    if pattern is not None:
+        must += f", or {pattern[0]}"
     plain = plain_str if isinstance(choices[0], str) else plain_int
 
     def rule(value: object) -> Any:
         chosen = plain(value)
-        has_form = form is not None and isinstance(chosen, str) and re.fullmatch(form[1], chosen)
-        if chosen not in choices and not has_form:
+        fits = pattern is not None and isinstance(chosen, str) and re.fullmatch(pattern[1], chosen)
+        if chosen not in choices and not fits:
             raise _Unfit(must, shown(value), value if chosen is None else chosen, None)
         return chosen
 

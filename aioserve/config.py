@@ -140,7 +140,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool = True
     """Plan and launch a step while the one before still runs."""
     jump_forward: bool = True
-    """Take tokens that the form of an answer leaves no choice of without computing logits for them.
+    """Take tokens that structured output leaves no choice of without computing logits for them.
     False: one by one. The tokens are the same either way."""
     step_program: bool = True
     """Run the model's ops of a step by one call that holds no GIL, where the backend can record
@@ -290,7 +290,7 @@ ENGINE_DEFAULTS: dict[str, Any] = {
 
 _RULES: dict[str, Rule[Any]] = {
     "device": choice(
-        "auto", "cpu", "cuda", form=("'cuda:N' with N from 0 to 99", "cuda:[0-9]{1,2}")
+        "auto", "cpu", "cuda", pattern=("'cuda:N' with N from 0 to 99", "cuda:[0-9]{1,2}")
     ),
     "backend": choice(*get_args(Backend)),
     "dtype": choice(*get_args(DType)),

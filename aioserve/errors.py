@@ -245,7 +245,7 @@ class RequestRefusedError(EngineError):
 
 class QueueFullError(RequestRefusedError):
     """More requests wait, or more of their text, than the engine's limits or the request's deadline
-    allow; or all threads that compile forms of answers are busy with some that take too long."""
+    allow; or all threads that compile structured output are busy with some that takes too long."""
 
     def __init__(
         self,
@@ -253,17 +253,17 @@ class QueueFullError(RequestRefusedError):
         *,
         value: float | None = None,
         limit: float | None = None,
-        unit: Literal["requests", "tokens", "characters", "seconds", "forms"] = "requests",
+        unit: Literal["requests", "tokens", "characters", "seconds", "grammars"] = "requests",
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message, retry_after_seconds=retry_after_seconds)
         self.value: float | None = value
         """What waits: requests, tokens of prompts, or characters of long ones that are to be
-        encoded; the seconds until an answer would begin; or the forms that take too long."""
+        encoded; the seconds until a completion would begin; or the grammars that take too long."""
         self.limit: float | None = limit
-        """The engine's `max_waiting` or `max_waiting_tokens`, or how many characters or forms may;
-        or the request's `deadline_seconds`."""
-        self.unit: Literal["requests", "tokens", "characters", "seconds", "forms"] = unit
+        """The engine's `max_waiting` or `max_waiting_tokens`, or how many characters or grammars
+        may; or the request's `deadline_seconds`."""
+        self.unit: Literal["requests", "tokens", "characters", "seconds", "grammars"] = unit
         """Unit of `value` and `limit`."""
 
 

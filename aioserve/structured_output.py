@@ -1,4 +1,4 @@
-"""What form an answer must have: a value that a caller makes and a grammar is compiled from.
+"""Structured output: a value that a caller makes and a grammar is compiled from.
 
 Knows no library of grammars: what a schema or a regular expression means is said by
 `aioserve.grammars`. Whatever is passed is made plain here, so that what is compiled on a thread
@@ -27,16 +27,16 @@ MAX_CHOICE_CHARS = 2**13
 MAX_DEPTH = 64
 """Deepest nesting of values in a schema."""
 
-FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")
+KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of an answer: exactly one of five ways to say it. Each has at most 131,072
+    """What a completion must be: exactly one of five ways to say it. Each has at most 131,072
     characters.
 
     Raises `InvalidSamplingError` for none or several of them, and for a value that isn't as said
-    below. A form that can't be kept, a schema with an unsupported keyword say, ends the request
-    with that error when it is compiled.
+    below. What isn't supported, a schema with an unsupported keyword say, ends the request with
+    that error when it is compiled.
     """
 
     json_schema: Mapping[str, Any] | bool | str | None = None
@@ -67,10 +67,10 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
         for name, rule in rules.items():
             value = check(InvalidSamplingError, name, getattr(self, name), rule)
             msgspec.structs.force_setattr(self, name, value)
-        given = [name for name in FORMS if getattr(self, name) not in (None, False)]
+        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise InvalidSamplingError(
-                f"structured_output must have exactly one of {', '.join(FORMS)}, "
+                f"structured_output must have exactly one of {', '.join(KINDS)}, "
                 f"got {' and '.join(given) or 'none'}",
                 argument="structured_output",
                 value=" and ".join(given) or "none",
@@ -92,9 +92,9 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
-    def form(self) -> str:
+    def kind(self) -> str:
         """Which of the five is given."""
-        return next(name for name in FORMS if getattr(self, name) not in (None, False))
+        return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
 
 def structured_output(value: object) -> StructuredOutput:

@@ -34,9 +34,9 @@ def test_a_schema_is_kept_as_json_text_whichever_way_it_is_given() -> None:
     }
     assert StructuredOutput(json_schema=kept).json_schema == kept
     assert StructuredOutput(json_schema=False).json_schema == "false"
-    assert StructuredOutput(json_schema=nested(MAX_DEPTH)).form == "json_schema"
-    assert StructuredOutput(choice=["a"] * MAX_CHOICES).form == "choice"
-    assert StructuredOutput(regex="a" * MAX_CHARS).form == "regex"
+    assert StructuredOutput(json_schema=nested(MAX_DEPTH)).kind == "json_schema"
+    assert StructuredOutput(choice=["a"] * MAX_CHOICES).kind == "choice"
+    assert StructuredOutput(regex="a" * MAX_CHARS).kind == "regex"
 
 
 endless: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """`ChatStream`: completions of messages as their parts.
 
-Knows which forms of tool calls and reasoning a model writes; how they are read is
+Knows how a model writes tool calls and reasoning; how they are read is
 `aioserve.text.output_parsers`.
 """
 
@@ -36,10 +36,10 @@ from aioserve.text.tokenizer import Tokenizer
 
 __all__ = [
     "MESSAGE_FIELDS",
-    "AnswerForm",
     "ChatAnswer",
     "ChatCompletion",
     "ChatDelta",
+    "ChatFormat",
     "ChatStream",
     "HeldCalls",
     "held_calls",
@@ -131,7 +131,7 @@ class HeldCalls(msgspec.Struct, frozen=True):
     """There is one call at most."""
 
 
-class AnswerForm:
+class ChatFormat:
     """How the answers of one request are written. What only its prompt shows is filled in when that
     is encoded."""
 
@@ -161,7 +161,7 @@ class AnswerForm:
         tool_parser: object,
         reasoning_parser: object,
         held: HeldCalls | None = None,
-    ) -> AnswerForm:
+    ) -> ChatFormat:
         """As it is named; for "auto" what the engine's options name, and at last that of the
         model's chat template. Raises `InvalidRequestError`."""
         source = "" if model.chat_template is None else model.chat_template.source
@@ -208,8 +208,8 @@ class AnswerForm:
             self._is_open = self._reasoning.is_open_after(prompt_end, self._begun)
 
     def calls_output(self) -> CallsOutput | None:
-        """The form that answers must have for their calls to be held to anything, once the prompt
-        is known. Raises `InvalidSamplingError` for tools whose calls can't be."""
+        """Structured output that holds calls to what is asked of them, once the prompt is known.
+        Raises `InvalidSamplingError` for tools whose calls can't be."""
         if self.held is None or self._tools is None:
             return None
         reasoning = self._reasoning
@@ -227,7 +227,7 @@ class AnswerForm:
 
 
 def held_calls(
-    strict_tools: object, parallel_tool_calls: object, *, has_form: bool
+    strict_tools: object, parallel_tool_calls: object, *, is_structured: bool
 ) -> HeldCalls | None:
     """What a caller asks of calls; None for nothing. Raises `InvalidRequestError`."""
     names = sequence(text(0), MAX_TOOLS)  # those of tools, where what can't be is told by place
@@ -239,9 +239,9 @@ def held_calls(
             argument="parallel_tool_calls",
             value=False,
         )
-    if strict and has_form:
+    if strict and is_structured:
         raise InvalidRequestError(
-            "strict_tools must be empty where structured_output asks for a form of all the answer",
+            "strict_tools must be empty where structured_output is about all of the completion",
             argument="strict_tools",
             value=strict_tools,
         )
@@ -263,9 +263,9 @@ class _Reading:
         self.deltas: list[ChatDelta] = []
         self._tokens: list[Token] = []
 
-    def push(self, tokens: Sequence[Token], form: AnswerForm) -> ChatDelta | None:
+    def push(self, tokens: Sequence[Token], chat_format: ChatFormat) -> ChatDelta | None:
         if self.reader is None:
-            self.reader = form.reader()
+            self.reader = chat_format.reader()
         self._tokens += tokens
         text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
         parts = self.reader.push(text)
@@ -300,11 +300,11 @@ class ChatStream(RequestStream):
     one: by one task, on the engine's event loop.
     """
 
-    __slots__ = ("_ending", "_form", "_readings")
+    __slots__ = ("_ending", "_format", "_readings")
 
-    def __init__(self, mailbox: Mailbox, form: AnswerForm) -> None:
+    def __init__(self, mailbox: Mailbox, chat_format: ChatFormat) -> None:
         super().__init__(mailbox)
-        self._form = form
+        self._format = chat_format
         self._readings = [_Reading(sample) for sample in range(len(mailbox.finish_reasons))]
         self._ending: Iterator[_Reading] | None = None
 
@@ -317,7 +317,7 @@ class ChatStream(RequestStream):
                 await self._arrival()
             if (token := mailbox.take()) is None:
                 break
-            delta = self._readings[token.sample].push((token,), self._form)
+            delta = self._readings[token.sample].push((token,), self._format)
             if delta is not None:
                 return delta
         if self._ending is None:
@@ -336,13 +336,13 @@ class ChatStream(RequestStream):
         while tokens := await self._batch(min_tokens):
             deltas: list[ChatDelta | None] = []
             if by_token:
-                deltas += [self._readings[one.sample].push((one,), self._form) for one in tokens]
+                deltas += [self._readings[one.sample].push((one,), self._format) for one in tokens]
             else:
                 by_sample: dict[int, list[Token]] = {}
                 for token in tokens:
                     by_sample.setdefault(token.sample, []).append(token)
                 for sample, its in by_sample.items():
-                    deltas.append(self._readings[sample].push(its, self._form))
+                    deltas.append(self._readings[sample].push(its, self._format))
             for reading, reason in zip(self._readings, self.finish_reasons, strict=True):
                 if reason in _OWN_ENDS:
                     deltas.append(reading.finish())

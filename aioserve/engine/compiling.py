@@ -1,12 +1,12 @@
-"""From forms of answers to grammars, off the event loop.
+"""Compiles structured output into grammars, off the event loop.
 
-    submit ──► kept? ──► waiting ──► on a thread ──► then(grammar)
+    submit ──► known? ──► waiting ──► on a thread ──► then(grammar)
                              └── cancel ──────┘
 
-A compile can't be interrupted. So nobody waits for one for more than `COMPILE_SECONDS`, and one
-that takes longer keeps its thread while another takes its place, a few times. Those that want the
-same form wait for one compile, and are refused at once while it takes too long. What came of it is
-kept, a grammar or why there is none: of the forms used last, with bounds on their number and bytes.
+A compile can't be interrupted. So no request waits for one for more than `COMPILE_SECONDS`, and one
+that takes longer keeps its thread while another takes its place, a few times. Requests with the
+same structured output wait for one compile, and are refused at once while it takes too long.
+Results are kept, grammars and errors: the ones used last, with bounds on their number and bytes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["Compiling", "GrammarCompiler"]
 COMPILE_SECONDS = 10.0
 """The largest schemas in use take a second or two."""
 MAX_THREADS = 2
-"""That compile: nobody's small form waits for somebody's large one."""
+"""Threads that compile: small schemas don't wait for a large one."""
 MAX_STUCK = 2
-"""Threads beside these that have taken too long and aren't back."""
+"""Further threads that have taken too long and aren't back."""
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 2**20
-"""Of the forms in UTF-8. A grammar takes up to some 400 times as much memory as the texts in it."""
+"""Bytes of the kept sources in UTF-8. A grammar takes up to some 400 times as much memory."""
 EXIT_SECONDS = 0.5
-"""How long an interpreter that exits waits for a form that is being compiled."""
+"""How long an interpreter that exits waits for a compile."""
 
 Compiled = CompiledGrammar | BaseException
 Worker = WorkerThread[Any]
@@ -54,21 +54,20 @@ class Compiling:
     def __init__(self, compiler: GrammarCompiler, then: Callable[[Compiled], None]) -> None:
         self._compiler = compiler
         self.then: Callable[[Compiled], None] | None = then
-        """None once it was called, or nobody wants it to be."""
+        """None once it was called or cancelled."""
 
     def cancel(self) -> None:
-        """Nobody wants the grammar: `then` isn't called, if it wasn't. May be called in the middle
-        of anything, by the garbage collector."""
+        """Call `then` no more. Works in the middle of anything: the collector may call it."""
         if self.then is not None:
             self.then = None
             self._compiler.left()
 
 
 class _Job:
-    """A form that is compiled, or waits to be, and who wants it."""
+    """Structured output that is compiled, or waits to be, and the requests that want it."""
 
-    def __init__(self, form: StructuredOutput) -> None:
-        self.form = form
+    def __init__(self, output: StructuredOutput) -> None:
+        self.output = output
         self.waiters: list[Compiling] = []
         self.timer: asyncio.TimerHandle | None = None
 
@@ -78,7 +77,8 @@ class _Job:
 
 
 class GrammarCompiler:
-    """Of one engine. For the thread of the event loop that it is made on."""
+    """Compiles for one engine, on threads of its own. For the thread of the event loop that it is
+    made on."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
@@ -89,7 +89,7 @@ class GrammarCompiler:
         self._kept_bytes = 0
         self._jobs: dict[tuple[Any, ...], _Job] = {}
         self._late: set[tuple[Any, ...]] = set()
-        """Those that threads are stuck with."""
+        """Keys of what takes threads too long."""
         self._waiting: deque[_Job] = deque()
         self._free: list[Worker] = []
         self._workers: list[Worker] = []
@@ -100,22 +100,24 @@ class GrammarCompiler:
         self._idle.set()
         self._closed = False
 
-    def submit(self, form: StructuredOutput, then: Callable[[Compiled], None]) -> Compiling | None:
-        """Call `then` with the grammar of a form, or with what was raised: at once, and the result
-        is None, for one that is known. Raises `RuntimeError` where the system has no thread to
-        give, `InvalidSamplingError` for a form that already takes too long, `QueueFullError` where
-        all threads are stuck, and has then changed nothing."""
-        key = _key(form)
+    def submit(
+        self, output: StructuredOutput, then: Callable[[Compiled], None]
+    ) -> Compiling | None:
+        """Call `then` with the grammar, or with what was raised: at once, and the result is None,
+        where that is known. Raises `RuntimeError` where the system has no thread to give,
+        `InvalidSamplingError` for what already takes too long, `QueueFullError` where all threads
+        are stuck, and has then changed nothing."""
+        key = _key(output)
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             then(known.copy() if isinstance(known, InvalidSamplingError) else known)
             return None
         if key in self._late:
-            raise _too_slow(form)
+            raise _too_slow(output)
         if len(self._stuck) >= MAX_THREADS + MAX_STUCK:
             raise self._all_stuck()
         if (job := self._jobs.get(key)) is None:
-            job = _Job(form)
+            job = _Job(output)
             self._waiting.append(job)
             try:
                 self._start()
@@ -130,7 +132,7 @@ class GrammarCompiler:
         return waiter
 
     def left(self) -> None:
-        """Somebody waits no more."""
+        """A request waits no more."""
         self._num_wanted -= 1
         if self._num_wanted == 0:
             self._idle.set()
@@ -138,16 +140,16 @@ class GrammarCompiler:
     def _all_stuck(self) -> QueueFullError:
         stuck = len(self._stuck)
         return QueueFullError(
-            f"{counted(stuck, 'thread compiles', 'threads compile')} forms that take too long, and "
-            "no other can",
+            f"{counted(stuck, 'thread compiles', 'threads compile')} what takes too long, and no "
+            "other can",
             value=stuck,
             limit=MAX_THREADS + MAX_STUCK,
-            unit="forms",
+            unit="grammars",
             retry_after_seconds=COMPILE_SECONDS,  # they took that long, and may take as long again
         )
 
     async def wait_idle(self) -> None:
-        """Until nobody waits for a grammar."""
+        """Wait until no request waits for a grammar."""
         await self._idle.wait()
 
     async def aclose(self) -> None:
@@ -177,7 +179,7 @@ class GrammarCompiler:
                 self._workers.append(worker)
                 self._free.append(worker)
             worker, job = self._free.pop(), self._waiting.popleft()
-            worker.put((self._vocabulary, job.form, partial(self._post, worker, job)))
+            worker.put((self._vocabulary, job.output, partial(self._post, worker, job)))
             job.timer = self._loop.call_later(COMPILE_SECONDS, self._time_out, worker, job)
 
     def _post(self, worker: Worker, job: _Job, compiled: Compiled) -> None:
@@ -191,20 +193,20 @@ class GrammarCompiler:
         self._free.append(worker)
         if worker in self._stuck:
             self._stuck.remove(worker)
-            self._late.remove(_key(job.form))
+            self._late.remove(_key(job.output))
         if job.timer is not None:
             job.timer.cancel()
         if isinstance(compiled, InvalidSamplingError):
-            self._keep(job.form, compiled.copy())
+            self._keep(job.output, compiled.copy())
         elif isinstance(compiled, CompiledGrammar):
-            self._keep(job.form, compiled)
+            self._keep(job.output, compiled)
         self._tell(job, compiled)
         self._go_on()
 
     def _time_out(self, worker: Worker, job: _Job) -> None:
         self._stuck.add(worker)
-        self._late.add(_key(job.form))
-        self._tell(job, _too_slow(job.form))
+        self._late.add(_key(job.output))
+        self._tell(job, _too_slow(job.output))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -223,8 +225,8 @@ class GrammarCompiler:
                 self._tell(job, error)
 
     def _forget(self, job: _Job) -> None:
-        """Nobody waits for a job any more."""
-        self._jobs.pop(_key(job.form), None)
+        """No request waits for a job any more."""
+        self._jobs.pop(_key(job.output), None)
 
     def _tell(self, job: _Job, compiled: Compiled) -> None:
         self._forget(job)
@@ -235,9 +237,9 @@ class GrammarCompiler:
                 then(compiled)
 
     def _keep(
-        self, form: StructuredOutput, compiled: CompiledGrammar | InvalidSamplingError
+        self, output: StructuredOutput, compiled: CompiledGrammar | InvalidSamplingError
     ) -> None:
-        key = _key(form)
+        key = _key(output)
         if self._kept.pop(key, None) is None:
             self._kept_bytes += _num_bytes(key)
         self._kept[key] = compiled
@@ -247,7 +249,7 @@ class GrammarCompiler:
 
 
 class _OneVocabulary:
-    """A model's, made when it is first asked for."""
+    """Vocabulary of a model, made when it is first asked for."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._tokenizer = model.tokenizer
@@ -271,16 +273,16 @@ def _compile(
     entry: tuple[_OneVocabulary, StructuredOutput, Callable[[Compiled], None]],
 ) -> None:
     """On a thread."""
-    vocabulary, form, then = entry
+    vocabulary, output, then = entry
     try:
-        compiled: Compiled = compile_grammar(vocabulary.get(), form)
+        compiled: Compiled = compile_grammar(vocabulary.get(), output)
     except BaseException as error:  # a panic in Rust code is none of the `Exception`s
         compiled = error
     then(compiled)
 
 
-def _too_slow(form: StructuredOutput) -> InvalidSamplingError:
-    argument = "tools" if isinstance(form, CallsOutput) else form.form
+def _too_slow(output: StructuredOutput) -> InvalidSamplingError:
+    argument = "tools" if isinstance(output, CallsOutput) else output.kind
     return InvalidSamplingError(
         f"{argument} must be one that is compiled within {COMPILE_SECONDS:g} s",
         argument=argument,
@@ -288,9 +290,10 @@ def _too_slow(form: StructuredOutput) -> InvalidSamplingError:
     )
 
 
-def _key(form: StructuredOutput) -> tuple[Any, ...]:
-    schemas = form.schemas if isinstance(form, CallsOutput) else None
-    return (form.form, getattr(form, form.form), form.disable_any_whitespace, schemas)
+def _key(output: StructuredOutput) -> tuple[Any, ...]:
+    schemas = output.schemas if isinstance(output, CallsOutput) else None
+    given = getattr(output, output.kind)
+    return (output.kind, given, output.disable_any_whitespace, schemas)
 
 
 def _num_bytes(key: tuple[Any, ...]) -> int:

@@ -1,4 +1,4 @@
-"""What may come next in one answer that has a form, and which rows of steps wait to hear of it."""
+"""What may come next in one constrained completion, and which rows of steps wait for that."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["ConstrainedCompletion", "Guide"]
 
 
 class Guide(msgspec.Struct, frozen=True, gc=False):
-    """What comes next in one answer."""
+    """What comes next in one completion."""
 
     forced: tuple[int, ...]
     """Tokens that must come first."""
     mask: npt.NDArray[np.int32] | None
     """Which tokens may come behind them; None where they end the completion."""
     error: AioserveError | None = None
-    """Why nothing can be said of it."""
+    """Error that ends the completion."""
 
 
 class ConstrainedCompletion:
-    """What is known of one answer, and which rows of steps wait for more."""
+    """What is known of one completion, and which rows of steps wait for more."""
 
     __slots__ = ("_first", "_guide", "_position", "_waiting")
 

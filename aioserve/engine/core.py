@@ -236,7 +236,7 @@ class CoreLoop:
                     for sample in samples:
                         self.guides.begin(sample, live.grammar)
                 except RuntimeError as error:
-                    failed = RequestFailedError(f"no thread for the form of the answer: {error}")
+                    failed = RequestFailedError(f"no thread for structured_output: {error}")
                     self.delivery.fail(live, failed.with_cause(error))
         else:
             for sequence_id in sequence_ids:
@@ -300,14 +300,14 @@ class CoreLoop:
         )
 
     def _guide(self, sample: LiveSample, guide: Guide) -> None:
-        """What may come next in an answer is known."""
+        """What may come next in a completion is known."""
         if self.table.samples.get(sample.sequence_id) is not sample:
             return  # it has ended meanwhile
         sequence_id, error = sample.sequence_id, guide.error
         try:
             self.delivery.deliver(self.scheduler.guide(sequence_id, guide.forced))
         except Exception as raised:
-            failed = RequestFailedError("what may come next in this answer can't be said")
+            failed = RequestFailedError("structured_output can't be followed")
             error = failed.with_cause(raised)
         if error is not None and sequence_id in self.table.samples:
             self.delivery.fail(sample.request, error)

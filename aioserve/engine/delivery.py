@@ -38,7 +38,7 @@ class Delivery:
     """Brings a scheduler's updates to the readers of one engine, and tells it of them.
 
     `wake` is called where the core loop has something to do, `note` with each token that was drawn
-    for an answer which has a form and goes on.
+    for a constrained completion which goes on.
     """
 
     def __init__(

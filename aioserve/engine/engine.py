@@ -24,7 +24,7 @@ from aioserve.config import (
     ToolParserName,
 )
 from aioserve.engine.beam_search import EarlyStopping, beam_search
-from aioserve.engine.chat import AnswerForm, ChatStream, held_calls
+from aioserve.engine.chat import ChatFormat, ChatStream, held_calls
 from aioserve.engine.lifecycle import EngineArguments, EngineLifecycle
 from aioserve.engine.options import (
     MESSAGE_DEFAULTS,
@@ -254,7 +254,7 @@ class Engine:
         """Submit messages and return the stream of their answer's parts, at once: content,
         reasoning and tool calls. `await engine.chat(...).completion()` is the whole answer.
 
-        `tool_parser` and `reasoning_parser` name the forms in which the model writes these; "auto"
+        `tool_parser` and `reasoning_parser` name how the model writes these; "auto"
         is what the engine's options of these names say, or else what the chat template is written
         for, of tool calls where `tools` are given, and nothing where the params ask for
         `structured_output`, all of which is content.
@@ -264,8 +264,8 @@ class Engine:
         that the model writes is free. With `parallel_tool_calls=False`, which goes with them, it
         calls one at most.
 
-        The other options and errors are those of `stream`, and `InvalidRequestError` where a form
-        is unknown, or a strict tool is.
+        The other options and errors are those of `stream`, and `InvalidRequestError` where a
+        parser is unknown, or a strict tool is.
         """
         check_names("chat", options, StreamOptions)
         live = self._lifecycle.usable()
@@ -274,14 +274,16 @@ class Engine:
         if params is not None and issubclass(type(params), SamplingParams):
             wanted = params.structured_output
         if wanted is not None:
-            # All of the answer has the form that was asked for.
+            # All of the completion is what was asked for.
             tool_parser = "none" if tool_parser == "auto" else tool_parser
             reasoning_parser = "none" if reasoning_parser == "auto" else reasoning_parser
-        held = held_calls(strict_tools, parallel_tool_calls, has_form=wanted is not None)
-        form = AnswerForm.of(
+        held = held_calls(strict_tools, parallel_tool_calls, is_structured=wanted is not None)
+        chat_format = ChatFormat.of(
             live.model, self.config, options.get("tools"), tool_parser, reasoning_parser, held
         )
-        return ChatStream(live.intake.submit(messages, params, form=form, **options), form)
+        return ChatStream(
+            live.intake.submit(messages, params, chat_format=chat_format, **options), chat_format
+        )
 
     # -- of a prompt alone
 
@@ -424,7 +426,7 @@ class Engine:
     @property
     def reads_tool_calls(self) -> bool:
         """Whether `chat` takes `tools` without a `tool_parser` beside them: the chat template reads
-        them, and it or the engine's options tell in which form the model calls them."""
+        them, and it or the engine's options tell how the model calls them."""
         template = self._lifecycle.started().model.chat_template
         if template is None or not template.reads("tools"):
             return False

@@ -1,10 +1,10 @@
-"""Says of each answer that has a form what may come next, off the event loop.
+"""Tells what may come next in each constrained completion, off the event loop.
 
     a token is known ──► on a thread: accept it, take what is forced, make a mask ──► the step that
                                                                                       draws the next
 
 That step runs meanwhile: its masks come while its forward pass does (`aioserve.sampling.masks`).
-Answers of one step are asked about together.
+Completions of one step are asked about together.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ next one is drawn, and may be followed by as many."""
 
 
 class GrammarGuides:
-    """Of one engine. For the thread of the event loop that it is made on; `tell` is called there.
+    """Guides the constrained completions of one engine. For the thread of the event loop that it is
+    made on; `tell` is called there.
 
-    Its own thread starts with the first answer that has a form.
+    Its own thread starts with the first such completion.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class GrammarGuides:
         self._tell = tell
         self._jump_forward = jump_forward
         self.is_used: bool = False
-        """Whether there has been an answer that has a form."""
+        """Whether there has been a constrained completion."""
         self._thread: StepThread[list[Guide]] | None = None
         self._asked: list[tuple[LiveSample, int]] = []
         """Samples, with tokens of theirs, that are asked about next."""
@@ -53,7 +54,7 @@ class GrammarGuides:
         """Completions of which steps were launched, until they are known to have ended."""
 
     def begin(self, sample: LiveSample, grammar: CompiledGrammar) -> None:
-        """A new answer. Raises `RuntimeError` where the system has no thread to give."""
+        """A new completion. Raises `RuntimeError` where the system has no thread to give."""
         request = sample.request.request
         if request is None:
             return
@@ -61,7 +62,7 @@ class GrammarGuides:
         self._call([sample], partial(_begin, sample, grammar, request.end_ids))
 
     def note(self, sample: LiveSample, token_id: int) -> None:
-        """A token was drawn for an answer that goes on. `ask` asks about all."""
+        """A token was sampled for a completion that goes on. `ask` asks about all."""
         self._asked.append((sample, token_id))
 
     def ask(self) -> None:
@@ -78,7 +79,7 @@ class GrammarGuides:
 
     def expect(self, step: int, rows: Sequence[tuple[int, LiveSample | None, int]]) -> LateMasks:
         """The masks of a step that is about to be launched: of the row with this index, which
-        samples that answer's token at that position."""
+        samples that completion's token at that position."""
         masks = self._launched[step] = LateMasks([row for row, *_ in rows])
         for row, sample, position in rows:
             if sample is None or sample.constrained is None:
@@ -96,8 +97,8 @@ class GrammarGuides:
                 masks.bring(row, None)
 
     def release(self, step: int, live: Container[int]) -> None:
-        """A step is done. Let no other wait for answers that have ended: all but those of these
-        sequences."""
+        """A step is done. Let no other wait for completions that have ended: all but those of the
+        `live` sequences."""
         self._launched.pop(step, None)
         for sample in [s for s in self._expecting if s.sequence_id not in live]:
             self._expecting.discard(sample)
@@ -122,7 +123,7 @@ class GrammarGuides:
         if error is None:
             guides = future.result()
         else:
-            failed = RequestFailedError("the form of this answer can't be followed")
+            failed = RequestFailedError("structured_output can't be followed")
             guides = [Guide((), None, failed.with_cause(error))] * len(samples)
         for sample, guide in zip(samples, guides, strict=True):
             self._tell(sample, guide)  # before a step can bring what follows from it
@@ -131,8 +132,8 @@ class GrammarGuides:
 
 
 def _may_jump(sample: LiveSample) -> bool:
-    """Whether tokens may come without a draw: nobody asks what their logits were, nothing but the
-    form has a say in them, and no later draw depends on them by more than their keys and values."""
+    """Whether tokens may come without a draw: their logits aren't wanted, the grammar
+    alone has a say in them, and no later draw depends on more than their keys and values."""
     request = sample.request.request
     if request is None:
         return False
@@ -150,12 +151,12 @@ def _advance(steps: Sequence[tuple[GrammarMatcher | None, int, bool]]) -> list[G
 
 
 def _after(matcher: GrammarMatcher | None, token_id: int, jumps: bool) -> Guide:
-    """What goes wrong with one answer is no matter of the others that are asked about with it."""
+    """An error in one completion leaves the others that are asked about with it alone."""
     try:
         if matcher is not None and matcher.accept(token_id):
             return _next(matcher, jumps=jumps)
     except BaseException as error:  # a panic in Rust code is none of the `Exception`s
-        failed = RequestFailedError("the form of this answer can't be followed")
+        failed = RequestFailedError("structured_output can't be followed")
         return Guide((), None, failed.with_cause(error))
     if matcher is not None and matcher.error is not None:
         return Guide((), None, _not_further(matcher.error))

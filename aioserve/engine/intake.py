@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from aioserve.arguments import counted, plain_str, shown
 from aioserve.config import EngineConfig
-from aioserve.engine.chat import AnswerForm
+from aioserve.engine.chat import ChatFormat
 from aioserve.engine.compiling import Compiled, GrammarCompiler
 from aioserve.engine.core import CoreLoop
 from aioserve.engine.encoding import Encoded, Encoder
@@ -64,13 +64,13 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
 class _Checked(msgspec.Struct, frozen=True):
-    """What passed the checks at the edge: all of a request but its prompt's token ids."""
+    """All of a request but its prompt's token ids, as it passed the checks at the edge."""
 
     live: LiveRequest
     params: SamplingParams
     fields: dict[str, Any]
-    """Of the `Request` that it becomes."""
-    form: AnswerForm | None = None
+    """Fields of the `Request` that it becomes."""
+    chat_format: ChatFormat | None = None
     prompt_only: PromptOnly | None = None
 
 
@@ -107,11 +107,11 @@ class Intake:
         request_id: str | None = None,
         cache_salt: str | None = None,
         *,
-        form: AnswerForm | None = None,
+        chat_format: ChatFormat | None = None,
         prompt_only: PromptOnly | None = None,
         **options: Any,
     ) -> Mailbox:
-        """Check and queue a request. `form` is how messages are answered where that is to be read,
+        """Check and queue a request. `chat_format` is how completions of messages are read,
         `prompt_only` what is wanted where no completion is; `options` are `MessageOptions`, and the
         fields of `Request` that the caller may set as they are. A `ContinuedPrompt` was checked.
         Raises what `Engine.stream` says, and has then changed nothing."""
@@ -130,12 +130,12 @@ class Intake:
             text_or_ids = prompt
         else:
             text_or_ids = self.checked_prompt(prompt, chat)
-        if form is not None:
+        if chat_format is not None:
             if not isinstance(text_or_ids, Conversation):
                 raise InvalidPromptError(
                     f"messages must be a list of messages, got {shown(prompt)}", value=prompt
                 )
-            self._check_answers(form, text_or_ids, params)
+            self._check_answers(chat_format, text_or_ids, params)
         num_chars = _num_chars(text_or_ids)
         self.encoder.check_room(num_chars)
         num_tokens = _num_tokens(text_or_ids)
@@ -152,7 +152,7 @@ class Intake:
             "logits_processors": processors,
             **options,
         }
-        checked = _Checked(live, params, fields, form, prompt_only)
+        checked = _Checked(live, params, fields, chat_format, prompt_only)
         self._core.table.enter(live, num_tokens)
         self._core.delivery.watch_deadline(live, options.get("deadline_seconds"))
         try:
@@ -220,10 +220,10 @@ class Intake:
         return request_id
 
     def _check_answers(
-        self, form: AnswerForm, conversation: Conversation, params: SamplingParams
+        self, chat_format: ChatFormat, conversation: Conversation, params: SamplingParams
     ) -> None:
-        form.conversation_is(conversation)
-        if form.held is not None and not self._params.end_ids(params):
+        chat_format.conversation_is(conversation)
+        if chat_format.held is not None and not self._params.end_ids(params):
             raise InvalidRequestError(
                 "strict_tools must be empty where no token id ends an answer",
                 argument="strict_tools",
@@ -290,23 +290,23 @@ class Intake:
         self._queue(checked, self._checked_ids(ids))
 
     def _queue(self, checked: _Checked, ids: npt.NDArray[np.int32]) -> None:
-        form, output = checked.form, checked.params.structured_output
-        if form is not None:
-            form.prompt_is(ids, self._model.tokenizer)
-            output = form.calls_output() or output
+        chat_format, output = checked.chat_format, checked.params.structured_output
+        if chat_format is not None:
+            chat_format.prompt_is(ids, self._model.tokenizer)
+            output = chat_format.calls_output() or output
         if output is None:
             self._queue_ready(checked, ids)
             return
         if output is not checked.params.structured_output:
             params = msgspec.structs.replace(checked.params, structured_output=output)
             checked = msgspec.structs.replace(checked, params=params)
-        with self._failing(checked.live, "the form of the answer can't be compiled"):
+        with self._failing(checked.live, "structured_output can't be compiled"):
             then = partial(self._compiled, checked, ids)
             checked.live.encoding = self.compiler.submit(output, then)
 
     def _compiled(self, checked: _Checked, ids: npt.NDArray[np.int32], compiled: Compiled) -> None:
         checked.live.encoding = None
-        with self._failing(checked.live, "the form of the answer can't be compiled"):
+        with self._failing(checked.live, "structured_output can't be compiled"):
             if isinstance(compiled, BaseException):
                 raise compiled
             checked.live.grammar = compiled
@@ -343,8 +343,8 @@ class Intake:
             return
         finally:
             self._asking = False
-        tokenizer, form = self._model.tokenizer, checked.form
-        texts_shown = None if form is None else form.shown
+        tokenizer, chat_format = self._model.tokenizer, checked.chat_format
+        texts_shown = None if chat_format is None else chat_format.shown
         stops = self._params.stops(params)
         live.assemblers = tuple(
             [TextAssembler(tokenizer, params, texts_shown, stops) for _ in range(params.n)]

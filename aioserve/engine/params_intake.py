@@ -76,7 +76,7 @@ class ParamsIntake:
         for argument in ("stop", "bad_words"):
             if texts := getattr(params, argument):
                 self._tokenizer_for(argument, texts)
-        self._check_form(params)
+        self._check_structured_output(params)
         self._check_vocabulary(params)
         return params
 
@@ -108,21 +108,21 @@ class ParamsIntake:
             )
         return self._model.tokenizer
 
-    def _check_form(self, params: SamplingParams) -> None:
-        form, tokenizer, why = params.structured_output, self._model.tokenizer, None
-        if form is None:
+    def _check_structured_output(self, params: SamplingParams) -> None:
+        output, tokenizer, why = params.structured_output, self._model.tokenizer, None
+        if output is None:
             return
-        if tokenizer is not None and form.grammar is not None:
-            check_ends(form.grammar, tokenizer.special_names, self.end_ids(params))
+        if tokenizer is not None and output.grammar is not None:
+            check_ends(output.grammar, tokenizer.special_names, self.end_ids(params))
         if tokenizer is None:
             why = f"without a tokenizer; {self._model.why_no_tokenizer}"
         elif not self.end_ids(params):
             why = "where no token id ends an answer"
         if why is not None:
             raise InvalidSamplingError(
-                f"structured_output must be None {why}, got {shown(form)}",
+                f"structured_output must be None {why}, got {shown(output)}",
                 argument="structured_output",
-                value=form,
+                value=output,
             )
 
     def _check_vocabulary(self, params: SamplingParams) -> None:

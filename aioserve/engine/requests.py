@@ -36,7 +36,7 @@ MAX_HANDLED_AT_ONCE = 256
 
 class RequestState(Enum):
     ENCODING = "encoding"
-    """A thread turns the prompt into token ids, or the form of the answer into a grammar."""
+    """A thread turns the prompt into token ids, or structured output into a grammar."""
     ASKED = "asked"
     """Plugins are asked whether it may enter."""
     QUEUED = "queued"
@@ -110,9 +110,9 @@ class LiveRequest:
         self.mailbox: Mailbox = Mailbox(request_id, loop, tell_of_it, capacity, num_samples)
         self.state: RequestState = RequestState.ENCODING
         self.encoding: Encoding | Compiling | None = None
-        """While a thread is to encode the prompt, or to compile the form of the answer."""
+        """While a thread is to encode the prompt, or to compile its structured output."""
         self.grammar: CompiledGrammar | None = None
-        """Of answers that have a form."""
+        """Grammar of structured output."""
         self.request: Request | None = None
         """Once the prompt is encoded."""
         self.assemblers: tuple[TextAssembler, ...] = ()

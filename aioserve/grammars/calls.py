@@ -52,7 +52,7 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     """Style in which a model writes completions."""
 
     tools: str
-    """Name of the tool form."""
+    """Name of the parser of tool calls."""
     reasoning: tuple[str, str] | None = None
     """Tags around reasoning."""
     is_open: bool = False
@@ -76,17 +76,17 @@ def calls_output(
     if (chars := sum(map(len, schemas))) > MAX_CHARS:
         raise _refused(f"have parameters of at most {MAX_CHARS} characters, got {chars}")
     rules = _Rules(style, names, one=one)
-    _FORMS[style.tools](rules)
+    _FAMILIES[style.tools](rules)
     grammar = rules.text()
     if len(grammar) > MAX_CHARS:
         raise _refused("have shorter names, or be fewer, where one is strict")
     return CallsOutput(grammar=grammar, schemas=schemas)
 
 
-def calls_source(form: CallsOutput) -> str:
+def calls_source(output: CallsOutput) -> str:
     """The whole grammar, as llguidance takes it. Raises `InvalidSamplingError`."""
-    lines = [form.grammar or ""]
-    for index, schema in enumerate(form.schemas):
+    lines = [output.grammar or ""]
+    for index, schema in enumerate(output.schemas):
         kept = json.loads(sound_schema(schema, "tools"))
         space = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACES}}}"}
         lines.append(f"args{index}: %json {json.dumps({**kept, 'x-guidance': space})}")
@@ -96,7 +96,7 @@ def calls_source(form: CallsOutput) -> str:
 class _Rules:
     """A grammar that is put together. Its terminals: `TEXT`, in which no call begins; `TEXT_FIRST`,
     which a completion may begin with. Its rules: `free` and `first`, such a text up to a mark,
-    `call`, and what a form adds."""
+    `call`, and what a family of models adds."""
 
     def __init__(self, style: Style, names: Sequence[str], *, one: bool) -> None:
         self.style = style
@@ -217,7 +217,7 @@ def _list_of(rules: _Rules) -> str:
     return f'list: "[" WS? call{more} WS? "]"'
 
 
-_FORMS: Mapping[str, Callable[[_Rules], None]] = {
+_FAMILIES: Mapping[str, Callable[[_Rules], None]] = {
     "hermes": _hermes,
     "llama3_json": _llama3,
     "mistral": _mistral,

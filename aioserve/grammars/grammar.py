@@ -59,14 +59,14 @@ class CompiledGrammar:
         return GrammarMatcher(vocabulary, self._prototype.deep_copy(), end_ids, not_first, forced)
 
 
-def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledGrammar:
+def compile_grammar(vocabulary: Vocabulary, output: StructuredOutput) -> CompiledGrammar:
     """Compile structured output. May take long: call it on a thread. Raises `InvalidSamplingError`
     saying why for what isn't supported."""
     library = llguidance()
-    argument = "tools" if isinstance(form, CallsOutput) else form.form
+    argument = "tools" if isinstance(output, CallsOutput) else output.kind
     try:
         prototype = library.LLMatcher(
-            vocabulary.library, _source(form), log_level=0, limits=_limits()
+            vocabulary.library, _source(output), log_level=0, limits=_limits()
         )
     except InvalidSamplingError:
         raise
@@ -78,10 +78,10 @@ def compile_grammar(vocabulary: Vocabulary, form: StructuredOutput) -> CompiledG
         raise _refused(argument, prototype.get_error())
     if warnings := prototype.get_grammar_warnings():
         raise _refused(argument, "; ".join(warnings))
-    free = isinstance(form, CallsOutput)
+    free = isinstance(output, CallsOutput)
     first = CompiledGrammar(vocabulary, prototype, starts_with_spaces=free).matcher(frozenset())
     if not first.allowed().any() and not first.is_accepting:
-        raise _refused(argument, "nothing that the tokenizer can write has the form")
+        raise _refused(argument, "nothing that the tokenizer can write is valid")
     return CompiledGrammar(vocabulary, prototype, forced=first.forced(), starts_with_spaces=free)
 
 
@@ -100,32 +100,32 @@ def _limits() -> object:
     )
 
 
-def _source(form: StructuredOutput) -> Any:
+def _source(output: StructuredOutput) -> Any:
     """Source of the grammar, as llguidance takes it."""
     matcher = llguidance().LLMatcher
-    if isinstance(form, CallsOutput):
-        return matcher.grammar_from_lark(calls_source(form))
-    if form.json_schema is not None:
-        return _json_source(sound_schema(str(form.json_schema), "json_schema"), form)
-    if form.json_object:
-        return _json_source('{"type":"object"}', form)
-    if form.regex is not None:
-        return matcher.grammar_from_regex(form.regex)
-    if form.choice is not None:
+    if isinstance(output, CallsOutput):
+        return matcher.grammar_from_lark(calls_source(output))
+    if output.json_schema is not None:
+        return _json_source(sound_schema(str(output.json_schema), "json_schema"), output)
+    if output.json_object:
+        return _json_source('{"type":"object"}', output)
+    if output.regex is not None:
+        return matcher.grammar_from_regex(output.regex)
+    if output.choice is not None:
         # A terminal, which the lexer reads as one: alternatives of a rule would each be an item of
         # the parser's, which has fewer than there may be choices.
-        choices = " | ".join(map(json.dumps, form.choice))
+        choices = " | ".join(map(json.dumps, output.choice))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
-    return matcher.grammar_from_lark(sound_lark(form.grammar or ""))
+    return matcher.grammar_from_lark(sound_lark(output.grammar or ""))
 
 
-def _json_source(schema: str, form: StructuredOutput) -> str:
+def _json_source(schema: str, output: StructuredOutput) -> str:
     if schema.strip() == "false":
         raise ValueError("Unsatisfiable schema: schema is false")
     if schema.strip() == "true":
         schema = "{}"
     space: dict[str, Any] = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}"}
-    if form.disable_any_whitespace:
+    if output.disable_any_whitespace:
         space = {"whitespace_flexible": False}
     return llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=space)
 

@@ -314,7 +314,7 @@ async def test_a_form_that_takes_too_long_is_refused_and_the_next_ones_go_on(
                 await engine.generate("Hi", regex(f"z{place}"))
         with pytest.raises(QueueFullError, match="4 threads") as full:
             await engine.generate("Hi", regex("c"))
-        assert (full.value.value, full.value.limit, full.value.unit) == (4, 4, "forms")
+        assert (full.value.value, full.value.limit, full.value.unit) == (4, 4, "grammars")
         assert full.value.retry_after_seconds == 0.2
         assert (await engine.generate("Hi", regex("a"))).text == "a"  # it was kept
         slow.set()

@@ -315,7 +315,7 @@ def _is_about_strictness(error: ApiError) -> bool:
     """The tools can't be strict, or can't now: no thread compiles their form."""
     cause = error.__cause__
     if isinstance(cause, QueueFullError):
-        return cause.unit == "forms"
+        return cause.unit == "grammars"
     return error.status == 400 and error.param == "tools"
 
 
