@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args, get_origin
 
 import msgspec
 
@@ -289,37 +289,28 @@ ENGINE_DEFAULTS: dict[str, Any] = {
 }
 
 _RULES: dict[str, Rule[Any]] = {
+    **{
+        field.name: boolean if field.type is bool else choice(*get_args(field.type))
+        for field in msgspec.structs.fields(EngineConfig)
+        if field.type is bool or get_origin(field.type) is Literal
+    },
     "device": choice(
         "auto", "cpu", "cuda", pattern=("'cuda:N' with N from 0 to 99", "cuda:[0-9]{1,2}")
     ),
-    "backend": choice(*get_args(Backend)),
-    "dtype": choice(*get_args(DType)),
     "page_size": choice(*PAGE_SIZES),
     "num_pages": optional(integer(1, MAX_COUNT)),
     "memory_utilization": number(0, 1, above=True),
-    "prefix_caching": boolean,
-    "partial_page_reuse": boolean,
     "eviction": name,
     "num_host_pages": integer(0, MAX_COUNT),
-    "preemption": choice(*get_args(Preemption)),
     "max_num_seqs": integer(1, MAX_SEQS),
     "max_num_batched_tokens": integer(1, MAX_BATCHED_TOKENS),
     "max_model_len": optional(integer(2, MAX_COUNT)),
     "output_reserve_tokens": integer(0, MAX_COUNT),
-    "overlap": boolean,
-    "jump_forward": boolean,
-    "step_program": boolean,
     "graph_sizes": optional(sequence(integer(1, MAX_SEQS), MAX_GRAPH_SIZES)),
-    "capture_graphs": boolean,
-    "attention": choice(*get_args(Attention)),
-    "special_tokens_in_messages": boolean,
     "chat_template": optional(text(1, MAX_PATH_CHARS)),
-    "tool_parser": choice(*get_args(ToolParserName)),
-    "reasoning_parser": choice(*get_args(ReasoningParserName)),
     "seed": integer(0, MAX_SEED),
     "max_waiting": integer(1, MAX_COUNT),
     "max_waiting_tokens": integer(1, MAX_INT),
-    "refuse_late": boolean,
     "max_buffered_tokens": integer(1, MAX_COUNT),
     "stall_timeout_seconds": number(0, MAX_SECONDS, above=True),
 }

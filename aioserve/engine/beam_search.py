@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing
+from operator import attrgetter, itemgetter
 from typing import Literal
 
 import msgspec
@@ -178,11 +179,11 @@ class Beams:
             for beam, tokens in zip(self.running, candidates, strict=True)
             for token in tokens
         ]
-        grown.sort(key=_total, reverse=True)
+        grown.sort(key=itemgetter(0), reverse=True)
         for total, beam, token_id in grown[: self._width]:
             if is_last or token_id in self._end_ids:
                 self._end(total, (*beam.token_ids, token_id))
-        self.ended.sort(key=_score, reverse=True)
+        self.ended.sort(key=attrgetter("score"), reverse=True)
         del self.ended[self._width :]
         going_on = [each for each in grown if each[2] not in self._end_ids]
         self.running = [
@@ -211,11 +212,3 @@ class Beams:
 
     def _score(self, total: float, length: int) -> float:
         return total / length**self._length_penalty
-
-
-def _total(grown: tuple[float, RunningBeam, int]) -> float:
-    return grown[0]
-
-
-def _score(beam: EndedBeam) -> float:
-    return beam.score

@@ -113,31 +113,23 @@ class Encoder:
         self._idle.set()
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """Raises `InvalidPromptError` where there is none."""
-        if self._model.tokenizer is None:
-            raise InvalidPromptError(
-                f"prompt must be token ids, got text: {self._model.why_no_tokenizer}"
-            )
-        return self._model.tokenizer
-
-    @property
     def max_chars(self) -> int:
-        """Of one prompt."""
+        """Most characters of one prompt."""
         return self._model.limits.max_model_len * MAX_CHARS_PER_TOKEN
 
-    def check_text(self, argument: str, text: str) -> None:
-        """Raise `InvalidPromptError` without a tokenizer, and what `check_chars` raises."""
+    def tokenizer_for(self, argument: str) -> Tokenizer:
+        """Raises `InvalidPromptError` where there is none."""
         if self._model.tokenizer is None:
             raise InvalidPromptError(
                 f"{argument} must be token ids, got text: {self._model.why_no_tokenizer}",
                 argument=argument,
             )
-        self.check_chars(len(text), argument)
+        return self._model.tokenizer
 
-    def check_chars(self, chars: int, argument: str = "prompt") -> None:
-        """Raise `PromptTooLongError` for a text that is longer than any that fits the model."""
-        if chars > self.max_chars:
+    def check_text(self, argument: str, text: str) -> None:
+        """Raise `PromptTooLongError` for a text that is longer than any that fits the model, and
+        `InvalidPromptError` without a tokenizer."""
+        if (chars := len(text)) > self.max_chars:
             raise PromptTooLongError(
                 f"{argument} has {chars} characters, which can't be fewer than max_model_len = "
                 f"{self._model.limits.max_model_len} tokens; {self.max_chars} are read at most",
@@ -146,6 +138,7 @@ class Encoder:
                 limit=self.max_chars,
                 unit="characters",
             )
+        self.tokenizer_for(argument)
 
     def encode(self, prompt: Any) -> list[int] | npt.NDArray[np.int32]:
         """Token ids of a text, also a bare one, of a `Conversation`, or of what goes on behind one.
@@ -157,16 +150,16 @@ class Encoder:
         return self._encode(prompt)
 
     def _encode(self, prompt: Any, *, add_special_tokens: bool = True) -> list[int]:
-        template = self._model.chat_template
+        template, tokenizer = self._model.chat_template, self.tokenizer_for("prompt")
         max_model_len = self._model.limits.max_model_len
         try:
             if isinstance(prompt, str) or template is None:
-                return self.tokenizer.encode(
+                return tokenizer.encode(
                     prompt, add_special_tokens=add_special_tokens, max_tokens=max_model_len - 1
                 )
             return template.encode(
                 prompt,
-                self.tokenizer,
+                tokenizer,
                 special_tokens_in_messages=self._special_tokens_in_messages,
                 max_chars=self.max_chars,
                 max_tokens=max_model_len - 1,

@@ -58,7 +58,7 @@ of the prompt's tokens."""
 INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
 CHARS_PER_TOKEN = 4
-"""Of English text, about: as long as a text isn't encoded, that many count as a token."""
+"""Characters of English text that count as a token, about, as long as a text isn't encoded."""
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
 
@@ -75,7 +75,7 @@ class _Checked(msgspec.Struct, frozen=True):
 
 
 class Intake:
-    """Makes submissions for one core loop."""
+    """Makes submissions for one core loop. `logits_processor` is that of `ParamsIntake`."""
 
     def __init__(
         self,
@@ -85,8 +85,6 @@ class Intake:
         admission: Admission,
         logits_processor: Callable[[str], int],
     ) -> None:
-        """`logits_processor`: number of the processor of a name; raises `ConfigError` or
-        `PluginError`."""
         self._config = config
         self._model = model
         self._core = core
@@ -136,9 +134,8 @@ class Intake:
                     f"messages must be a list of messages, got {shown(prompt)}", value=prompt
                 )
             self._check_answers(chat_format, text_or_ids, params)
-        num_chars = _num_chars(text_or_ids)
+        num_chars, num_tokens = _size(text_or_ids)
         self.encoder.check_room(num_chars)
-        num_tokens = _num_tokens(text_or_ids)
         self._check_tokens_waiting(num_tokens, options.get("deadline_seconds"))
         live = LiveRequest(
             request_id,
@@ -241,11 +238,10 @@ class Intake:
             text = plain_str(prompt)
             if not text:
                 raise InvalidPromptError("prompt must not be empty, got ''")
-            self.encoder.check_chars(len(text))
-            _ = self.encoder.tokenizer
+            self.encoder.check_text("prompt", text)
             return text
         if kind == "messages":
-            _ = self.encoder.tokenizer
+            self.encoder.tokenizer_for("prompt")
             if self._model.chat_template is None:
                 raise InvalidPromptError(
                     f"prompt is a list of messages, but {self._model.name} has no chat template"
@@ -389,21 +385,14 @@ def _has_no_messages(prompt: Any) -> bool:
     return all(isinstance(part, str | np.ndarray) for part in parts)
 
 
-def _num_tokens(prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt) -> int:
-    """Of a prompt that isn't encoded, about."""
-    if isinstance(prompt, ContinuedPrompt):
-        return sum(map(_num_tokens, prompt.parts))
-    if isinstance(prompt, np.ndarray):
-        return len(prompt)
-    return max(1, _num_chars(prompt) // CHARS_PER_TOKEN)
-
-
-def _num_chars(prompt: str | Conversation | npt.NDArray[np.int32] | ContinuedPrompt) -> int:
-    """To encode."""
-    if isinstance(prompt, ContinuedPrompt):
-        return sum(map(_num_chars, prompt.parts))
-    if isinstance(prompt, str):
-        return len(prompt)
-    if isinstance(prompt, np.ndarray):
-        return 0
-    return prompt.num_chars
+def _size(prompt: Any) -> tuple[int, int]:
+    """Characters of a prompt that are to be encoded, and its tokens, about."""
+    num_chars = num_tokens = 0
+    for part in prompt.parts if isinstance(prompt, ContinuedPrompt) else (prompt,):
+        if isinstance(part, np.ndarray):
+            num_tokens += len(part)
+        else:
+            chars = len(part) if isinstance(part, str) else part.num_chars
+            num_chars += chars
+            num_tokens += max(1, chars // CHARS_PER_TOKEN)
+    return num_chars, num_tokens

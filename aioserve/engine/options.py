@@ -147,21 +147,22 @@ def check_listener(name: str, listener: object, model: object) -> None:
             value=listener,
         )
     if not isinstance(model, str | Path):
-        raise ConfigError(
-            f"{name}={shown(listener)} has no effect with model={shown(model)}: such an "
-            f"object loads as it likes and reports to nobody, so leave {name} out"
-        )
+        raise _without_effect(name, listener, model, "loads as it likes and reports nothing")
 
 
 def check_chat_template(file: str | None, model: object) -> None:
-    """Raise `ConfigError` where nobody would read it."""
+    """Raise `ConfigError` for a file that isn't read."""
     if file is not None and not isinstance(model, str | Path):
-        raise ConfigError(
-            f"chat_template={file!r} has no effect with model={shown(model)}: such an object "
-            "brings a template of its own, so leave chat_template out",
-            argument="chat_template",
-            value=file,
-        )
+        raise _without_effect("chat_template", file, model, "brings a template of its own")
+
+
+def _without_effect(name: str, value: object, model: object, why: str) -> ConfigError:
+    return ConfigError(
+        f"{name}={shown(value)} has no effect with model={shown(model)}: such an object {why}, so "
+        f"leave {name} out",
+        argument=name,
+        value=value,
+    )
 
 
 def checked_plugins(plugins: object) -> tuple[object, ...]:

@@ -46,16 +46,12 @@ def no_token_left(params: SamplingParams) -> InvalidSamplingError | None:
 
 
 class ParamsIntake:
-    """For one engine."""
+    """Checks the parameters of one engine's requests. `logits_processor` gives the number of the
+    processor of a name; it raises `ConfigError` or `PluginError`."""
 
     def __init__(
-        self,
-        model: LoadedModel,
-        max_num_seqs: int,
-        logits_processor: Callable[[str], int],
+        self, model: LoadedModel, max_num_seqs: int, logits_processor: Callable[[str], int]
     ) -> None:
-        """`logits_processor`: number of the processor of a name; raises `ConfigError` or
-        `PluginError`."""
         self._model = model
         self._max_num_seqs = max_num_seqs
         self._logits_processor = logits_processor
