@@ -125,11 +125,11 @@ async def _measured(
     from aioserve.cli._machine import device_facts
     from aioserve.simulation.calibration import fit_table, prediction_error
 
-    # More seats, for the prompts that come while the others decode.
+    # More sequence slots, for the prompts that come while the others decode.
     max_num_seqs, passes = options["max_num_seqs"], THOROUGH_PASSES if thorough else PASSES
-    seats = max_num_seqs + MOST_PROMPTS
+    slots = max_num_seqs + MOST_PROMPTS
     watch = MachineWatch()
-    async with recorded_engine(model, **options | {"max_num_seqs": seats}) as (engine, recorder):
+    async with recorded_engine(model, **options | {"max_num_seqs": slots}) as (engine, recorder):
         loaded, limits = engine.dump()["model"], engine.limits
         is_gpu = loaded["device"] != "cpu"
         kv = _kv_of(loaded, limits, options)
@@ -182,7 +182,7 @@ def _grid_of(options: dict[str, Any], kv: MeasuredKV, *, is_gpu: bool, thorough:
 
 
 def _kv_of(loaded: dict[str, Any], limits: ModelLimits, options: dict[str, Any]) -> MeasuredKV:
-    """As an engine has it that isn't being measured: with no seats but its own."""
+    """As an engine has it that isn't being measured: with no sequence slots but its own."""
     from aioserve.kv.pages import pages_for
     from aioserve.simulation.cost import MeasuredKV
 

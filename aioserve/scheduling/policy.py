@@ -147,7 +147,7 @@ class SchedulingPolicy:
     def displaces(
         self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
     ) -> Iterable[RequestView]:
-        """Requests that give way to `request`, which is the next to start and has no seat or no
+        """Requests that give way to `request`, which is the next to start and has no slot or no
         pages; those to be preempted first come first.
 
         `running` holds those of lower precedence. As many of them are preempted as have to be, and

@@ -39,7 +39,7 @@ def lowest_precedence(books: SchedulerState) -> float:
 def who_gives_way(
     books: SchedulerState, sequence: SequenceState, room: Room, view: SchedulerView
 ) -> Sequence[SequenceState]:
-    """Running sequences, in the policy's order, without which a waiting one has its seats and its
+    """Running sequences, in the policy's order, without which a waiting one has its slots and its
     pages, now or after the steps in flight. None, if it has them anyway or not even so."""
     candidates = _candidates(books, sequence)
     if not candidates:

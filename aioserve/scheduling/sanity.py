@@ -64,7 +64,7 @@ def check_idle(books: SchedulerState) -> None:
     flight: no work, readers that are behind, or answers of which nobody has said what may come
     next."""
     if any(s.is_held and not s.paused for s in books.running):
-        return  # others may wait for its seat and its pages, which come back in their time
+        return  # others may wait for its slot and its pages, which come back in their time
     for sequence in (*books.running, *books.waiting):
         if not sequence.is_held:
             raise InvariantError(

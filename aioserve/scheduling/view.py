@@ -107,7 +107,7 @@ class RequestView:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has a seat, and pages."""
+        """Whether it has a sequence slot, and pages."""
         return self._sequence.phase is Phase.RUNNING
 
     @property
@@ -273,7 +273,7 @@ class SchedulerView(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> Sequence[RequestView]:
-        """All that have a seat, in order of arrival. Made anew each time: take it once."""
+        """All that have a sequence slot, in order of arrival. Made anew each time: take it once."""
         return self._source.views_of_running()
 
     @property

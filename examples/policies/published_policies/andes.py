@@ -19,7 +19,7 @@ __all__ = ["QualityOfExperience"]
 
 class QualityOfExperience(SchedulingPolicy):
     """A reader takes one token in `tpot_target_seconds`, or in `reading_seconds` where the request
-    has no such target. Who has more than `buffer_seconds` to read gives its seat and pages to
+    has no such target. Who has more than `buffer_seconds` to read gives its slot and pages to
     somebody who waits, most of all who would have most left; and comes back before others once it
     has less.
 
@@ -49,16 +49,16 @@ class QualityOfExperience(SchedulingPolicy):
         hungry = [request for request in view.waiting if self._to_read(request, view) <= 0]
         rich = [r for r in running if self._to_read(r, view) > self.buffer_seconds]
         rich.sort(key=lambda request: self._to_read(request, view), reverse=True)
-        seats = view.max_num_seqs - view.num_running
+        slots = view.max_num_seqs - view.num_running
         pages = view.pages_free + view.pages_cached
         for request in hungry:
             needed = -(-request.uncached_tokens // view.page_size) + 1
-            while rich and (seats < request.num_samples or pages < needed):
+            while rich and (slots < request.num_samples or pages < needed):
                 pages += rich[0].reclaimable_pages
-                seats += 1
+                slots += 1
                 yield rich.pop(0)
-            seats, pages = seats - request.num_samples, pages - needed
-            if seats < 0 or pages < 0:
+            slots, pages = slots - request.num_samples, pages - needed
+            if slots < 0 or pages < 0:
                 return
 
     def _to_read(self, request: RequestView, view: SchedulerView) -> float:

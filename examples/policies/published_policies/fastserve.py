@@ -20,7 +20,7 @@ Rank = tuple[int, int]
 
 class SkipJoinMLFQ(SchedulingPolicy):
     """Nobody knows how long an answer will be, so requests sink, level by level, as it gets long.
-    Those of higher levels take the seats and pages of lower ones.
+    Those of higher levels take the slots and pages of lower ones.
 
     A request joins at the level that its prompt's length alone would have brought it to: 0 for up
     to `prompt_tokens`, and one more for each doubling. At level k it stays for `quantum_tokens *
@@ -57,22 +57,22 @@ class SkipJoinMLFQ(SchedulingPolicy):
             return
         first = sorted(view.waiting, key=lambda request: self._rank(request, view))
         lowest = sorted(running, key=lambda request: self._rank(request, view), reverse=True)
-        seats = view.max_num_seqs - view.num_running
+        slots = view.max_num_seqs - view.num_running
         pages = view.pages_free + view.pages_cached
         for request in first[: view.max_num_seqs]:
             needed = -(-request.uncached_tokens // view.page_size) + 1
-            while lowest and (seats < request.num_samples or pages < needed):
+            while lowest and (slots < request.num_samples or pages < needed):
                 if self._rank(lowest[-1], view)[0] <= self._rank(request, view)[0]:
                     lowest.pop()
                     continue
                 victim = lowest.pop(0)
                 if self._rank(victim, view)[0] <= self._rank(request, view)[0]:
                     return
-                seats, pages = seats + 1, pages + victim.reclaimable_pages
+                slots, pages = slots + 1, pages + victim.reclaimable_pages
                 yield victim
-            if seats < request.num_samples or pages < needed:
+            if slots < request.num_samples or pages < needed:
                 return
-            seats, pages = seats - request.num_samples, pages - needed
+            slots, pages = slots - request.num_samples, pages - needed
 
     def _rank(self, request: RequestView, view: SchedulerView) -> Rank:
         level = max(0, (request.prompt_tokens - 1) // self.prompt_tokens).bit_length()

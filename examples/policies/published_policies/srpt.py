@@ -10,7 +10,7 @@ __all__ = ["ShortestRemaining"]
 
 
 class ShortestRemaining(SchedulingPolicy):
-    """What is soon done goes first, and takes the seat of what isn't.
+    """What is soon done goes first, and takes the slot of what isn't.
 
     What remains of a request is the forecast of its answer, less what it has generated, and its
     uncached tokens at a tenth each: a prompt's tokens are computed together. A request without a
@@ -33,8 +33,8 @@ class ShortestRemaining(SchedulingPolicy):
             return
         first = sorted(view.waiting, key=_remaining)
         longest = sorted(running, key=_remaining, reverse=True)
-        seats = view.max_num_seqs - view.num_running
-        for request, victim in zip(first[max(0, seats) :], longest, strict=False):
+        slots = view.max_num_seqs - view.num_running
+        for request, victim in zip(first[max(0, slots) :], longest, strict=False):
             if 2 * _remaining(request) >= _remaining(victim):
                 return
             yield victim
