@@ -1,7 +1,7 @@
 """Arguments at the edge: each becomes a plain value, or is refused by name.
 
-An argument may be an object of anybody's class, whose methods raise, lie or never end. So it is
-told by its type, made into a plain int, float, bool, str or tuple of these, and only that is
+An argument may be an object of any class, whose methods raise, lie or never end. So it is told by
+its type, made into a plain int, float, bool, str or tuple of these, and only that is
 compared, kept and handed on. Of numbers all classes will do, numpy's and enums' too; a bool is no
 number.
 """

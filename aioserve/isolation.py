@@ -5,7 +5,7 @@ awaits nothing, so it can't be the caller's own task that is cancelled. Only `Ke
 let through: it is the user's. An answer is an object of the plugin's. To look at its class, to
 iterate over it or to show it may raise as well, so all of that happens within the call.
 
-A guard is for mistakes. It can't end a call that never returns, and it is no sandbox.
+This is for mistakes. It can't end a call that never returns, and it is no sandbox.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_LOGGED_FAULTS = 10
 
 
 class PluginFault(Exception):
-    """What a plugin did wrong, in words. `__cause__` is what it raised, if it raised."""
+    """A mistake of a plugin, in words. `__cause__` is what it raised, if it raised."""
 
 
 class NotAnAnswer(Exception):

@@ -5,9 +5,9 @@
     2         prompt a │ prompt b            ...
     3         prompt a x │ prompt a y        ...
 
-The next round finds in the prefix tree what one has computed, as far as it fills whole pages: all
-beams share those of the tokens that they have in common, and of each only what follows its last
-whole page is computed again. Pages of beams that were left behind go as other cached ones do.
+The next round finds in the prefix tree what this one has computed, as far as it fills whole pages.
+All beams share the pages of tokens that they have in common, and only what follows the last whole
+page of each is computed again. Pages of beams that were left behind go as other cached ones do.
 Without that cache a round computes its beams anew, to the same end. Knows streams; must not know
 the scheduler.
 
@@ -114,7 +114,7 @@ def _with_text(beam: EndedBeam, model: LoadedModel, end_ids: Collection[int]) ->
 async def _round(
     submit: Submit, prompts: Sequence[Prompt], params: SamplingParams
 ) -> tuple[tuple[int, ...], list[Sequence[TopLogprob]]]:
-    """Ids of the first prompt, and of each the most likely tokens behind it."""
+    """Return ids of the first prompt, and the most likely tokens behind each prompt."""
     with ExitStack() as left:
         streams = [left.enter_context(closing(submit(prompt, params))) for prompt in prompts]
         tokens = [token for stream in streams async for token in stream]
@@ -163,7 +163,7 @@ class Beams:
         self._length_penalty = length_penalty
         self._early_stopping: EarlyStopping = early_stopping
         self.num_tokens: int = 0
-        """Of every running beam."""
+        """Number of tokens of every running beam."""
         self.running: list[RunningBeam] = [RunningBeam((), 0.0)]
         """Best first; none once the search is over."""
         self.ended: list[EndedBeam] = []
@@ -200,7 +200,7 @@ class Beams:
         self.ended.append(EndedBeam(token_ids, total, score, reason))
 
     def _is_settled(self) -> bool:
-        """Whether nothing better than what has ended is looked for."""
+        """Whether the search is over before `max_tokens`."""
         if len(self.ended) < self._width:
             return False
         if self._early_stopping is True or not self.running:

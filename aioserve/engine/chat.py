@@ -49,25 +49,25 @@ MESSAGE_FIELDS: frozenset[str] = frozenset([*FIELDS, *itertools.chain(*FIELDS_OF
 """What messages may have, each of some role."""
 
 PROMPT_END_TOKENS = 32
-"""Of a prompt, which show whether a tag is open at its end."""
+"""Tokens at the end of a prompt that show whether a tag is open there."""
 
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """What became known of one answer with its last tokens."""
+    """New parts of one completion, with its last tokens."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     sample: int = 0
-    """Which of the request's `n` answers, from 0."""
+    """Number of the completion among the request's `n`, from 0."""
     tokens: tuple[Token, ...] = ()
-    """Those that came since this answer's last delta."""
+    """Tokens that came since the completion's last delta."""
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
-    """One of a request's answers, whole."""
+    """One completion of a request, whole."""
 
     content: str
     reasoning: str
@@ -77,7 +77,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> dict[str, Any]:
-        """To go on with the conversation: the assistant's message, as `Engine.chat` takes it."""
+        """The assistant's message, as `Engine.chat` takes it to go on with the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -94,7 +94,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """All that a request brought; what is one answer's is also here, of the first."""
+    """All completions of a request. Properties are those of the first."""
 
     request_id: str
     answers: tuple[ChatAnswer, ...]
@@ -123,17 +123,17 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 
 class HeldCalls(msgspec.Struct, frozen=True):
-    """What answers' calls of tools are held to: that they name one of the tools, and more."""
+    """What tool calls are held to: that they name one of the tools, and more."""
 
     strict: frozenset[str]
-    """Names of those whose parameters take the arguments of their calls."""
+    """Names of tools whose parameters take the arguments of their calls."""
     one: bool
-    """There is one call at most."""
+    """Whether there is one call at most."""
 
 
 class ChatFormat:
-    """How the answers of one request are written. What only its prompt shows is filled in when that
-    is encoded."""
+    """How a model writes the completions of one request. What only the prompt shows is filled in
+    when that is encoded."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class ChatFormat:
         self._is_open = False
         marks = (*(tools.marks if tools else ()), *(reasoning.marks if reasoning else ()))
         self.shown: Mapping[int, str] = {} if tokenizer is None else tokenizer.special_among(marks)
-        """Special tokens that are part of the answers' text."""
+        """Special tokens that are part of the completions' text."""
 
     @classmethod
     def of(
@@ -162,8 +162,8 @@ class ChatFormat:
         reasoning_parser: object,
         held: HeldCalls | None = None,
     ) -> ChatFormat:
-        """As it is named; for "auto" what the engine's options name, and at last that of the
-        model's chat template. Raises `InvalidRequestError`."""
+        """Return the format that is named; for "auto" what the engine's options name, or else that
+        of the model's chat template. Raises `InvalidRequestError`."""
         source = "" if model.chat_template is None else model.chat_template.source
         has_tools = tools is not None and not (type(tools) in (list, tuple) and not tools)
         if tool_parser == "auto" and has_tools:
@@ -181,8 +181,8 @@ class ChatFormat:
         return cls(read, reasoning, model.tokenizer, held)
 
     def conversation_is(self, conversation: Conversation) -> None:
-        """Look at the message that the answers continue, if they do, and at the tools. Raises
-        `InvalidRequestError` for a strict one that isn't there."""
+        """Look at the tools, and at a message that the completions continue. Raises
+        `InvalidRequestError` for a strict tool that isn't there."""
         if conversation.continue_final_message:
             self._begun = conversation.messages[-1]["content"]
         self._told = conversation.tools or ()
@@ -222,14 +222,14 @@ class ChatFormat:
         return calls_output(style, self._told, self.held.strict, one=self.held.one)
 
     def reader(self) -> CompletionReader:
-        """For one answer."""
+        """Return a reader for one completion."""
         return CompletionReader(self._tools, self._reasoning, is_open=self._is_open)
 
 
 def held_calls(
     strict_tools: object, parallel_tool_calls: object, *, is_structured: bool
 ) -> HeldCalls | None:
-    """What a caller asks of calls; None for nothing. Raises `InvalidRequestError`."""
+    """Check what a caller asks of calls; None for nothing. Raises `InvalidRequestError`."""
     names = sequence(text(0), MAX_TOOLS)  # those of tools, where what can't be is told by place
     strict = frozenset(check(InvalidRequestError, "strict_tools", strict_tools, names))
     parallel = check(InvalidRequestError, "parallel_tool_calls", parallel_tool_calls, boolean)
@@ -255,7 +255,7 @@ def _name_of(tool: Mapping[str, Any]) -> str | None:
 
 
 class _Reading:
-    """One answer as far as it was read."""
+    """One completion as far as it was read."""
 
     def __init__(self, sample: int) -> None:
         self.sample = sample
@@ -293,11 +293,11 @@ class _Reading:
 
 
 class ChatStream(RequestStream):
-    """The parts of the answers to one prompt of messages, as they come.
+    """The parts of the completions of one prompt of messages, as they come.
 
-    Each delta says something new; joined, the deltas of a sample are its answer, whatever tokens
-    the model wrote it with. It owns the request, ends as a `TokenStream` does, and is read like
-    one: by one task, on the engine's event loop.
+    Each delta says something new; joined, the deltas of a sample are its completion, whatever
+    tokens the model wrote it with. It owns the request, ends as a `TokenStream` does, and is read
+    like one: by one task, on the engine's event loop.
     """
 
     __slots__ = ("_ending", "_format", "_readings")
@@ -351,8 +351,8 @@ class ChatStream(RequestStream):
         return [delta for each in self._readings if (delta := each.finish()) is not None]
 
     async def completion(self) -> ChatCompletion:
-        """Read to the end; all of the answers, what was read before included. Cancelling it ends
-        the request."""
+        """Read to the end, and return all completions, what was read before included. Cancelling it
+        ends the request."""
         async for _ in self:
             pass
         answers = tuple(

@@ -135,7 +135,7 @@ class CoreLoop:
         self._wake.set()
 
     def why_ended(self) -> AioserveError:
-        """A new error for somebody whom the loop, which has ended, can't serve."""
+        """A new error for a request that the loop can't serve, as it has ended."""
         if self.failure is None:
             return EngineClosedError("the engine was closed", state="closed")
         return _failed(self.failure)
@@ -153,7 +153,7 @@ class CoreLoop:
 
     async def run(self) -> None:
         """Serve until `stop`. A bug here ends every request with an error, and the loop; what ends
-        the program, Ctrl-C say, does so too and goes on to whoever runs the event loop."""
+        the program, Ctrl-C say, does so too and goes on to the event loop."""
         try:
             await self._serve()
         except asyncio.CancelledError as error:

@@ -5,9 +5,9 @@
                   └── cancel ───┘
 
 An encode can't be interrupted, and that of a huge text takes many seconds. So one thread takes
-long texts and the other never does: nobody's short prompt waits for somebody's long one. Long
+long texts and the other never does: no short prompt waits for a long one. Long
 texts are encoded one after the other, and those that wait are bounded by their characters (short
-ones are by `max_waiting`). Where nobody waits for the ids any more, nobody waits for the thread: it
+ones are by `max_waiting`). A thread whose ids no request waits for any more isn't waited for: it
 ends when the library returns to it.
 """
 
@@ -47,7 +47,7 @@ case, a single word, some 100 ms."""
 EXIT_SECONDS = 0.5
 """How long an interpreter that exits waits for a text that is being encoded."""
 MAX_LONG_CHARS = 2**26
-"""Of long texts that are being encoded or wait to be, all together, where there are several."""
+"""Most characters of long texts that are being encoded or wait to be, where there are several."""
 
 Encoded = list[int] | npt.NDArray[np.int32] | BaseException
 
@@ -70,7 +70,7 @@ class Encoding:
         self.prompt: Any = prompt
         self.num_chars: int = num_chars
         self.then: Callable[[Encoded], None] | None = then
-        """None once it was called, or nobody wants it to be."""
+        """None once it was called or cancelled."""
         self.context: contextvars.Context = contextvars.copy_context()
         """The caller's: its prompt is encoded there, and `then` called."""
         self.is_waiting: bool = True
@@ -86,8 +86,7 @@ class Encoding:
             return error
 
     def cancel(self) -> None:
-        """Nobody wants the ids: `then` isn't called, if it wasn't. May be called in the middle of
-        anything, by the garbage collector."""
+        """Call `then` no more. Works in the middle of anything: the collector may call it."""
         if self.then is not None:
             self.then = None
             self._encoder.left(self)
@@ -182,7 +181,7 @@ class Encoder:
                 value=wait,
                 limit=MAX_LONG_CHARS,
                 unit="characters",
-                retry_after_seconds=None,  # nobody can tell how long a text takes
+                retry_after_seconds=None,  # how long a text takes is unknown
             )
 
     def submit(self, prompt: Any, num_chars: int, then: Callable[[Encoded], None]) -> Encoding:
@@ -206,7 +205,7 @@ class Encoder:
         return encoding
 
     def left(self, encoding: Encoding) -> None:
-        """Nobody waits for an encoding. One that has a thread keeps it; others free their text."""
+        """No request waits for an encoding. It keeps its thread, if it has one, or frees its text."""
         if encoding.is_waiting:
             self._forget(encoding)
         self._wanted.pop(encoding, None)
@@ -237,7 +236,7 @@ class Encoder:
             encoding.context.run(then, future.result())
 
     async def wait_idle(self) -> None:
-        """Until nobody waits for an encoding."""
+        """Wait until no request waits for an encoding."""
         await self._idle.wait()
 
     def abort_all(self, error: EngineClosedError) -> None:

@@ -85,8 +85,8 @@ class Engine:
     engines may live on one loop. Raises `ConfigError` for an option outside its range, or without
     effect beside another; entering raises `ModelError`, `UnknownPolicyError`, `PluginError`,
     `ConfigError` for a name that no plugin offers, and `WrongLoopError` where no loop of asyncio
-    runs. What is left of an engine that nobody holds and nobody closed is closed by the collector,
-    with a `ResourceWarning`.
+    runs. The collector closes what is left of an engine that was dropped unclosed, with a
+    `ResourceWarning`.
     """
 
     @takes(EngineOptions, ENGINE_DEFAULTS)
@@ -133,9 +133,9 @@ class Engine:
     async def drain(self, deadline_seconds: float | None = None) -> int:
         """Take no more requests, and wait until those there are have ended.
 
-        Those that haven't after `deadline_seconds` are ended with `EngineClosedError`; how many is
-        the result. None waits as long as it takes. Raises `ConfigError` for a deadline that is no
-        number of at least 0, and has then changed nothing.
+        Requests that haven't after `deadline_seconds` are ended with `EngineClosedError`; the
+        result is their number. None waits as long as it takes. Raises `ConfigError` for a deadline
+        that is no number of at least 0, and has then changed nothing.
         """
         return await self._lifecycle.drain(checked_deadline(deadline_seconds))
 
@@ -178,7 +178,7 @@ class Engine:
         expects each answer to be, `predicted_output_tokens` (at least 1), a forecast and no limit.
 
         A request that hasn't ended `deadline_seconds` after this call (above 0 and finite) is
-        ended, wherever it is: whoever reads its stream gets the tokens that came before, and then
+        ended, wherever it is: the reader of its stream gets the tokens that came before, and then
         `DeadlineExceededError`. A policy sees that too.
 
         With messages alone go `tools` (those of the OpenAI API), `chat_template_kwargs`, which are
@@ -320,7 +320,7 @@ class Engine:
         top_logprobs: int = 0,
         **options: Unpack[PromptOnlyOptions],
     ) -> list[Score]:
-        """The same for several continuations, each by itself behind the prompt, which is computed
+        """Score several continuations, each by itself behind the prompt, which is computed
         once. They are as many requests: number `i` has the id `request_id`-`i`."""
         check_names("score_each", options, PromptOnlyOptions)
         self._lifecycle.usable()
@@ -364,7 +364,7 @@ class Engine:
         normalize: bool = True,
         **options: Unpack[PromptOnlyOptions],
     ) -> tuple[npt.NDArray[np.float32], Usage]:
-        """The same, and the token counts of all prompts together."""
+        """Return what `embed` does, and the token counts of all prompts together."""
         check_names("embed_counted", options, PromptOnlyOptions)
         return await embeddings_of(
             self._lifecycle, prompts, pooling=pooling, normalize=normalize, **options

@@ -271,7 +271,7 @@ class EngineLifecycle:
             self.core.stop()
             await asyncio.wait([serving])
             if isinstance(self.core.failure, KeyboardInterrupt | SystemExit):
-                serving.exception()  # retrieved: whoever runs the event loop has seen it
+                serving.exception()  # retrieved: the event loop has raised it
         finally:
             await self.core.guides.aclose()
             await self.model.runner.aclose()

@@ -4,7 +4,7 @@
                                     │
         abort (synchronous) ◄───────┘  left, or read nothing for too long
 
-The engine holds mailboxes and never streams, so that a stream which nobody holds is collected and
+The engine holds mailboxes and never streams, so that a stream which is dropped is collected and
 its request ends. All methods run on the engine's event loop and never await.
 """
 
@@ -90,7 +90,7 @@ class Mailbox:
         self.prompt_ids: Sequence[int] | npt.NDArray[np.int32] = ()
         """Once the prompt is encoded."""
         self.prompt_logprobs: list[Logprobs | None] = []
-        """Of the tokens of the prompt, so far, where they are wanted: None for the first."""
+        """Log-probabilities of the prompt so far, where they are wanted: None for the first."""
         self.pooled: npt.NDArray[np.float64] | None = None
         """The sum of hidden states, float64 `[hidden]`, at the end of a request that wants it."""
         self.completion_tokens: int = 0
@@ -111,7 +111,7 @@ class Mailbox:
         self._ended_seconds: float | None = None
         self._gaps = TokenGaps(num_samples)
         self._timings: Timings | None = None
-        """Once somebody has asked after the end."""
+        """Kept once they are asked for after the end."""
         self._tell: Callable[[ReaderEvent], None] | None = tell
         self._tokens: deque[Token] = deque()
         self._reader: asyncio.Future[None] | None = None

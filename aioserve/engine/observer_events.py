@@ -25,7 +25,7 @@ class StepParts(msgspec.Struct, frozen=True):
 
 
 class ObserverEvents:
-    """Of one core loop, which says when each request enters the scheduler and leaves it."""
+    """Events of one core loop, which says when each request enters the scheduler and leaves it."""
 
     def __init__(self, observers: Observers, scheduler: Scheduler, table: RequestTable) -> None:
         self.observers = observers
@@ -89,7 +89,7 @@ class ObserverEvents:
         )
 
     def tell(self) -> None:
-        """No step is to come for now, or nobody watches them."""
+        """Tell of requests where no step is to come for now, or steps aren't watched."""
         if self._arrived or self._ended:
             self._tell(None)
 

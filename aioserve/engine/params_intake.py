@@ -1,4 +1,4 @@
-"""Sampling parameters as they come in: checked against the model, and what its requests have of
+"""Sampling parameters as they come in: checks against the model, and what requests take from
 them."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FORBIDDING = (
 
 
 def no_token_left(params: SamplingParams) -> InvalidSamplingError | None:
-    """What a request hears where no token was left to draw: which of its `params` forbid tokens.
-    None where none does, and the model is to blame."""
+    """The error of a request that had no token left to sample: it names the `params` that forbid
+    tokens. None where none does: the logits themselves forbid them."""
     given = {name: getattr(params, name) for name in FORBIDDING}
     named = [name for name, value in given.items() if value not in (None, 0, ())]
     if not named:
@@ -59,7 +59,7 @@ class ParamsIntake:
         self._spelled = lru_cache(NUM_PREPARED)(self._spellings)
 
     def checked(self, params: SamplingParams | None) -> SamplingParams:
-        """Those of the model where none are given. Raises `InvalidSamplingError`."""
+        """Return the params, or those of the model. Raises `InvalidSamplingError`."""
         if params is None:
             return self._model.defaults
         if not issubclass(type(params), SamplingParams):  # a mock of one isn't one
@@ -164,7 +164,7 @@ class ParamsIntake:
         return tuple(numbers)
 
     def end_ids(self, params: SamplingParams) -> frozenset[int]:
-        """Those that may be drawn: a config may name others."""
+        """Ids that end a completion and may be sampled: a config may name others."""
         limits, own = self._model.limits, frozenset(params.stop_token_ids)
         every = own if params.ignore_eos else own | limits.eos_token_ids
         return frozenset([token_id for token_id in every if token_id < limits.vocab_size])

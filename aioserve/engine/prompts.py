@@ -61,7 +61,7 @@ def kind_of(prompt: Any, argument: str = "prompt") -> Literal["text", "messages"
 
 
 def listed(argument: str, values: Any, most: int) -> list[Any]:
-    """The entries of a sequence that may be anybody's, not endless: at least one, at most `most`.
+    """The entries of a sequence of any class, maybe endless: at least one, at most `most`.
     Raises `InvalidPromptError`."""
     kind = type(values)
     with _reading(argument):
@@ -95,7 +95,7 @@ def holds_prompts(prompts: Any) -> bool:
 
 
 def too_long(num_tokens: int, max_model_len: int, argument: str = "prompt") -> PromptTooLongError:
-    """The error of a prompt that leaves no room for an answer."""
+    """The error of a prompt that leaves no room for a completion."""
     return PromptTooLongError(
         f"{argument} has {counted(num_tokens, 'token')}; max_model_len is {max_model_len}, and at "
         "least one token must be left for the answer",
@@ -161,7 +161,7 @@ def _as_array(items: list[Any]) -> npt.NDArray[np.int64] | None:
             return np.fromiter(map(operator.index, items), np.int64, len(items))
     except KeyboardInterrupt:
         raise
-    except BaseException:  # an item may be of anybody's class
+    except BaseException:  # an item may be of any class
         pass
     return None
 

@@ -49,7 +49,7 @@ class RequestState(Enum):
 
 
 class LiveSample:
-    """One of a request's answers: a sequence of the scheduler's, and its text."""
+    """One completion of a request: a sequence of the scheduler's, and its text."""
 
     __slots__ = (
         "assembler",
@@ -82,7 +82,7 @@ class LiveRequest:
     """One request on its way through an engine: whose it is, where it is, and what is left of it.
 
     `tell` is called with it and what its reader does. Holds no stream, so that a stream which
-    nobody holds is collected.
+    is dropped is collected.
     """
 
     __slots__ = (
@@ -116,24 +116,24 @@ class LiveRequest:
         self.request: Request | None = None
         """Once the prompt is encoded."""
         self.assemblers: tuple[TextAssembler, ...] = ()
-        """Likewise: one per sample."""
+        """One for each sample, once the prompt is encoded."""
         self.samples: list[LiveSample] = []
-        """Those that go on."""
+        """Samples that go on."""
         self.stall_timer: asyncio.TimerHandle | None = None
         self.deadline_timer: asyncio.TimerHandle | None = None
         self.waiting_tokens: int = 0
-        """Of its prompt, as long as its answer hasn't begun."""
+        """Tokens of its prompt, as long as its completion hasn't begun."""
 
     @property
     def request_id(self) -> str:
         return self.mailbox.request_id
 
     def ends_with(self, token_id: int) -> bool:
-        """Whether an answer ends with this id."""
+        """Whether a completion ends with this id."""
         return self.request is not None and token_id in self.request.end_ids
 
     def names_stop(self, token_id: int) -> bool:
-        """Whether that is so because its parameters say so."""
+        """Whether its parameters name this id as one that ends a completion."""
         return self.request is not None and token_id in self.request.params.stop_token_ids
 
     def __repr__(self) -> str:
@@ -224,7 +224,7 @@ class RequestTable:
         return self.leaving[0] if self.leaving else None
 
     def begin(self, request: LiveRequest) -> None:
-        """Its answer begins, or that of one of its samples."""
+        """The first of its completions begins."""
         if request.waiting_tokens:
             self.waiting.began(request.waiting_tokens)
             request.waiting_tokens = 0

@@ -34,12 +34,12 @@ class EngineStats(KVUsage, frozen=True, kw_only=True, gc=False):
     step_seconds_total: float
     """Time in which a step was in flight."""
     planning_seconds_total: float
-    """Of the event loop's time, what went into planning steps and handing them to the runner."""
+    """Time on the event loop that went into planning steps and handing them to the runner."""
     commit_seconds_total: float
-    """Likewise, into taking in what steps brought."""
+    """Time on the event loop that went into taking in what steps brought."""
     delivery_seconds_total: float
-    """Likewise, into making text of it and handing that to the streams. What their readers then do
-    with it isn't counted."""
+    """Time on the event loop that went into making text of it and handing that to the streams. What
+    their readers then do with it isn't counted."""
     policy_faults_total: int
     """Steps in which the scheduling policy raised or gave an answer that isn't one."""
     step_age_seconds: float

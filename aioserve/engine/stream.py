@@ -53,8 +53,8 @@ class RequestStream:
 
     @property
     def stop_reasons(self) -> tuple[int | str | None, ...]:
-        """Of each sample the one of `SamplingParams.stop` or `stop_token_ids` that ended it; None
-        where none of them did, and for those that go on."""
+        """The entry of `SamplingParams.stop` or `stop_token_ids` that ended each sample; None where
+        none of them did, and for samples that go on."""
         return tuple(self._mailbox.stop_reasons)
 
     @property
@@ -125,7 +125,7 @@ class RequestStream:
                 mailbox.loop.call_soon_threadsafe(mailbox.abort)
 
     async def aclose(self) -> None:
-        """The same as `close()`, for `contextlib.aclosing`."""
+        """Do what `close()` does, for `contextlib.aclosing`."""
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -176,7 +176,7 @@ class TokenStream(RequestStream):
 
     @property
     def stop_reason(self) -> int | str | None:
-        """Of the first sample, as in `stop_reasons`."""
+        """What ended the first sample, as in `stop_reasons`."""
         return self._mailbox.stop_reasons[0]
 
     async def __anext__(self) -> Token:

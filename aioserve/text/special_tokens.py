@@ -277,7 +277,7 @@ class SpecialTokens:
             name
             for token_id, name in self._names.items()
             if token_id != self._unknown_id and model.id_to_token(token_id) == name
-            # Of merges, the text alone shows whether they lead there. One character is spelled by
+            # The text alone shows whether merges lead there. One character is spelled by
             # itself, or stands for a byte.
             if not isinstance(model, models.BPE)
             or (len(name) > 1 and token_id in plain.encode(name, add_special_tokens=False).ids)

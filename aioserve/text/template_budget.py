@@ -175,7 +175,7 @@ def _tag_at(source: str, start: int) -> _Tag | None:
             body = source[inside : found.start()]
             return _Tag(opens, left, body, text[:-2], len(body) - strings, at)
         elif "}" in text:
-            # Of a literal: one brace at a time.
+            # One brace of a literal at a time.
             depth = max(depth - 1, 0)
             at = found.start() + text.index("}") + 1
     return None
