@@ -205,7 +205,7 @@ class Encoder:
         return encoding
 
     def left(self, encoding: Encoding) -> None:
-        """No request waits for an encoding. It keeps its thread, if it has one, or frees its text."""
+        """No request waits for an encoding. It keeps a thread that it has, or frees its text."""
         if encoding.is_waiting:
             self._forget(encoding)
         self._wanted.pop(encoding, None)
