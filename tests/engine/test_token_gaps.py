@@ -8,7 +8,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aioserve.engine import token_gaps
+from aioserve.engine import measures
 from aioserve.engine.measures import MAX_BUCKET, TokenGaps
 
 GAPS = st.floats(0, 1e3) | st.floats(1e-7, 1e-2) | st.just(0.0)
@@ -54,4 +54,4 @@ def test_any_number_of_gaps_takes_bounded_memory():
 
 
 def test_the_last_bucket_is_where_the_module_says():
-    assert math.isclose(token_gaps.GROWTH**MAX_BUCKET, 1.45e12, rel_tol=0.01)
+    assert math.isclose(measures.GROWTH**MAX_BUCKET, 1.45e12, rel_tol=0.01)
