@@ -49,7 +49,7 @@ from aioserve.engine.prompt_only import (
     scores_of,
     token_ids_of,
 )
-from aioserve.engine.prompts import Continuation, Prompt, listed
+from aioserve.engine.prompts import Continuation, Prompt
 from aioserve.engine.stats import EngineStats, dump_of, stats_of
 from aioserve.engine.stream import TokenStream, collect, with_best_of
 from aioserve.errors import EngineState, InvalidRequestError, ModelError
@@ -323,11 +323,10 @@ class Engine:
         """Score several continuations, each by itself behind the prompt, which is computed
         once. They are as many requests: number `i` has the id `request_id`-`i`."""
         check_names("score_each", options, PromptOnlyOptions)
-        self._lifecycle.usable()
         return await scores_of(
             self._lifecycle,
             prompt,
-            listed("continuations", continuations, self.config.max_waiting),
+            continuations,
             several="continuations",
             top_logprobs=top_logprobs,
             **options,

@@ -37,7 +37,6 @@ from aioserve.execution.runner import LoadedModel, ModelSource
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
 from aioserve.plugins import Admission, Observer, Observers, PluginRegistry
-from aioserve.sampling.processors import ProcessorMaker
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.scheduler import Scheduler
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE
@@ -62,18 +61,16 @@ class EngineArguments(msgspec.Struct, frozen=True):
 
 
 class Plugins(msgspec.Struct, frozen=True):
-    """What plugins give one engine: objects of its own."""
+    """Objects of plugins that one engine uses."""
 
+    registry: PluginRegistry
     policy: SchedulingPolicy
     policy_name: str | None
-    """For logs and errors, with its distribution; None for an object, which goes by its class."""
+    """Name for logs and errors, with its distribution; None for an object, which goes by its
+    class."""
     eviction: Eviction
     observers: Observers
     admission: Admission
-    logits_processor: Callable[[str], int]
-    """Number of a name's logits processor. Raises `ConfigError` or `PluginError`."""
-    processors: tuple[ProcessorMaker, ...]
-    """Makers of logits processors, by number."""
 
 
 class EngineLifecycle:
@@ -168,15 +165,8 @@ class EngineLifecycle:
         policy, name = self._arguments.policy, None
         if isinstance(policy, str):
             policy, name = registry.policy(policy), registry.policy_label(policy)
-        return Plugins(
-            policy,
-            name,
-            registry.eviction(self.config.eviction),
-            observers,
-            registry.admission(),
-            registry.logits_processor,
-            registry.processor_makers,
-        )
+        eviction = registry.eviction(self.config.eviction)
+        return Plugins(registry, policy, name, eviction, observers, registry.admission())
 
     async def _load(self) -> LoadedModel:
         arguments, num_slots = self._arguments, SLOTS_PER_SEQUENCE * self.config.max_num_seqs
@@ -212,8 +202,10 @@ class EngineLifecycle:
             jump_forward=config.jump_forward,
             stall_timeout_seconds=config.stall_timeout_seconds,
         )
-        model.processors[:] = plugins.processors
-        self.intake = Intake(config, model, self.core, plugins.admission, plugins.logits_processor)
+        model.processors[:] = plugins.registry.processor_makers
+        self.intake = Intake(
+            config, model, self.core, plugins.admission, plugins.registry.logits_processor
+        )
         self.turns = SubmissionTurns()
 
     def _new_task(

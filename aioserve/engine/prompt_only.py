@@ -84,6 +84,8 @@ async def scores_of(
     """
     live = engine.usable()
     limits, encoder = live.model.limits, live.intake.encoder
+    if several is not None:
+        continuations = listed(several, continuations, live.config.max_waiting)
     top = check(InvalidRequestError, "top_logprobs", top_logprobs, integer(0, MAX_LOGPROBS))
     if top > limits.vocab_size:
         raise InvalidRequestError(

@@ -13,7 +13,7 @@ from tokenizers import decoders
 
 from aioserve.errors import InvariantError, UnsupportedModelError
 from aioserve.text import token_bytes
-from aioserve.text.detokenizer import IncrementalDetokenizer
+from aioserve.text.assembler import IncrementalDetokenizer
 from aioserve.text.tokenizer import Tokenizer
 from tests.text.kinds import CORPUS, KINDS, byte_level_backend, tokenizer_of
 
