@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
 
 from aioserve import Engine
-from aioserve.config import EngineConfig
+from aioserve.config import EngineConfig, EngineOptions
 from aioserve.errors import ConfigError
 from aioserve.testing import FakeModel
 
@@ -70,3 +71,20 @@ def test_progress_must_be_callable(listener: str) -> None:
         refused = f"^{listener} must be callable and not async, got {got}"
         with pytest.raises(ConfigError, match=refused):
             Engine("pyhelp", **listens)
+
+
+def test_an_engine_takes_each_field_of_its_config_by_name_with_its_type_and_default() -> None:
+    fields = {field.name: field for field in msgspec.structs.fields(EngineConfig)}
+    hints = get_type_hints(EngineOptions)
+    assert list(hints) == list(fields)
+    assert hints.pop("chat_template") == str | Path | None
+    assert hints == {name: fields[name].type for name in hints}
+    shown = inspect.signature(Engine).parameters
+    assert {name: shown[name].default for name in fields} == {
+        name: field.default for name, field in fields.items()
+    }
+
+
+def test_an_unknown_option_is_named_as_python_does() -> None:
+    with pytest.raises(TypeError, match=r"^Engine\(\) got an unexpected keyword .* 'num_page'$"):
+        Engine(num_page=64)  # pyright: ignore[reportCallIssue]

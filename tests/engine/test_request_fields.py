@@ -165,3 +165,29 @@ def test_metadata_is_taken_exactly_within_its_bounds() -> None:
         asyncio.run(tried(given))
 
     check()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("stream", ([1],)),
+        ("generate", ([1],)),
+        ("beam_search", ([1],)),
+        ("chat", ([],)),
+        ("score", ([1], [2])),
+        ("score_each", ([1], [[2]])),
+        ("embed", ([1],)),
+        ("embed_counted", ([1],)),
+        ("encode", ([1],)),
+    ],
+)
+async def test_an_unknown_option_of_a_call_is_named_as_python_does(
+    call: str, arguments: tuple[Any, ...]
+) -> None:
+    async def called(engine: Engine) -> None:
+        await getattr(engine, call)(*arguments, temperatur=1)
+
+    async with Engine(FakeModel()) as engine:
+        with pytest.raises(TypeError, match=rf"^{call}\(\) got an unexpected .* 'temperatur'$"):
+            await called(engine)
