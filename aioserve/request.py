@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.arguments import (
-    EMPTY_MAPPING,
     Rule,
     boolean,
     check,
@@ -29,6 +27,7 @@ from aioserve.arguments import (
     text,
 )
 from aioserve.errors import InvalidSamplingError
+from aioserve.hints import SchedulingHints
 from aioserve.structured_output import StructuredOutput, structured_output
 
 __all__ = [
@@ -58,12 +57,6 @@ MAX_PROCESSORS = 8
 MAX_PROCESSOR_CHARS = 1000
 MAX_LOGPROBS = 64
 MAX_SEED = 2**64 - 1
-MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
-MAX_TENANT_CHARS = 512
-"""As long as an id of a user may be in any API of the server."""
-MAX_METADATA = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_VALUE_CHARS = 512
 
 
 class FinishReason(StrEnum):
@@ -222,6 +215,9 @@ _RULES: dict[str, Rule[Any]] = {
 }
 
 
+NO_HINTS = SchedulingHints()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """All that is known of a request when it enters the scheduler.
 
@@ -254,22 +250,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """KV pages are shared with requests of the same namespace alone (`aioserve.kv.namespace`)."""
     arrival_seconds: float = 0.0
     """On the clock of the steps."""
-    tenant: str | None = None
-    """On whose behalf the request was sent."""
-    priority: int = 0
-    """How urgent it is: what more or less means is up to the policy."""
-    ttft_target_seconds: float | None = None
-    """How soon after its arrival the first token is wanted."""
-    tpot_target_seconds: float | None = None
-    """How long each further token may take on average."""
-    deadline_seconds: float | None = None
-    """How long after its arrival it is ended, unless it has ended before."""
-    metadata: MappingProxyType[str, str] = EMPTY_MAPPING
-    """What the caller tells the policy of it in words of their own."""
-    session_id: str | None = None
-    """Which conversation or agent it is part of."""
-    predicted_output_tokens: int | None = None
-    """How long the caller expects each answer to be: a forecast, and no limit."""
+    hints: SchedulingHints = NO_HINTS
+    """Facts for the policy, and for plugins."""
 
     @property
     def prompt_tokens(self) -> int:

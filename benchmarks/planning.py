@@ -36,6 +36,7 @@ import msgspec
 import numpy as np
 
 from aioserve import RequestView, SchedulingPolicy, _native
+from aioserve.hints import SchedulingHints
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.pages import pages_for
@@ -115,11 +116,13 @@ class Load:
                 max_length=len(ids) + answer_tokens,
                 params=SamplingParams(),
                 arrival_seconds=self._now,
-                tenant=f"tenant {caller % NUM_TENANTS}",
-                session_id=f"session {caller}",
-                priority=caller % NUM_PRIORITIES if priority is None else priority,
-                ttft_target_seconds=NEVER_SECONDS,
-                tpot_target_seconds=NEVER_SECONDS,
+                hints=SchedulingHints(
+                    tenant=f"tenant {caller % NUM_TENANTS}",
+                    session_id=f"session {caller}",
+                    priority=caller % NUM_PRIORITIES if priority is None else priority,
+                    ttft_target_seconds=NEVER_SECONDS,
+                    tpot_target_seconds=NEVER_SECONDS,
+                ),
             )
         )
         self._callers[sequence_id] = caller

@@ -46,6 +46,7 @@ FOR_ALL = (
     "aioserve.request",
     "aioserve.structured_output",
     "aioserve.isolation",
+    "aioserve.hints",
     "aioserve.json_file",
     "aioserve._native",
 )

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aioserve.arguments import counted, plain_str, shown
+from aioserve.arguments import Rule, check, counted, name, optional, plain_str, shown
 from aioserve.config import EngineConfig
 from aioserve.engine.chat import ChatFormat
 from aioserve.engine.compiling import Compiled, GrammarCompiler
@@ -26,7 +26,6 @@ from aioserve.engine.mailbox import Mailbox
 from aioserve.engine.options import MESSAGE_DEFAULTS
 from aioserve.engine.params_intake import ParamsIntake
 from aioserve.engine.prompts import ContinuedPrompt, Prompt, checked_ids, kind_of
-from aioserve.engine.request_fields import checked_field
 from aioserve.engine.requests import LiveRequest
 from aioserve.errors import (
     AioserveError,
@@ -39,6 +38,7 @@ from aioserve.errors import (
     RequestRejectedError,
 )
 from aioserve.execution.runner import LoadedModel
+from aioserve.hints import SchedulingHints
 from aioserve.kv.namespace import namespace_key
 from aioserve.plugins import Admission, info_of
 from aioserve.request import (
@@ -59,6 +59,7 @@ INLINE_CHARS = 512
 """Texts up to this long are encoded on the event loop: it takes less time than a thread switch."""
 CHARS_PER_TOKEN = 4
 """Characters of English text that count as a token, about, as long as a text isn't encoded."""
+NAME_OR_NONE: Rule[str | None] = optional(name)
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """2**64 / golden ratio, odd: requests without a seed of their own get distinct, scattered keys."""
 
@@ -110,9 +111,9 @@ class Intake:
         **options: Any,
     ) -> Mailbox:
         """Check and queue a request. `chat_format` is how completions of messages are read,
-        `prompt_only` what is wanted where no completion is; `options` are `MessageOptions`, and the
-        fields of `Request` that the caller may set as they are. A `ContinuedPrompt` was checked.
-        Raises what `Engine.stream` says, and has then changed nothing."""
+        `prompt_only` what is wanted where no completion is; `options` are the others of
+        `StreamOptions`. A `ContinuedPrompt` was checked. Raises what `Engine.stream` says, and has
+        then changed nothing."""
         if self._asking:
             raise EngineError(
                 "aioserve_admit can't submit requests to the engine that asks it; do it afterwards"
@@ -120,9 +121,9 @@ class Intake:
         params = self._params.checked(params)
         processors = self._params.processors(params)
         request_id = self._checked_request_id(request_id)
-        namespace = namespace_key(salt=checked_field("cache_salt", cache_salt))
+        salt = check(InvalidRequestError, "cache_salt", cache_salt, NAME_OR_NONE)
         chat = {name: options.pop(name) for name in options.keys() & MESSAGE_DEFAULTS.keys()}
-        options = {field: checked_field(field, value) for field, value in options.items()}
+        hints = SchedulingHints.checked(options)
         self._check_count_waiting()
         if isinstance(prompt, ContinuedPrompt):
             text_or_ids = prompt
@@ -136,7 +137,7 @@ class Intake:
             self._check_answers(chat_format, text_or_ids, params)
         num_chars, num_tokens = _size(text_or_ids)
         self.encoder.check_room(num_chars)
-        self._check_tokens_waiting(num_tokens, options.get("deadline_seconds"))
+        self._check_tokens_waiting(num_tokens, hints.deadline_seconds)
         live = LiveRequest(
             request_id,
             self._core.delivery.reader_did,
@@ -145,13 +146,13 @@ class Intake:
         )
         fields = {
             "seed": self._seed_of(params),
-            "namespace": namespace,
+            "namespace": namespace_key(salt=salt),
             "logits_processors": processors,
-            **options,
+            "hints": hints,
         }
         checked = _Checked(live, params, fields, chat_format, prompt_only)
         self._core.table.enter(live, num_tokens)
-        self._core.delivery.watch_deadline(live, options.get("deadline_seconds"))
+        self._core.delivery.watch_deadline(live, hints.deadline_seconds)
         try:
             self._encode(checked, text_or_ids, num_chars)
         except BaseException:
@@ -207,7 +208,7 @@ class Intake:
             )
 
     def _checked_request_id(self, request_id: str | None) -> str:
-        request_id = checked_field("request_id", request_id)
+        request_id = check(InvalidRequestError, "request_id", request_id, NAME_OR_NONE)
         if request_id is None:
             return uuid.uuid4().hex
         if self._core.table.is_taken(request_id):

@@ -114,7 +114,7 @@ def _summary(live: LiveRequest) -> RequestSummary:
     mailbox, error, timings = live.mailbox, live.mailbox.error, live.mailbox.timings
     return RequestSummary(
         request_id=mailbox.request_id,
-        tenant=None if live.request is None else live.request.tenant,
+        tenant=None if live.request is None else live.request.hints.tenant,
         finish_reason=mailbox.finish_reason or FinishReason.ABORT,
         error=None if error is None else f"{type(error).__name__}: {error}",
         prompt_tokens=mailbox.prompt_tokens,

@@ -13,6 +13,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from aioserve.arguments import check, number, optional
 from aioserve.errors import ConfigError
 from aioserve.execution.runner import ModelSource
+from aioserve.hints import HintOptions, PromptHintOptions, SearchHintOptions
 from aioserve.isolation import blamed, shown
 from aioserve.plugins import check_policy_object
 from aioserve.scheduling.policy import SchedulingPolicy
@@ -41,22 +42,16 @@ MAX_PLUGINS = 1000
 """Given to one engine."""
 
 
-class BeamSearchOptions(TypedDict, total=False):
+class BeamSearchOptions(SearchHintOptions, total=False):
     """What `Engine.beam_search` takes by name, beside the search: as `Engine.stream` does."""
 
     cache_salt: str | None
-    tenant: str | None
-    priority: int
-    metadata: Mapping[str, str] | None
-    session_id: str | None
 
 
-class PromptOnlyOptions(BeamSearchOptions, total=False):
+class PromptOnlyOptions(BeamSearchOptions, PromptHintOptions, total=False):
     """What calls that generate nothing take by name: as `Engine.stream` does."""
 
     request_id: str | None
-    ttft_target_seconds: float | None
-    deadline_seconds: float | None
 
 
 class MessageOptions(TypedDict, total=False):
@@ -68,11 +63,8 @@ class MessageOptions(TypedDict, total=False):
     continue_final_message: bool
 
 
-class StreamOptions(PromptOnlyOptions, MessageOptions, total=False):
+class StreamOptions(PromptOnlyOptions, HintOptions, MessageOptions, total=False):
     """What `Engine.stream` takes by name."""
-
-    tpot_target_seconds: float | None
-    predicted_output_tokens: int | None
 
 
 MESSAGE_DEFAULTS: dict[str, Any] = {

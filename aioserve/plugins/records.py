@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 import msgspec
 
-from aioserve.arguments import EMPTY_MAPPING
+from aioserve.hints import SchedulingHints
 from aioserve.request import FinishReason, InterTokenLatency, Request
 
 __all__ = ["RequestInfo", "RequestSummary", "StepInfo", "StepPart", "info_of"]
 
 
-class RequestInfo(msgspec.Struct, frozen=True, gc=False):
-    """A request with a prompt of known length."""
+class RequestInfo(SchedulingHints, frozen=True, kw_only=True, gc=False):
+    """A request with a prompt of known length, and what the caller told of it."""
 
     request_id: str
-    tenant: str | None
-    """Tenant for which it was sent, where the caller said so."""
     prompt_tokens: int
     max_tokens: int
     """Most tokens that each completion may have, whether the caller or the model limits it."""
     num_samples: int
-    priority: int
-    ttft_target_seconds: float | None
-    tpot_target_seconds: float | None
-    deadline_seconds: float | None
     arrival_seconds: float
     """Time of its submission, on the clock of the engine's event loop."""
-    metadata: MappingProxyType[str, str] = EMPTY_MAPPING
-    """Facts that the caller tells in words of its own; read-only."""
-    session_id: str | None = None
-    """Conversation or agent that it is part of, where the caller said so."""
-    predicted_output_tokens: int | None = None
-    """Length of each completion that the caller expects, where it said so."""
 
 
 def info_of(request: Request) -> RequestInfo:
     """Info of `request` for plugins."""
     return RequestInfo(
         request_id=request.request_id,
-        tenant=request.tenant,
         prompt_tokens=request.prompt_tokens,
         max_tokens=request.max_tokens,
         num_samples=request.num_samples,
-        priority=request.priority,
-        ttft_target_seconds=request.ttft_target_seconds,
-        tpot_target_seconds=request.tpot_target_seconds,
-        deadline_seconds=request.deadline_seconds,
         arrival_seconds=request.arrival_seconds,
-        metadata=request.metadata,
-        session_id=request.session_id,
-        predicted_output_tokens=request.predicted_output_tokens,
+        **msgspec.structs.asdict(request.hints),
     )
 
 

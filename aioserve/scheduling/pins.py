@@ -58,12 +58,12 @@ class PinnedPrefixes:
         while self._leases and self.num_pages + pages > self.max_pages:
             self._end_oldest()
         self._last_number += 1
-        request = sequence.request
+        view = sequence.view
         pin = Pin(
             self._last_number,
-            request.request_id,
-            request.session_id,
-            request.tenant,
+            view.request_id,
+            view.session_id,
+            view.tenant,
             capacity_tokens(pages, self.memory.page_size),
             pages,
         )

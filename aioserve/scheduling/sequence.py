@@ -9,6 +9,7 @@ token, whose id only the device knows.
 from __future__ import annotations
 
 from enum import Enum
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class SequenceState:
 
     __slots__ = (
         "_id_memory",
+        "_prefix_key",
         "account",
         "arrival_processed_tokens",
         "constrained",
@@ -151,6 +153,9 @@ class SequenceState:
         self.known_when_taken: int = 0
         self.paused: bool = False
         """The reader is behind: planned again when it has caught up."""
+        self._prefix_key: tuple[int, bytes] = (-1, b"")
+        """The last one, and of how many tokens: policies ask for the same in step after step, and
+        it takes a look at each token to find."""
         self.view: Any = None
         """What plugins see of it: a `RequestView`, which looks at the sequence."""
         self._begin()
@@ -244,6 +249,16 @@ class SequenceState:
     def ids(self, start: int, count: int) -> npt.NDArray[np.int32]:
         """Known ids `[start, start + count)`: an int32 view that later appends don't change."""
         return self.id_buffer[start : start + count]
+
+    def prefix_key(self, num_tokens: int) -> bytes:
+        """Do what `RequestView.prefix_key` says."""
+        count = min(num_tokens, self.num_known)
+        if count != self._prefix_key[0]:
+            namespace = self.request.namespace
+            key = blake2b(len(namespace).to_bytes(8, "little") + namespace, digest_size=16)
+            key.update(self.ids(0, count).data)
+            self._prefix_key = (count, key.digest())
+        return self._prefix_key[1]
 
     def begins_like(self, other: SequenceState, num_tokens: int) -> bool:
         """Whether the first `num_tokens` tokens of both are known, equal and in one namespace."""

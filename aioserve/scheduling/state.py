@@ -16,6 +16,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -125,10 +126,11 @@ class SchedulerState:
             for sample in range(request.num_samples)
         ]
         self._last_id += len(family)
+        hints = msgspec.structs.asdict(request.hints)
         first.pending_samples = others
         for sequence in family:
             self.sequences[sequence.sequence_id] = sequence
-            sequence.view = RequestView(sequence, self.memory)
+            sequence.view = RequestView(_sequence=sequence, _memory=self.memory, **hints)
         self._queue.add(first)
         self.announce([first])
         return tuple(s.sequence_id for s in family)

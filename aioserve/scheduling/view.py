@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
-from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 
+from aioserve.hints import SchedulingHints
 from aioserve.kv.memory import KVMemory
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.step_times import StepSummary
@@ -16,18 +15,12 @@ from aioserve.scheduling.step_times import StepSummary
 __all__ = ["Pin", "RequestView", "SchedulerView", "ViewSource"]
 
 
-class RequestView:
-    """What a policy sees of one request. Read-only; valid until the request has finished, and then
-    it holds no pages."""
+class RequestView(SchedulingHints, frozen=True, kw_only=True, eq=False, weakref=False):
+    """What a policy sees of one request: what the caller told of it, and where it is. Read-only;
+    valid until the request has finished, and then it holds no pages."""
 
-    __slots__ = ("_key", "_memory", "_sequence")
-
-    def __init__(self, sequence: SequenceState, memory: KVMemory) -> None:
-        self._sequence = sequence
-        self._memory = memory
-        self._key = (-1, b"")
-        """The last prefix key, and of how many tokens: policies ask for the same in step after
-        step, and it takes a look at each token to find."""
+    _sequence: SequenceState
+    _memory: KVMemory
 
     @property
     def request_id(self) -> str:
@@ -42,49 +35,6 @@ class RequestView:
     def arrival_seconds(self) -> float:
         """When the request arrived, on the clock of `SchedulerView.now_seconds`."""
         return self._sequence.request.arrival_seconds
-
-    @property
-    def tenant(self) -> str | None:
-        """On whose behalf the request was sent, where the caller said so."""
-        return self._sequence.request.tenant
-
-    @property
-    def priority(self) -> int:
-        """As the caller gave it, 0 unless it did: what it means is up to the policy."""
-        return self._sequence.request.priority
-
-    @property
-    def ttft_target_seconds(self) -> float | None:
-        """How soon after its arrival the first token is wanted, where the caller said so."""
-        return self._sequence.request.ttft_target_seconds
-
-    @property
-    def tpot_target_seconds(self) -> float | None:
-        """How long each further token may take on average, where the caller said so."""
-        return self._sequence.request.tpot_target_seconds
-
-    @property
-    def deadline_seconds(self) -> float | None:
-        """How long after its arrival the request is ended, unless it has ended before; None where
-        the caller gave it all the time there is."""
-        return self._sequence.request.deadline_seconds
-
-    @property
-    def metadata(self) -> MappingProxyType[str, str]:
-        """What the caller tells of the request in words of their own, read-only; empty where they
-        told nothing."""
-        return self._sequence.request.metadata
-
-    @property
-    def session_id(self) -> str | None:
-        """Which conversation or agent the request is part of, where the caller said so."""
-        return self._sequence.request.session_id
-
-    @property
-    def predicted_output_tokens(self) -> int | None:
-        """How long the caller expects the answer to be, where they said so: a forecast, which may
-        be wrong either way, and may be above `max_tokens`."""
-        return self._sequence.request.predicted_output_tokens
 
     @property
     def first_token_seconds(self) -> float | None:
@@ -168,13 +118,7 @@ class RequestView:
         """16 bytes, equal for two requests exactly if their first `num_tokens` tokens are equal
         and the KV of them may be shared (BLAKE2b, so "exactly" up to a chance of 2**-64). Of a
         request that has fewer, all tokens count."""
-        count = min(num_tokens, self._sequence.num_known)
-        if count != self._key[0]:
-            namespace = self._sequence.request.namespace
-            key = blake2b(len(namespace).to_bytes(8, "little") + namespace, digest_size=16)
-            key.update(self._sequence.ids(0, count))
-            self._key = (count, key.digest())
-        return self._key[1]
+        return self._sequence.prefix_key(num_tokens)
 
     @property
     def pages(self) -> int:

@@ -19,7 +19,7 @@ import msgspec
 
 from aioserve.arguments import Rule, boolean, check, choice, integer, number, sequence, text
 from aioserve.errors import ConfigError
-from aioserve.request import (
+from aioserve.hints import (
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from aioserve.arguments import counted
 from aioserve.config import Preemption
 from aioserve.errors import ConfigError, InvariantError
+from aioserve.hints import SchedulingHints
 from aioserve.isolation import shown
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.memory import KVMemory
@@ -273,12 +274,14 @@ class _Run:
                     end_ids=END_IDS,
                     arrival_seconds=request.arrival_seconds,
                     namespace=request.session.encode(),
-                    tenant=request.client or None,
-                    priority=request.priority,
-                    session_id=request.session or None,
-                    predicted_output_tokens=request.predicted_output_tokens,
-                    ttft_target_seconds=self.ttft_target_seconds,
-                    tpot_target_seconds=self.tpot_target_seconds,
+                    hints=SchedulingHints(
+                        tenant=request.client or None,
+                        priority=request.priority,
+                        session_id=request.session or None,
+                        predicted_output_tokens=request.predicted_output_tokens,
+                        ttft_target_seconds=self.ttft_target_seconds,
+                        tpot_target_seconds=self.tpot_target_seconds,
+                    ),
                 )
             )
             self.active[sequence_id] = record

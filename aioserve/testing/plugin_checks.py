@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from aioserve.hints import MAX_PRIORITY, MIN_PRIORITY
 from aioserve.isolation import NotAnAnswer, shown
 from aioserve.kv.eviction import EvictionStrategy, PageUse, key_of
 from aioserve.plugins import Observer, RequestInfo, RequestSummary, StepInfo, StepPart
 from aioserve.plugins.admission import refusal_of
-from aioserve.request import MAX_PRIORITY, MIN_PRIORITY, FinishReason, InterTokenLatency
+from aioserve.request import FinishReason, InterTokenLatency
 from aioserve.sampling.processors import LogitsProcessor, changed_by
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count, cycle, zip_longest
-from types import MappingProxyType
 
 import numpy as np
 
@@ -238,13 +237,7 @@ class _Run:
                 params=SamplingParams(temperature=0.0, n=request.num_samples),
                 seed=index,
                 arrival_seconds=step * STEP_SECONDS,
-                tenant=request.tenant,
-                priority=request.priority,
-                ttft_target_seconds=request.ttft_target_seconds,
-                tpot_target_seconds=request.tpot_target_seconds,
-                session_id=request.session_id,
-                predicted_output_tokens=request.predicted_output_tokens,
-                metadata=MappingProxyType(request.metadata),
+                hints=request.hints,
             )
         )
         for sample, sequence_id in enumerate(sequence_ids):

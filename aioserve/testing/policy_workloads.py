@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
 from aioserve.config import Preemption
+from aioserve.hints import MAX_PRIORITY, MIN_PRIORITY, SchedulingHints
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -39,13 +41,7 @@ class DrawnRequest(msgspec.Struct, frozen=True):
     own_tokens: int
     max_tokens: int
     num_samples: int
-    tenant: str | None = None
-    priority: int = 0
-    ttft_target_seconds: float | None = None
-    tpot_target_seconds: float | None = None
-    session_id: str | None = None
-    predicted_output_tokens: int | None = None
-    metadata: dict[str, str] = {}
+    hints: SchedulingHints = SchedulingHints()
     leaves_after_steps: int | None = None
     """When it is cancelled, counted from its arrival, unless it has ended."""
     pauses_after_steps: int | None = None
@@ -92,6 +88,19 @@ def workloads(*, rush: bool) -> SearchStrategy[Workload]:
     steps = st.sampled_from([None, None, None, None, 0, 1, 3, 9])
     targets = st.sampled_from([None, None, 0.01, 0.1, 1.0])
 
+    hints = st.builds(
+        SchedulingHints,
+        tenant=st.sampled_from([None, *TENANTS]),
+        priority=st.sampled_from([0, 0, 1, -1, MAX_PRIORITY, MIN_PRIORITY]),
+        ttft_target_seconds=targets,
+        tpot_target_seconds=targets,
+        session_id=st.sampled_from([None, *SESSIONS]),
+        predicted_output_tokens=st.none() | st.integers(1, 2 * MAX_ANSWER_TOKENS),
+        metadata=st.dictionaries(
+            st.sampled_from(METADATA_KEYS), st.sampled_from(METADATA_VALUES)
+        ).map(MappingProxyType),
+    )
+
     def requests(after_steps: SearchStrategy[int | None]) -> SearchStrategy[DrawnRequest]:
         return st.builds(
             DrawnRequest,
@@ -101,15 +110,7 @@ def workloads(*, rush: bool) -> SearchStrategy[Workload]:
             own_tokens=st.integers(1, MAX_PROMPT_TOKENS // 2),
             max_tokens=st.integers(1, MAX_ANSWER_TOKENS),
             num_samples=st.sampled_from([1, 1, 1, 2]),
-            tenant=st.sampled_from([None, *TENANTS]),
-            priority=st.sampled_from([0, 0, 1, -1, 2**31 - 1, -(2**31)]),
-            ttft_target_seconds=targets,
-            tpot_target_seconds=targets,
-            session_id=st.sampled_from([None, *SESSIONS]),
-            predicted_output_tokens=st.none() | st.integers(1, 2 * MAX_ANSWER_TOKENS),
-            metadata=st.dictionaries(
-                st.sampled_from(METADATA_KEYS), st.sampled_from(METADATA_VALUES)
-            ),
+            hints=hints,
             leaves_after_steps=after_steps,
             pauses_after_steps=after_steps,
         )

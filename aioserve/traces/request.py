@@ -15,8 +15,8 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from aioserve.errors import ConfigError, TraceError
+from aioserve.hints import MAX_PRIORITY, MIN_PRIORITY
 from aioserve.isolation import shown
-from aioserve.request import MAX_PRIORITY, MIN_PRIORITY
 from aioserve.traces.checks import check_int, check_number
 
 __all__ = [

@@ -8,8 +8,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from aioserve.errors import ConfigError, TraceError
+from aioserve.hints import MAX_PRIORITY, MIN_PRIORITY
 from aioserve.isolation import shown
-from aioserve.request import MAX_PRIORITY, MAX_SEED, MIN_PRIORITY
+from aioserve.request import MAX_SEED
 from aioserve.traces.arrivals import is_drawn, with_arrivals
 from aioserve.traces.checks import check_int, named
 from aioserve.traces.formats import read_trace

@@ -21,7 +21,9 @@ from aioserve.testing import FakeModel, check_invariants, run_simulated
 from tests.plugin_system.hostile import ERRORS, TOUCHES, contained, hostile
 from tests.plugin_system.planted import entry_point
 
-INFO = RequestInfo("r", None, 3, 5, 1, 0, None, None, None, 0.0)
+INFO = RequestInfo(
+    request_id="r", prompt_tokens=3, max_tokens=5, num_samples=1, arrival_seconds=0.0
+)
 ANSWER = SamplingParams(max_tokens=5, seed=0)
 
 

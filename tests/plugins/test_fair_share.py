@@ -65,7 +65,7 @@ def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
         step += 1
         if not bench.scheduler.books.sequences:
             continue
-        waiting = {sequence.request.tenant for sequence in bench.scheduler.books.waiting}
+        waiting = {sequence.view.tenant for sequence in bench.scheduler.books.waiting}
         for pair in permutations(weight, 2):
             lead = served[pair[0]] - served[pair[1]]
             if waiting.issuperset(pair):
@@ -73,9 +73,7 @@ def test_tenants_that_both_wait_are_served_alike(todo, weights, output_cost):
                 assert max(leads[pair]) - min(leads[pair]) <= bound
             else:
                 leads.pop(pair, None)
-        tenants = {
-            s.sequence_id: s.request.tenant for s in bench.scheduler.books.sequences.values()
-        }
+        tenants = {s.sequence_id: s.view.tenant for s in bench.scheduler.books.sequences.values()}
         plan = bench.plan()
         for item in plan.items:
             tenant = tenants[item.sequence_id]
@@ -124,7 +122,7 @@ def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, we
         if not bench.scheduler.books.sequences:
             continue
         bench.step()
-        waiting = {sequence.request.tenant for sequence in bench.scheduler.books.waiting}
+        waiting = {sequence.view.tenant for sequence in bench.scheduler.books.waiting}
         policy._settle()
         for pair in permutations(weight, 2):
             if waiting.issuperset(pair):
@@ -212,8 +210,8 @@ def test_every_tenant_is_charged_for_what_was_computed_for_it_once(todo, reserve
             sequence = bench.sequences[item.sequence_id]
             if item.sequence_id not in begun:
                 begun.add(item.sequence_id)
-                served[sequence.request.tenant] += sequence.prompt_tokens - item.start
-        tenants = {number: s.request.tenant for number, s in bench.sequences.items()}
+                served[sequence.view.tenant] += sequence.prompt_tokens - item.start
+        tenants = {number: s.view.tenant for number, s in bench.sequences.items()}
         for update in bench.commit(plan):
             served[tenants[update.sequence_id]] += 2
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aioserve.config import Preemption
+from aioserve.hints import SchedulingHints
 from aioserve.kv.memory import KVMemory
 from aioserve.kv.page_pool import PagePool
 from aioserve.kv.prefix_tree import PrefixTree
@@ -107,7 +108,7 @@ class Bench:
                 max_length=len(ids) + max_tokens,
                 arrival_seconds=now_seconds,
                 namespace=namespace,
-                **seen,
+                hints=SchedulingHints(**seen),
             )
         )
 

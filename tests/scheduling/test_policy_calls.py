@@ -31,6 +31,7 @@ def answering(question: str, answer) -> SchedulingPolicy:
     return type("Odd", (SchedulingPolicy,), {question: method})()
 
 
+NO_REQUEST: Any = RequestView(_sequence=None, _memory=None)  # pyright: ignore[reportArgumentType]
 NONSENSE = [
     ("order", ValueError("planted"), "raised ValueError"),
     ("order", asyncio.CancelledError(), "raised CancelledError"),
@@ -39,7 +40,7 @@ NONSENSE = [
     ("order", [1, 2], "named 1, which doesn't wait"),
     ("order", [None], "named None, which doesn't wait"),
     ("order", lambda waiting, view: [waiting[0], waiting[0]], "came before"),
-    ("order", lambda waiting, view: [object.__new__(RequestView)], "raised AttributeError"),
+    ("order", lambda waiting, view: [NO_REQUEST], "raised AttributeError"),
     ("admit", ValueError("planted"), "raised ValueError"),
     ("admit", SystemExit(3), "raised SystemExit"),
     ("admit", GeneratorExit(), "raised GeneratorExit"),
@@ -318,7 +319,7 @@ def request_view(arrival_index: int) -> RequestView:
     """Of which the guard sees no more than when it came."""
     sequence: Any = SimpleNamespace(sequence_id=arrival_index)
     memory: Any = None
-    return RequestView(sequence, memory)
+    return RequestView(_sequence=sequence, _memory=memory)
 
 
 @pytest.mark.parametrize("most_searches", [0, 2, 64])

@@ -22,6 +22,17 @@ from tests.server.test_steps import step
 ANSWER = SamplingParams(max_tokens=20, ignore_eos=True)
 
 
+def arrival(request_id: str, tenant: str | None = None) -> RequestInfo:
+    return RequestInfo(
+        request_id=request_id,
+        tenant=tenant,
+        prompt_tokens=1,
+        max_tokens=1,
+        num_samples=1,
+        arrival_seconds=0.5,
+    )
+
+
 async def updates(response: httpx.Response) -> AsyncIterator[Any]:
     async for line in response.aiter_lines():
         if line:
@@ -108,7 +119,7 @@ async def test_a_slow_reader_loses_entries_and_is_told_all_it_must_know() -> Non
     async with Engine(FakeModel()) as engine:
         reader = await reader_of(None, steps, engine)
         reader.update(0.0)
-        steps.arrived([RequestInfo("a", None, 1, 1, 1, 0, None, None, None, 0.5)])
+        steps.arrived([arrival("a")])
         for number in range(5):
             steps.step_finished(step(number, number + 1.0))
         update = reader.update(5.0)
@@ -127,7 +138,7 @@ async def test_no_update_is_longer_than_its_limit() -> None:
     steps = StepRecorder()
     async with Engine(FakeModel()) as engine:
         reader = await reader_of(None, steps, engine)
-        steps.arrived([RequestInfo("a", None, 1, 1, 1, 0, None, None, None, 0.5)])
+        steps.arrived([arrival("a")])
         parts = [("a", sample, 5, 1, 1, True) for sample in range(250)]
         for number in range(200):
             steps.step_finished(step(number, number + 1.0, parts))
@@ -140,7 +151,7 @@ async def test_requests_of_other_tenants_have_no_names() -> None:
     steps = StepRecorder()
     async with Engine(FakeModel()) as engine:
         for tenant in ("one", "two"):
-            steps.arrived([RequestInfo(tenant, tenant, 1, 1, 1, 0, None, None, None, 0.5)])
+            steps.arrived([arrival(tenant, tenant)])
         for tenant, names in (("one", ["one", ""]), ("two", ["", "two"]), (None, ["one", "two"])):
             update = (await reader_of(tenant, steps, engine)).update(1.0)
             assert update.open is not None

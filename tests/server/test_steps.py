@@ -28,7 +28,14 @@ IDS = ("a", "b", "c")
 
 
 def info(request_id: str, now: float, **more: Any) -> RequestInfo:
-    return RequestInfo(request_id, more.get("tenant"), 8, 16, 2, 0, None, None, None, now)
+    return RequestInfo(
+        request_id=request_id,
+        tenant=more.get("tenant"),
+        prompt_tokens=8,
+        max_tokens=16,
+        num_samples=2,
+        arrival_seconds=now,
+    )
 
 
 def summary(request_id: str, arrival: float, now: float) -> RequestSummary:

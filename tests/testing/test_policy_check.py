@@ -284,7 +284,8 @@ def test_the_same_seed_draws_the_same_workloads_with_metadata_and_without(rush: 
 
     first = drawn(1)
     assert first == drawn(1) != drawn(2)
-    assert {bool(request.metadata) for one in first for request in one.requests} == {False, True}
+    drawn_metadata = {bool(r.hints.metadata) for one in first for r in one.requests}
+    assert drawn_metadata == {False, True}
     assert {bool(one.num_host_pages) for one in first} == {False, True}
     assert {one.preemption for one in first if one.num_host_pages} == set(WAYS_TO_PREEMPT)
 

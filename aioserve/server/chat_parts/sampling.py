@@ -23,6 +23,7 @@ from aioserve.structured_output import StructuredOutput
 
 __all__ = [
     "FORM_ARGUMENTS",
+    "CallFields",
     "Effort",
     "SamplingFields",
     "StructuredOutputs",
@@ -60,7 +61,22 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         )
 
 
-class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CallFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every body may say of its call, beside what is asked: hints for the scheduling policy,
+    by their names in `SchedulingHints`, and whose call it is."""
+
+    user: str | None = None
+    """The tenant of a call without a key."""
+    cache_salt: str | None = None
+    """Cached prefixes are shared with calls of the same salt, and the same key, alone."""
+    priority: int | None = None
+    session_id: str | None = None
+    ttft_target_seconds: float | None = None
+    deadline_seconds: float | None = None
+    """The request is ended so long after it came, if it hasn't before."""
+
+
+class SamplingFields(CallFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Checked by `SamplingParams`; None is the same as nothing."""
 
     temperature: float | None = None
@@ -84,10 +100,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_tokens: int | None = None
     n: int | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int | None = None
-    session_id: str | None = None
     predicted_output_tokens: int | None = None
-    ttft_target_seconds: float | None = None
     tpot_target_seconds: float | None = None
 
     def params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:

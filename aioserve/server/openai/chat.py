@@ -21,7 +21,7 @@ from aioserve.server.chat_parts.plan import AnswerPlan, check_tools, planned
 from aioserve.server.endpoint import Endpoint, Events
 from aioserve.server.openai.chat_request import ChatRequest, messages_of
 from aioserve.server.openai.errors import OPENAI_ERRORS, as_named
-from aioserve.server.openai.fields import Chunks, UsageBody, answer_options_of, usage_of
+from aioserve.server.openai.fields import Chunks, UsageBody, options_of, usage_of
 from aioserve.server.openai.logprobs import (
     ChatLogprobs,
     TokenTexts,
@@ -308,7 +308,7 @@ def _submitted(call: Call, body: ChatRequest, plan: AnswerPlan) -> ChatStream:
         chat_template_kwargs=body.variables(call.engine),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        **answer_options_of(call, body, metadata=body.metadata),
+        **options_of(call, body),
     )
     call.call_log.answers_with(stream)
     return stream

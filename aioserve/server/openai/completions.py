@@ -26,7 +26,7 @@ from aioserve.server.openai.completions_request import (
     prompts_of,
 )
 from aioserve.server.openai.errors import OPENAI_ERRORS, as_named
-from aioserve.server.openai.fields import Chunks, UsageBody, answer_options_of, usage_of
+from aioserve.server.openai.fields import Chunks, UsageBody, options_of, usage_of
 from aioserve.server.openai.logprobs import (
     CompletionLogprobs,
     EncodedLogprobs,
@@ -251,7 +251,7 @@ def _submitted(call: Call, body: CompletionRequest, prompts: Sequence[Any], para
     merged = Merged([], call.settings.stream_interval)
     try:
         for prompt in prompts:
-            stream = call.engine.stream(prompt, params, **answer_options_of(call, body))
+            stream = call.engine.stream(prompt, params, **options_of(call, body))
             merged.streams.append(stream)
             call.call_log.answers_with(stream)
     except BaseException:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.server.app_state import Call
+from aioserve.server.chat_parts.sampling import CallFields
 from aioserve.server.endpoint import Endpoint
 from aioserve.server.errors import refuse
 from aioserve.server.openai.completions_request import prompts_of
@@ -19,7 +20,7 @@ __all__ = ["EMBEDDINGS", "Embedding", "EmbeddingList", "EmbeddingRequest"]
 _NAMES = {"prompt": "input", "prompts": "input", "tenant": "user"}
 
 
-class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmbeddingRequest(CallFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     input: str | list[str | int | list[int]]
     """One or several, as text or as token ids."""
@@ -33,12 +34,6 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     request_id: str | None = None
     rid: str | None = None
     add_special_tokens: Any = None
-    user: str | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    session_id: str | None = None
-    ttft_target_seconds: float | None = None
-    deadline_seconds: float | None = None
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,22 +21,20 @@ import msgspec
 
 from aioserve.arguments import check, name, optional
 from aioserve.errors import InvalidRequestError
+from aioserve.hints import SchedulingHints
 from aioserve.request import Usage
 from aioserve.server.app_state import Call
-from aioserve.server.chat_parts.sampling import SamplingFields
+from aioserve.server.chat_parts.sampling import CallFields, SamplingFields
 from aioserve.server.errors import ApiError, refuse
 from aioserve.server.request_checks import MAX_REQUEST_ID_CHARS, is_request_id
 
 __all__ = [
     "DONE",
     "NO_OPS",
-    "AnswerCallFields",
     "AnswerFields",
-    "CallFields",
     "Chunks",
     "StreamOptions",
     "UsageBody",
-    "answer_options_of",
     "combined_salt",
     "options_of",
     "refuse_unsupported",
@@ -138,42 +136,10 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
 """What clients of other servers ask for, and have here anyway, in every API of completions."""
 
 
-class CallFields(Protocol):
-    """What bodies say of a request, beside what is asked."""
-
-    @property
-    def user(self) -> str | None: ...
-    @property
-    def cache_salt(self) -> str | None: ...
-    @property
-    def deadline_seconds(self) -> float | None: ...
-    @property
-    def priority(self) -> int | None: ...
-    @property
-    def session_id(self) -> str | None: ...
-    @property
-    def ttft_target_seconds(self) -> float | None: ...
-
-
-class AnswerCallFields(CallFields, Protocol):
-    """The same of one that is answered in tokens."""
-
-    @property
-    def predicted_output_tokens(self) -> int | None: ...
-    @property
-    def tpot_target_seconds(self) -> float | None: ...
-
-
 class AnswerFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields of every request for an answer."""
 
     model: str
-    user: str | None = None
-    """The tenant of a call without a key."""
-    cache_salt: str | None = None
-    """Cached prefixes are shared with calls of the same salt, and the same key, alone."""
-    deadline_seconds: float | None = None
-    """The request is ended so long after it came, if it hasn't before."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -220,24 +186,11 @@ def options_of(call: Call, body: CallFields, **more: Any) -> dict[str, Any]:
     """What a request to the engine carries of its body and its call. Raises `InvalidRequestError`
     for a salt that the engine wouldn't take either."""
     salt = check(InvalidRequestError, "cache_salt", body.cache_salt, optional(name))
+    hints = {hint: getattr(body, hint, None) for hint in SchedulingHints.__struct_fields__}
     return call.options(
-        priority=body.priority or 0,
-        session_id=body.session_id,
-        ttft_target_seconds=body.ttft_target_seconds,
-        deadline_seconds=body.deadline_seconds,
+        **{hint: value for hint, value in hints.items() if value is not None},
         tenant=call.tenant or body.user or None,
         cache_salt=combined_salt(call.cache_salt, salt),
-        **more,
-    )
-
-
-def answer_options_of(call: Call, body: AnswerCallFields, **more: Any) -> dict[str, Any]:
-    """The same of a request for an answer."""
-    return options_of(
-        call,
-        body,
-        predicted_output_tokens=body.predicted_output_tokens,
-        tpot_target_seconds=body.tpot_target_seconds,
         **more,
     )
 

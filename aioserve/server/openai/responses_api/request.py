@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from aioserve.errors import PromptTooLongError
-from aioserve.request import MAX_TENANT_CHARS
+from aioserve.hints import MAX_TENANT_CHARS
 from aioserve.server.app_state import Call
 from aioserve.server.bodies import Strict
 from aioserve.server.chat_parts.answering import Asked
@@ -36,7 +36,7 @@ from aioserve.server.chat_parts.unknown_fields import UnknownFields
 from aioserve.server.errors import ApiError
 from aioserve.server.openai.fields import (
     NO_OPS,
-    answer_options_of,
+    options_of,
     refuse_unsupported,
     take_request_id,
 )
@@ -165,12 +165,6 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     stream: bool | None = None
-    user: str | None = None
-    """The tenant of a call without a key."""
-    cache_salt: str | None = None
-    """Cached prefixes are shared with calls of the same salt, and the same key, alone."""
-    deadline_seconds: float | None = None
-    """The request is ended so long after it came, if it hasn't before."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """Prompts are cached by what they say, with a key or without."""
@@ -294,7 +288,7 @@ async def asked_of(
         )
     except Exception as error:
         raise renamed(error, names, turns) from error
-    options = answer_options_of(call, body, metadata=body.metadata, chat_template_kwargs=variables)
+    options = options_of(call, body, chat_template_kwargs=variables)
     return Asked(turns, params, plan, options=options, names=names)
 
 

@@ -1,0 +1,107 @@
+"""What a caller tells of a request for others to read: the scheduling policy, admission checks and
+observers.
+
+A new fact of this kind is a field of `SchedulingHints`, with its rule and its type for callers, all
+in this file. It then comes in by the options of `Engine.stream` of the same name, and policies and
+plugins read it as an attribute of what they see of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self, TypedDict
+
+import msgspec
+
+from aioserve.arguments import (
+    EMPTY_MAPPING,
+    Rule,
+    check,
+    integer,
+    mapping,
+    name,
+    number,
+    optional,
+    text,
+)
+from aioserve.errors import InvalidRequestError
+
+__all__ = ["HintOptions", "PromptHintOptions", "SchedulingHints", "SearchHintOptions"]
+
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+MAX_TENANT_CHARS = 512
+"""As long as an id of a user may be in any API of the server."""
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+
+
+class SchedulingHints(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about one request. No model reads them, so they change no token."""
+
+    tenant: str | None = None
+    """Tenant on whose behalf the request was sent, where the caller said so."""
+    priority: int = 0
+    """Urgency as the caller gave it, 0 unless it did: what it means is up to the policy."""
+    ttft_target_seconds: float | None = None
+    """Time after its arrival within which the first token is wanted, where the caller said so."""
+    tpot_target_seconds: float | None = None
+    """Time that each further token may take on average, where the caller said so."""
+    deadline_seconds: float | None = None
+    """Time after its arrival when the request is ended, unless it has ended before; None where the
+    caller gave it all the time there is."""
+    metadata: MappingProxyType[str, str] = EMPTY_MAPPING
+    """Facts that the caller tells in words of its own, read-only; empty where it told nothing."""
+    session_id: str | None = None
+    """Conversation or agent that the request is part of, where the caller said so."""
+    predicted_output_tokens: int | None = None
+    """Length that the caller expects of each completion, where it said so: a forecast, which may be
+    wrong either way, and may be above the most tokens that a completion may have."""
+
+    @classmethod
+    def checked(cls, given: Mapping[str, object]) -> Self:
+        """Hints by name, as callers give them. Raises `InvalidRequestError`."""
+        return cls(
+            **{
+                hint: check(InvalidRequestError, hint, value, _RULES[hint])
+                for hint, value in given.items()
+            }
+        )
+
+
+_RULES: dict[str, Rule[Any]] = {
+    "tenant": optional(text(1, MAX_TENANT_CHARS)),
+    "priority": integer(MIN_PRIORITY, MAX_PRIORITY),
+    "ttft_target_seconds": optional(number(0, above=True)),
+    "tpot_target_seconds": optional(number(0, above=True)),
+    "deadline_seconds": optional(number(0, above=True)),
+    "metadata": mapping(
+        text(0, MAX_METADATA_KEY_CHARS), text(0, MAX_METADATA_VALUE_CHARS), MAX_METADATA
+    ),
+    "session_id": optional(name),
+    "predicted_output_tokens": optional(integer(1)),
+}
+
+
+class SearchHintOptions(TypedDict, total=False):
+    """Options that tell hints of a request that is one of many."""
+
+    tenant: str | None
+    priority: int
+    metadata: Mapping[str, str] | None
+    session_id: str | None
+
+
+class PromptHintOptions(SearchHintOptions, total=False):
+    """Options that tell hints of any request."""
+
+    ttft_target_seconds: float | None
+    deadline_seconds: float | None
+
+
+class HintOptions(PromptHintOptions, total=False):
+    """Options that tell hints of a request for completions."""
+
+    tpot_target_seconds: float | None
+    predicted_output_tokens: int | None
