@@ -27,16 +27,9 @@ class Copies:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._waiting: list[PageCopy] = []
+        self.waiting: list[PageCopy] = []
+        """Copies for the next plan to carry, in order, and to clear."""
         self.counters: MemoryCounters = MemoryCounters()
-
-    @property
-    def waiting(self) -> tuple[PageCopy, ...]:
-        return tuple(self._waiting)
-
-    def clear(self) -> None:
-        """Forget the waiting copies: a plan carries them."""
-        self._waiting = []
 
     def on_device(self, sources: PageIds, targets: PageIds, num_tokens: int) -> None:
         """Copy the first `num_tokens` of each page."""
@@ -52,7 +45,7 @@ class Copies:
         self.counters.pages_swapped_in += len(sources)
 
     def _add(self, kind: CopyKind, sources: PageIds, targets: PageIds, num_tokens: int) -> None:
-        self._waiting += [
+        self.waiting += [
             PageCopy(kind, source, target, num_tokens)
             for source, target in zip(sources.tolist(), targets.tolist(), strict=True)
         ]

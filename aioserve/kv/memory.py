@@ -80,6 +80,8 @@ class KVMemory:
         partial = partial_page_reuse and pool.page_size > 1
         self._claims = Claims(self.tree, pool.page_size, partial=partial)
         self._copies = Copies(pool.page_size)
+        self.copies: list[PageCopy] = self._copies.waiting
+        """Copies for the next plan to carry, in order, and to clear."""
         self.counters: MemoryCounters = self._copies.counters
         self._swapping = Swapping(host_pool, self.tree, self._copies, preemption)
 
@@ -118,18 +120,9 @@ class KVMemory:
         return 0 if self.tree is None else self.tree.num_evictable
 
     @property
-    def copies(self) -> tuple[PageCopy, ...]:
-        """The copies that the next plan must carry, in order."""
-        return self._copies.waiting
-
-    @property
     def num_available(self) -> int:
         """Pages that are free or can be evicted. The latter may be fenced for a step."""
         return self.pool.num_free + self.num_cached
-
-    def clear_copies(self) -> None:
-        """Forget the `copies`: a plan carries them."""
-        self._copies.clear()
 
     def complete(self, step: int) -> None:
         """Take note that step `step`, and every one before it, is done."""

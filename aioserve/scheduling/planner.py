@@ -28,13 +28,11 @@ from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.policy_preemptions import chosen_decodes, preempt_for_policy
 from aioserve.scheduling.priority_preemption import by_precedence, lowest_precedence, who_gives_way
-from aioserve.scheduling.reserve import OutputReserve
-from aioserve.scheduling.room import Room
+from aioserve.scheduling.room import Room, slots_of
 from aioserve.scheduling.sanity import check_idle
 from aioserve.scheduling.sequence import NO_SLOT, Phase, SequenceState
 from aioserve.scheduling.state import Entry, SchedulerState
-from aioserve.scheduling.step_times import StepTimes
-from aioserve.scheduling.view_maker import ViewMaker
+from aioserve.scheduling.view import SchedulerView
 from aioserve.steps.plan import (
     PENDING_IDS,
     ItemKind,
@@ -60,10 +58,6 @@ class StepPlanner:
         self,
         books: SchedulerState,
         *,
-        max_num_batched_tokens: int,
-        max_scored_tokens: int,
-        reserve: OutputReserve,
-        times: StepTimes,
         reject: Callable[[SequenceState, Refusal | None], None],
         now_seconds: float,
     ) -> None:
@@ -71,14 +65,9 @@ class StepPlanner:
         self.step: int = books.launched + 1
         self.memory: KVMemory = books.memory
         self.policy_calls: PolicyCalls = books.policy_calls
-        self.room: Room = Room(
-            books,
-            reserve,
-            step=self.step,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_scored_tokens=max_scored_tokens,
-        )
-        self.views: ViewMaker = ViewMaker(books, times, self.room, self.step, now_seconds)
+        self.room: Room = Room(books, self.step)
+        self.num_processed_before: int = books.counters.tokens_processed
+        """Tokens that all steps before this one have computed."""
         self.reject = reject
         self.now_seconds = now_seconds
         self.entries: list[Entry] = []
@@ -98,13 +87,16 @@ class StepPlanner:
         books = self.books
         if self.policy_calls.acts_on_running:
             self._gave_way |= preempt_for_policy(books, self)
-        self._give_way()
+        if books.stopped_at is not None:
+            self._give_way(books.stopped_at)
         decoding, prefilling = self._split_running()
-        if self.policy_calls.chooses_decodes and decoding:
-            decoding = chosen_decodes(books, decoding, self.views.view())
-        self._decode(decoding)
-        self._continue_prefills(prefilling)
-        may_admit = not self._has_preempted and books.waiting and self.room.tokens > 0
+        if decoding:
+            if self.policy_calls.chooses_decodes:
+                decoding = chosen_decodes(books, decoding, self.view())
+            self._decode(decoding)
+        if prefilling:
+            self._continue_prefills(prefilling)
+        may_admit = not self._has_preempted and self.room.tokens > 0 and len(books.queue)
         if may_admit and self._admit(forced=False):
             self._displace_one()
         if not self.entries and books.launched == self.memory.pool.done_step:
@@ -114,39 +106,41 @@ class StepPlanner:
                 check_idle(books)
         self.working_on = None
 
+    def view(self) -> SchedulerView:
+        """What the policy sees now."""
+        taken = self.books.max_num_batched_tokens - self.room.tokens
+        return self.books.view(self.step, self.now_seconds, self.num_processed_before + taken)
+
     def plan(self) -> StepPlan | None:
         """The step as it was filled; None for an empty one. What raises here may be asked again:
         all is read before anything changes, and no change is made of the one before."""
         if not self.entries:
             return None
         books = self.books
+        slots, copies = books.slots, self.memory.copies
         if self._plan is None:
-            ended, started, pages = books.slots.changes
+            items = [item for _, item, _ in self.entries]
+            if self._has_families:  # with an entry for each row
+                items = {id(item): item for item in items}.values()
             self._plan = StepPlan(
                 step=self.step,
-                ended_slots=ended,
-                started_slots=started,
-                pages=pages,
-                copies=self.memory.copies,
-                items=self._items(),
-                preempted=books.preempted,
+                ended_slots=tuple(slots.ended),
+                started_slots=tuple(slots.started.values()),
+                pages=tuple(slots.pages),
+                copies=tuple(copies),
+                items=tuple(items),
+                preempted=tuple(books.preempted),
             )
         for sequence, found in self._started:
             if sequence.slot != NO_SLOT:  # else what it found was lost again before the step was
                 sequence.account.start(sequence.sequence_id, found, self.now_seconds)
-        books.counters.tokens_processed = self.room.num_processed_before + self._plan.num_tokens
+        books.counters.tokens_processed = self.num_processed_before + self._plan.num_tokens
         books.in_flight[self.step] = self.entries
         books.launched = self.step
-        books.slots.clear_changes()
-        self.memory.clear_copies()
-        books.clear_preempted()
+        slots.clear_changes()
+        copies.clear()
+        books.preempted.clear()
         return self._plan
-
-    def _items(self) -> tuple[WorkItem, ...]:
-        items = [item for _, item, _ in self.entries]
-        if self._has_families:  # with an entry for each row
-            items = list({id(item): item for item in items}.values())
-        return tuple(items)
 
     # -- those that run
 
@@ -218,29 +212,27 @@ class StepPlanner:
             behind = {s for s in books.running if by_precedence(s) > first or self._stands_still(s)}
             of_any_age = self.policy_calls.victim_of_any_age
             candidates = [
-                books.view(s)
+                s.view
                 for s in books.running
                 if (s in behind or (of_any_age and s.may_be_taken)) and not s.exhausted
             ]
             if not candidates:
                 return
-            victim = books.sequence_of(
-                self.policy_calls.victim(candidates, short, self.views.view())
-            )
+            victim = books.sequence_of(self.policy_calls.victim(candidates, short, self.view()))
             if victim not in behind:
                 victim.count_taken()
             self._preempt(victim)
             if self.policy_calls.chooses_decodes:
                 books.reserved_next_page.update({s: s.lease.computed for s in growing})
 
-    def _give_way(self) -> None:
-        """Preempt for the one at whom the last admission stopped. Before anything else is planned:
-        nobody gives way who is in this step, or starts again in it."""
-        sequence, self.books.stopped_at = self.books.stopped_at, None
-        if sequence is None or sequence.phase is not Phase.WAITING or sequence.is_held:
+    def _give_way(self, sequence: SequenceState) -> None:
+        """Preempt for the one at which the last admission stopped. Before anything else is planned:
+        none gives way that is in this step, or starts again in it."""
+        self.books.stopped_at = None
+        if sequence.phase is not Phase.WAITING or sequence.is_held:
             return
         self.working_on = sequence
-        for victim in who_gives_way(self.books, sequence, self.room, self.views.view()):
+        for victim in who_gives_way(self.books, sequence, self.view()):
             self._gave_way.add(victim)
             self.working_on = victim
             self.books.preempt(victim, self.step)
@@ -276,7 +268,7 @@ class StepPlanner:
         prefilling = [s for s in prefilling if s.phase is Phase.RUNNING]
         if not prefilling or self.room.tokens <= 0:
             return
-        view = self.views.view()
+        view = self.view()
         if self.policy_calls.orders_prefills:
             named = self.policy_calls.order_prefills([s.view for s in prefilling], view)
             prefilling = [self.books.sequence_of(request) for request in named]
@@ -286,7 +278,7 @@ class StepPlanner:
             wanted = self.room.tokens_from(sequence, sequence.lease.computed)
             if not wanted:
                 continue
-            count = self.policy_calls.chunk(self.books.view(sequence), wanted, view)
+            count = self.policy_calls.chunk(sequence.view, wanted, view)
             if count := self.room.tokens_with_pages(sequence, count):
                 self._launch([sequence], count)
 
@@ -302,18 +294,18 @@ class StepPlanner:
         lowest = lowest_precedence(books)
         if num_slots <= 0 and (forced or not books.waits_above(lowest)):
             return any(not s.is_held for s in books.waiting)
-        view = self.views.view()
-        gave_way = () if forced else self._gave_way
-        waiting = (s.view for s in books.waiting_in_turn() if not s.is_held and s not in gave_way)
-        if self.policy_calls.orders and not forced:
-            waiting = books.views_of_waiting(gave_way)
+        view, gave_way = self.view(), () if forced else self._gave_way
+        if forced or not self.policy_calls.orders:  # of thousands only those that start are seen
+            candidates = books.queue.in_turn(gave_way)
+        else:
+            order = self.policy_calls.order(books.queue.views(gave_way), view)
+            candidates = map(books.sequence_of, order)
         refused: list[tuple[SequenceState, Refusal | None]] = []
         started = 0
         blocked = False
-        order = waiting if forced else self.policy_calls.order(waiting, view)
-        for sequence in self._one_by_one(books.sequence_of(request) for request in order):
-            request = books.view(sequence)
-            has_slots = room.has_slots(sequence, num_slots)
+        for sequence in self._one_by_one(candidates):
+            request = sequence.view
+            has_slots = slots_of(sequence) <= num_slots
             if not has_slots and sequence.precedence <= lowest:
                 blocked = not started
                 break
@@ -394,7 +386,7 @@ class StepPlanner:
             self._decode(decoding[:1])
             if self.entries:
                 return
-        while self._admit(forced=True):
+        while len(self.books.queue) and self._admit(forced=True):
             if not self._displace_one():
                 break
 
@@ -446,7 +438,7 @@ class StepPlanner:
             self._has_families |= len(family) > 1
             # All at once: what raises in between would tear the samples apart.
             self.entries += [(one.run, item, page_ids) for one in family]
-        self.room.take(count * len(sequences))
+        self.room.tokens -= count * len(sequences)
         self.working_on = None
 
     def _rows(

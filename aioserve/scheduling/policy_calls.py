@@ -6,11 +6,14 @@ its place. In the next step the policy is asked again.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import SupportsIndex, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import Any, SupportsIndex, TypeVar
 
 from aioserve.arguments import plain_int
 from aioserve.config import Preemption
@@ -25,6 +28,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FALLBACK = SchedulingPolicy()
+METHODS = [name for name, value in vars(SchedulingPolicy).items() if inspect.isfunction(value)]
 END = object()
 MOST_SEARCHES = 64
 """For requests that a policy names out of order: where it names more, all are put into a dict."""
@@ -47,12 +51,13 @@ class PolicyCalls(PluginCalls):
         self.policy = policy
         self.name: str = name or type(policy).__name__
         """For logs and errors; that of the class unless given."""
-        self.preempts: bool = _overrides(policy, "preempt")
-        self.orders_prefills: bool = _overrides(policy, "order_prefills")
-        self.chooses_decodes: bool = _overrides(policy, "decode")
-        self.reserves: bool = _overrides(policy, "reserve")
-        self.drops: bool = _overrides(policy, "drop")
-        self.pins: bool = _overrides(policy, "pin")
+        self._overridden = {method for method in METHODS if _overrides(policy, method)}
+        self.preempts: bool = "preempt" in self._overridden
+        self.orders_prefills: bool = "order_prefills" in self._overridden
+        self.chooses_decodes: bool = "decode" in self._overridden
+        self.reserves: bool = "reserve" in self._overridden
+        self.drops: bool = "drop" in self._overridden
+        self.pins: bool = "pin" in self._overridden
         self.victim_of_any_age: bool = bool(policy.victim_of_any_age)
         self.acts_on_running: bool = self.preempts or self.drops or self.pins
         # Looked up by nothing of the policy's own, which may raise.
@@ -80,22 +85,19 @@ class PolicyCalls(PluginCalls):
     def _has_own(self, method: str) -> bool:
         """Whether a policy has its own of what it is always asked or told, be it an attribute that
         it was given just now."""
-        return method in self._attributes or _overrides(self.policy, method)
+        return method in self._overridden or method in self._attributes
 
     def begin_step(self) -> None:
         """Trust the policy again."""
         super().begin_step()
         self._failed = False
 
-    def order(self, waiting: Iterable[RequestView], view: SchedulerView) -> Iterator[RequestView]:
+    def order(self, waiting: tuple[RequestView, ...], view: SchedulerView) -> Iterator[RequestView]:
         """Waiting requests to start, one by one: each is in `waiting`, none comes twice. After a
         fault come those that are left, in order of arrival."""
-        if not self.orders:  # of thousands only those that start are looked at
-            yield from waiting
-            return
         # A tuple: what the policy does with it can't change what is checked.
-        named = _Named(tuple(waiting))
-        answer = self._ask("order", lambda: iter(self.policy.order(named.waiting, view)))
+        named = _Named(waiting)
+        answer = self._ask("order", iter, waiting, view)
         while answer is not None:
             try:
                 request = self.call("order", next, answer, END)
@@ -111,151 +113,96 @@ class PolicyCalls(PluginCalls):
         yield from named.left()
 
     def admit(self, request: RequestView, view: SchedulerView) -> Verdict | Refusal:
-        def ask() -> Verdict | Refusal:
-            answer = self.policy.admit(request, view)
-            if type(answer) is Verdict:
-                return answer
-            if isinstance(answer, Refusal):  # of any class, and its reason of any class of str
-                return Refusal.plain(answer)
-            raise NotAnAnswer(answer, "not a Verdict or a Refusal")
-
-        verdict = self._ask("admit", ask)
-        return Verdict.NOW if verdict is None else verdict
+        if not self._has_own("admit"):
+            return Verdict.NOW
+        return self._ask("admit", _verdict, request, view) or Verdict.NOW
 
     def chunk(self, request: RequestView, budget_tokens: int, view: SchedulerView) -> int:
-        def ask() -> int:
-            return _index(self.policy.chunk(request, budget_tokens, view), 0, budget_tokens)
-
-        tokens = self._ask("chunk", ask)
+        if not self._has_own("chunk"):
+            return budget_tokens
+        check = partial(_index, 0, budget_tokens)
+        tokens = self._ask("chunk", check, request, budget_tokens, view)
         return budget_tokens if tokens is None else tokens
 
     def victim(
         self, running: Sequence[RequestView], need_pages: int, view: SchedulerView
     ) -> RequestView:
         running = tuple(running)
-
-        def ask() -> RequestView:
-            answer = self.policy.victim(running, need_pages, view)
-            for request in running:
-                if request is answer:
-                    return request
-            raise NotAnAnswer(answer, "not one of the running requests")
-
-        chosen = self._ask("victim", ask)
+        check = partial(_take, _by_id(running))
+        chosen = self._ask("victim", check, running, need_pages, view)
         return FALLBACK.victim(running, need_pages, view) if chosen is None else chosen
 
     def precedence(self, request: RequestView) -> int:
-        def ask() -> int:
-            answer = self.policy.precedence(request)
-            precedence = plain_int(answer)
-            if precedence is None:
-                raise NotAnAnswer(answer, "not an int")
-            return precedence
-
-        return self._ask("precedence", ask) or 0
+        return (self._has_own("precedence") and self._ask("precedence", _int, request)) or 0
 
     def displaces(
         self, request: RequestView, running: Sequence[RequestView], view: SchedulerView
     ) -> Sequence[RequestView]:
         """Requests of `running` that are to give way, none twice; after a fault none."""
         running = tuple(running)
-        named = self._ask(
-            "displaces", lambda: _some_of(running, self.policy.displaces(request, running, view))
-        )
-        return named or ()
+        return self._ask("displaces", partial(_some_of, running), request, running, view) or ()
 
     def preempt(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[Preempt]:
         """Requests of `running` to take off the device, none twice; after a fault none."""
         running = tuple(running)
-
-        def ask() -> list[Preempt]:
-            left = _by_id(running)
-            named: list[Preempt] = []
-            for answer in self.policy.preempt(running, view):
-                if isinstance(answer, Preempt):
-                    named.append(Preempt(_take(left, answer.request), _way(answer.how)))
-                else:
-                    named.append(Preempt(_take(left, answer)))
-            return named
-
-        return self._ask("preempt", ask) or ()
+        return self._ask("preempt", partial(_preemptions, running), running, view) or ()
 
     def order_prefills(
         self, running: Sequence[RequestView], view: SchedulerView
     ) -> Sequence[RequestView]:
         """Requests of `running` that go on with their prompts, none twice; after a fault all."""
         running = tuple(running)
-        named = self._ask(
-            "order_prefills", lambda: _some_of(running, self.policy.order_prefills(running, view))
-        )
+        named = self._ask("order_prefills", partial(_some_of, running), running, view)
         return running if named is None else named
 
     def decode(self, running: Sequence[RequestView], view: SchedulerView) -> Sequence[RequestView]:
         """Requests of `running` that get a token, none twice; after a fault all."""
         running = tuple(running)
-        named = self._ask("decode", lambda: _some_of(running, self.policy.decode(running, view)))
+        named = self._ask("decode", partial(_some_of, running), running, view)
         return running if named is None else named
 
     def reserve(self, request: RequestView, most_pages: int, view: SchedulerView) -> int | None:
         """Pages to leave, at most `most_pages`; None, also after a fault, for the engine's own."""
-
-        def ask() -> int | None:
-            answer = self.policy.reserve(request, view)
-            return None if answer is None else _index(answer, 0, most_pages)
-
-        return self._ask("reserve", ask)
+        check = partial(_index_or_none, 0, most_pages)
+        return self._ask("reserve", check, request, view)
 
     def drop(self, request: RequestView, view: SchedulerView) -> Refusal | None:
-        def ask() -> Refusal | None:
-            answer = self.policy.drop(request, view)
-            if answer is None or isinstance(answer, Refusal):
-                return None if answer is None else Refusal.plain(answer)
-            raise NotAnAnswer(answer, "not a Refusal or None")
-
-        return self._ask("drop", ask)
+        return self._ask("drop", _refusal_or_none, request, view)
 
     def pin(self, request: RequestView, most_tokens: int) -> int:
         """Leading tokens to keep, at most `most_tokens`; after a fault none."""
-        return self._ask("pin", lambda: _index(self.policy.pin(request), 0, most_tokens)) or 0
+        return self._ask("pin", partial(_index, 0, most_tokens), request) or 0
 
     def unpin(self, pins: Sequence[Pin], view: SchedulerView) -> Sequence[Pin]:
         """Pins of `pins` to end, none twice; after a fault none."""
-
-        def ask() -> list[Pin]:
-            left = {pin.number: pin for pin in pins}
-            named: list[Pin] = []
-            for answer in self.policy.unpin(pins, view):
-                pin = left.pop(answer.number, None) if type(answer) is Pin else None
-                if pin is None:
-                    raise NotAnAnswer(answer, "not one of the pins, or came before")
-                named.append(pin)
-            return named
-
-        return self._ask("unpin", ask) or ()
+        return self._ask("unpin", partial(_some_pins, pins), pins, view) or ()
 
     def arrived(self, requests: Sequence[RequestView]) -> None:
-        self._tell("arrived", lambda: self.policy.arrived(requests))
+        self._tell("arrived", requests)
 
     def step_finished(self, step: int, tokens: int) -> None:
-        self._tell("step_finished", lambda: self.policy.step_finished(step, tokens))
+        self._tell("step_finished", step, tokens)
 
     def finished(self, requests: Sequence[RequestView]) -> None:
-        self._tell("finished", lambda: self.policy.finished(requests))
+        self._tell("finished", requests)
 
-    def _ask(self, question: str, ask: Callable[[], T]) -> T | None:
+    def _ask(self, question: str, check: Callable[[Any], T], *args: Any) -> T | None:
+        """What `check` makes of the policy's answer; None after a fault."""
         if self._failed:
             return None
         try:
-            return self.call(question, ask)
+            return self.call(question, self._checked, question, check, args)
         except PluginFault:
             return None
 
-    def _tell(self, notification: str, tell: Callable[[], None]) -> None:
+    def _checked(self, question: str, check: Callable[[Any], T], args: tuple[Any, ...]) -> T:
+        return check(getattr(self.policy, question)(*args))
+
+    def _tell(self, notification: str, *args: Any) -> None:
         """Also after a fault: a policy that keeps books must hear of every request's end."""
-        try:
-            self.call(notification, tell)
-        except PluginFault:
-            return
+        if self._has_own(notification):
+            with suppress(PluginFault):
+                self.call(notification, self._checked, notification, _ignored, args)
 
     def fault(self, what: str, said: str, error: BaseException | None = None) -> PluginFault:
         if self._failed:
@@ -316,7 +263,11 @@ def _overrides(policy: SchedulingPolicy, method: str) -> bool:
     return getattr(type(policy), method) is not vars(SchedulingPolicy)[method]
 
 
-def _index(answer: SupportsIndex, least: int, most: int) -> int:
+def _ignored(answer: object) -> None:
+    """Check nothing."""
+
+
+def _index(least: int, most: int, answer: SupportsIndex) -> int:
     try:
         number = operator.index(answer)
     except TypeError:
@@ -324,6 +275,31 @@ def _index(answer: SupportsIndex, least: int, most: int) -> int:
     if least <= number <= most:
         return number
     raise NotAnAnswer(answer, f"not an int in [{least}, {most}]")
+
+
+def _index_or_none(least: int, most: int, answer: SupportsIndex | None) -> int | None:
+    return None if answer is None else _index(least, most, answer)
+
+
+def _int(answer: object) -> int:
+    number = plain_int(answer)
+    if number is None:
+        raise NotAnAnswer(answer, "not an int")
+    return number
+
+
+def _verdict(answer: object) -> Verdict | Refusal:
+    if type(answer) is Verdict:
+        return answer
+    if isinstance(answer, Refusal):  # of any class, and its reason of any class of str
+        return Refusal.plain(answer)
+    raise NotAnAnswer(answer, "not a Verdict or a Refusal")
+
+
+def _refusal_or_none(answer: object) -> Refusal | None:
+    if answer is None or isinstance(answer, Refusal):
+        return None if answer is None else Refusal.plain(answer)
+    raise NotAnAnswer(answer, "not a Refusal or None")
 
 
 def _by_arrival(request: RequestView) -> int:
@@ -345,6 +321,28 @@ def _way(answer: object) -> Preemption | None:
 def _some_of(running: Sequence[RequestView], answers: Iterable[object]) -> list[RequestView]:
     left = _by_id(running)
     return [_take(left, answer) for answer in answers]
+
+
+def _preemptions(running: Sequence[RequestView], answers: Iterable[object]) -> list[Preempt]:
+    left = _by_id(running)
+    named: list[Preempt] = []
+    for answer in answers:
+        if isinstance(answer, Preempt):
+            named.append(Preempt(_take(left, answer.request), _way(answer.how)))
+        else:
+            named.append(Preempt(_take(left, answer)))
+    return named
+
+
+def _some_pins(pins: Sequence[Pin], answers: Iterable[object]) -> list[Pin]:
+    left = {pin.number: pin for pin in pins}
+    named: list[Pin] = []
+    for answer in answers:
+        pin = left.pop(answer.number, None) if type(answer) is Pin else None
+        if pin is None:
+            raise NotAnAnswer(answer, "not one of the pins, or came before")
+        named.append(pin)
+    return named
 
 
 def _by_id(requests: Sequence[RequestView]) -> dict[int, RequestView]:

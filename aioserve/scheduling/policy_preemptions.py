@@ -21,7 +21,6 @@ from aioserve.scheduling.policy import Refusal
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.state import SchedulerState
 from aioserve.scheduling.view import SchedulerView
-from aioserve.scheduling.view_maker import ViewMaker
 
 __all__ = ["Granting", "chosen_decodes", "preempt_for_policy"]
 
@@ -32,21 +31,22 @@ class Granting(Protocol):
     step: int
     working_on: SequenceState | None
     reject: Callable[[SequenceState, Refusal | None], None]
-    views: ViewMaker
+
+    def view(self) -> SchedulerView: ...
 
 
 def preempt_for_policy(books: SchedulerState, planner: Granting) -> set[SequenceState]:
     """Drop, preempt and unpin before a step is planned; those preempted, who don't start in it."""
     policy_calls = books.policy_calls
     if policy_calls.pins and books.pins:
-        books.pins.ask_to_unpin(planner.views.view())
+        books.pins.ask_to_unpin(planner.view())
     if policy_calls.drops and books.running:
         _drop(books, planner)
     if not policy_calls.preempts or not books.running:
         return set()
     candidates = [s.view for s in books.running if s.may_be_taken and not s.exhausted]
     taken: set[SequenceState] = set()
-    for one in policy_calls.preempt(candidates, planner.views.view()) if candidates else ():
+    for one in policy_calls.preempt(candidates, planner.view()) if candidates else ():
         sequence = books.sequence_of(one.request)
         planner.working_on = sequence
         sequence.count_taken()
@@ -57,7 +57,7 @@ def preempt_for_policy(books: SchedulerState, planner: Granting) -> set[Sequence
 
 
 def _drop(books: SchedulerState, planner: Granting) -> None:
-    view = planner.views.view()
+    view = planner.view()
     for sequence in list(books.running):
         if sequence.phase is not Phase.RUNNING or sequence.exhausted:
             continue

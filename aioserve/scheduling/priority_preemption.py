@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from aioserve.scheduling.room import Room
+from aioserve.scheduling.room import RoomWithout
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.state import SchedulerState
 from aioserve.scheduling.view import SchedulerView
@@ -37,14 +37,15 @@ def lowest_precedence(books: SchedulerState) -> float:
 
 
 def who_gives_way(
-    books: SchedulerState, sequence: SequenceState, room: Room, view: SchedulerView
+    books: SchedulerState, sequence: SequenceState, view: SchedulerView
 ) -> Sequence[SequenceState]:
     """Running sequences, in the policy's order, without which a waiting one has its slots and its
     pages, now or after the steps in flight. None, if it has them anyway or not even so."""
-    candidates = _candidates(books, sequence)
+    lower = [s for s in books.running if s.precedence < sequence.precedence]
+    candidates = [s for s in lower if not s.exhausted]  # the others end by themselves
     if not candidates:
         return ()
-    left = room.without(sequence)
+    left = RoomWithout(books, sequence)
     if books.policy_calls.reserves:
         left.keep(books.policy_calls.reserve(sequence.view, books.memory.pool.num_pages, view))
     books.pins.make_room(left.num_pages_wanted)
@@ -67,8 +68,3 @@ def who_gives_way(
             left.leave(spared)
     within = len(leaving) <= books.max_num_seqs - sequence.num_displaced
     return leaving if within else ()
-
-
-def _candidates(books: SchedulerState, sequence: SequenceState) -> list[SequenceState]:
-    lower = [s for s in books.running if s.precedence < sequence.precedence]
-    return [s for s in lower if not s.exhausted]  # the others end by themselves

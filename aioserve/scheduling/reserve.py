@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from aioserve.kv.pages import full_pages, pages_for_each
 from aioserve.scheduling.sequence import SequenceState
 
@@ -33,6 +31,3 @@ class OutputReserve:
         if sequence.pending_samples:
             own += len(sequence.pending_samples) * (ahead - full_pages(known, size))
         return own
-
-    def total(self, sequences: Iterable[SequenceState]) -> int:
-        return sum([self.pages_ahead(sequence) for sequence in sequences])

@@ -18,11 +18,10 @@ import numpy as np
 
 from aioserve.kv.memory import Claim, KVMemory
 from aioserve.kv.pages import capacity_tokens
-from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.state import SchedulerState
 
-__all__ = ["Room", "RoomWithout"]
+__all__ = ["Room", "RoomWithout", "slots_of"]
 
 
 def slots_of(sequence: SequenceState) -> int:
@@ -38,36 +37,15 @@ def _fits(pages_left: int, pages_to_leave: int, *, alone: bool) -> bool:
 class Room:
     """What is left for one step. `tokens` and `scored_tokens` shrink as the planner takes them."""
 
-    def __init__(
-        self,
-        books: SchedulerState,
-        reserve: OutputReserve,
-        *,
-        step: int,
-        max_num_batched_tokens: int,
-        max_scored_tokens: int,
-    ) -> None:
+    def __init__(self, books: SchedulerState, step: int) -> None:
         self._books = books
         self._memory: KVMemory = books.memory
-        self._reserve = reserve
         self._step = step
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.tokens: int = max_num_batched_tokens
-        self.num_processed_before: int = books.counters.tokens_processed
-        """Tokens that all steps before this one have computed."""
-        self.scored_tokens: int = max_scored_tokens
+        self.tokens: int = books.max_num_batched_tokens
+        self.scored_tokens: int = books.max_scored_tokens
         self._reserved: int | None = None
 
     # -- tokens
-
-    def take(self, num_tokens: int) -> None:
-        """The step computes so many tokens more."""
-        self.tokens -= num_tokens
-
-    @property
-    def num_processed(self) -> int:
-        """Tokens that all steps have computed, those that this one has taken included."""
-        return self.num_processed_before + self.max_num_batched_tokens - self.tokens
 
     def tokens_from(self, sequence: SequenceState, start: int) -> int:
         """Tokens of a sequence from position `start` on that the step may still compute."""
@@ -85,10 +63,6 @@ class Room:
         """Sequences that may start now. Pending samples of running sequences have their slots."""
         books = self._books
         return min(books.max_num_seqs - books.slots.num_taken, books.slots.num_free)
-
-    def has_slots(self, sequence: SequenceState, num_free: int) -> bool:
-        """Whether `num_free` slots are enough for a sequence to start."""
-        return slots_of(sequence) <= num_free
 
     # -- pages of sequences that run
 
@@ -122,21 +96,13 @@ class Room:
 
     # -- pages of a sequence that waits
 
-    def pages_ahead(self, sequence: SequenceState) -> int:
-        """Pages that the reserve keeps for the output of one sequence."""
-        return self._reserve.pages_ahead(sequence)
-
-    def pages_reserved(self) -> int:
-        """Pages that the reserve keeps for all sequences that run. Counted each time."""
-        return self._reserve.total(s for s in self._books.running if not s.paused)
-
     def pages_to_leave(self, sequence: SequenceState, kept: int | None) -> int:
         """Pages that must be left when a sequence starts: `kept`, where the policy says so."""
         if kept is not None:
             return kept
         if self._reserved is None:
-            self._reserved = self.pages_reserved()
-        return self.pages_ahead(sequence) + self._reserved
+            self._reserved = self._books.pages_reserved()
+        return self._books.reserve.pages_ahead(sequence) + self._reserved
 
     def claim(self, sequence: SequenceState, pages_to_leave: int) -> Claim | None:
         """What is cached of a waiting sequence, locked; None where the rest doesn't fit."""
@@ -157,12 +123,8 @@ class Room:
     def started(self, sequence: SequenceState) -> None:
         """A sequence is about to run: the reserve has pages for its output, too."""
         if self._reserved is None:
-            self._reserved = self.pages_reserved()
-        self._reserved += self.pages_ahead(sequence)
-
-    def without(self, sequence: SequenceState) -> RoomWithout:
-        """The room that a waiting sequence would have if others gave way to it."""
-        return RoomWithout(self._books, sequence, self._reserve)
+            self._reserved = self._books.pages_reserved()
+        self._reserved += self._books.reserve.pages_ahead(sequence)
 
 
 class RoomWithout:
@@ -173,10 +135,8 @@ class RoomWithout:
     have left. A page that none names is free, fenced or evictable.
     """
 
-    def __init__(
-        self, books: SchedulerState, sequence: SequenceState, reserve: OutputReserve
-    ) -> None:
-        memory = books.memory
+    def __init__(self, books: SchedulerState, sequence: SequenceState) -> None:
+        memory, reserve = books.memory, books.reserve
         needed = memory.pages_needed(sequence.lease, sequence.known_ids, sequence.num_cacheable)
         self._needed = needed
         self._reserve = reserve

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 from aioserve.errors import InvariantError
 from aioserve.kv.memory import KVMemory
-from aioserve.kv.pages import capacity_tokens
 from aioserve.request import FinishReason, Logprobs, Request
 from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.planner import StepPlanner
@@ -27,11 +26,9 @@ from aioserve.scheduling.recovery import (
     after_failed_planning,
     after_failed_step,
 )
-from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sanity import check_books
 from aioserve.scheduling.sequence import Run, SequenceState
 from aioserve.scheduling.state import SLOTS_PER_SEQUENCE, SchedulerState
-from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.updates import SchedulerCounters, SequenceUpdate
 from aioserve.steps.outcome import StepOutcome, check_outcome
 from aioserve.steps.plan import MAX_SCORED_TOKENS, ItemKind, StepPlan, WorkItem
@@ -69,12 +66,13 @@ class Scheduler:
         self.memory = memory
         self.policy_calls: PolicyCalls = PolicyCalls(policy, clock, name=policy_name)
         self.books: SchedulerState = SchedulerState(
-            memory, self.policy_calls, max_num_seqs=max_num_seqs
+            memory,
+            self.policy_calls,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_scored_tokens=max_scored_tokens,
+            output_reserve_tokens=output_reserve_tokens,
         )
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_scored_tokens = max_scored_tokens
-        self.reserve: OutputReserve = OutputReserve(memory.page_size, output_reserve_tokens)
-        self.times: StepTimes = StepTimes()
         self._ended_unplanned: list[SequenceUpdate] = []
         self._planning_failures = 0
         self._unexplained_failures = 0
@@ -90,7 +88,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return self.books.num_waiting
+        return len(self.books.queue)
 
     @property
     def num_running(self) -> int:
@@ -105,11 +103,10 @@ class Scheduler:
         every run ends rests on it. Raises `InvariantError` otherwise; the edge refuses such
         requests.
         """
-        pool = self.memory.pool
-        fits = capacity_tokens(pool.num_pages, pool.page_size)
-        if not 0 < request.prompt_tokens < request.max_length <= fits:
+        fits, prompt_tokens = self.memory.capacity_tokens, request.prompt_tokens
+        if not 0 < prompt_tokens < request.max_length <= fits:
             raise InvariantError(
-                f"prompt of {request.prompt_tokens} tokens, max_length {request.max_length}: need "
+                f"prompt of {prompt_tokens} tokens, max_length {request.max_length}: need "
                 f"0 < prompt < max_length <= {fits} tokens of KV cache"
             )
         if request.num_samples > self.books.max_num_seqs:
@@ -196,37 +193,28 @@ class Scheduler:
         One that comes while none is ends none. The fourth such in a row is raised, and so is the
         seventeenth of any kind.
         """
+        books = self.books
         attempt = 0
         while True:
             planner = None
             try:
                 if attempt == 0:
                     self.policy_calls.begin_step()
-                self.books.tell_arrivals()
-                planner = StepPlanner(
-                    self.books,
-                    max_num_batched_tokens=self.max_num_batched_tokens,
-                    max_scored_tokens=self.max_scored_tokens,
-                    reserve=self.reserve,
-                    times=self.times,
-                    reject=self._reject,
-                    now_seconds=now_seconds,
-                )
-                planner.fill()
+                books.tell_arrivals()
+                if books.running or len(books.queue) or self.policy_calls.acts_on_running:
+                    planner = StepPlanner(books, reject=self._reject, now_seconds=now_seconds)
+                    planner.fill()
                 self._planning_failures = self._unexplained_failures = 0
             except Exception as error:
                 self._recover(planner, error)
                 if planner is None or not planner.entries:
-                    attempt += 1  # what is left may have work, and nobody would ask again
+                    attempt += 1  # what is left may have work, and is asked for by no other
                     continue
-            return self._built(planner)
-
-    def _built(self, planner: StepPlanner) -> StepPlan | None:
-        try:
-            return planner.plan()
-        except Exception:
-            logger.exception("step %d can't be built; it is tried once more", planner.step)
-            return planner.plan()
+            try:
+                return None if planner is None else planner.plan()
+            except Exception:
+                logger.exception("step %d can't be built; it is tried once more", planner.step)
+                return planner.plan()
 
     def _recover(self, planner: StepPlanner | None, error: Exception) -> None:
         ended = [] if planner is None else after_failed_planning(self.books, planner, error)
@@ -254,7 +242,7 @@ class Scheduler:
     def charge(self, plan: StepPlan, step_seconds: float) -> None:
         """Share out the time of a step in flight by the tokens of those in it, whatever came of it:
         to be called once, before its `commit` or `fail`."""
-        self.times.took(plan, step_seconds)
+        self.books.times.took(plan, step_seconds)
         token_seconds = step_seconds / plan.num_tokens
         for run, item, _ in self.books.in_flight[plan.step]:
             count, num_rows = item.count, len(item.rows)
@@ -381,7 +369,7 @@ class Scheduler:
         """A step failed as a whole: end the sequences in it. Those planned since that took over
         what it should have written begin again; all others go on. The order is that of `commit`."""
         self._check_order(plan)
-        self.times.failed(plan)
+        self.books.times.failed(plan)
         ended = after_failed_step(self.books, plan.step, error)
         self.policy_calls.step_finished(plan.step, plan.num_tokens)
         return ended

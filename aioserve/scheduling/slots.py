@@ -31,9 +31,10 @@ class SlotPool:
         self._free = list(range(num_slots - 1, -1, -1))
         self._fenced: list[tuple[int, int]] = []
         self._done = NO_STEP
-        self._started: dict[int, SlotStart] = {}
-        self._ended: list[int] = []
-        self._pages: list[SlotPages] = []
+        self.started: dict[int, SlotStart] = {}
+        """Slots started, ended, and given pages since the last plan: the next one carries them."""
+        self.ended: list[int] = []
+        self.pages: list[SlotPages] = []
 
     @property
     def num_free(self) -> int:
@@ -48,7 +49,7 @@ class SlotPool:
         """Start a slot for a sequence of `request` that samples with `seed`. `known_ids`, int32
         `[known tokens]`, are never changed."""
         slot, params = self._free.pop(), request.params
-        self._started[slot] = SlotStart(
+        self.started[slot] = SlotStart(
             slot=slot,
             params=params,
             seed=seed,
@@ -62,10 +63,10 @@ class SlotPool:
 
     def release(self, slot: int, last_step: int) -> None:
         """End a slot that step `last_step` is the last to name."""
-        if self._started.pop(slot, None) is None:  # one that no runner heard of needs no end
-            self._ended.append(slot)
-        if self._pages:
-            self._pages = [change for change in self._pages if change.slot != slot]
+        if self.started.pop(slot, None) is None:  # one that no runner heard of needs no end
+            self.ended.append(slot)
+        if self.pages:
+            self.pages = [change for change in self.pages if change.slot != slot]
         if last_step <= self._done:
             self._free.append(slot)
         else:
@@ -74,23 +75,17 @@ class SlotPool:
     def carry(self, slot: int, first: int, page_ids: npt.NDArray[np.int32]) -> None:
         """From its page number `first` on a slot has these, int32 `[n]`, which are never
         changed."""
-        self._pages.append(SlotPages(slot, first, page_ids))
-
-    @property
-    def changes(self) -> tuple[tuple[int, ...], tuple[SlotStart, ...], tuple[SlotPages, ...]]:
-        """Slots ended and started, and pages of slots, that no plan has carried yet: the next one
-        must."""
-        return tuple(self._ended), tuple(self._started.values()), tuple(self._pages)
+        self.pages.append(SlotPages(slot, first, page_ids))
 
     def clear_changes(self) -> None:
-        """A plan carries the `changes`."""
-        self._ended, self._started, self._pages = [], {}, []
+        """A plan carries what has `started`, has `ended` and has `pages`."""
+        self.ended, self.started, self.pages = [], {}, []
 
     def repeat_changes(self, plan: StepPlan) -> None:
         """No runner heard of the plan that carried these: the next one carries them too."""
-        self._ended[:0] = plan.ended_slots
-        self._started = {start.slot: start for start in plan.started_slots} | self._started
-        self._pages[:0] = plan.pages
+        self.ended[:0] = plan.ended_slots
+        self.started = {start.slot: start for start in plan.started_slots} | self.started
+        self.pages[:0] = plan.pages
 
     def complete(self, step: int) -> None:
         """Step number `step`, and every one before it, is done."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -29,10 +29,12 @@ from aioserve.request import Request
 from aioserve.scheduling.account import RequestAccount
 from aioserve.scheduling.pins import PinnedPrefixes
 from aioserve.scheduling.policy_calls import PolicyCalls
+from aioserve.scheduling.reserve import OutputReserve
 from aioserve.scheduling.sequence import NO_SLOT, Phase, Run, SequenceState
 from aioserve.scheduling.slots import SlotPool
+from aioserve.scheduling.step_times import StepTimes
 from aioserve.scheduling.updates import SchedulerCounters
-from aioserve.scheduling.view import RequestView
+from aioserve.scheduling.view import RequestView, SchedulerView
 from aioserve.scheduling.waiting_queue import WaitingQueue, place_of
 from aioserve.steps.plan import WorkItem
 
@@ -52,10 +54,23 @@ class SchedulerState:
     """Owns every sequence and, through its memory, every page. Tells the policy who came and
     went."""
 
-    def __init__(self, memory: KVMemory, policy_calls: PolicyCalls, *, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        memory: KVMemory,
+        policy_calls: PolicyCalls,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_scored_tokens: int,
+        output_reserve_tokens: int,
+    ) -> None:
         self.memory = memory
         self.policy_calls = policy_calls
         self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_scored_tokens = max_scored_tokens
+        self.reserve: OutputReserve = OutputReserve(memory.page_size, output_reserve_tokens)
+        self.times: StepTimes = StepTimes()
         self.counters: SchedulerCounters = SchedulerCounters()
         self.pins: PinnedPrefixes = PinnedPrefixes(memory, policy_calls)
         self.slots: SlotPool = SlotPool(SLOTS_PER_SEQUENCE * max_num_seqs)
@@ -73,25 +88,22 @@ class SchedulerState:
         had computed then: kept where the policy chooses who decodes."""
         self.has_precedences: bool = False
         """The policy has ever given one that isn't 0."""
-        self._queue = WaitingQueue()
+        self.queue: WaitingQueue = WaitingQueue()
+        """Sequences that wait."""
+        self.preempted: list[int] = []
+        """Ids of the sequences preempted since the last plan, which the next one names and clears:
+        a step without work is none."""
         self._most_waiting = -math.inf
         """No precedence of one that waits is greater."""
-        self._arrived: list[RequestView] = []
-        self._preempted: list[int] = []
+        self.arrived: list[RequestView] = []
+        """New requests, and samples that are on their own from now on: the policy is told of them
+        before it is asked again."""
         self._last_id = 0
 
     @property
     def waiting(self) -> list[SequenceState]:
         """In order of arrival."""
-        return self._queue.sequences
-
-    def waiting_in_turn(self) -> Iterator[SequenceState]:
-        """In order of arrival, where each may start before the next one is looked at."""
-        return self._queue.in_turn()
-
-    def views_of_waiting(self, without: Iterable[SequenceState] = ()) -> tuple[RequestView, ...]:
-        """Views of requests that can go on, but for some, in order of arrival."""
-        return self._queue.views(without)
+        return self.queue.sequences
 
     def waits_above(self, precedence: float) -> bool:
         """Whether one waits with a greater precedence. While that is so for none, who waits is
@@ -99,13 +111,6 @@ class SchedulerState:
         if self._most_waiting > precedence:
             self._most_waiting = max([s.precedence for s in self.waiting], default=-math.inf)
         return self._most_waiting > precedence
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._queue)
-
-    def view(self, sequence: SequenceState) -> RequestView:
-        return sequence.view
 
     def sequence_of(self, view: RequestView) -> SequenceState:
         return self.sequences[view.arrival_index]
@@ -131,8 +136,8 @@ class SchedulerState:
         for sequence in family:
             self.sequences[sequence.sequence_id] = sequence
             sequence.view = RequestView(_sequence=sequence, _memory=self.memory, **hints)
-        self._queue.add(first)
-        self.announce([first])
+        self.queue.add(first)
+        self.arrived.append(first.view)
         return tuple(s.sequence_id for s in family)
 
     def start(self, sequence: SequenceState) -> None:
@@ -141,7 +146,7 @@ class SchedulerState:
             one.take_slot(self.slots.acquire(one.request, one.seed, one.known_ids))
         sequence.phase = Phase.RUNNING
         sequence.num_displaced = 0
-        self._queue.remove(sequence)
+        self.queue.remove(sequence)
         insort(self.running, sequence, key=_by_arrival)
 
     def fork_samples(
@@ -152,7 +157,7 @@ class SchedulerState:
         children, parent.pending_samples = parent.pending_samples, []
         for child in children:
             self.memory.fork(parent.lease, child.lease, written_step, step)
-            self.announce([child])
+            self.arrived.append(child.view)
             child.phase = Phase.RUNNING
             child.pending = 1
             insort(self.running, child, key=_by_arrival)
@@ -167,27 +172,27 @@ class SchedulerState:
         self.begin_again(victim)
         self.counters.preemptions += 1
         victim.account.preemptions += 1
-        self._preempted.append(victim.sequence_id)
+        self.preempted.append(victim.sequence_id)
 
     def begin_again(self, sequence: SequenceState) -> None:
         del self.running[place_of(self.running, sequence)]
         self._give_back(sequence)
         sequence.restart()
         self._most_waiting = max(self._most_waiting, sequence.precedence)
-        self._queue.add(sequence)
+        self.queue.add(sequence)
 
     def pause(self, sequence: SequenceState) -> None:
         """Its reader is behind: it isn't planned until it is no longer paused."""
         sequence.paused = True
         if sequence.phase is Phase.WAITING:
-            self._queue.hold(sequence)
+            self.queue.hold(sequence)
 
     def end(self, sequences: Iterable[SequenceState], *, publish: bool = True) -> None:
         """Forget sequences, and the pending samples that depend on them. Where `publish` is set,
         others may find what they computed."""
         sequences = list(sequences)
         self.tell_arrivals()
-        known = tuple(self.view(s) for s in sequences if s.phase is not Phase.PENDING_SAMPLE)
+        known = tuple([s.view for s in sequences if s.phase is not Phase.PENDING_SAMPLE])
         for sequence in sequences:
             if sequence.phase is Phase.RUNNING:
                 del self.running[place_of(self.running, sequence)]
@@ -208,15 +213,15 @@ class SchedulerState:
         middle of a change, and take back what no other has. Step `last_step` may be the
         last to touch it."""
         sequences = list(sequences)
-        views = [self.view(s) for s in sequences if s.phase is not Phase.PENDING_SAMPLE]
-        known = tuple(view for view in views if view not in self._arrived)
+        views = [s.view for s in sequences if s.phase is not Phase.PENDING_SAMPLE]
+        known = tuple(view for view in views if view not in self.arrived)
         # Of those that the policy hasn't heard of it hears nothing at all.
-        unheard = [self.view(s) for s in sequences]
-        self._arrived = [view for view in self._arrived if view not in unheard]
+        unheard = [s.view for s in sequences]
+        self.arrived = [view for view in self.arrived if view not in unheard]
         for sequence in sequences:
             self._strike_out(sequence)
         left = self.sequences.values()  # in order of arrival
-        self._queue.become(s for s in left if s.phase is Phase.WAITING)
+        self.queue.become(s for s in left if s.phase is Phase.WAITING)
         self.running = [s for s in left if s.phase is Phase.RUNNING]
         self.slots.recover([s.slot for s in left if s.slot != NO_SLOT], last_step)
         recover(self.memory, [*(s.lease for s in left), *self.pins.leases], last_step)
@@ -225,7 +230,7 @@ class SchedulerState:
 
     def _strike_out(self, sequence: SequenceState) -> None:
         if sequence.phase is Phase.WAITING:
-            self._queue.end(sequence)
+            self.queue.end(sequence)
         for one in sequence.family:
             self.sequences.pop(one.sequence_id, None)
             one.phase = Phase.FINISHED
@@ -254,40 +259,56 @@ class SchedulerState:
         self.slots.complete(step)
         self.counters.steps += 1
 
-    @property
-    def preempted(self) -> tuple[int, ...]:
-        """Ids of the sequences preempted since the last plan, which the next one names: a step
-        without work is none."""
-        return tuple(self._preempted)
-
-    def clear_preempted(self) -> None:
-        """A plan names the `preempted`."""
-        self._preempted = []
-
     def shorten(self, cut: Mapping[int, int]) -> list[SequenceState]:
         """Receipts were cut in the prefix tree, to so many pages: the running sequences that had
         taken over more than is left. Pins of what was cut end."""
         self.pins.end_cut(cut)
         return [s for s in self.running if self.memory.shorten(s.lease, cut)] if cut else []
 
-    # -- the policy's ear
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there are arrivals that the policy hasn't heard of."""
-        return bool(self._arrived)
-
-    def announce(self, sequences: list[SequenceState]) -> None:
-        """Tell the policy of new requests, and of samples that are on their own from now on,
-        before it is asked again."""
-        self._arrived += [self.view(sequence) for sequence in sequences]
+    # -- what the policy hears and sees
 
     def tell_arrivals(self) -> None:
-        if self._arrived:
-            arrived, self._arrived = tuple(self._arrived), []
+        if self.arrived:
+            arrived, self.arrived = tuple(self.arrived), []
             self.policy_calls.arrived(arrived)
             for view in arrived:
                 precedence = self.policy_calls.precedence(view)
                 self.sequence_of(view).precedence = precedence
                 self._most_waiting = max(self._most_waiting, precedence)
                 self.has_precedences |= precedence != 0
+
+    def view(self, step: int, now_seconds: float, num_processed: int) -> SchedulerView:
+        """The books as they are now, while step `step` is planned and `num_processed` tokens were
+        computed by all steps, and what is asked beyond that as it is then."""
+        pool = self.memory.pool
+        return SchedulerView(
+            step,
+            now_seconds,
+            num_processed,
+            self.max_num_batched_tokens,
+            self.max_num_seqs,
+            pool.page_size,
+            pool.num_pages,
+            pool.num_free,
+            self.memory.num_cached,
+            pool.num_fenced,
+            len(self.running),
+            len(self.queue),
+            self.pins.num_pages,
+            self,
+        )
+
+    def views_of_running(self) -> Sequence[RequestView]:
+        return tuple([s.view for s in self.running])
+
+    def views_of_waiting(self) -> Sequence[RequestView]:
+        return self.queue.views()
+
+    def pages_reserved(self) -> int:
+        """Pages that the reserve keeps for all sequences that run. Counted each time."""
+        ahead = self.reserve.pages_ahead
+        return sum([ahead(s) for s in self.running if not s.paused])
+
+    def pages_reserved_for(self, request: RequestView) -> int:
+        sequence = self.sequences.get(request.arrival_index)
+        return 0 if sequence is None else self.reserve.pages_ahead(sequence)

@@ -10,7 +10,7 @@ import msgspec
 from aioserve.hints import SchedulingHints
 from aioserve.kv.memory import KVMemory
 from aioserve.scheduling.sequence import Phase, SequenceState
-from aioserve.scheduling.step_times import StepSummary
+from aioserve.scheduling.step_times import StepSummary, StepTimes
 
 __all__ = ["Pin", "RequestView", "SchedulerView", "ViewSource"]
 
@@ -184,10 +184,10 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 class ViewSource(Protocol):
     """Where a `SchedulerView` looks when it is asked for more than its fields."""
 
+    times: StepTimes
+
     def views_of_running(self) -> Sequence[RequestView]: ...
     def views_of_waiting(self) -> Sequence[RequestView]: ...
-    def recent_steps(self) -> tuple[StepSummary, ...]: ...
-    def estimate(self, prefill_tokens: int, decodes: int, context_tokens: int) -> float | None: ...
     def pages_reserved(self) -> int: ...
     def pages_reserved_for(self, request: RequestView) -> int: ...
 
@@ -240,7 +240,7 @@ class SchedulerView(msgspec.Struct, frozen=True):
     def last_steps(self) -> tuple[StepSummary, ...]:
         """The last 32 steps that are done and haven't failed, oldest first: what they computed, and
         how long."""
-        return self._source.recent_steps()
+        return self._source.times.recent
 
     @property
     def pages_reserved(self) -> int:
@@ -259,4 +259,4 @@ class SchedulerView(msgspec.Struct, frozen=True):
         """Seconds that a step would take which computes so many tokens of prompts and so many
         decodes, and attends to so many tokens in all: a line through the steps that were measured,
         the latest counting most. None until some were, the first eight of an engine left out."""
-        return self._source.estimate(prefill_tokens, decodes, context_tokens)
+        return self._source.times.estimate(prefill_tokens, decodes, context_tokens)

@@ -7,7 +7,7 @@ next: a request that only goes on waiting costs nothing.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import compress
 from operator import attrgetter
 
@@ -48,12 +48,13 @@ class WaitingQueue:
             self._take_out_ended()
         return self._sequences
 
-    def in_turn(self) -> Iterator[SequenceState]:
-        """All, where each may start before the next one is looked at."""
+    def in_turn(self, without: Container[SequenceState] = ()) -> Iterator[SequenceState]:
+        """All that can go on, but for some. Each may start before the next one is looked at."""
         sequences, place = self.sequences, 0
         while place < len(sequences):
             sequence = sequences[place]
-            yield sequence
+            if not sequence.is_held and sequence not in without:
+                yield sequence
             if place < len(sequences) and sequences[place] is sequence:
                 place += 1
 

@@ -36,9 +36,9 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         or policy_calls.acts_on_running
         or policy_calls.chooses_decodes
         or policy_calls.hears_of_steps
-        or (books.has_precedences and (books.stopped_at is not None or books.num_waiting))
-        or (books.has_news and policy_calls.hears_of_arrivals)
-        or len(books.running) > scheduler.max_num_batched_tokens
+        or (books.has_precedences and (books.stopped_at is not None or len(books.queue)))
+        or (books.arrived and policy_calls.hears_of_arrivals)
+        or len(books.running) > books.max_num_batched_tokens
         or memory.copies
         # Its own strategy is told of ticks, of which there are fewer.
         or (memory.tree is not None and memory.tree.asks_strategy)
@@ -68,11 +68,11 @@ def decode_pass(scheduler: Scheduler) -> DecodePass | None:
         return None
     head = None
     if (
-        books.num_waiting
-        and len(sequences) < scheduler.max_num_batched_tokens
+        len(books.queue)
+        and len(sequences) < books.max_num_batched_tokens
         and len(sequences) < books.max_num_seqs
     ):
-        head = head_of_queue(books, scheduler.reserve)
+        head = head_of_queue(books)
         if head is None:
             return None
     return DecodePass(scheduler, list(sequences), late, num_flying, head)
@@ -137,7 +137,7 @@ def _pass_steps(books: SchedulerState, count: int) -> None:
     The entries in flight are written afterwards."""
     books.launched += count
     books.slots.clear_changes()
-    books.clear_preempted()
+    books.preempted.clear()
     books.complete(books.launched - len(books.in_flight))
     books.counters.steps += count - 1
 
@@ -287,8 +287,8 @@ class DecodePass:
             flying = self.scheduler.books.in_flight[first]
             items = {id(item): item for _, item, _ in flying}.values()
             summaries[0] = summary_of(first, items, seconds[0])
-        self.scheduler.times.kept.extend(summaries)
-        self.scheduler.times.num_steps += count
+        self.scheduler.books.times.kept.extend(summaries)
+        self.scheduler.books.times.num_steps += count
 
     def _in_flight(self, last: int) -> StepPlan | None:
         if not self.num_flying:

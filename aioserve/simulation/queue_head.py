@@ -22,7 +22,7 @@ __all__ = ["QueueHead", "head_of_queue"]
 STEPS_AT_ONCE = 64
 
 
-def head_of_queue(books: SchedulerState, reserve: OutputReserve) -> QueueHead | None:
+def head_of_queue(books: SchedulerState) -> QueueHead | None:
     """Head of the queue, if the policy isn't asked which request starts, and pages are all that it
     may lack: fewer run than may, and none of them has pending samples."""
     policy_calls, memory = books.policy_calls, books.memory
@@ -43,7 +43,7 @@ def head_of_queue(books: SchedulerState, reserve: OutputReserve) -> QueueHead | 
     near = [s for s in books.running if s.lease.published <= len(pages)]
     if any(_may_write_for(head, pages, sequence, size) for sequence in near):
         return None
-    return QueueHead(head, memory.num_available - needed.total, books.running, reserve)
+    return QueueHead(head, memory.num_available - needed.total, books.running, books.reserve)
 
 
 def _may_write_for(

@@ -282,7 +282,7 @@ class _Run:
             self.untried_bounds = [bound for bound in held_up if bound > MAX_RUSH_TOKENS]
 
     def _bound(self, sequence: SequenceState) -> int | None:
-        answer = self.policy.starvation_bound_tokens(self.scheduler.books.view(sequence))
+        answer = self.policy.starvation_bound_tokens(sequence.view)
         bound = None if answer is None else plain_int(answer)
         if answer is not None and (bound is None or bound < 0):
             raise AssertionError(
@@ -304,10 +304,10 @@ class _Run:
                 raise ended.cause
             self._end(ended.sequence_id)
         self._check_overtaking(waiting, processed)
-        if plan is not None and plan.num_tokens > scheduler.max_num_batched_tokens:
+        if plan is not None and plan.num_tokens > scheduler.books.max_num_batched_tokens:
             raise AssertionError(
                 f"step {plan.step} computes {plan.num_tokens} tokens, over its budget of "
-                f"{scheduler.max_num_batched_tokens}"
+                f"{scheduler.books.max_num_batched_tokens}"
             )
         return plan
 
@@ -334,7 +334,7 @@ class _Run:
             for progress in pipeline.fail("planted"):
                 self._end(progress.sequence_id)
             return
-        self.scheduler.times.took(plan, STEP_SECONDS)
+        self.scheduler.books.times.took(plan, STEP_SECONDS)
         for progress in pipeline.finish(self.device.execute(plan), now_seconds):
             if progress.token_id is not None:
                 self.received[progress.sequence_id].append(progress.token_id)

@@ -106,7 +106,7 @@ def test_with_a_lead_nobody_gets_further_ahead_however_long_answers_are(todo, we
     bench = Bench(policy=policy, num_pages=1024, max_num_seqs=SEATS)
     weight = dict.fromkeys(["a", "b", "c"], 1.0) | (weights or {})
     prompt = 8 * unit
-    steps = -(-(prompt + LONG_OUTPUT) // (bench.scheduler.max_num_batched_tokens - SEATS)) + 2
+    steps = -(-(prompt + LONG_OUTPUT) // (bench.scheduler.books.max_num_batched_tokens - SEATS)) + 2
     slack = (prompt + steps * 2.0 * SEATS) / min(weight.values())
     first: dict[tuple[str, str], float] = {}
     """Who leads by how much since both wait; below 0 where the other one does."""

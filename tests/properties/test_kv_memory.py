@@ -82,8 +82,8 @@ class KVMemoryMachine(RuleBasedStateMachine):
         memory.advance(lease, count, self.step)
 
     def copy(self) -> None:
-        copies = self.memory.copies
-        self.memory.clear_copies()
+        copies = tuple(self.memory.copies)
+        self.memory.copies.clear()
         for copy in copies:
             source = "host" if copy.kind is CopyKind.FROM_HOST else "device"
             target = "host" if copy.kind is CopyKind.TO_HOST else "device"

@@ -46,7 +46,6 @@ from aioserve.scheduling import (
     state,
     updates,
     view,
-    view_maker,
     waiting_queue,
 )
 from aioserve.scheduling.pipeline import StepPipeline
@@ -69,7 +68,7 @@ MODULES += (
     pages,
     prefix_tree,
 )
-MODULES += (pins, view_maker, waiting_queue, claims, copies, swapping, usage, plan)
+MODULES += (pins, waiting_queue, claims, copies, swapping, usage, plan)
 FILES = {module.__file__ for module in MODULES}
 
 
@@ -104,7 +103,7 @@ class LineTrap:
         return self._line if frame.f_code.co_filename in FILES else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Callable | None:
-        catches = frame.f_code in (Scheduler.plan.__code__, Scheduler._built.__code__)
+        catches = frame.f_code is Scheduler.plan.__code__
         if event == "line" and not catches and "plan" in callers(frame):
             self.count += 1
             if self.count == self.at:

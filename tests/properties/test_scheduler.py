@@ -309,8 +309,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def launched(self, plan: StepPlan) -> StepPlan:
         assert plan.items
-        assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
-        assert plan.num_scored <= self.scheduler.max_scored_tokens
+        assert plan.num_tokens <= self.scheduler.books.max_num_batched_tokens
+        assert plan.num_scored <= self.scheduler.books.max_scored_tokens
         assert len({item.sequence_id for item in plan.items}) == len(plan.items)
         self.page_tables.take(plan)
         for item in plan.items:
@@ -536,7 +536,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def it_is_known_whether_one_waits_above_others(self):
         books = self.scheduler.books if hasattr(self, "scheduler") else None
-        if books is not None and not books.has_news:
+        if books is not None and not books.arrived:
             for precedence in range(-2, 3):
                 above = [s for s in books.waiting if s.precedence > precedence]
                 assert books.waits_above(precedence) == bool(above)

@@ -94,10 +94,12 @@ class Bench:
         namespace: bytes = b"",
         end_ids: frozenset[int] = frozenset(),
         now_seconds: float = 0.0,
-        **seen: Any,
+        **more: Any,
     ) -> tuple[int, ...]:
-        """Submit a prompt of these ids, or of 0, 1, 2, ...; the ids of its samples. `seen`: what
-        the policy sees of the request, its tenant for example."""
+        """Submit a prompt of these ids, or of 0, 1, 2, ...; the ids of its samples. `more`: hints,
+        its tenant for example, and other fields of the request."""
+        names = more.keys() & set(SchedulingHints.__struct_fields__)
+        hints = SchedulingHints(**{name: more.pop(name) for name in names})
         ids = np.arange(prompt) if isinstance(prompt, int) else np.array(prompt)
         return self.scheduler.submit(
             Request(
@@ -108,7 +110,8 @@ class Bench:
                 max_length=len(ids) + max_tokens,
                 arrival_seconds=now_seconds,
                 namespace=namespace,
-                hints=SchedulingHints(**seen),
+                hints=hints,
+                **more,
             )
         )
 

@@ -244,6 +244,9 @@ def test_a_policy_whose_attributes_come_to_raise_is_replaced_in_each_step():
                 raise ValueError("planted")
             return super().__getattribute__(name)
 
+        def step_finished(self, step, tokens):
+            """Told of each step, since it is overridden."""
+
     broken = False
     bench = Bench(policy=Broken())
     broken = True

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from aioserve.scheduling.policy import SchedulingPolicy
 from aioserve.scheduling.priority_preemption import who_gives_way
-from aioserve.scheduling.room import Room
 from aioserve.scheduling.sequence import Phase, SequenceState
 from aioserve.scheduling.view import SchedulerView
 from aioserve.steps.plan import StepPlan
@@ -225,13 +224,14 @@ class Drawn(ByPriority):
 def has_room(bench: Bench, sequence: SequenceState, leaving: set[int]) -> bool:
     """Whether a waiting sequence has seats and pages without those that are `leaving`, as sets of
     pages: those of the others, and those that it finds."""
-    books, memory, reserve = bench.scheduler.books, bench.memory, bench.scheduler.reserve
+    books, memory, reserve = bench.scheduler.books, bench.memory, bench.scheduler.books.reserve
     others = [s for s in books.running if s.sequence_id not in leaving and not s.exhausted]
     claim = memory.claim(sequence.lease, sequence.known_ids)
     memory.drop(claim)
     taken = set(claim.match.page_ids.tolist()).union(*(s.lease.page_ids.tolist() for s in others))
     free = memory.pool.num_pages - len(taken) - claim.num_new_pages
-    ahead = reserve.total([sequence, *(s for s in others if not s.paused)]) if others else 0
+    running = [sequence, *(s for s in others if not s.paused)]
+    ahead = sum(map(reserve.pages_ahead, running)) if others else 0
     seats = sum(1 + len(s.pending_samples) for s in [sequence, *others])
     return free >= ahead and seats <= books.max_num_seqs
 
@@ -275,14 +275,7 @@ def test_those_who_give_way_are_enough_and_none_of_them_was_spare(
     stopped_at = scheduler.books.stopped_at
     if stopped_at is not None and stopped_at.phase is Phase.WAITING:
         policy.named = []  # it may have been asked for another, and not be asked for this one
-        room = Room(
-            scheduler.books,
-            scheduler.reserve,
-            step=0,
-            max_num_batched_tokens=512,
-            max_scored_tokens=1,
-        )
-        leaving = who_gives_way(scheduler.books, stopped_at, room, VIEW)
+        leaving = who_gives_way(scheduler.books, stopped_at, VIEW)
         ids, named = {s.sequence_id for s in leaving}, set(policy.named)
         assert all(s.precedence < stopped_at.precedence for s in leaving)
         if ids:

@@ -132,7 +132,7 @@ def go_on(scheduler: Scheduler, in_flight: deque[StepPlan], num_steps: int) -> N
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
             tokens = tuple(99 + item.sequence_id for item in done.items for _ in item.rows)
-            scheduler.times.took(done, 0.1)
+            scheduler.books.times.took(done, 0.1)
             scheduler.commit(done, StepOutcome(step=done.step, token_ids=tokens), float(done.step))
 
 
@@ -153,7 +153,7 @@ def shown(scheduler: Scheduler) -> list[Any]:
             for s in books.running
         ],
         [s.sequence_id for s in books.waiting],
-        (books.counters, books.launched, done, scheduler.times.recent),
+        (books.counters, books.launched, done, scheduler.books.times.recent),
         (memory.pool.num_free, memory.pool.num_fenced, memory.num_cached),
         [
             (
