@@ -62,7 +62,8 @@ class Claims:
         self._partial = partial
 
     def peek(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> int:
-        """Do what `KVMemory.peek` says."""
+        """Tokens that need no computing if the lease of `token_ids` begins now, up to `limit` as in
+        `claim`."""
         swapped = lease.swapped
         if limit is not None:
             token_ids = token_ids[: limit + 1]
@@ -75,7 +76,9 @@ class Claims:
         return device + host
 
     def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
-        """Do what `KVMemory.claim` says."""
+        """Find and lock what is cached of `token_ids`, but for the last: one token is always
+        computed. Begin with it, or drop it. At most `limit` tokens are taken from what is cached:
+        the caller needs more of the others than their keys and values."""
         match = NO_MATCH
         if self._tree is not None:
             cacheable = token_ids[: -1 if limit is None else limit]
@@ -85,7 +88,8 @@ class Claims:
     def without_tail(
         self, lease: KVLease, num_known: int, claim: Claim, limit: int | None = None
     ) -> Claim:
-        """Do what `KVMemory.without_tail` says."""
+        """The claim, made with the same `limit`, less the page that it would copy in part, which
+        others may evict again."""
         match = claim.match
         if match.tail_receipt == NO_RECEIPT:
             return claim
@@ -108,8 +112,19 @@ class Claims:
         num_new_pages = pages_for(num_known, self._page_size) - len(match.page_ids)
         return Claim(match, num_found, num_cached, num_new_pages, uses_swapped)
 
+    def pages_needed(
+        self, lease: KVLease, token_ids: TokenIds, limit: int | None = None
+    ) -> PagesNeeded:
+        """Pages that the lease would take if it claimed and began now. Changes nothing."""
+        evictable = 0 if self._tree is None else self._tree.num_evictable
+        claim = self.claim(lease, token_ids, limit)
+        claim = self.without_tail(lease, len(token_ids), claim, limit)
+        found = 0 if self._tree is None else evictable - self._tree.num_evictable
+        self.drop(claim)
+        return PagesNeeded(claim.num_new_pages, found, claim.match.page_ids)
+
     def drop(self, claim: Claim) -> None:
-        """Do what `KVMemory.drop` says."""
+        """Unlock what a claim found."""
         for receipt in (claim.match.receipt, claim.match.tail_receipt):
             if receipt != NO_RECEIPT:
                 self._release(receipt)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from aioserve.config import Preemption
 from aioserve.errors import InvariantError
-from aioserve.kv.claims import Claim, Claims, PagesNeeded
+from aioserve.kv.claims import Claim, Claims
 from aioserve.kv.copies import Copies, MemoryCounters
 from aioserve.kv.eviction import Eviction
 from aioserve.kv.lease import KVLease, SwappedPages
@@ -38,7 +38,7 @@ from aioserve.kv.swapping import Swapping
 from aioserve.kv.usage import KVUsage
 from aioserve.steps.pages import PageCopy
 
-__all__ = ["Claim", "KVMemory"]
+__all__ = ["KVMemory"]
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -78,7 +78,8 @@ class KVMemory:
             PrefixTree(pool, host_pool=host_pool, strategy=eviction) if prefix_caching else None
         )
         partial = partial_page_reuse and pool.page_size > 1
-        self._claims = Claims(self.tree, pool.page_size, partial=partial)
+        self.claims: Claims = Claims(self.tree, pool.page_size, partial=partial)
+        """What a lease may begin with."""
         self._copies = Copies(pool.page_size)
         self.copies: list[PageCopy] = self._copies.waiting
         """Copies for the next plan to carry, in order, and to clear."""
@@ -132,39 +133,6 @@ class KVMemory:
 
     # -- a lease begins
 
-    def peek(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> int:
-        """Tokens that need no computing if the lease of `token_ids` begins now, up to `limit` as in
-        `claim`."""
-        return self._claims.peek(lease, token_ids, limit)
-
-    def claim(self, lease: KVLease, token_ids: TokenIds, limit: int | None = None) -> Claim:
-        """Find and lock what is cached of `token_ids`, but for the last: one token is always
-        computed. Begin with it, or drop it. At most `limit` tokens are taken from what is cached:
-        the caller needs more of the others than their keys and values."""
-        return self._claims.claim(lease, token_ids, limit)
-
-    def without_tail(
-        self, lease: KVLease, num_known: int, claim: Claim, limit: int | None = None
-    ) -> Claim:
-        """The claim, made with the same `limit`, less the page that it would copy in part, which
-        others may evict again."""
-        return self._claims.without_tail(lease, num_known, claim, limit)
-
-    def pages_needed(
-        self, lease: KVLease, token_ids: TokenIds, limit: int | None = None
-    ) -> PagesNeeded:
-        """Pages that the lease would take if it claimed and began now. Changes nothing."""
-        available = self.num_available
-        claim = self.claim(lease, token_ids, limit)
-        claim = self.without_tail(lease, len(token_ids), claim, limit)
-        found = available - self.num_available
-        self.drop(claim)
-        return PagesNeeded(claim.num_new_pages, found, claim.match.page_ids)
-
-    def drop(self, claim: Claim) -> None:
-        """Unlock what a claim found."""
-        self._claims.drop(claim)
-
     def begin(self, lease: KVLease, claim: Claim, step: int) -> bool:
         """Give an empty lease what it claimed and the pages of all its known tokens, in `step`.
 
@@ -173,7 +141,7 @@ class KVMemory:
         match = claim.match
         fresh = self._acquire(claim.num_new_pages, step)
         if fresh is None:
-            self.drop(claim)
+            self.claims.drop(claim)
             return False
         if match.receipt != NO_RECEIPT:
             self._tree.use(match.receipt, match.tail_receipt)

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from aioserve.kv.claims import Claim
 from aioserve.kv.lease import KVLease
-from aioserve.kv.memory import Claim, KVMemory
+from aioserve.kv.memory import KVMemory
 from aioserve.scheduling.policy import Refusal, Verdict
 from aioserve.scheduling.policy_calls import PolicyCalls
 from aioserve.scheduling.policy_preemptions import chosen_decodes, preempt_for_policy
@@ -335,7 +336,7 @@ class StepPlanner:
                 chosen = self.policy_calls.chunk(request, count, view)
                 count = chosen or (count if forced else 0)
             if count == 0:
-                self.memory.drop(claim)
+                self.memory.claims.drop(claim)
                 continue
             if not self._start(sequence, claim, count):
                 blocked = not started

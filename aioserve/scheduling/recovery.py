@@ -62,12 +62,7 @@ def after_failed_step(books: SchedulerState, step: int, error: str) -> list[Sequ
             first = full_pages(lease.cached, page_size)
             cut |= memory.forget(lease.namespace, run.sequence.known_ids, first)
     books.complete(step)
-    ended = [
-        one
-        for run, *_ in failed
-        if run.goes_on
-        for one in (run.sequence, *run.sequence.pending_samples)
-    ]
+    ended = [one for run, *_ in failed if run.goes_on for one in run.sequence.family]
     books.end(ended, publish=False)
     lost = books.shorten(cut)
     for sequence in books.sequences.values():

@@ -7,7 +7,7 @@
 
 The planner, the choice of who gives way and what views say of reserves ask here. How many pages a
 request needs to start, which views and the simulator's fast-forward tell of, is
-`KVMemory.pages_needed`, as it is here. A new constraint, such as slots of adapters or pages of a
+`Claims.pages_needed`, as it is here. A new constraint, such as slots of adapters or pages of a
 second kind of KV, is one more term of `claim` and of `RoomWithout.suffices`. Knows nothing of
 policies beyond what they want to keep free.
 """
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from aioserve.kv.memory import Claim, KVMemory
+from aioserve.kv.claims import Claim
+from aioserve.kv.memory import KVMemory
 from aioserve.kv.pages import capacity_tokens
 from aioserve.scheduling.sequence import SequenceState
 from aioserve.scheduling.state import SchedulerState
@@ -109,12 +110,12 @@ class Room:
         memory, lease = self._memory, sequence.lease
         limit = sequence.num_cacheable
         alone = not self._books.running and not memory.pool.num_fenced
-        claim = memory.claim(lease, sequence.known_ids, limit)
+        claim = memory.claims.claim(lease, sequence.known_ids, limit)
         if not _fits(self._left(claim), pages_to_leave, alone=alone):
-            claim = memory.without_tail(lease, sequence.num_known, claim, limit)
+            claim = memory.claims.without_tail(lease, sequence.num_known, claim, limit)
         if _fits(self._left(claim), pages_to_leave, alone=alone):
             return claim
-        memory.drop(claim)
+        memory.claims.drop(claim)
         return None
 
     def _left(self, claim: Claim) -> int:
@@ -137,7 +138,8 @@ class RoomWithout:
 
     def __init__(self, books: SchedulerState, sequence: SequenceState) -> None:
         memory, reserve = books.memory, books.reserve
-        needed = memory.pages_needed(sequence.lease, sequence.known_ids, sequence.num_cacheable)
+        limit = sequence.num_cacheable
+        needed = memory.claims.pages_needed(sequence.lease, sequence.known_ids, limit)
         self._needed = needed
         self._reserve = reserve
         self._names = np.zeros(memory.pool.num_pages, np.int32)

@@ -112,7 +112,7 @@ class RequestView(SchedulingHints, frozen=True, kw_only=True, eq=False, weakref=
 
     def _found(self) -> int:
         sequence = self._sequence
-        return self._memory.peek(sequence.lease, sequence.known_ids, sequence.num_cacheable)
+        return self._memory.claims.peek(sequence.lease, sequence.known_ids, sequence.num_cacheable)
 
     def prefix_key(self, num_tokens: int) -> bytes:
         """16 bytes, equal for two requests exactly if their first `num_tokens` tokens are equal
@@ -133,7 +133,7 @@ class RequestView(SchedulingHints, frozen=True, kw_only=True, eq=False, weakref=
         if sequence.phase is not Phase.WAITING:
             return 0
         limit = sequence.num_cacheable
-        return memory.pages_needed(sequence.lease, sequence.known_ids, limit).total
+        return memory.claims.pages_needed(sequence.lease, sequence.known_ids, limit).total
 
     @property
     def reclaimable_pages(self) -> int:

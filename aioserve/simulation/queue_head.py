@@ -38,7 +38,7 @@ def head_of_queue(books: SchedulerState) -> QueueHead | None:
         or memory.host_pool is not None
     ):
         return None
-    needed = memory.pages_needed(head.lease, head.known_ids)
+    needed = memory.claims.pages_needed(head.lease, head.known_ids)
     size, pages = memory.page_size, needed.page_ids.tolist()
     near = [s for s in books.running if s.lease.published <= len(pages)]
     if any(_may_write_for(head, pages, sequence, size) for sequence in near):

@@ -105,10 +105,10 @@ class KVMemoryMachine(RuleBasedStateMachine):
 
     def begin_with(self, holder: Holder) -> bool:
         memory = self.memory
-        claim = memory.claim(holder.lease, holder.ids)
+        claim = memory.claims.claim(holder.lease, holder.ids)
         assert claim.num_cached < len(holder.known)
         if claim.num_new_pages > memory.num_available:
-            memory.drop(claim)
+            memory.claims.drop(claim)
             return False
         assert memory.begin(holder.lease, claim, self.step)
         self.holders.append(holder)
@@ -249,7 +249,7 @@ TestKVMemory = pytest.mark.timeout(300)(KVMemoryMachine.TestCase)
 def test_a_number_of_tokens_that_a_lease_cannot_be_cut_to_is_named():
     memory = KVMemory.of(8, 4)
     lease, ids = KVLease(), np.arange(10, dtype=np.int32)
-    assert memory.begin(lease, memory.claim(lease, ids), 0)
+    assert memory.begin(lease, memory.claims.claim(lease, ids), 0)
     memory.advance(lease, 10, 0)
     memory.publish(lease, ids)
     for length in (7, 11):

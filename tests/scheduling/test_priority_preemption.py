@@ -226,8 +226,8 @@ def has_room(bench: Bench, sequence: SequenceState, leaving: set[int]) -> bool:
     pages: those of the others, and those that it finds."""
     books, memory, reserve = bench.scheduler.books, bench.memory, bench.scheduler.books.reserve
     others = [s for s in books.running if s.sequence_id not in leaving and not s.exhausted]
-    claim = memory.claim(sequence.lease, sequence.known_ids)
-    memory.drop(claim)
+    claim = memory.claims.claim(sequence.lease, sequence.known_ids)
+    memory.claims.drop(claim)
     taken = set(claim.match.page_ids.tolist()).union(*(s.lease.page_ids.tolist() for s in others))
     free = memory.pool.num_pages - len(taken) - claim.num_new_pages
     running = [sequence, *(s for s in others if not s.paused)]
