@@ -23,8 +23,8 @@ from aioserve.config import EngineConfig
 from aioserve.execution import loading
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.timing import StepTime
-from aioserve.execution.noting import NotedStep, NotingRunner
 from aioserve.execution.runner import LoadedModel, ModelSource, Runner
+from aioserve.execution.timed_runner import TimedRunner, TimedStep
 from aioserve.request import Timings, Usage
 from aioserve.simulation.cost import RooflineCost
 
@@ -35,7 +35,7 @@ class WatchedModel:
     """Loads a model for an engine, by `source` if that is given, and notes what its steps take."""
 
     def __init__(self, path: Path, source: ModelSource | None = None) -> None:
-        self.steps: list[NotedStep] = []
+        self.steps: list[TimedStep] = []
         self.times: list[StepTime] | None = None
         """What the device took for the same steps; None where nothing times them."""
         self._path = path
@@ -48,9 +48,7 @@ class WatchedModel:
         else:
             loaded = await self._source.load(config, num_slots=num_slots)
         self._runner = loaded.runner
-        return msgspec.structs.replace(
-            loaded, runner=NotingRunner(loaded.runner, self.steps.append)
-        )
+        return msgspec.structs.replace(loaded, runner=TimedRunner(loaded.runner, self.steps.append))
 
     def begin(self) -> None:
         """Note from here on. No step may be in flight."""
@@ -163,7 +161,7 @@ def later(timings: Timings, seconds: float) -> Timings:
 # -- what the steps took
 
 
-def device_use(steps: Sequence[NotedStep], times: Sequence[StepTime] | None) -> dict[str, Any]:
+def device_use(steps: Sequence[TimedStep], times: Sequence[StepTime] | None) -> dict[str, Any]:
     """How long the device computed steps, and how long it had none, from the first to the last."""
     found = times_of(steps) if times is None else times
     busy = sum(time.seconds for time in found)
@@ -182,7 +180,7 @@ def device_use(steps: Sequence[NotedStep], times: Sequence[StepTime] | None) -> 
     }
 
 
-def times_of(steps: Sequence[NotedStep]) -> list[StepTime]:
+def times_of(steps: Sequence[TimedStep]) -> list[StepTime]:
     """Where nothing but the event loop times steps: what it heard."""
     ends = [None, *(step.ended for step in steps)]
     return [
@@ -191,7 +189,7 @@ def times_of(steps: Sequence[NotedStep]) -> list[StepTime]:
     ]
 
 
-def floor(steps: Sequence[NotedStep], cost: RooflineCost, seconds: float) -> dict[str, Any]:
+def floor(steps: Sequence[TimedStep], cost: RooflineCost, seconds: float) -> dict[str, Any]:
     """What the steps can't take less than, of all, and of those with and without prompts."""
     kinds = {"decodes": (0, 0.0, 0.0), "with_prompts": (0, 0.0, 0.0)}
     for step in steps:

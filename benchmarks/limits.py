@@ -38,8 +38,8 @@ from machine_limits import PRODUCT_SECONDS, READ_MIB, cost_of, measure_limits
 from aioserve import Engine, SamplingParams, _native
 from aioserve.config import EngineConfig
 from aioserve.execution.assembling import loaded_model
-from aioserve.execution.noting import NotedStep, NotingRunner
 from aioserve.execution.runner import LoadedModel, Text
+from aioserve.execution.timed_runner import TimedRunner, TimedStep
 from aioserve.models.loader import load_model
 from aioserve.ops import backend_named
 from aioserve.ops.native_program import NativeProgram
@@ -90,7 +90,7 @@ class NotedModel:
     """Loads a model for an engine, and notes every step and the time of its ops."""
 
     def __init__(self, model: str, dtype: str) -> None:
-        self.steps: list[NotedStep] = []
+        self.steps: list[TimedStep] = []
         self._model, self._dtype = model, dtype
         self._program: NativeProgram | None = None
 
@@ -106,9 +106,7 @@ class NotedModel:
         loaded = await loaded_model(
             self._model, decoder, text, config, num_slots=num_slots, seconds={}
         )
-        return msgspec.structs.replace(
-            loaded, runner=NotingRunner(loaded.runner, self.steps.append)
-        )
+        return msgspec.structs.replace(loaded, runner=TimedRunner(loaded.runner, self.steps.append))
 
     @property
     def program(self) -> NativeProgram:
@@ -151,7 +149,7 @@ async def run(engine: Engine, workload: Workload, seed: int) -> tuple[float, flo
 
 
 def phases_of(
-    workload: Workload, steps: list[NotedStep], began: float, ended: float, cost: RooflineCost
+    workload: Workload, steps: list[TimedStep], began: float, ended: float, cost: RooflineCost
 ) -> list[Phase]:
     with_prompts = [
         index

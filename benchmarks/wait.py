@@ -33,10 +33,10 @@ from typing import Any, Protocol, get_args
 import numpy as np
 
 from aioserve.errors import ConfigError
-from aioserve.execution.answers import Answers
 from aioserve.execution.gpu.cupy_device import CupyDevice
 from aioserve.execution.gpu.device import Device, Event, Stream
 from aioserve.execution.gpu.waiting import Threads, Way
+from aioserve.execution.loop_callbacks import LoopCallbacks
 from aioserve.ops.gpu.cupy_module import cupy_module
 
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -146,11 +146,11 @@ class Step:
     """Notes on the loop when it heard of its end."""
 
     event: Event
-    answers: Answers
+    callbacks: LoopCallbacks
     told: asyncio.Future[float]
 
     def end(self, error: Exception | None) -> None:
-        self.answers.put(lambda: self._tell(error))
+        self.callbacks.put(lambda: self._tell(error))
 
     def _tell(self, error: Exception | None) -> None:
         if self.told.done():
@@ -200,15 +200,15 @@ async def measure(
     idle_cpu_share: float,
 ) -> Row:
     """Steps one after the other for so many seconds, behind some that nobody counts."""
-    answers = Answers()
+    callbacks = LoopCallbacks()
     stream, event = device.new_stream(), device.new_event()
-    waiting = Threads(way).start_waiting(f"waits-{way}", stream, answers, device.within)
+    waiting = Threads(way).start_waiting(f"waits-{way}", stream, callbacks, device.within)
 
     async def step() -> float:
         kernels.launch(stream, length_seconds)
         stream.record(event)
-        told = answers.loop.create_future()
-        waiting.expect(Step(event, answers, told))
+        told = callbacks.loop.create_future()
+        waiting.expect(Step(event, callbacks, told))
         return await told
 
     ends: list[float] = []
@@ -227,7 +227,7 @@ async def measure(
         last = time.monotonic(), kernels.set_clock()
     finally:
         await waiting.aclose()
-        answers.close()
+        callbacks.close()
     ahead = interpolated(first, last)
     after = [at - (end + ahead(at)) for at, end in zip(heard, ends, strict=True)]
     return Row(

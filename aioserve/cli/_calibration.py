@@ -29,8 +29,8 @@ from aioserve.simulation.cost import StepLoad
 if TYPE_CHECKING:
     from aioserve import Engine
     from aioserve.config import EngineConfig
-    from aioserve.execution.noting import NotedStep
     from aioserve.execution.runner import LoadedModel
+    from aioserve.execution.timed_runner import TimedStep
 
 __all__ = [
     "MOST_CONTEXT_TOKENS",
@@ -151,14 +151,14 @@ class Recorder:
 
     async def load(self, config: EngineConfig, *, num_slots: int) -> LoadedModel:
         from aioserve.execution import loading
-        from aioserve.execution.noting import NotingRunner
+        from aioserve.execution.timed_runner import TimedRunner
 
         loaded = await loading.load(
             self._model, config, num_slots=num_slots, **self._listeners._asdict()
         )
-        return msgspec.structs.replace(loaded, runner=NotingRunner(loaded.runner, self._note))
+        return msgspec.structs.replace(loaded, runner=TimedRunner(loaded.runner, self._note))
 
-    def _note(self, step: NotedStep) -> None:
+    def _note(self, step: TimedStep) -> None:
         self.samples.append(StepSample(StepLoad.of(step.plan), step.seconds))
 
     def take(self) -> list[StepSample]:

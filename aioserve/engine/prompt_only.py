@@ -37,7 +37,7 @@ from aioserve.errors import (
     InvalidRequestError,
     RequestFailedError,
 )
-from aioserve.execution.answers import settle
+from aioserve.execution.loop_callbacks import settle
 from aioserve.request import MAX_LOGPROBS, Logprobs, SamplingParams, Timings, Usage
 
 __all__ = ["Pooling", "Score", "embeddings_of", "scores_of", "token_ids_of"]

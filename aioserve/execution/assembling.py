@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from aioserve.arguments import counted
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
-from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.process_memory import available_memory_bytes
 from aioserve.execution.runner import LoadedModel, ModelLimits, Runner, Text
+from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.models.decoder import Decoder
 from aioserve.models.loader import make_decoder
@@ -61,7 +61,7 @@ async def loaded_model(
     if config.num_host_pages:
         host_cache = _reserve(decoder, "num_host_pages", config.num_host_pages, config.page_size)
     processors: list[Callable[[str], Any]] = []
-    runner = CpuRunner(
+    runner = StepThreadRunner(
         decoder,
         cache,
         host_cache=host_cache,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
-from aioserve.execution.answers import Answers, settle
+from aioserve.execution.loop_callbacks import LoopCallbacks, settle
 from aioserve.execution.worker_thread import WorkerThread
 
 __all__ = ["StepThread"]
@@ -42,50 +42,50 @@ class StepThread(Generic[Result]):
     ) -> None:
         """All calls are made inside one `within()`, which is entered on the thread; `idle` is as in
         `WorkerThread`."""
-        self._answers = Answers()
+        self._callbacks = LoopCallbacks()
         calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         try:
             self._calls: WorkerThread[Call] = WorkerThread(
                 name,
-                functools.partial(_compute, calls, self._answers),
+                functools.partial(_compute, calls, self._callbacks),
                 within=within,
-                at_end=self._answers.close_soon,
+                at_end=self._callbacks.close_soon,
                 items=calls,
                 idle=idle,
             )
         except RuntimeError:
-            self._answers.close()
+            self._callbacks.close()
             raise
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:
         """Between a step's end on the thread and its callback on the loop."""
-        return self._answers.wake_delays_seconds
+        return self._callbacks.wake_delays_seconds
 
     def submit(self, call: Callable[[], Result]) -> Awaitable[Result]:
         """Queue `call`; the awaitable gives what it returns or raises."""
-        future: asyncio.Future[Result] = self._answers.loop.create_future()
+        future: asyncio.Future[Result] = self._callbacks.loop.create_future()
         self._calls.put((call, future))
         return future
 
     def tell_loop(self) -> None:
         """For a call that has done its part in Python, and goes on in compiled code: the loop may
         hear of the call before it, and does so at the end of this one at the latest."""
-        if len(self._answers):
-            self._answers.wake()
+        if len(self._callbacks):
+            self._callbacks.wake()
 
     async def aclose(self) -> None:
         """Run what is queued, then end the thread."""
         await self._calls.aclose()
-        self._answers.close()
+        self._callbacks.close()
 
 
-def _compute(calls: queue.SimpleQueue[Any], answers: Answers, entry: Call) -> None:
+def _compute(calls: queue.SimpleQueue[Any], callbacks: LoopCallbacks, entry: Call) -> None:
     call, future = entry
     try:
         result: Any = call()
     except BaseException as error:
         result = error
-    answers.put(functools.partial(settle, future, result))
-    if calls.empty() or len(answers) > 1:
-        answers.wake()
+    callbacks.put(functools.partial(settle, future, result))
+    if calls.empty() or len(callbacks) > 1:
+        callbacks.wake()

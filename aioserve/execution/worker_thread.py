@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
-from aioserve.execution.daemon import start_daemon
+from aioserve.execution.exit_joined_thread import start_exit_joined_thread
 
 __all__ = ["WorkerThread"]
 
@@ -50,7 +50,7 @@ class WorkerThread(Generic[Item]):
         run = functools.partial(_run, self._items, handle, within, at_end, idle)
         # Not `self.end`: whoever ends threads at exit would hold this object until then.
         end = functools.partial(self._items.put, None)
-        self._thread = start_daemon(name, run, end, exit_seconds=exit_seconds)
+        self._thread = start_exit_joined_thread(name, run, end, exit_seconds=exit_seconds)
 
     def __del__(self) -> None:
         self.end()

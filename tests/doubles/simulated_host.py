@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from aioserve.execution.answers import Answers
 from aioserve.execution.gpu.waiting import Expected, Within
+from aioserve.execution.loop_callbacks import LoopCallbacks
 from tests.doubles.fake_gpu import FakeGpu
 
 __all__ = ["SimulatedHost"]
@@ -26,10 +26,10 @@ class SimulatedHost:
         return SimulatedWorker(self._gpu, within, self.max_seconds)
 
     def start_waiting(
-        self, name: str, stream: object, answers: Answers, within: Within
+        self, name: str, stream: object, callbacks: LoopCallbacks, within: Within
     ) -> SimulatedWaiting:
         worker = SimulatedWorker(self._gpu, within, self.max_seconds)
-        return SimulatedWaiting(self._gpu, answers, worker)
+        return SimulatedWaiting(self._gpu, callbacks, worker)
 
 
 class SimulatedWorker:
@@ -69,9 +69,9 @@ class SimulatedWorker:
 class SimulatedWaiting:
     """Hears of events, where a thread would sleep in them."""
 
-    def __init__(self, gpu: FakeGpu, answers: Answers, worker: SimulatedWorker) -> None:
+    def __init__(self, gpu: FakeGpu, callbacks: LoopCallbacks, worker: SimulatedWorker) -> None:
         self._gpu = gpu
-        self._answers = answers
+        self._callbacks = callbacks
         self._worker = worker
         self._steps: deque[Expected] = deque()
         self._waits = False
@@ -111,6 +111,6 @@ class SimulatedWaiting:
             error = raised
         self._steps.popleft()
         step.end(error)
-        self._answers.wake()
+        self._callbacks.wake()
         if self._steps:
             self._watch()

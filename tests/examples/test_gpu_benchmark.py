@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from aioserve.execution.gpu.timing import StepTime
-from aioserve.execution.noting import NotedStep
+from aioserve.execution.timed_runner import TimedStep
 from aioserve.steps.plan import StepPlan
 from tests.examples.test_benchmarks import BENCHMARKS
 from tests.execution.gpu.plans import decode, item, plan
@@ -295,7 +295,7 @@ def test_the_best_of_reads_and_products_is_a_gpus_limit(module: Any) -> None:
 def test_steps_are_counted_with_what_they_take_and_what_is_between_them(module: Any) -> None:
     engine = module("gpu_engine")
     prompt, answer = plan(0, item(1, 0, [5, 6, 7]), started=(1,)), plan(1, decode(1, 3))
-    steps = [NotedStep(prompt, 10.0, 11.0), NotedStep(answer, 13.0, 13.5)]
+    steps = [TimedStep(prompt, 10.0, 11.0), TimedStep(answer, 13.0, 13.5)]
     use = engine.device_use(steps, None)
     assert (use["steps"], use["busy_seconds"], use["idle_seconds"]) == (2, 1.5, 2.0)
     assert use["idle_share"] == 2.0 / 3.5

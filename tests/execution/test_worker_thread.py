@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from aioserve.execution.answers import Answers, settle
+from aioserve.execution.loop_callbacks import LoopCallbacks, settle
 from aioserve.execution.worker_thread import WorkerThread
 from tests.timing import seconds_at_best
 
@@ -110,22 +110,22 @@ def test_what_can_wait_keeps_no_thread_from_its_end():
 
 @pytest.mark.asyncio
 async def test_what_was_put_is_told_together_after_a_wake():
-    answers, told = Answers(), []
+    callbacks, told = LoopCallbacks(), []
 
     def put() -> None:
         for number in range(3):
-            answers.put(lambda number=number: told.append((number, threading.get_ident())))
+            callbacks.put(lambda number=number: told.append((number, threading.get_ident())))
 
     await asyncio.to_thread(put)
     await asyncio.sleep(0.01)
     assert told == []
-    assert len(answers) == 3
-    await asyncio.to_thread(answers.wake)
+    assert len(callbacks) == 3
+    await asyncio.to_thread(callbacks.wake)
     await asyncio.sleep(0.01)
     assert told == [(number, threading.get_ident()) for number in range(3)]
-    assert len(answers.wake_delays_seconds) == 3
-    answers.put(lambda: told.append("late"))
-    answers.close()
+    assert len(callbacks.wake_delays_seconds) == 3
+    callbacks.put(lambda: told.append("late"))
+    callbacks.close()
     assert told[-1] == "late"
 
 

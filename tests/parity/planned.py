@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from aioserve.execution.cpu import CpuRunner
+from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.models.decoder import Decoder
 from aioserve.ops import Batch, Drawn, KVCache, LogitEdits, SampleRows
 from aioserve.request import SamplingParams
@@ -31,7 +31,7 @@ class PlannedRun:
         self.cache = _poisoned(decoder, num_pages, page_size)
         self.host_cache = _poisoned(decoder, num_host_pages, page_size)
         self._model = _Recorder(decoder)
-        self._runner = CpuRunner(
+        self._runner = StepThreadRunner(
             cast(Any, self._model),
             self.cache,
             host_cache=self.host_cache,

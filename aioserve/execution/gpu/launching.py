@@ -24,14 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.errors import InvariantError
-from aioserve.execution.answers import Answers
 from aioserve.execution.batch import HostStep
 from aioserve.execution.gpu.device import Device, Event, HostMemory, Stream
 from aioserve.execution.gpu.failures import DeviceFailedError, OutOfDeviceMemoryError
 from aioserve.execution.gpu.graphs import DecodeGraphs, GraphKey
 from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
-from aioserve.execution.gpu.timing import StepTimer, TimedStep
+from aioserve.execution.gpu.timing import StepEvents, StepTimer
 from aioserve.execution.gpu.waiting import Waiting
+from aioserve.execution.loop_callbacks import LoopCallbacks
 from aioserve.steps.outcome import StepOutcome
 
 __all__ = ["Block", "Launcher", "StepInFlight"]
@@ -69,7 +69,7 @@ class StepInFlight:
         locations_in_flight: Sequence[Locations] = (),
         device: Device,
         told: Callable[[StepInFlight, StepOutcome | Exception], None],
-        answers: Answers,
+        callbacks: LoopCallbacks,
     ) -> None:
         """`padding`: the step is nothing else, to run what a graph of it will be. `told` is called
         on the loop."""
@@ -84,11 +84,11 @@ class StepInFlight:
         self.error: Exception | None = None
         """Why not all of it was enqueued."""
         self.enqueued_seconds: float | None = None
-        self.timed: tuple[StepTimer, TimedStep] | None = None
+        self.timed: tuple[StepTimer, StepEvents] | None = None
         """Timer and times of a step that is timed."""
         self._device = device
         self._told = told
-        self._answers = answers
+        self._callbacks = callbacks
 
     @property
     def event(self) -> Event:
@@ -108,7 +108,7 @@ class StepInFlight:
             result = self.error or self._outcome()
         else:
             result = failed_for_good(self._device, error)
-        self._answers.put(functools.partial(self._told, self, result))
+        self._callbacks.put(functools.partial(self._told, self, result))
 
     def _outcome(self) -> StepOutcome | Exception:
         if self.timed is not None:

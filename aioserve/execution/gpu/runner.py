@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from aioserve.execution.answers import Answers, settle
 from aioserve.execution.batch import HostStep, PlanReader
 from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import (
@@ -37,6 +36,7 @@ from aioserve.execution.gpu.launching import Block, Launcher, StepInFlight
 from aioserve.execution.gpu.step_model import StepModel
 from aioserve.execution.gpu.timing import StepTime, StepTimer
 from aioserve.execution.gpu.waiting import HostSide, Threads
+from aioserve.execution.loop_callbacks import LoopCallbacks, settle
 from aioserve.execution.runner import RunnerFailedError
 from aioserve.ops import SampleRows
 from aioserve.sampling.masks import LateMasks
@@ -90,28 +90,28 @@ class CudaRunner:
         self._at_rest = asyncio.Event()
         self._at_rest.set()
         self._watchdog = Watchdog(loop, self._oldest, self._hung, hung_seconds=hung_seconds)
-        self._answers = Answers()
+        self._callbacks = LoopCallbacks()
         try:
             self._start(host_side or Threads(), f"aioserve-{name}")
         except RuntimeError:
-            self._answers.close()
+            self._callbacks.close()
             raise
 
     def _start(self, host_side: HostSide, name: str) -> None:
         # In this order: an interpreter that exits ends the thread first that was started last.
         self._waiting = host_side.start_waiting(
-            f"{name}-waits", self._launcher.main, self._answers, self._device.within
+            f"{name}-waits", self._launcher.main, self._callbacks, self._device.within
         )
         self._worker = host_side.start_worker(name, self._launcher.within)
         self._worker.put(self._launcher.begin)
 
     @property
     def wake_delays_seconds(self) -> Sequence[float]:
-        return self._answers.wake_delays_seconds
+        return self._callbacks.wake_delays_seconds
 
     def launch(self, plan: StepPlan, masks: LateMasks | None = None) -> Awaitable[StepOutcome]:
         """Its arrays are made here, while the step before is computed."""
-        future: asyncio.Future[StepOutcome] = self._answers.loop.create_future()
+        future: asyncio.Future[StepOutcome] = self._callbacks.loop.create_future()
         if self._failure is not None:
             _fail(future, self._failure)
             return future
@@ -132,7 +132,7 @@ class CudaRunner:
         keys = [GraphKey(size, variant) for size in sizes for variant in self._variants]
         for done, key in enumerate(keys):
             progress(done, len(keys))
-            future: asyncio.Future[StepOutcome] = self._answers.loop.create_future()
+            future: asyncio.Future[StepOutcome] = self._callbacks.loop.create_future()
             await self._launch(_nothing(), key, future)
         await self._passed_by_worker()
         progress(len(keys), len(keys))
@@ -158,7 +158,7 @@ class CudaRunner:
         else:
             await self._worker.aclose()
             await self._waiting.aclose()
-        self._answers.close()
+        self._callbacks.close()
 
     # -- on the loop
 
@@ -181,7 +181,7 @@ class CudaRunner:
                 locations_in_flight=self._locations_in_flight() if len(step.copies) else (),
                 device=self._device,
                 told=self._ended,
-                answers=self._answers,
+                callbacks=self._callbacks,
             )
             self._in_flight.append(flight)
             self._futures[flight] = future
@@ -223,10 +223,10 @@ class CudaRunner:
 
     def _hung(self, seconds: float) -> None:
         oldest = self._in_flight[0]
-        self._answers.tell()
+        self._callbacks.tell()
         if not self._in_flight or self._in_flight[0] is not oldest:
             return
-        now = self._answers.loop.time()
+        now = self._callbacks.loop.time()
         steps = "".join(f"\n  {_described(flight, now)}" for flight in self._in_flight)
         steps += "".join(f"\n  step {step.step}, which waits" for step, _, _ in self._queued)
         logger.error(
@@ -243,12 +243,12 @@ class CudaRunner:
 
     async def _passed_by_worker(self) -> None:
         """Until the step thread has done all that was put until now."""
-        passed = self._answers.loop.create_future()
-        answers = self._answers
+        passed = self._callbacks.loop.create_future()
+        callbacks = self._callbacks
 
         def tell() -> None:
-            answers.put(functools.partial(settle, passed, None))
-            answers.wake()
+            callbacks.put(functools.partial(settle, passed, None))
+            callbacks.wake()
 
         self._worker.put(tell)
         await passed

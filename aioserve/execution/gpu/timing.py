@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from aioserve.execution.gpu.device import Device, Event, Stream
 
-__all__ = ["StepTime", "StepTimer", "TimedStep"]
+__all__ = ["StepEvents", "StepTime", "StepTimer"]
 
 
 class StepTime(NamedTuple):
@@ -31,13 +31,13 @@ class StepTime(NamedTuple):
     """To how many sequences it was padded, to run as a graph; None: it ran eagerly."""
 
 
-class TimedStep:
+class StepEvents:
     """One step's two events, which a later step uses again."""
 
     def __init__(self, device: Device) -> None:
         self.began: Event = device.new_event(timed=True)
         self.ended: Event = device.new_event(timed=True)
-        self.before: TimedStep | None = None
+        self.before: StepEvents | None = None
         """Times of the step before."""
 
 
@@ -52,22 +52,22 @@ class StepTimer:
         self._device = device
         # One more than are in flight: the last one that was noted says when the next one could
         # have begun.
-        self._steps = cycle([TimedStep(device) for _ in range(num_in_flight + 1)])
-        self._last: TimedStep | None = None
+        self._steps = cycle([StepEvents(device) for _ in range(num_in_flight + 1)])
+        self._last: StepEvents | None = None
 
-    def begin(self, main: Stream) -> TimedStep:
+    def begin(self, main: Stream) -> StepEvents:
         """Before anything of a step is enqueued."""
         timed = next(self._steps)
         main.record(timed.began)
         timed.before = self._last
         return timed
 
-    def end(self, timed: TimedStep, main: Stream) -> None:
+    def end(self, timed: StepEvents, main: Stream) -> None:
         """Behind all of it."""
         main.record(timed.ended)
         self._last = timed
 
-    def note(self, timed: TimedStep, step: int, graph_size: int | None) -> None:
+    def note(self, timed: StepEvents, step: int, graph_size: int | None) -> None:
         """What a step took that is done."""
         between, before = self._device.seconds_between, timed.before
         idle = None if before is None else max(0.0, between(before.ended, timed.began))

@@ -20,8 +20,8 @@ from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from aioserve import _native
-from aioserve.execution.answers import Answers
 from aioserve.execution.gpu.device import Event, Stream
+from aioserve.execution.loop_callbacks import LoopCallbacks
 from aioserve.execution.worker_thread import WorkerThread
 
 __all__ = ["Expected", "HostSide", "Threads", "Waiting", "Way", "Worker"]
@@ -86,8 +86,10 @@ class HostSide(Protocol):
         """One that makes its calls inside `within()`."""
         ...
 
-    def start_waiting(self, name: str, stream: Stream, answers: Answers, within: Within) -> Waiting:
-        """For steps that end on `stream`. Called on the event loop of `answers`, which hears of
+    def start_waiting(
+        self, name: str, stream: Stream, callbacks: LoopCallbacks, within: Within
+    ) -> Waiting:
+        """For steps that end on `stream`. Called on the event loop of `callbacks`, which hears of
         each end."""
         ...
 
@@ -102,11 +104,13 @@ class Threads:
     def start_worker(self, name: str, within: Within) -> Worker:
         return WorkerThread(name, _call, within=within)
 
-    def start_waiting(self, name: str, stream: Stream, answers: Answers, within: Within) -> Waiting:
+    def start_waiting(
+        self, name: str, stream: Stream, callbacks: LoopCallbacks, within: Within
+    ) -> Waiting:
         if self._way == "callback":
-            return HostCallback(stream, answers)
+            return HostCallback(stream, callbacks)
         spin_seconds = self._spin_seconds if self._way == "spin" else 0.0
-        return WaitThread(name, answers, within, spin_seconds=spin_seconds)
+        return WaitThread(name, callbacks, within, spin_seconds=spin_seconds)
 
 
 def _call(call: Callable[[], None]) -> None:
@@ -117,11 +121,11 @@ class WaitThread:
     """A thread that waits for one step after the other, and wakes the loop once for each."""
 
     def __init__(
-        self, name: str, answers: Answers, within: Within, *, spin_seconds: float = 0.0
+        self, name: str, callbacks: LoopCallbacks, within: Within, *, spin_seconds: float = 0.0
     ) -> None:
-        wait = functools.partial(_wait, answers, spin_seconds)
+        wait = functools.partial(_wait, callbacks, spin_seconds)
         self._steps: WorkerThread[Expected] = WorkerThread(
-            name, wait, within=within, at_end=answers.close_soon
+            name, wait, within=within, at_end=callbacks.close_soon
         )
 
     def expect(self, step: Expected) -> None:
@@ -134,7 +138,7 @@ class WaitThread:
         await self._steps.aclose()
 
 
-def _wait(answers: Answers, spin_seconds: float, step: Expected) -> None:
+def _wait(callbacks: LoopCallbacks, spin_seconds: float, step: Expected) -> None:
     error = None
     try:
         if not (spin_seconds and step.event.spin(spin_seconds)):
@@ -142,7 +146,7 @@ def _wait(answers: Answers, spin_seconds: float, step: Expected) -> None:
     except Exception as raised:
         error = raised
     step.end(error)
-    answers.wake()
+    callbacks.wake()
 
 
 class HostCallback:
@@ -152,10 +156,10 @@ class HostCallback:
     the loop, which has to watch files.
     """
 
-    def __init__(self, stream: Stream, answers: Answers) -> None:
+    def __init__(self, stream: Stream, callbacks: LoopCallbacks) -> None:
         self._stream = stream
-        self._answers = answers
-        self._loop = answers.loop
+        self._callbacks = callbacks
+        self._loop = callbacks.loop
         self._steps: deque[Expected] = deque()
         self._file = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._loop.add_reader(self._file, self._read)
@@ -202,7 +206,7 @@ class HostCallback:
             except Exception as raised:
                 error = raised
             self._steps.popleft().end(error)
-        self._answers.tell()
+        self._callbacks.tell()
         if not self._steps:
             while self._empty:
                 self._empty.pop()()

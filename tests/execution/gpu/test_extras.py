@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import (
 from triton.runtime.interpreter import GridExecutor
 
 from aioserve.execution.batch import PlanReader
-from aioserve.execution.cpu import CpuRunner
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.runner import CudaRunner
 from aioserve.execution.gpu.step_model import outcome_of
+from aioserve.execution.step_thread_runner import StepThreadRunner
 from aioserve.ops import Backend, Batch, KVCache
 from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.backend import CudaBackend
@@ -93,10 +93,10 @@ def steps_on_host() -> DecoderSteps:
     )
 
 
-def reference_runner() -> CpuRunner:
+def reference_runner() -> StepThreadRunner:
     backend = ReferenceBackend()
     decoder: Any = TableDecoder(backend)
-    return CpuRunner(decoder, cache_of(backend), num_slots=NUM_SLOTS, name="test")
+    return StepThreadRunner(decoder, cache_of(backend), num_slots=NUM_SLOTS, name="test")
 
 
 PARAMS = [

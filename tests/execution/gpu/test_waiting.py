@@ -11,9 +11,9 @@ import time
 import pytest
 
 from aioserve import _native
-from aioserve.execution.answers import Answers
 from aioserve.execution.gpu.device import Event
 from aioserve.execution.gpu.waiting import Threads, Way
+from aioserve.execution.loop_callbacks import LoopCallbacks
 from tests.doubles.fake_gpu import FakeGpu, FakeStream
 from tests.execution.gpu.plans import threaded_gpu
 from tests.timing import seconds_at_best
@@ -25,16 +25,16 @@ every_way = pytest.mark.parametrize("way", WAYS)
 class Step:
     """Notes its end on the loop."""
 
-    def __init__(self, number: int, event: Event, answers: Answers, ends: list) -> None:
+    def __init__(self, number: int, event: Event, callbacks: LoopCallbacks, ends: list) -> None:
         self.number = number
         self.event = event
-        self.answers = answers
+        self.callbacks = callbacks
         self.ends = ends
 
     def end(self, error: Exception | None) -> None:
         done = error is not None or self.event.is_done
         entry = (self.number, done, None if error is None else str(error))
-        self.answers.put(lambda: self.ends.append((*entry, threading.get_ident())))
+        self.callbacks.put(lambda: self.ends.append((*entry, threading.get_ident())))
 
 
 async def until(condition, seconds: float = 5.0) -> None:
@@ -54,16 +54,16 @@ def enqueue(gpu: FakeGpu, stream: FakeStream, number: int) -> Event:
 @every_way
 def test_ends_are_told_on_the_loop_in_order_and_not_before_they_are(way):
     async def main(gpu: FakeGpu) -> None:
-        answers, ends = Answers(), []
+        callbacks, ends = LoopCallbacks(), []
         stream = gpu.new_stream()
-        waiting = Threads(way).start_waiting("test", stream, answers, gpu.within)
+        waiting = Threads(way).start_waiting("test", stream, callbacks, gpu.within)
         for number in range(20):
-            step = Step(number, enqueue(gpu, stream, number), answers, ends)
+            step = Step(number, enqueue(gpu, stream, number), callbacks, ends)
             waiting.expect(step)
             if number % 5 == 0:
                 await asyncio.sleep(0.01)
         await waiting.aclose()
-        answers.close()
+        callbacks.close()
         here = threading.get_ident()
         assert ends == [(number, True, None, here) for number in range(20)]
 
@@ -74,18 +74,18 @@ def test_ends_are_told_on_the_loop_in_order_and_not_before_they_are(way):
 @every_way
 def test_a_device_that_fails_ends_every_step_with_its_error(way):
     async def main(gpu: FakeGpu) -> None:
-        answers, ends = Answers(), []
+        callbacks, ends = LoopCallbacks(), []
         stream = gpu.new_stream()
-        waiting = Threads(way).start_waiting("test", stream, answers, gpu.within)
+        waiting = Threads(way).start_waiting("test", stream, callbacks, gpu.within)
         for number in range(3):
-            waiting.expect(Step(number, enqueue(gpu, stream, number), answers, ends))
+            waiting.expect(Step(number, enqueue(gpu, stream, number), callbacks, ends))
         await until(lambda: len(ends) == 2)
         gpu.break_for_good("it broke")
         await until(lambda: len(ends) == 3)
         # One that is launched after that has no event, and nobody calls.
-        waiting.expect(Step(3, gpu.new_event(), answers, ends))
+        waiting.expect(Step(3, gpu.new_event(), callbacks, ends))
         await waiting.aclose()
-        answers.close()
+        callbacks.close()
         assert [(number, error) for number, _, error, _ in ends] == [
             (0, None),
             (1, None),
@@ -103,11 +103,11 @@ def test_a_device_that_fails_ends_every_step_with_its_error(way):
 @every_way
 def test_what_was_opened_is_closed(way):
     async def main(gpu: FakeGpu) -> None:
-        answers = Answers()
+        callbacks = LoopCallbacks()
         stream = gpu.new_stream()
-        waiting = Threads(way).start_waiting("closes", stream, answers, gpu.within)
+        waiting = Threads(way).start_waiting("closes", stream, callbacks, gpu.within)
         await waiting.aclose()
-        answers.close()
+        callbacks.close()
 
     with threaded_gpu() as gpu:
         asyncio.run(main(gpu))

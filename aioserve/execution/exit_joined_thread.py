@@ -16,12 +16,12 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["start_daemon"]
+__all__ = ["start_exit_joined_thread"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def start_daemon(
+def start_exit_joined_thread(
     name: str, run: Callable[[], None], end: Callable[[], object], *, exit_seconds: float
 ) -> threading.Thread:
     """Start a thread for `run`, which returns soon after `end` was called. An interpreter that

@@ -13,11 +13,11 @@ import weakref
 
 import pytest
 
-from aioserve.execution.daemon import start_daemon
+from aioserve.execution.exit_joined_thread import start_exit_joined_thread
 
 PROGRAM = """
 import queue, time
-from aioserve.execution import daemon
+from aioserve.execution.exit_joined_thread import start_exit_joined_thread
 
 ends = queue.SimpleQueue()
 
@@ -26,7 +26,8 @@ def run():
     ends.get()
     print("done", flush=True)
 
-daemon.start_daemon("computing", run, lambda: ends.put(None), exit_seconds={exit_seconds})
+end = lambda: ends.put(None)
+start_exit_joined_thread("computing", run, end, exit_seconds={exit_seconds})
 """
 
 
@@ -77,7 +78,7 @@ def test_a_thread_that_has_ended_is_forgotten() -> None:
 
     ends = Ends()
     forgotten = weakref.ref(ends)
-    thread = start_daemon("short", lambda: time.sleep(0.01), ends.set, exit_seconds=1)
+    thread = start_exit_joined_thread("short", lambda: time.sleep(0.01), ends.set, exit_seconds=1)
     thread.join()
     del ends, thread
     gc.collect()

@@ -19,10 +19,10 @@ from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 
-__all__ = ["CpuRunner"]
+__all__ = ["StepThreadRunner"]
 
 
-class CpuRunner:
+class StepThreadRunner:
     """Owns the model's KV storage. Made on the event loop that will await its steps.
 
     `host_cache` is where pages are copied to and from "the host": here it is the same memory.

@@ -11,10 +11,10 @@ from aioserve.sampling.masks import LateMasks
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.plan import StepPlan
 
-__all__ = ["NotedStep", "NotingRunner"]
+__all__ = ["TimedRunner", "TimedStep"]
 
 
-class NotedStep(NamedTuple):
+class TimedStep(NamedTuple):
     """One step, as the event loop saw it; on the clock of `time.perf_counter`."""
 
     plan: StepPlan
@@ -29,10 +29,10 @@ class NotedStep(NamedTuple):
         return self.ended - self.began
 
 
-class NotingRunner:
+class TimedRunner:
     """A `Runner`. `note` is called on the loop with each step that ends well."""
 
-    def __init__(self, runner: Runner, note: Callable[[NotedStep], None]) -> None:
+    def __init__(self, runner: Runner, note: Callable[[TimedStep], None]) -> None:
         self._runner = runner
         self._note = note
         self._ended = float("-inf")
@@ -49,7 +49,7 @@ class NotingRunner:
     ) -> StepOutcome:
         outcome = await handle
         began, self._ended = max(launched, self._ended), time.perf_counter()
-        self._note(NotedStep(plan, began, self._ended))
+        self._note(TimedStep(plan, began, self._ended))
         return outcome
 
     async def aclose(self) -> None:

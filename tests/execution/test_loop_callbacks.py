@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from aioserve.execution.waker import Waker
+from aioserve.execution.loop_callbacks import EventFdWaker
 from aioserve.testing import run_simulated
 
 pytestmark = pytest.mark.alone
@@ -23,7 +23,7 @@ def open_files() -> set[str]:
 @pytest.mark.asyncio
 async def test_a_wake_from_another_thread_is_heard():
     loop, woken = asyncio.get_running_loop(), asyncio.Event()
-    waker = Waker(loop, woken.set)
+    waker = EventFdWaker(loop, woken.set)
     for _ in range(3):
         thread = threading.Thread(target=waker.wake)
         thread.start()
@@ -44,7 +44,7 @@ async def test_whoever_wakes_goes_on_before_the_loop_gets_its_turn():
     loop = asyncio.get_running_loop()
     heard: list[float] = []
     went_on: list[float] = []
-    waker = Waker(loop, lambda: heard.append(time.perf_counter()))
+    waker = EventFdWaker(loop, lambda: heard.append(time.perf_counter()))
 
     def wake_and_go_on() -> None:
         for _ in range(50):
@@ -70,7 +70,7 @@ async def test_whoever_wakes_goes_on_before_the_loop_gets_its_turn():
 async def test_close_tells_what_was_not_told_yet_and_then_nothing():
     told: list[None] = []
     files = open_files()
-    waker = Waker(asyncio.get_running_loop(), lambda: told.append(None))
+    waker = EventFdWaker(asyncio.get_running_loop(), lambda: told.append(None))
     assert len(open_files()) == len(files) + 1
     waker.wake()
     waker.close()
@@ -83,7 +83,7 @@ async def test_close_tells_what_was_not_told_yet_and_then_nothing():
 @pytest.mark.asyncio
 async def test_a_thread_may_close_it():
     files = open_files()
-    waker = Waker(asyncio.get_running_loop(), lambda: None)
+    waker = EventFdWaker(asyncio.get_running_loop(), lambda: None)
     await asyncio.to_thread(waker.close_soon)
     await asyncio.sleep(0.01)
     assert open_files() <= files
@@ -92,8 +92,8 @@ async def test_a_thread_may_close_it():
 def test_of_a_loop_that_is_gone_no_file_is_left():
     files = open_files()
 
-    async def leave() -> Waker:
-        return Waker(asyncio.get_running_loop(), lambda: None)
+    async def leave() -> EventFdWaker:
+        return EventFdWaker(asyncio.get_running_loop(), lambda: None)
 
     waker = asyncio.run(leave())
     waker.wake()
@@ -104,7 +104,7 @@ def test_of_a_loop_that_is_gone_no_file_is_left():
 def test_a_loop_that_watches_no_files_is_woken_too():
     async def main() -> None:
         woken = asyncio.Event()
-        waker = Waker(asyncio.get_running_loop(), woken.set)
+        waker = EventFdWaker(asyncio.get_running_loop(), woken.set)
         await asyncio.to_thread(waker.wake)
         await asyncio.wait_for(woken.wait(), 5)
         waker.close()
