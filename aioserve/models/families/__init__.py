@@ -1,4 +1,4 @@
-"""One file for each family of models: how its config.json reads, and what its decoder is made of.
+"""Families of models: how the config.json of each reads, and what its decoder is made of.
 
 No torch here. A setting that would change the computation and isn't implemented is refused, never
 ignored. The defaults of absent fields are those of transformers' config classes, because its files
@@ -14,9 +14,7 @@ from aioserve.isolation import shown
 from aioserve.models.architecture import Architecture
 from aioserve.models.families.gemma import gemma2, gemma3, gemma3_conditional, text_config
 from aioserve.models.families.gpt2 import gpt2
-from aioserve.models.families.llama import llama
-from aioserve.models.families.mistral import mistral
-from aioserve.models.families.phi3 import phi3
+from aioserve.models.families.llama import llama, mistral, phi3
 from aioserve.models.families.qwen import qwen2, qwen3
 from aioserve.models.fields import Fields
 

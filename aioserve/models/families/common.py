@@ -1,24 +1,35 @@
-"""Parts that families share: sizes, activations and windows as config.json spells them, and the
-frame around the layers that all but GPT-2 have."""
+"""Parts that families share: sizes, activations and windows as config.json spells them, and Llama's
+decoder, which is that of all but GPT-2 with small changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aioserve.models.architecture import Architecture, Heads, Layer, Tensor, rms_norm
+from aioserve.models.architecture import (
+    MLP,
+    Architecture,
+    Attention,
+    Heads,
+    Layer,
+    Norm,
+    Tensor,
+    linear,
+    rms_norm,
+)
 from aioserve.models.fields import Fields
+from aioserve.models.rope import RopeConfig
 
 __all__ = [
     "LEAST_POSITIONS",
     "MOST_LAYERS",
     "Shape",
     "activation",
-    "frame",
     "layer_types",
+    "llama_like",
     "read_shape",
-    "same_window",
+    "same_windows",
     "windows",
 ]
 
@@ -74,18 +85,81 @@ def read_shape(
     )
 
 
-def frame(
-    shape: Shape, layer: Callable[[str, int], Layer], *, norm_offset: float = 0.0, **other: Any
+def llama_like(
+    shape: Shape,
+    *,
+    activation: str,
+    ropes: Sequence[RopeConfig],
+    windows: Sequence[int],
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    fused: bool = False,
+    head_norms: bool = False,
+    block_norms: bool = False,
+    norm_offset: float = 0.0,
+    scale: float | None = None,
+    attention_cap: float = 0.0,
+    **other: Any,
 ) -> Architecture:
-    """Embedding, the layers that `layer(prefix, index)` describes, norm and head."""
+    """Llama's decoder, and what other families change in it.
+
+    Args:
+        ropes, windows: of each layer; window 0 for none.
+        fused: one projection makes queries, keys and values, and one gate and up.
+        head_norms: RMS norms of each query and key head.
+        block_norms: norms behind attention and MLP as well.
+        norm_offset: is added to the weights of all norms.
+        scale: of scores; None for 1 / sqrt(head_dim).
+        other: more of the architecture's fields.
+    """
+    hidden, inner, heads = shape.hidden, shape.inner, shape.heads
+    qkv = {"q_proj": heads.query_size, "k_proj": heads.kv_size, "v_proj": heads.kv_size}
+    gate_up = {"gate_proj": inner, "up_proj": inner}
+    if fused:
+        qkv, gate_up = {"qkv_proj": sum(qkv.values())}, {"gate_up_proj": 2 * inner}
+
+    def norm(name: str, size: int = hidden) -> Norm:
+        return rms_norm(name, size, shape.eps, norm_offset)
+
+    def layer(at: str, rope: RopeConfig, window: int) -> Layer:
+        attention = f"{at}.self_attn"
+        # Where there are more norms, this name is that of the one behind attention.
+        before_mlp = "pre_feedforward" if block_norms else "post_attention"
+        return Layer(
+            attention_norm=norm(f"{at}.input_layernorm"),
+            attention=Attention(
+                heads=heads,
+                qkv=linear(attention, hidden, qkv_bias, **qkv),
+                query_norm=norm(f"{attention}.q_norm", heads.dim) if head_norms else None,
+                key_norm=norm(f"{attention}.k_norm", heads.dim) if head_norms else None,
+                output=linear(attention, heads.query_size, output_bias, o_proj=hidden),
+                scale=heads.dim**-0.5 if scale is None else scale,
+                rope=rope,
+                window=window,
+                soft_cap=attention_cap,
+            ),
+            attention_post_norm=norm(f"{at}.post_attention_layernorm") if block_norms else None,
+            mlp_norm=norm(f"{at}.{before_mlp}_layernorm"),
+            mlp=MLP(
+                up=linear(f"{at}.mlp", hidden, mlp_bias, **gate_up),
+                down=linear(f"{at}.mlp", inner, mlp_bias, down_proj=hidden),
+                activation=activation,
+            ),
+            mlp_post_norm=norm(f"{at}.post_feedforward_layernorm") if block_norms else None,
+        )
+
     return Architecture(
         vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
+        hidden_size=hidden,
         max_position_embeddings=shape.max_positions,
-        embedding=Tensor("model.embed_tokens.weight", (shape.vocab, shape.hidden)),
-        layers=tuple(layer(f"model.layers.{i}", i) for i in range(shape.num_layers)),
-        final_norm=rms_norm("model.norm", shape.hidden, shape.eps, norm_offset),
-        head=Tensor("lm_head.weight", (shape.vocab, shape.hidden)),
+        embedding=Tensor("model.embed_tokens.weight", (shape.vocab, hidden)),
+        layers=tuple(
+            layer(f"model.layers.{i}", rope, window)
+            for i, (rope, window) in enumerate(zip(ropes, windows, strict=True))
+        ),
+        final_norm=norm("model.norm"),
+        head=Tensor("lm_head.weight", (shape.vocab, hidden)),
         tie_word_embeddings=shape.tied,
         **other,
     )
@@ -101,7 +175,7 @@ def activation(
     return found
 
 
-def same_window(config: Fields, num_layers: int, absent: int | None) -> int:
+def same_windows(config: Fields, num_layers: int, absent: int | None) -> list[int]:
     """One window for all layers, or 0 for none where it is null."""
     if "sliding_window" not in config.values and absent is not None:
         window = absent
@@ -110,7 +184,7 @@ def same_window(config: Fields, num_layers: int, absent: int | None) -> int:
     expected = ["sliding_attention" if window else "full_attention"] * num_layers
     if config.has("layer_types") and config.values["layer_types"] != expected:
         config.unsupported("layer_types", "this architecture treats all layers alike")
-    return window
+    return [window] * num_layers
 
 
 def layer_types(config: Fields, default: list[str]) -> list[str]:

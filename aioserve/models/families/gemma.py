@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
-from aioserve.models.architecture import MLP, Architecture, Attention, Layer, linear, rms_norm
+from aioserve.models.architecture import Architecture
 from aioserve.models.families.common import (
     Shape,
     activation,
-    frame,
     layer_types,
+    llama_like,
     read_shape,
     windows,
 )
@@ -35,8 +36,7 @@ def gemma2(config: Fields) -> Architecture:
         kinds,
         ropes=dict.fromkeys(kinds, rope),
         attention_cap=_soft_cap(config, "attn_logit_softcapping", 50.0),
-        final_cap=_soft_cap(config, "final_logit_softcapping", 30.0),
-        head_norms=False,
+        final_soft_cap=_soft_cap(config, "final_logit_softcapping", 30.0),
     )
 
 
@@ -66,8 +66,7 @@ def gemma3(config: Fields) -> Architecture:
         shape,
         kinds,
         ropes={"sliding_attention": sliding, "full_attention": full},
-        attention_cap=0.0,
-        final_cap=_soft_cap(config, "final_logit_softcapping", 0.0),
+        final_soft_cap=_soft_cap(config, "final_logit_softcapping", 0.0),
         head_norms=True,
     )
 
@@ -102,51 +101,23 @@ def text_config(config: Fields) -> Fields:
 
 
 def _gemma(
-    config: Fields,
-    shape: Shape,
-    kinds: list[str],
-    *,
-    ropes: dict[str, RopeConfig],
-    attention_cap: float,
-    final_cap: float,
-    head_norms: bool,
+    config: Fields, shape: Shape, kinds: list[str], *, ropes: dict[str, RopeConfig], **other: Any
 ) -> Architecture:
-    hidden, inner, heads, eps = shape.hidden, shape.inner, shape.heads, shape.eps
     layer_windows = windows(config, kinds)
     gate = activation(config, "hidden_activation", "gelu_pytorch_tanh")
     bias = config.flag("attention_bias", False)
-    scale = config.number("query_pre_attn_scalar", 256.0) ** -0.5
-
-    def layer(at: str, index: int) -> Layer:
-        attention = f"{at}.self_attn"
-        qkv = {"q_proj": heads.query_size, "k_proj": heads.kv_size, "v_proj": heads.kv_size}
-        query_norm = rms_norm(f"{attention}.q_norm", heads.dim, eps, 1.0)
-        key_norm = rms_norm(f"{attention}.k_norm", heads.dim, eps, 1.0)
-        return Layer(
-            attention_norm=rms_norm(f"{at}.input_layernorm", hidden, eps, 1.0),
-            attention=Attention(
-                heads=heads,
-                qkv=linear(attention, hidden, bias, **qkv),
-                query_norm=query_norm if head_norms else None,
-                key_norm=key_norm if head_norms else None,
-                output=linear(attention, heads.query_size, bias, o_proj=hidden),
-                scale=scale,
-                rope=ropes[kinds[index]],
-                window=layer_windows[index],
-                soft_cap=attention_cap,
-            ),
-            attention_post_norm=rms_norm(f"{at}.post_attention_layernorm", hidden, eps, 1.0),
-            mlp_norm=rms_norm(f"{at}.pre_feedforward_layernorm", hidden, eps, 1.0),
-            mlp=MLP(
-                up=linear(f"{at}.mlp", hidden, gate_proj=inner, up_proj=inner),
-                down=linear(f"{at}.mlp", inner, down_proj=hidden),
-                activation=gate,
-            ),
-            mlp_post_norm=rms_norm(f"{at}.post_feedforward_layernorm", hidden, eps, 1.0),
-        )
-
-    return frame(
-        shape, layer, norm_offset=1.0, embedding_scale=hidden**0.5, final_soft_cap=final_cap
+    return llama_like(
+        shape,
+        activation=gate,
+        ropes=[ropes[kind] for kind in kinds],
+        windows=layer_windows,
+        qkv_bias=bias,
+        output_bias=bias,
+        block_norms=True,
+        norm_offset=1.0,
+        scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        embedding_scale=shape.hidden**0.5,
+        **other,
     )
 
 

@@ -1,42 +1,52 @@
-"""Llama (Touvron et al., 2023; Grattafiori et al., "The Llama 3 herd of models", 2024).
+"""Llama (Touvron et al., 2023; Grattafiori et al., "The Llama 3 herd of models", 2024), and the
+families that are Llama with a few fields changed.
 
-Pre-normalised with RMS norms, rotary positions, grouped heads since Llama 2, a gated MLP.
+Llama is pre-normalised with RMS norms, and has rotary positions, grouped heads since version 2, and
+a gated MLP. Mistral (Jiang et al., "Mistral 7B", 2023) has a sliding window in every layer. Phi-3
+(Abdin et al., "Phi-3 technical report", 2024) has fused projections in the checkpoint, a partial
+rotation, and long contexts by LongRoPE (Ding et al., 2024).
 """
 
 from __future__ import annotations
 
-from aioserve.models.architecture import MLP, Architecture, Attention, Layer, linear, rms_norm
-from aioserve.models.families.common import activation, frame, read_shape
+from aioserve.models.architecture import Architecture
+from aioserve.models.families.common import activation, llama_like, read_shape, same_windows
 from aioserve.models.fields import Fields
 from aioserve.models.rope import read_rope
 
-__all__ = ["llama"]
+__all__ = ["llama", "mistral", "phi3"]
 
 
 def llama(config: Fields) -> Architecture:
     shape = read_shape(config)
-    hidden, inner, heads, eps = shape.hidden, shape.inner, shape.heads, shape.eps
-    rope = read_rope(config, heads.dim, shape.max_positions)
+    rope = read_rope(config, shape.heads.dim, shape.max_positions)
     gate = activation(config, "hidden_act", "silu")
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    return llama_like(
+        shape,
+        activation=gate,
+        ropes=[rope] * shape.num_layers,
+        windows=[0] * shape.num_layers,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=mlp_bias,
+    )
 
-    def layer(at: str, index: int) -> Layer:
-        qkv = {"q_proj": heads.query_size, "k_proj": heads.kv_size, "v_proj": heads.kv_size}
-        return Layer(
-            attention_norm=rms_norm(f"{at}.input_layernorm", hidden, eps),
-            attention=Attention(
-                heads=heads,
-                qkv=linear(f"{at}.self_attn", hidden, bias, **qkv),
-                output=linear(f"{at}.self_attn", heads.query_size, bias, o_proj=hidden),
-                scale=heads.dim**-0.5,
-                rope=rope,
-            ),
-            mlp_norm=rms_norm(f"{at}.post_attention_layernorm", hidden, eps),
-            mlp=MLP(
-                up=linear(f"{at}.mlp", hidden, mlp_bias, gate_proj=inner, up_proj=inner),
-                down=linear(f"{at}.mlp", inner, mlp_bias, down_proj=hidden),
-                activation=gate,
-            ),
-        )
 
-    return frame(shape, layer)
+def mistral(config: Fields) -> Architecture:
+    shape = read_shape(config, default_kv_heads=8)
+    rope = read_rope(config, shape.heads.dim, shape.max_positions)
+    windows = same_windows(config, shape.num_layers, absent=4096)
+    gate = activation(config, "hidden_act", "silu")
+    return llama_like(shape, activation=gate, ropes=[rope] * shape.num_layers, windows=windows)
+
+
+def phi3(config: Fields) -> Architecture:
+    shape = read_shape(config, default_eps=1e-5)
+    head_dim, positions = shape.heads.dim, shape.max_positions
+    rope = read_rope(config, head_dim, positions, partial=True, default_original=4096)
+    windows = same_windows(config, shape.num_layers, absent=None)
+    gate = activation(config, "hidden_act", "silu")
+    return llama_like(
+        shape, activation=gate, ropes=[rope] * shape.num_layers, windows=windows, fused=True
+    )
