@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from aioserve import _native
 from aioserve.ops import Backend, HostBatch, KVCache, backend_named
-from aioserve.ops.backend import HeadNorms, Rotation
+from aioserve.ops.backend import AttentionKind, HeadNorms, KVLayer, Rotation
 
 PAGE_SIZE = 16
 NATIVE, REFERENCE = backend_named("native"), backend_named("reference")
@@ -49,20 +49,8 @@ def batch_of(sequences: int, tokens: int, context: int) -> HostBatch:
     """Equal sequences whose pages are scattered over the cache."""
     pages = -(-context // PAGE_SIZE)
     table = np.random.default_rng(0).permutation(sequences * pages).reshape(sequences, pages)
-    positions = np.arange(context - tokens, context)
-    slots = table[:, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-    none = np.zeros(0, np.int64)
-    return HostBatch(
-        token_ids=np.zeros(sequences * tokens, np.int64),
-        query_start=np.arange(0, (sequences + 1) * tokens, tokens, dtype=np.int32),
-        context_lens=np.full(sequences, context, np.int32),
-        page_table=table.astype(np.int32),
-        token_locations=slots.flatten(),
-        positions=np.tile(positions.astype(np.int32), sequences),
-        logit_rows=none,
-        pending_rows=none,
-        pending_slots=none,
-    )
+    counts, contexts = np.full(sequences, tokens), np.full(sequences, context)
+    return HostBatch.laid_out(counts, contexts, table.astype(np.int32), PAGE_SIZE)
 
 
 def cache_for(
@@ -102,7 +90,7 @@ def attention(dtype: torch.dtype, repeats: int) -> None:
         values = torch.randn_like(keys)
         ours, theirs = best_microseconds(
             min(repeats, 5) if tokens > 1 else repeats,
-            partial(NATIVE.paged_attention, qkv, batch, kv, 0, scale=dim**-0.5),
+            partial(NATIVE.paged_attention, qkv, KVLayer(batch, kv, 0), AttentionKind(dim**-0.5)),
             partial(
                 scaled_dot_product_attention,
                 dense_q,
@@ -123,21 +111,20 @@ def small_ops(dtype: torch.dtype, tokens: int, repeats: int) -> None:
     gate_up = torch.randn(tokens, 3072).to(dtype)
     rotation = Rotation(torch.rand(256, 32), torch.rand(256, 32))
     norms = HeadNorms(head_weight, head_weight, 1e-6)
-    cases: dict[str, tuple[object, ...]] = {
-        "rms_norm": (x, weight, 1e-6),
-        "add_rms_norm": (x, residual, weight, 1e-6),
-        "silu_mul": (gate_up,),
-        "gelu_tanh_mul": (gate_up,),
-        "rotary_kv_write": (),
+    places = []
+    for backend in (NATIVE, REFERENCE):
+        kv = cache_for(backend, 1, host.page_table.size, PAGE_SIZE, 4, 64, dtype)
+        batch = backend.prepare(host, kv, backend.allocate_slots(1))
+        places.append((backend, KVLayer(batch, kv, 0)))
+    cases: dict[str, Callable[[Backend, KVLayer], object]] = {
+        "rms_norm": lambda ops, _: ops.rms_norm(x, weight, 1e-6),
+        "rms_norm of a sum": lambda ops, _: ops.rms_norm(x, weight, 1e-6, residual=residual),
+        "gated, silu": lambda ops, _: ops.gated(gate_up, gelu=False),
+        "gated, gelu": lambda ops, _: ops.gated(gate_up, gelu=True),
+        "rotary_kv_write": lambda ops, at: ops.rotary_kv_write(qkv, at, rotation, norms),
     }
-    for name, arguments in cases.items():
-        calls = []
-        for backend in (NATIVE, REFERENCE):
-            if name == "rotary_kv_write":
-                kv = cache_for(backend, 1, host.page_table.size, PAGE_SIZE, 4, 64, dtype)
-                batch = backend.prepare(host, kv, backend.allocate_slots(1))
-                arguments = (qkv, batch, kv, 0, rotation, norms)
-            calls.append(partial(getattr(backend, name), *arguments))
+    for name, op in cases.items():
+        calls = [partial(op, *place) for place in places]
         report(f"{name}, {tokens} tokens", dtype, *best_microseconds(10 * repeats, *calls))
 
 

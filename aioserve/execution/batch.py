@@ -34,7 +34,7 @@ from aioserve.steps.plan import (
     WorkItem,
 )
 
-__all__ = ["HostStep", "PlanReader"]
+__all__ = ["NO_COPIES", "HostStep", "PlanReader"]
 
 NO_COPIES = np.empty((0, 5), np.int32)
 # Indices of the source's and the target's cache: 0 is the device's, 1 the host's.

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioserve.execution.process_memory import available_memory_bytes
+from aioserve.kv.pages import full_pages
 from aioserve.ops import KVCache
 
 __all__ = ["Prefault"]
@@ -48,7 +49,7 @@ class Prefault:
     def note_writes(self, token_locations: npt.NDArray[np.int64]) -> None:
         """Positions of a step: int64 `[T]`, as in `HostBatch`."""
         if self._provided < self._cache.num_pages and len(token_locations):
-            page = int(token_locations.max()) // self._cache.page_size
+            page = full_pages(int(token_locations.max()), self._cache.page_size)
             self._written = max(self._written, page + 1)
 
     def advance(self) -> bool:

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-Count = TypeVar("Count", int, npt.NDArray[np.int64])
+Count = TypeVar("Count", int, npt.NDArray[np.integer[Any]])
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -44,17 +44,19 @@ def pages_for_each(counts: Count, page_size: int) -> Count:
     return -(-counts // page_size)
 
 
-def full_pages(num_tokens: int, page_size: int) -> int:
-    """Pages that `num_tokens` tokens fill to the end: the index of the page of the next token."""
+def full_pages(num_tokens: Count, page_size: int) -> Count:
+    """Pages that so many tokens fill to the end: the index of the page of the next token. Of each
+    of an array, or of one."""
     return num_tokens // page_size
 
 
-def tokens_in_part(num_tokens: int, page_size: int) -> int:
-    """Tokens of `num_tokens` that are in a page which they don't fill: the offset of the next."""
+def tokens_in_part(num_tokens: Count, page_size: int) -> Count:
+    """Tokens of `num_tokens` that are in a page which they don't fill: the offset of the next. Of
+    each of an array, or of one."""
     return num_tokens % page_size
 
 
-def capacity_tokens(num_pages: int, page_size: int) -> int:
+def capacity_tokens(num_pages: Count, page_size: int) -> Count:
     """Tokens that `num_pages` pages hold."""
     return num_pages * page_size
 

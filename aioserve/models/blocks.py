@@ -14,7 +14,7 @@ from aioserve.models import architecture
 from aioserve.models.rope import RopeConfig
 from aioserve.models.rotary import RotaryTable
 from aioserve.ops import LayerOps, Linear
-from aioserve.ops.backend import HeadNorms
+from aioserve.ops.backend import AttentionKind, HeadNorms
 
 __all__ = ["DecoderLayer", "DenseMLP", "LayerNorm", "Norm", "PagedAttention", "RMSNorm", "Weights"]
 
@@ -35,12 +35,8 @@ class Weights(Protocol):
 
 
 class Norm(Protocol):
-    def __call__(self, ops: LayerOps[X], x: X) -> X:
-        """[T, H] -> [T, H]."""
-        ...
-
-    def add(self, ops: LayerOps[X], x: X, residual: X) -> X:
-        """residual += x in place, then its norm."""
+    def __call__(self, ops: LayerOps[X], x: X, residual: X | None = None) -> X:
+        """[T, H] -> [T, H]: the norm of x, or of residual += x, which is done in place."""
         ...
 
 
@@ -51,11 +47,8 @@ class RMSNorm:
         self._weight = weights.vector(described.weight)
         self._eps, self._offset = described.eps, described.weight_offset
 
-    def __call__(self, ops: LayerOps[X], x: X) -> X:
-        return ops.rms_norm(x, self._weight, self._eps, self._offset)
-
-    def add(self, ops: LayerOps[X], x: X, residual: X) -> X:
-        return ops.add_rms_norm(x, residual, self._weight, self._eps, self._offset)
+    def __call__(self, ops: LayerOps[X], x: X, residual: X | None = None) -> X:
+        return ops.rms_norm(x, self._weight, self._eps, self._offset, residual=residual)
 
 
 class LayerNorm:
@@ -66,11 +59,8 @@ class LayerNorm:
         self._bias = None if described.bias is None else weights.vector(described.bias)
         self._eps = described.eps
 
-    def __call__(self, ops: LayerOps[X], x: X) -> X:
-        return ops.layer_norm(x, self._weight, self._bias, self._eps)
-
-    def add(self, ops: LayerOps[X], x: X, residual: X) -> X:
-        return ops.add_layer_norm(x, residual, self._weight, self._bias, self._eps)
+    def __call__(self, ops: LayerOps[X], x: X, residual: X | None = None) -> X:
+        return ops.layer_norm(x, self._weight, self._bias, self._eps, residual=residual)
 
 
 def norm(described: architecture.Norm, weights: Weights) -> Norm:
@@ -86,21 +76,14 @@ class PagedAttention:
         self._norms = _head_norms(described, weights)
         self._output = weights.linear(described.output)
         self._rotary = None if described.rope is None else weights.rotary(described.rope)
-        self._scale = described.scale
-        self._window = described.window
-        self._soft_cap = described.soft_cap
+        self._kind = AttentionKind(described.scale, described.window, described.soft_cap)
 
     def __call__(self, ops: LayerOps[X], x: X, *, logit_rows_only: bool = False) -> X:
         """x [T, hidden] -> [T, hidden], or only the rows whose logits are wanted."""
         qkv = ops.linear(x, self._qkv)
         ops.rotary_kv_write(qkv, self._layer, self._rotary, self._norms)
         attended = ops.paged_attention(
-            qkv,
-            self._layer,
-            scale=self._scale,
-            window=self._window,
-            soft_cap=self._soft_cap,
-            logit_rows_only=logit_rows_only,
+            qkv, self._layer, self._kind, logit_rows_only=logit_rows_only
         )
         return ops.linear(attended, self._output)
 
@@ -118,17 +101,12 @@ class DenseMLP:
         self._up = weights.linear(described.up)
         self._down = weights.linear(described.down)
         self._gated = described.gated
-        self._silu = described.activation == "silu"
+        self._gelu = described.activation == "gelu_tanh"
 
     def __call__(self, ops: LayerOps[X], x: X) -> X:
         """[T, hidden] -> [T, hidden]."""
         up = ops.linear(x, self._up)
-        if not self._gated:
-            active = ops.gelu_tanh(up)
-        elif self._silu:
-            active = ops.silu_mul(up)
-        else:
-            active = ops.gelu_tanh_mul(up)
+        active = ops.gated(up, gelu=self._gelu) if self._gated else ops.gelu_tanh(up)
         return ops.linear(active, self._down)
 
 

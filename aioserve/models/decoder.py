@@ -77,10 +77,11 @@ class Decoder:
             heads = config.num_kv_heads, config.head_dim
             self.program = backend.record(self.compute, self.dtype, *heads)
 
-    def new_cache(self, num_pages: int, page_size: int) -> KVCache:
+    def new_cache(self, num_pages: int, page_size: int, *, on_host: bool = False) -> KVCache:
         """KV pages for this model, in its dtype."""
-        config = self.config
-        return self.backend.allocate_kv(
+        config, backend = self.config, self.backend
+        allocate = backend.allocate_host_kv if on_host else backend.allocate_kv
+        return allocate(
             num_layers=config.num_layers,
             num_pages=num_pages,
             page_size=page_size,
@@ -163,10 +164,10 @@ class Decoder:
                 residual = ops.logit_rows(residual)
             if layer.attention_post_norm is not None:
                 x = layer.attention_post_norm(ops, x)
-            x = layer.mlp(ops, layer.mlp_norm.add(ops, x, residual))
+            x = layer.mlp(ops, layer.mlp_norm(ops, x, residual))
             if layer.mlp_post_norm is not None:
                 x = layer.mlp_post_norm(ops, x)
-            x = following.add(ops, x, residual)
+            x = following(ops, x, residual)
         return x
 
     def _logits(self, ops: LayerOps[X], hidden: X) -> X:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,21 +14,29 @@ from torch.nn import functional
 
 from aioserve import _native
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
-from aioserve.ops.checks import HeadNorms, Rotation, check_rows, check_tensor
+from aioserve.ops.checks import (
+    AttentionKind,
+    HeadNorms,
+    KVLayer,
+    Rotation,
+    check_norm,
+    check_rows,
+    check_tensor,
+)
 from aioserve.ops.kv_cache import KVCache
-from aioserve.ops.layer_ops import LayerOps, StepProgram
+from aioserve.ops.layer_ops import LayerOps, RowOps, StepProgram
 from aioserve.ops.linear import Linear
 
-__all__ = ["Backend", "HeadNorms", "Rotation"]
+__all__ = ["AttentionKind", "Backend", "HeadNorms", "KVLayer", "Rotation"]
 
 
-class Backend(ABC):
+class Backend(RowOps[Tensor]):
     """The operations of one device. Made once per model, used by one thread at a time.
 
     A step: `copy_pages`, `prepare`, then the ops of every layer, then `draw`. T, B and S are the
     tokens, sequences and sampled rows of a batch, Hq and Hk the query and KV heads, D the size of a
     head. Ops take and give tensors on `device`; an argument that doesn't fit is a TypeError or
-    ValueError that names it. Results are rounded once, to the dtype of the first argument.
+    ValueError that names it.
     """
 
     name: str
@@ -73,6 +81,10 @@ class Backend(ABC):
 
         Raises ValueError for a size below 1, naming it.
         """
+
+    def allocate_host_kv(self, *, dtype: torch.dtype, **sizes: int) -> KVCache:
+        """KV pages of the host, between which and the device's `copy_pages` copies."""
+        return self.allocate_kv(dtype=dtype, **sizes)
 
     def allocate_slots(self, num_slots: int) -> Tensor:
         """int64 `[num_slots]`: the token that each slot sampled last, kept between steps."""
@@ -127,36 +139,19 @@ class Backend(ABC):
         """table[ids]: ids integers `[T]`, table `[V, H]` -> `[T, H]`."""
         return functional.embedding(ids, table)
 
-    @abstractmethod
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
-        """`x / sqrt(mean(x^2) + eps) * (weight + weight_offset)` for each row of x `[T, H]`.
-
-        Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
-        """
-
-    @abstractmethod
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+    def layer_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        """Add `x` to `residual` in place, then return `rms_norm(residual, ...)`; both `[T, H]`.
-
-        The norm sees the sum as it was stored, rounded to the dtype of `residual`.
-        """
-
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """Ba, Kiros and Hinton, "Layer Normalization", 2016, for each row of x `[T, H]`."""
-        check_rows("x", x, self.device)
-        check_tensor("weight", weight, x.dtype, x.shape[1:], self.device)
-        if bias is not None:
-            check_tensor("bias", bias, x.dtype, x.shape[1:], self.device)
+        check_norm(x, weight, bias, residual, self.device)
+        if residual is not None:
+            x = residual.add_(x)
         return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
-
-    def add_layer_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> Tensor:
-        """Add `x` to `residual` in place, then return `layer_norm(residual, ...)`."""
-        check_tensor("residual", residual, x.dtype, x.shape, self.device)
-        return self.layer_norm(residual.add_(x), weight, bias, eps)
 
     def add_rows(self, x: Tensor, table: Tensor, ids: Tensor) -> None:
         """x += table[ids] in place: x `[T, H]`, table `[N, H]`, ids int32 `[T]`.
@@ -167,21 +162,14 @@ class Backend(ABC):
         x.add_(functional.embedding(ids, table))
 
     def scale(self, x: Tensor, factor: float) -> None:
-        """x *= factor in place, x `[T, H]`."""
         check_tensor("x", x, x.dtype, x.shape, self.device)
         x.mul_(factor)
 
     @abstractmethod
     def rotary_kv_write(
-        self,
-        qkv: Tensor,
-        batch: Batch,
-        kv: KVCache,
-        layer: int,
-        rotation: Rotation | None = None,
-        norms: HeadNorms | None = None,
+        self, qkv: Tensor, at: KVLayer, rotation: Rotation | None, norms: HeadNorms | None
     ) -> None:
-        """Normalise and rotate queries in place; write normalised, rotated keys and values to `kv`.
+        """Normalise and rotate queries in place; write normalised, rotated keys and values to `at`.
 
         Rotary embedding after Su et al., "RoFormer", 2021, in the half-split order of GPT-NeoX. A
         rotation of fewer than D dimensions turns the first ones of each head.
@@ -195,49 +183,25 @@ class Backend(ABC):
 
     @abstractmethod
     def paged_attention(
-        self,
-        qkv: Tensor,
-        batch: Batch,
-        kv: KVCache,
-        layer: int,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        logit_rows_only: bool = False,
+        self, qkv: Tensor, at: KVLayer, kind: AttentionKind, *, logit_rows_only: bool = False
     ) -> Tensor:
         """Causal attention of every query token to the cached keys and values of its sequence.
 
-        A token at position p attends keys j <= p and, where `window` > 0, only j > p - window.
-        Query head h reads KV head `h // (Hq // Hk)`. With `soft_cap` c > 0 a score s becomes
-        c * tanh(s / c).
+        Query head h reads KV head `h // (Hq // Hk)`.
 
         Args:
             qkv: as `rotary_kv_write` left it; its queries are read. This step's keys and values are
-                in `kv` already.
-            scale: factor on the dot products.
-            window: tokens a query sees, itself included; 0 for all.
-            soft_cap: 0 for none.
+                in `at` already.
             logit_rows_only: attend from the batch's `logit_rows` alone.
 
         Returns:
             `[T, Hq * D]`, contiguous; with `logit_rows_only` `[S, Hq * D]`.
         """
 
-    @abstractmethod
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` of `[T, 2 * I]` holding gate then up; returns `[T, I]`."""
-
-    @abstractmethod
-    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
-        """`gelu(gate) * up`, the tanh approximation, of `[T, 2 * I]`; returns `[T, I]`."""
-
     def gelu_tanh(self, x: Tensor) -> Tensor:
-        """`gelu(x)`, the tanh approximation, of `[T, I]`."""
         check_rows("x", x, self.device, "[T, I]")
         return functional.gelu(x, approximate="tanh")
 
     def soft_cap(self, logits: Tensor, cap: float) -> None:
-        """`cap * tanh(logits / cap)` in place, logits float32 `[S, V]`."""
         check_tensor("logits", logits, torch.float32, logits.shape, self.device)
         logits.div_(cap).tanh_().mul_(cap)

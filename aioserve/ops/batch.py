@@ -5,13 +5,15 @@ Knows shapes and dtypes; knows nothing about requests, page ownership or models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from aioserve.kv.pages import token_locations
 
 __all__ = ["Batch", "Drawn", "HostBatch", "SampleRows"]
 
@@ -62,6 +64,34 @@ class HostBatch:
             ("pending_slots", self.pending_slots, np.int64, (len(self.pending_rows),)),
         )
 
+    @classmethod
+    def laid_out(
+        cls,
+        counts: npt.NDArray[np.integer[Any]],
+        contexts: npt.NDArray[np.integer[Any]],
+        page_table: npt.NDArray[np.int32],
+        page_size: int,
+        *,
+        logit_rows: Sequence[int] | npt.NDArray[np.int64] = (),
+    ) -> HostBatch:
+        """Sequences of `counts` query tokens, all of id 0, at the ends of `contexts` in the pages
+        of a table."""
+        ends = np.cumsum(counts, dtype=np.int64)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        positions = np.arange(len(rows)) - np.repeat(ends - contexts, counts)
+        nothing = np.empty(0, np.int64)
+        return cls(
+            token_ids=np.zeros(len(rows), np.int64),
+            query_start=np.concatenate(([0], ends)).astype(np.int32),
+            context_lens=contexts.astype(np.int32),
+            page_table=page_table,
+            token_locations=token_locations(page_table, rows, positions, page_size),
+            positions=positions.astype(np.int32),
+            logit_rows=np.array(logit_rows, np.int64),
+            pending_rows=nothing,
+            pending_slots=nothing,
+        )
+
     @property
     def max_context(self) -> int:
         """Tokens of the longest context."""
@@ -105,6 +135,12 @@ class SampleRows:
             ("seeds", self.seeds, np.uint64, shape),
             ("positions", self.positions, np.uint64, shape),
         )
+
+    @classmethod
+    def none(cls) -> SampleRows:
+        """No rows."""
+        floats, ids, keys = np.empty(0, np.float64), np.empty(0, np.int64), np.empty(0, np.uint64)
+        return cls(ids, floats, ids, floats, floats, floats, keys, keys)
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -6,29 +6,36 @@ Each raises TypeError or ValueError naming the argument. Backends add what their
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from aioserve.kv.pages import capacity_tokens, pages_for
 from aioserve.ops.batch import Batch, HostBatch
 from aioserve.ops.kv_cache import KVCache
 
 __all__ = [
+    "AttentionKind",
     "HeadNorms",
+    "KVLayer",
     "Rotation",
     "check_batch",
-    "check_bounds",
     "check_copies",
     "check_gate_up",
     "check_head_norms",
+    "check_norm",
     "check_qkv",
     "check_rotation",
     "check_rows",
     "check_tensor",
+    "own",
 ]
+
+Kind = TypeVar("Kind")
 
 
 class Rotation(NamedTuple):
@@ -45,6 +52,43 @@ class HeadNorms(NamedTuple):
     key: Tensor
     eps: float
     weight_offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """Rule of attention, which layers of one kind share.
+
+    Raises ValueError for a window or a soft cap below 0.
+    """
+
+    scale: float
+    """Factor on the dot products."""
+    window: int = 0
+    """Tokens that a query sees, itself included: a token at position p attends keys j <= p and,
+    with a window, only j > p - window. 0 for all."""
+    soft_cap: float = 0.0
+    """With c > 0 a score s becomes c * tanh(s / c). 0 for none."""
+
+    def __post_init__(self) -> None:
+        if not (self.window >= 0 and self.soft_cap >= 0):
+            raise ValueError(
+                f"window and soft_cap must be at least 0, got {self.window} and {self.soft_cap}"
+            )
+
+
+class KVLayer(NamedTuple):
+    """One layer of KV pages, and the batch whose keys and values it holds."""
+
+    batch: Batch
+    kv: KVCache
+    layer: int
+
+
+def own(name: str, value: object, kind: type[Kind], made: str) -> Kind:
+    """Check that a value is one that the backend has `made`: allocated, prepared."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be one that this backend {made}, got {type(value).__name__}")
+    return value
 
 
 def check_tensor(
@@ -67,14 +111,26 @@ def check_rows(name: str, x: Tensor, device: torch.device, shape: str = "[T, H]"
         _refuse_rows(name, x, shape, device)
 
 
+def check_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, device: torch.device
+) -> None:
+    check_rows("x", x, device)
+    check_tensor("weight", weight, x.dtype, x.shape[1:], device)
+    if bias is not None:
+        check_tensor("bias", bias, x.dtype, x.shape[1:], device)
+    if residual is not None:
+        check_tensor("residual", residual, x.dtype, x.shape, device)
+
+
 def check_gate_up(gate_up: Tensor, device: torch.device) -> None:
     check_rows("gate_up", gate_up, device, "[T, 2 * I]")
     if gate_up.shape[1] % 2:
         _refuse_rows("gate_up", gate_up, "[T, 2 * I]", device)
 
 
-def check_qkv(qkv: Tensor, batch: Batch, kv: KVCache, layer: int, device: torch.device) -> int:
+def check_qkv(qkv: Tensor, at: KVLayer, device: torch.device) -> int:
     """Check queries, keys and values; return the number of query heads."""
+    batch, kv, layer = at
     if qkv.dtype is not kv.storage.dtype:
         raise TypeError(f"qkv must be {kv.dtype} as the KV pages, got {qkv.dtype}")
     tokens = batch.positions.shape[0]
@@ -117,17 +173,12 @@ def check_head_norms(
     check_tensor("norms.key", norms.key, dtype, (head_dim,), device)
 
 
-def check_bounds(window: int, soft_cap: float) -> None:
-    if not (window >= 0 and soft_cap >= 0):
-        raise ValueError(f"window and soft_cap must be at least 0, got {window} and {soft_cap}")
-
-
 def check_batch(host: HostBatch, kv: KVCache) -> None:
     """Check that its arrays agree with each other and with the pages."""
     tokens = len(host.positions)
     if host.query_start[0] != 0 or host.query_start[-1] != tokens:
         raise ValueError(f"batch: query_start must run from 0 to the number of tokens, {tokens}")
-    ends = host.page_table.shape[1] * kv.page_size
+    ends = capacity_tokens(host.page_table.shape[1], kv.page_size)
     for i, (count, context) in enumerate(
         zip(np.diff(host.query_start).tolist(), host.context_lens.tolist(), strict=True)
     ):
@@ -141,10 +192,10 @@ def check_batch(host: HostBatch, kv: KVCache) -> None:
             raise ValueError(
                 f"batch: sequence {i} has a context of {context}, but its page table ends at {ends}"
             )
-        for page in host.page_table[i, : -(-context // kv.page_size)].tolist():
+        for page in host.page_table[i, : pages_for(context, kv.page_size)].tolist():
             if not 0 <= page < kv.num_pages:
                 raise ValueError(f"batch: sequence {i} names page {page} of {kv.num_pages}")
-    num_locations = kv.num_pages * kv.page_size
+    num_locations = capacity_tokens(kv.num_pages, kv.page_size)
     for i, location in enumerate(host.token_locations.tolist()):
         if not 0 <= location < num_locations:
             raise ValueError(

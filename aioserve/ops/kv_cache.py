@@ -10,10 +10,20 @@ import contextlib
 import math
 import mmap
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-__all__ = ["KVCache", "PlainKVCache", "bytes_per_page", "lazy_memory", "plain_shape"]
+__all__ = [
+    "KVCache",
+    "PlainKVCache",
+    "bytes_per_page",
+    "copy_plain_pages",
+    "lazy_memory",
+    "plain_shape",
+]
 
 Layer = tuple[torch.Tensor, torch.Tensor]
 
@@ -33,7 +43,7 @@ def bytes_per_page(
 def plain_shape(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int
 ) -> tuple[int, ...]:
-    """The shape of `KVCache.plain()`. Raises ValueError for a size below 1, naming it."""
+    """The shape of `PlainKVCache.storage`. Raises ValueError for a size below 1, naming it."""
     sizes = {
         "num_layers": num_layers,
         "num_pages": num_pages,
@@ -98,17 +108,9 @@ class KVCache(ABC):
         """Has the system provide the memory of pages [first, end) in one plane, as a first write
         would. A plane is the keys or the values of a layer: there are 2 * num_layers."""
 
-    @abstractmethod
-    def plain(self) -> torch.Tensor:
-        """`[num_layers, 2, num_pages, num_kv_heads, page_size, head_dim]`, in memory of its own."""
-
-    @abstractmethod
-    def set_plain(self, values: torch.Tensor) -> None:
-        """Make every page hold what `plain` would then return."""
-
 
 class PlainKVCache(KVCache):
-    """`storage` has the shape of `plain`."""
+    """`storage` is `[num_layers, 2, num_pages, num_kv_heads, page_size, head_dim]`."""
 
     __slots__ = ("layers",)
 
@@ -130,8 +132,9 @@ class PlainKVCache(KVCache):
     def prefault(self, plane: int, first: int, end: int) -> None:
         """Do nothing: the first write has the memory provided."""
 
-    def plain(self) -> torch.Tensor:
-        return self.storage.clone()
 
-    def set_plain(self, values: torch.Tensor) -> None:
-        self.storage.copy_(values)
+def copy_plain_pages(caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
+    """`Backend.copy_pages` of plain caches by torch, on whatever device they are."""
+    for source_cache, source, target_cache, target, tokens in copies.tolist():
+        pages = caches[source_cache].storage[:, :, source]
+        caches[target_cache].storage[:, :, target, :, :tokens] = pages[:, :, :, :tokens]

@@ -12,12 +12,12 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 from aioserve.ops.batch import Batch, Drawn, SampleRows
-from aioserve.ops.checks import HeadNorms, Rotation
+from aioserve.ops.checks import AttentionKind, HeadNorms, Rotation
 from aioserve.ops.edits import LogitEdits
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.linear import Linear
 
-__all__ = ["Embedding", "LayerOps", "RotarySource", "StepProgram"]
+__all__ = ["Embedding", "LayerOps", "RotarySource", "RowOps", "StepProgram"]
 
 X = TypeVar("X")
 """A matrix with a row for each token of the batch, or for each row whose logits are wanted."""
@@ -33,8 +33,56 @@ class RotarySource(Protocol):
     def rotation(self) -> Rotation: ...
 
 
-class LayerOps(ABC, Generic[X]):
-    """Ops that `aioserve.ops.Backend` documents. Ops without a result change x."""
+class RowOps(ABC, Generic[X]):
+    """Ops that need rows and weights alone. Ops without a result change x.
+
+    Results are rounded once, to the dtype of the first argument.
+    """
+
+    @abstractmethod
+    def scale(self, x: X, factor: float) -> None:
+        """x *= factor in place, x `[T, H]`."""
+
+    @abstractmethod
+    def rms_norm(
+        self,
+        x: X,
+        weight: Tensor,
+        eps: float,
+        weight_offset: float = 0.0,
+        *,
+        residual: X | None = None,
+    ) -> X:
+        """`x / sqrt(mean(x^2) + eps) * (weight + weight_offset)` for each row of x `[T, H]`.
+
+        With a residual `[T, H]`, add x to it in place, and return the norm of the sum as it was
+        stored, rounded to the residual's dtype. Zhang and Sennrich, "Root Mean Square Layer
+        Normalization", 2019.
+        """
+
+    @abstractmethod
+    def layer_norm(
+        self, x: X, weight: Tensor, bias: Tensor | None, eps: float, *, residual: X | None = None
+    ) -> X:
+        """Ba, Kiros and Hinton, "Layer Normalization", 2016, for each row of x `[T, H]`; with a
+        residual, as `rms_norm` has one."""
+
+    @abstractmethod
+    def gated(self, gate_up: X, *, gelu: bool) -> X:
+        """`act(gate) * up` of `[T, 2 * I]` holding gate then up; returns `[T, I]`. The activation
+        is `gelu` in its tanh approximation, or silu."""
+
+    @abstractmethod
+    def gelu_tanh(self, x: X) -> X:
+        """`gelu(x)`, the tanh approximation, of `[T, I]`."""
+
+    @abstractmethod
+    def soft_cap(self, logits: X, cap: float) -> None:
+        """`cap * tanh(logits / cap)` in place, logits float32 `[S, V]`."""
+
+
+class LayerOps(RowOps[X]):
+    """Ops of one batch over its KV pages, which `aioserve.ops.Backend` documents."""
 
     @abstractmethod
     def embed(self, table: Embedding) -> X:
@@ -45,26 +93,7 @@ class LayerOps(ABC, Generic[X]):
         """Add the rows of the batch's positions: table `[positions, H]`."""
 
     @abstractmethod
-    def scale(self, x: X, factor: float) -> None: ...
-
-    @abstractmethod
     def linear(self, x: X, layer: Linear) -> X: ...
-
-    @abstractmethod
-    def rms_norm(self, x: X, weight: Tensor, eps: float, weight_offset: float) -> X: ...
-
-    @abstractmethod
-    def add_rms_norm(
-        self, x: X, residual: X, weight: Tensor, eps: float, weight_offset: float
-    ) -> X: ...
-
-    @abstractmethod
-    def layer_norm(self, x: X, weight: Tensor, bias: Tensor | None, eps: float) -> X: ...
-
-    @abstractmethod
-    def add_layer_norm(
-        self, x: X, residual: X, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> X: ...
 
     @abstractmethod
     def rotary_kv_write(
@@ -73,31 +102,12 @@ class LayerOps(ABC, Generic[X]):
 
     @abstractmethod
     def paged_attention(
-        self,
-        qkv: X,
-        layer: int,
-        *,
-        scale: float,
-        window: int,
-        soft_cap: float,
-        logit_rows_only: bool,
+        self, qkv: X, layer: int, kind: AttentionKind, *, logit_rows_only: bool
     ) -> X: ...
-
-    @abstractmethod
-    def silu_mul(self, gate_up: X) -> X: ...
-
-    @abstractmethod
-    def gelu_tanh_mul(self, gate_up: X) -> X: ...
-
-    @abstractmethod
-    def gelu_tanh(self, x: X) -> X: ...
 
     @abstractmethod
     def logit_rows(self, x: X) -> X:
         """The rows whose logits are wanted, in memory of their own."""
-
-    @abstractmethod
-    def soft_cap(self, logits: X, cap: float) -> None: ...
 
 
 class StepProgram(ABC):

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops.backend import Backend, HeadNorms, Rotation
-from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, Rotation
+from aioserve.ops.batch import Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
-    check_bounds,
     check_gate_up,
     check_head_norms,
+    check_norm,
     check_qkv,
     check_rotation,
     check_rows,
@@ -107,26 +107,36 @@ class NativeBackend(Backend):
         _native.largest(logits.data_ptr(), num_rows, vocab, *largest.addresses)
         return self._sampler.draw(largest, logits.numpy(), rows, last_tokens)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
-        return _rms_norm(x, 0, weight, eps, weight_offset)
-
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+    def rms_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        weight_offset: float = 0.0,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        check_tensor("residual", residual, x.dtype, x.shape, CPU)
-        return _rms_norm(x, residual.data_ptr(), weight, eps, weight_offset)
+        bfloat16 = is_bfloat16("x", x.dtype)
+        check_norm(x, weight, None, residual, CPU)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        _native.rms_norm(
+            x.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            bfloat16,
+            *x.shape,
+            x.stride(0),
+            eps,
+            weight_offset,
+        )
+        return out
 
     def rotary_kv_write(
-        self,
-        qkv: Tensor,
-        batch: Batch,
-        kv: KVCache,
-        layer: int,
-        rotation: Rotation | None = None,
-        norms: HeadNorms | None = None,
+        self, qkv: Tensor, at: KVLayer, rotation: Rotation | None, norms: HeadNorms | None
     ) -> None:
-        q_heads = check_qkv(qkv, batch, kv, layer, CPU)
-        head_dim, dtype = kv.head_dim, qkv.dtype
+        q_heads = check_qkv(qkv, at, CPU)
+        head_dim, dtype = at.kv.head_dim, qkv.dtype
         cos_at = sin_at = max_positions = half = q_norm_at = k_norm_at = 0
         eps = weight_offset = 0.0
         if rotation is not None:
@@ -137,9 +147,9 @@ class NativeBackend(Backend):
             q_norm_at, k_norm_at = norms.query.data_ptr(), norms.key.data_ptr()
             eps, weight_offset = norms.eps, norms.weight_offset
         _native.rotary_kv_write(
-            own_arrays(batch),
-            own_pages(kv),
-            layer,
+            own_arrays(at.batch),
+            own_pages(at.kv),
+            at.layer,
             qkv.data_ptr(),
             qkv.stride(0),
             q_heads,
@@ -154,44 +164,50 @@ class NativeBackend(Backend):
         )
 
     def paged_attention(
-        self,
-        qkv: Tensor,
-        batch: Batch,
-        kv: KVCache,
-        layer: int,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        logit_rows_only: bool = False,
+        self, qkv: Tensor, at: KVLayer, kind: AttentionKind, *, logit_rows_only: bool = False
     ) -> Tensor:
-        q_heads = check_qkv(qkv, batch, kv, layer, CPU)
-        check_bounds(window, soft_cap)
-        rows = (batch.logit_rows if logit_rows_only else qkv).shape[0]
-        out = torch.empty((rows, q_heads * kv.head_dim), dtype=qkv.dtype)
+        q_heads = check_qkv(qkv, at, CPU)
+        rows = (at.batch.logit_rows if logit_rows_only else qkv).shape[0]
+        out = torch.empty((rows, q_heads * at.kv.head_dim), dtype=qkv.dtype)
         _native.paged_attention(
-            own_arrays(batch),
-            own_pages(kv),
-            layer,
+            own_arrays(at.batch),
+            own_pages(at.kv),
+            at.layer,
             qkv.data_ptr(),
             qkv.stride(0),
             q_heads,
             out.data_ptr(),
-            scale,
-            soft_cap,
-            window,
+            kind.scale,
+            kind.soft_cap,
+            kind.window,
             logit_rows_only,
         )
         return out
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        return _layer_norm(x, 0, weight, bias, eps)
-
-    def add_layer_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    def layer_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        check_tensor("residual", residual, x.dtype, x.shape, CPU)
-        return _layer_norm(x, residual.data_ptr(), weight, bias, eps)
+        bfloat16 = is_bfloat16("x", x.dtype)
+        check_norm(x, weight, bias, residual, CPU)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        _native.layer_norm(
+            x.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            bfloat16,
+            *x.shape,
+            x.stride(0),
+            eps,
+        )
+        return out
 
     def add_rows(self, x: Tensor, table: Tensor, ids: Tensor) -> None:
         bfloat16 = is_bfloat16("x", x.dtype)
@@ -228,65 +244,10 @@ class NativeBackend(Backend):
     ) -> NativeProgram:
         return NativeProgram(forward, dtype, kv_heads, head_dim, self._sampler)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return _gated(gate_up, False)
-
-    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
-        return _gated(gate_up, True)
-
-
-def _rms_norm(
-    x: Tensor, residual_at: int, weight: Tensor, eps: float, weight_offset: float
-) -> Tensor:
-    bfloat16 = is_bfloat16("x", x.dtype)
-    check_rows("x", x, CPU)
-    rows, size = x.shape
-    check_tensor("weight", weight, x.dtype, (size,), CPU)
-    out = torch.empty((rows, size), dtype=x.dtype)
-    _native.rms_norm(
-        x.data_ptr(),
-        residual_at,
-        weight.data_ptr(),
-        out.data_ptr(),
-        bfloat16,
-        rows,
-        size,
-        x.stride(0),
-        eps,
-        weight_offset,
-    )
-    return out
-
-
-def _gated(gate_up: Tensor, gelu: bool) -> Tensor:
-    bfloat16 = is_bfloat16("gate_up", gate_up.dtype)
-    check_gate_up(gate_up, CPU)
-    rows, size, stride = gate_up.shape[0], gate_up.shape[1] // 2, gate_up.stride(0)
-    out = torch.empty((rows, size), dtype=gate_up.dtype)
-    _native.gated(gate_up.data_ptr(), out.data_ptr(), bfloat16, gelu, rows, size, stride)
-    return out
-
-
-def _layer_norm(
-    x: Tensor, residual_at: int, weight: Tensor, bias: Tensor | None, eps: float
-) -> Tensor:
-    bfloat16 = is_bfloat16("x", x.dtype)
-    check_rows("x", x, CPU)
-    rows, size = x.shape
-    check_tensor("weight", weight, x.dtype, (size,), CPU)
-    if bias is not None:
-        check_tensor("bias", bias, x.dtype, (size,), CPU)
-    out = torch.empty((rows, size), dtype=x.dtype)
-    _native.layer_norm(
-        x.data_ptr(),
-        residual_at,
-        weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        bfloat16,
-        rows,
-        size,
-        x.stride(0),
-        eps,
-    )
-    return out
+    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        bfloat16 = is_bfloat16("gate_up", gate_up.dtype)
+        check_gate_up(gate_up, CPU)
+        rows, size, stride = gate_up.shape[0], gate_up.shape[1] // 2, gate_up.stride(0)
+        out = torch.empty((rows, size), dtype=gate_up.dtype)
+        _native.gated(gate_up.data_ptr(), out.data_ptr(), bfloat16, gelu, rows, size, stride)
+        return out

@@ -16,9 +16,9 @@ from torch import Tensor
 from aioserve import _native
 from aioserve.ops.batch import Batch, Drawn, SampleRows
 from aioserve.ops.checks import (
+    AttentionKind,
     HeadNorms,
     Rotation,
-    check_bounds,
     check_head_norms,
     check_rotation,
     check_tensor,
@@ -159,36 +159,32 @@ class _RecordedOps(LayerOps[Value]):
         sizes = own.in_features, own.out_features
         return Value(self.program.linear(x.index, own.packed, *sizes, float32), own.out_features)
 
-    def rms_norm(self, x: Value, weight: Tensor, eps: float, weight_offset: float) -> Value:
-        return self._rms_norm(x, NO_VALUE, weight, eps, weight_offset)
-
-    def add_rms_norm(
-        self, x: Value, residual: Value, weight: Tensor, eps: float, weight_offset: float
-    ) -> Value:
-        return self._rms_norm(x, residual.index, weight, eps, weight_offset)
-
-    def _rms_norm(
-        self, x: Value, residual: int, weight: Tensor, eps: float, weight_offset: float
+    def rms_norm(
+        self,
+        x: Value,
+        weight: Tensor,
+        eps: float,
+        weight_offset: float = 0.0,
+        *,
+        residual: Value | None = None,
     ) -> Value:
         at = self._vector("weight", weight, (x.columns,))
-        index = self.program.rms_norm(x.index, residual, at, eps, weight_offset)
-        return Value(index, x.columns)
+        added = NO_VALUE if residual is None else residual.index
+        return Value(self.program.rms_norm(x.index, added, at, eps, weight_offset), x.columns)
 
-    def layer_norm(self, x: Value, weight: Tensor, bias: Tensor | None, eps: float) -> Value:
-        return self._layer_norm(x, NO_VALUE, weight, bias, eps)
-
-    def add_layer_norm(
-        self, x: Value, residual: Value, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> Value:
-        return self._layer_norm(x, residual.index, weight, bias, eps)
-
-    def _layer_norm(
-        self, x: Value, residual: int, weight: Tensor, bias: Tensor | None, eps: float
+    def layer_norm(
+        self,
+        x: Value,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        *,
+        residual: Value | None = None,
     ) -> Value:
         weight_at = self._vector("weight", weight, (x.columns,))
         bias_at = 0 if bias is None else self._vector("bias", bias, (x.columns,))
-        index = self.program.layer_norm(x.index, residual, weight_at, bias_at, eps)
-        return Value(index, x.columns)
+        added = NO_VALUE if residual is None else residual.index
+        return Value(self.program.layer_norm(x.index, added, weight_at, bias_at, eps), x.columns)
 
     def rotary_kv_write(
         self, qkv: Value, layer: int, rotary: RotarySource | None, norms: HeadNorms | None
@@ -214,24 +210,14 @@ class _RecordedOps(LayerOps[Value]):
         return self.program.add_rotation(half)
 
     def paged_attention(
-        self,
-        qkv: Value,
-        layer: int,
-        *,
-        scale: float,
-        window: int,
-        soft_cap: float,
-        logit_rows_only: bool,
+        self, qkv: Value, layer: int, kind: AttentionKind, *, logit_rows_only: bool
     ) -> Value:
-        check_bounds(window, soft_cap)
-        index = self.program.attention(qkv.index, layer, scale, soft_cap, window, logit_rows_only)
+        bounds = kind.scale, kind.soft_cap, kind.window
+        index = self.program.attention(qkv.index, layer, *bounds, logit_rows_only)
         return Value(index, qkv.columns - 2 * self._kv_heads * self._head_dim)
 
-    def silu_mul(self, gate_up: Value) -> Value:
-        return Value(self.program.gated(gate_up.index, False), gate_up.columns // 2)
-
-    def gelu_tanh_mul(self, gate_up: Value) -> Value:
-        return Value(self.program.gated(gate_up.index, True), gate_up.columns // 2)
+    def gated(self, gate_up: Value, *, gelu: bool) -> Value:
+        return Value(self.program.gated(gate_up.index, gelu), gate_up.columns // 2)
 
     def gelu_tanh(self, x: Value) -> Value:
         return Value(self.program.gelu(x.index), x.columns)

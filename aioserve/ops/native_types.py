@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops.batch import Batch
+from aioserve.ops.checks import own
 from aioserve.ops.linear import Linear
 
 __all__ = [
@@ -105,9 +106,7 @@ class NativeLinear(Linear):
 
 
 def own_arrays(batch: Batch) -> _native.Batch:
-    if not isinstance(batch, NativeBatch):
-        raise TypeError(f"batch must be one that this backend prepared, got {type(batch).__name__}")
-    return batch.arrays
+    return own("batch", batch, NativeBatch, "prepared").arrays
 
 
 def is_bfloat16(name: str, dtype: torch.dtype) -> bool:
@@ -119,6 +118,4 @@ def is_bfloat16(name: str, dtype: torch.dtype) -> bool:
 
 
 def own_linear(layer: Linear) -> NativeLinear:
-    if not isinstance(layer, NativeLinear):
-        raise TypeError(f"layer must be one that this backend made, got {type(layer).__name__}")
-    return layer
+    return own("layer", layer, NativeLinear, "made")

@@ -18,21 +18,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aioserve.ops.backend import Backend, HeadNorms, Rotation
+from aioserve.kv.pages import full_pages, pages_for, tokens_in_part
+from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, Rotation
 from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
     check_batch,
-    check_bounds,
     check_copies,
     check_gate_up,
     check_head_norms,
+    check_norm,
     check_qkv,
     check_rotation,
-    check_rows,
-    check_tensor,
+    own,
 )
 from aioserve.ops.draws import LINES, row_error
-from aioserve.ops.kv_cache import KVCache, PlainKVCache, plain_shape
+from aioserve.ops.kv_cache import KVCache, PlainKVCache, copy_plain_pages, plain_shape
 from aioserve.ops.linear import Linear
 from aioserve.ops.philox import uniforms
 
@@ -46,7 +46,8 @@ class ReferenceBatch(Batch):
     query_start: tuple[int, ...]
     context_lens: tuple[int, ...]
     page_table: Tensor
-    token_locations: Tensor
+    token_pages: Tensor
+    token_offsets: Tensor
     end_position: int
     num_pages: int
     page_size: int
@@ -123,7 +124,8 @@ class ReferenceBackend(Backend):
             query_start=tuple(host.query_start.tolist()),
             context_lens=tuple(host.context_lens.tolist()),
             page_table=self._upload(host.page_table).long(),
-            token_locations=self._upload(host.token_locations),
+            token_pages=self._upload(full_pages(host.token_locations, kv.page_size)),
+            token_offsets=self._upload(tokens_in_part(host.token_locations, kv.page_size)),
             end_position=int(host.positions.max(initial=-1)) + 1,
             num_pages=kv.num_pages,
             page_size=kv.page_size,
@@ -134,10 +136,7 @@ class ReferenceBackend(Backend):
 
     def copy_pages(self, caches: Sequence[KVCache], copies: npt.NDArray[np.int32]) -> None:
         check_copies(caches, copies)
-        storages = [_own_pages(cache).storage for cache in caches]
-        for source_cache, source, target_cache, target, tokens in copies.tolist():
-            pages = storages[source_cache][:, :, source]
-            storages[target_cache][:, :, target, :, :tokens] = pages[:, :, :, :tokens]
+        copy_plain_pages([_own_pages(cache) for cache in caches], copies)
 
     def draw(self, logits: Tensor, rows: SampleRows, last_tokens: Tensor) -> Drawn:
         rows.check_logits(logits)
@@ -164,34 +163,26 @@ class ReferenceBackend(Backend):
         last_tokens[self._upload(rows.slots)] = tokens
         return Drawn(tokens, errors)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
-        self._check_norm(x, weight)
+    def rms_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        weight_offset: float = 0.0,
+        *,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        check_norm(x, weight, None, residual, self.device)
+        if residual is not None:
+            x = residual.copy_(_wide(residual) + _wide(x))
         return _rms_norm(x, weight, eps, weight_offset)
 
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
-    ) -> Tensor:
-        self._check_norm(x, weight)
-        check_tensor("residual", residual, x.dtype, x.shape, self.device)
-        residual.copy_(_wide(residual) + _wide(x))
-        return _rms_norm(residual, weight, eps, weight_offset)
-
-    def _check_norm(self, x: Tensor, weight: Tensor) -> None:
-        check_rows("x", x, self.device)
-        check_tensor("weight", weight, x.dtype, x.shape[1:], self.device)
-
     def rotary_kv_write(
-        self,
-        qkv: Tensor,
-        batch: Batch,
-        kv: KVCache,
-        layer: int,
-        rotation: Rotation | None = None,
-        norms: HeadNorms | None = None,
+        self, qkv: Tensor, at: KVLayer, rotation: Rotation | None, norms: HeadNorms | None
     ) -> None:
-        q_heads, kv_heads = check_qkv(qkv, batch, kv, layer, self.device), kv.num_kv_heads
-        at = _own(batch, kv)
-        k_pages, v_pages = _own_pages(kv).layer(layer)
+        q_heads, kv, kv_heads = check_qkv(qkv, at, self.device), at.kv, at.kv.num_kv_heads
+        batch = _own_batch(at)
+        k_pages, v_pages = _own_pages(kv).layer(at.layer)
         q, k, v = qkv.unflatten(1, (-1, kv.head_dim)).split([q_heads, kv_heads, kv_heads], dim=1)
         new_q, new_k = _wide(q), _wide(k)
         if norms is not None:
@@ -200,69 +191,53 @@ class ReferenceBackend(Backend):
             new_k = _rms_norm(new_k, norms.key, norms.eps, norms.weight_offset)
         if rotation is not None:
             rows, _ = check_rotation(rotation, kv.head_dim, self.device)
-            if at.end_position > rows:
+            if batch.end_position > rows:
                 raise ValueError(
-                    f"batch: positions go to {at.end_position - 1}, but cos has {rows} rows"
+                    f"batch: positions go to {batch.end_position - 1}, but cos has {rows} rows"
                 )
             angles = rotation.cos[batch.positions.long()], rotation.sin[batch.positions.long()]
             new_q, new_k = _rotate(new_q, *angles), _rotate(new_k, *angles)
         q.copy_(new_q)
-        pages = torch.div(at.token_locations, kv.page_size, rounding_mode="floor")
-        offsets = at.token_locations - pages * kv.page_size
+        pages, offsets = batch.token_pages, batch.token_offsets
         k_pages[pages, :, offsets] = new_k.to(k_pages.dtype)
         v_pages[pages, :, offsets] = v.to(v_pages.dtype)
 
     def paged_attention(
-        self,
-        qkv: Tensor,
-        batch: Batch,
-        kv: KVCache,
-        layer: int,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        logit_rows_only: bool = False,
+        self, qkv: Tensor, at: KVLayer, kind: AttentionKind, *, logit_rows_only: bool = False
     ) -> Tensor:
-        q_heads = check_qkv(qkv, batch, kv, layer, self.device)
-        check_bounds(window, soft_cap)
-        at = _own(batch, kv)
-        k_pages, v_pages = _own_pages(kv).layer(layer)
+        q_heads, kv, batch = check_qkv(qkv, at, self.device), at.kv, _own_batch(at)
+        k_pages, v_pages = _own_pages(kv).layer(at.layer)
         q = qkv.unflatten(1, (-1, kv.head_dim))[:, :q_heads]
         group = q.shape[1] // kv.num_kv_heads
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for row, context in enumerate(at.context_lens):
-            start, stop = at.query_start[row], at.query_start[row + 1]
+        for row, context in enumerate(batch.context_lens):
+            start, stop = batch.query_start[row], batch.query_start[row + 1]
             if start == stop:
                 continue
-            pages = at.page_table[row, : -(-context // kv.page_size)]
+            pages = batch.page_table[row, : pages_for(context, kv.page_size)]
             keys, values = (
                 _wide(cached[pages].transpose(0, 1).flatten(1, 2)[:, :context])
                 for cached in (k_pages, v_pages)
             )
             queries = _wide(q[start:stop]).transpose(0, 1)
-            scores = queries @ keys.repeat_interleave(group, 0).transpose(1, 2) * scale
-            if soft_cap > 0:
-                scores = soft_cap * torch.tanh(scores / soft_cap)
+            scores = queries @ keys.repeat_interleave(group, 0).transpose(1, 2) * kind.scale
+            if kind.soft_cap > 0:
+                scores = kind.soft_cap * torch.tanh(scores / kind.soft_cap)
             key_at = torch.arange(context, device=q.device)
             query_at = torch.arange(context - (stop - start), context, device=q.device)[:, None]
             hidden = key_at > query_at
-            if window > 0:
-                hidden |= key_at <= query_at - window
+            if kind.window > 0:
+                hidden |= key_at <= query_at - kind.window
             weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             attended = weights @ values.repeat_interleave(group, 0)
             out[start:stop] = attended.transpose(0, 1).to(q.dtype)
         return (out[batch.logit_rows] if logit_rows_only else out).flatten(1)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         check_gate_up(gate_up, self.device)
         gate, up = _wide(gate_up).chunk(2, dim=-1)
-        return (functional.silu(gate) * up).to(gate_up.dtype)
-
-    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
-        check_gate_up(gate_up, self.device)
-        gate, up = _wide(gate_up).chunk(2, dim=-1)
-        return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+        active = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
+        return (active * up).to(gate_up.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -276,14 +251,11 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Te
 
 
 def _own_pages(kv: KVCache) -> PlainKVCache:
-    if not isinstance(kv, PlainKVCache):
-        raise TypeError(f"kv must be one that this backend allocated, got {type(kv).__name__}")
-    return kv
+    return own("kv", kv, PlainKVCache, "allocated")
 
 
-def _own(batch: Batch, kv: KVCache) -> ReferenceBatch:
-    if not isinstance(batch, ReferenceBatch):
-        raise TypeError(f"batch must be one that this backend prepared, got {type(batch).__name__}")
+def _own_batch(at: KVLayer) -> ReferenceBatch:
+    batch, kv = own("batch", at.batch, ReferenceBatch, "prepared"), at.kv
     if (batch.num_pages, batch.page_size) != (kv.num_pages, kv.page_size):
         raise ValueError(
             f"batch: was prepared for {batch.num_pages} pages of {batch.page_size} tokens, got "

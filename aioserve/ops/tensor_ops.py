@@ -6,7 +6,7 @@ from torch import Tensor
 
 from aioserve.ops.backend import Backend
 from aioserve.ops.batch import Batch
-from aioserve.ops.checks import HeadNorms
+from aioserve.ops.checks import AttentionKind, HeadNorms, KVLayer
 from aioserve.ops.kv_cache import KVCache
 from aioserve.ops.layer_ops import Embedding, LayerOps, RotarySource
 from aioserve.ops.linear import Linear
@@ -38,54 +38,43 @@ class TensorOps(LayerOps[Tensor]):
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         return layer(x)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
-        return self._backend.rms_norm(x, weight, eps, weight_offset)
-
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float
+    def rms_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        weight_offset: float = 0.0,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        return self._backend.add_rms_norm(x, residual, weight, eps, weight_offset)
+        return self._backend.rms_norm(x, weight, eps, weight_offset, residual=residual)
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        return self._backend.layer_norm(x, weight, bias, eps)
-
-    def add_layer_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    def layer_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        return self._backend.add_layer_norm(x, residual, weight, bias, eps)
+        return self._backend.layer_norm(x, weight, bias, eps, residual=residual)
 
     def rotary_kv_write(
         self, qkv: Tensor, layer: int, rotary: RotarySource | None, norms: HeadNorms | None
     ) -> None:
         rotation = None if rotary is None else rotary.rotation
-        self._backend.rotary_kv_write(qkv, self._batch, self._kv, layer, rotation, norms)
+        at = KVLayer(self._batch, self._kv, layer)
+        self._backend.rotary_kv_write(qkv, at, rotation, norms)
 
     def paged_attention(
-        self,
-        qkv: Tensor,
-        layer: int,
-        *,
-        scale: float,
-        window: int,
-        soft_cap: float,
-        logit_rows_only: bool,
+        self, qkv: Tensor, layer: int, kind: AttentionKind, *, logit_rows_only: bool
     ) -> Tensor:
-        return self._backend.paged_attention(
-            qkv,
-            self._batch,
-            self._kv,
-            layer,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            logit_rows_only=logit_rows_only,
-        )
+        at = KVLayer(self._batch, self._kv, layer)
+        return self._backend.paged_attention(qkv, at, kind, logit_rows_only=logit_rows_only)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return self._backend.silu_mul(gate_up)
-
-    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
-        return self._backend.gelu_tanh_mul(gate_up)
+    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        return self._backend.gated(gate_up, gelu=gelu)
 
     def gelu_tanh(self, x: Tensor) -> Tensor:
         return self._backend.gelu_tanh(x)

@@ -18,6 +18,7 @@ from aioserve.request import SamplingParams
 from aioserve.steps.outcome import StepOutcome
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.steps.plan import PENDING_TOKEN, SampleRow, SlotStart, StepPlan, WorkItem
+from tests.ops.contents import contents, fill
 from tests.ops.scenarios import BACKENDS, NATIVE, allocate
 from tests.placed import placed_item, placed_plan
 
@@ -43,7 +44,7 @@ class LogitsByToken:
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         self.inference.append(torch.is_inference_mode_enabled())
         self.batches.append(batch)
-        self.storages.append(kv.plain())
+        self.storages.append(contents(kv))
         token_ids = batch.token_ids[batch.logit_rows]
         logits = torch.zeros(len(token_ids), VOCAB_SIZE)
         logits[torch.arange(len(token_ids)), (token_ids + 1) % VOCAB_SIZE] = 3.0
@@ -66,8 +67,8 @@ class LogitsByToken:
 
 def cache(num_pages: int, start: int = 0, backend: Backend = NATIVE) -> KVCache:
     allocated = allocate(backend, 2, num_pages, 4, 1, 2, torch.float32)
-    plain = allocated.plain()
-    allocated.set_plain(torch.arange(start, start + plain.numel()).view_as(plain))
+    plain = contents(allocated)
+    fill(allocated, torch.arange(start, start + plain.numel()).view_as(plain))
     return allocated
 
 
@@ -252,7 +253,7 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
     """A page goes to the host, its place is taken by another, whose old place gets it back."""
     device, host = cache(8, backend=backend), cache(3, 10_000, backend)
     model = LogitsByToken(backend)
-    before, on_host = device.plain(), host.plain()
+    before, on_host = contents(device), contents(host)
     copies = (
         PageCopy(CopyKind.TO_HOST, 1, 2, 4),
         PageCopy(CopyKind.DEVICE, 6, 1, 4),
@@ -269,8 +270,8 @@ async def test_copies_are_done_in_order_before_the_forward_pass(backend):
     assert torch.equal(seen[:, :, 7, :, 3], before[:, :, 7, :, 3])
     assert torch.equal(seen[:, :, :1], before[:, :, :1])
     assert torch.equal(seen[:, :, 2:6], before[:, :, 2:6])
-    assert torch.equal(host.plain()[:, :, 2], before[:, :, 1])
-    assert torch.equal(host.plain()[:, :, :2], on_host[:, :, :2])
+    assert torch.equal(contents(host)[:, :, 2], before[:, :, 1])
+    assert torch.equal(contents(host)[:, :, :2], on_host[:, :, :2])
 
 
 @pytest.mark.asyncio
@@ -279,7 +280,7 @@ async def test_a_step_may_do_nothing_but_copies():
     plan = placed_plan(step=1, items=(), copies=(PageCopy(CopyKind.DEVICE, 3, 4, 4),))
     (outcome,) = await run(plan, model=model, device=device)
     assert outcome == StepOutcome(step=1, token_ids=())
-    assert torch.equal(device.plain()[:, :, 4], device.plain()[:, :, 3])
+    assert torch.equal(contents(device)[:, :, 4], contents(device)[:, :, 3])
     assert model.batches == []
 
 

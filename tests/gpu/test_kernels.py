@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.backend import CudaBackend
 from tests.gpu.place import Place
+from tests.ops.contents import contents, fill
 from tests.ops.gpu.test_attention import check
 from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out, random
 
@@ -41,15 +43,8 @@ def attend(
 ) -> Tensor:
     """As a decoder calls it. [T, Hq * D]"""
     step = scenario.on(backend)
-    return backend.paged_attention(
-        backend.place(step.qkv),
-        step.batch,
-        step.kv,
-        0,
-        scale=step.kv.head_dim**-0.5,
-        window=window,
-        soft_cap=soft_cap,
-    ).cpu()
+    kind = AttentionKind(step.kv.head_dim**-0.5, window, soft_cap)
+    return backend.paged_attention(backend.place(step.qkv), step.at, kind).cpu()
 
 
 @dtypes
@@ -87,14 +82,15 @@ def test_norms_and_gates_agree_and_a_row_is_the_same_in_any_batch(
     norm = backend.rms_norm(backend.place(x), backend.place(weight), 1e-6)
     exact = REFERENCE.rms_norm(x.double(), weight.double(), 1e-6)
     torch.testing.assert_close(norm.cpu().double(), exact, rtol=rtol, atol=4e-6)
-    gated = backend.silu_mul(backend.place(gates))
+    gated = backend.gated(backend.place(gates), gelu=False)
     torch.testing.assert_close(
-        gated.cpu().double(), REFERENCE.silu_mul(gates.double()), rtol=rtol, atol=4e-6
+        gated.cpu().double(), REFERENCE.gated(gates.double(), gelu=False), rtol=rtol, atol=4e-6
     )
     for row in (0, 100, 256):
         alone = backend.rms_norm(backend.place(x[row : row + 1]), backend.place(weight), 1e-6)
         assert torch.equal(alone, norm[row : row + 1])
-        assert torch.equal(backend.silu_mul(backend.place(gates[row : row + 1]))[0], gated[row])
+        alone = backend.gated(backend.place(gates[row : row + 1]), gelu=False)
+        assert torch.equal(alone[0], gated[row])
 
 
 @dtypes
@@ -118,15 +114,15 @@ def test_page_copies_move_every_bit(backend: CudaBackend, dtype: torch.dtype) ->
     sizes = {"num_layers": 4, "page_size": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": dtype}
     cache = backend.allocate_kv(num_pages=64, **sizes)
     host = backend.allocate_host_kv(num_pages=40, **sizes)
-    cache.set_plain(random(*cache.storage.shape, dtype=dtype))
+    fill(cache, random(*cache.storage.shape, dtype=dtype))
     host.storage.zero_()
-    before = cache.plain().cpu()
+    before = contents(cache).cpu()
     there = [(0, page, 1, page, 16) for page in range(40)]
     back = [(1, page, 0, 63 - page, 16) for page in range(20)]
     backend.copy_pages([cache, host], np.array([*there, *back, (0, 63, 0, 40, 5)], np.int32))
     torch.cuda.synchronize(backend.device)
-    assert torch.equal(host.plain(), before[:, :, :40])
-    after = cache.plain().cpu()
+    assert torch.equal(contents(host), before[:, :, :40])
+    after = contents(cache).cpu()
     for page in range(20):
         assert torch.equal(after[:, :, 63 - page], before[:, :, page])
     assert torch.equal(after[:, :, 40, :, :5], before[:, :, 0, :, :5])

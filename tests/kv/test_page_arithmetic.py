@@ -9,8 +9,8 @@ import pytest
 from tests.house import ROOT, files_with_a_place
 
 PAGE_SIZES = ("page_size", "size")
-PLACES = ("cli", "engine", "kv", "scheduling", "server", "simulation")
-"""Places that divide by no page size. Kernels and runners do, and test doubles of them."""
+PLACES = ("cli", "engine", "execution", "kv", "ops", "scheduling", "server", "simulation")
+"""Places that divide by no page size. Kernels do, and test doubles."""
 
 DIVISIONS = {
     "aioserve/kv/pages.py": None,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aioserve.ops import Backend
 from aioserve.ops.backend import HeadNorms, Rotation
+from tests.ops.contents import contents
 from tests.ops.scenarios import REFERENCE, Heads, Scenario, Step, lay_out, random
 
 RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -41,7 +42,7 @@ def write(
         given = HeadNorms(query, key, 1e-6, 1.0)
     rotation = tables(backend, 100, half) if half else None
     before = rows[:, step.q_size :].clone()
-    backend.rotary_kv_write(rows, step.batch, step.kv, 0, rotation, given)
+    backend.rotary_kv_write(rows, step.at, rotation, given)
     assert torch.equal(rows[:, step.q_size :], before)
     return Step(rows.cpu(), step.batch, step.kv, step.q_size)
 
@@ -60,11 +61,11 @@ def check(
     qkv = random(scenario.q.shape[0], heads.q + 2 * heads.kv, heads.dim, dtype=dtype, seed=4)
     step = write(backend, scenario, qkv, heads, half, norms)
     exact = write(REFERENCE, scenario, qkv, heads, half, norms, wide=True)
-    storage = step.kv.plain().cpu()
+    storage = contents(step.kv).cpu()
     rtol = RELATIVE[dtype]
     torch.testing.assert_close(step.q.double(), exact.q, rtol=rtol, atol=atol)
     torch.testing.assert_close(
-        storage.double(), exact.kv.plain(), rtol=rtol, atol=atol, equal_nan=True
+        storage.double(), contents(exact.kv), rtol=rtol, atol=atol, equal_nan=True
     )
     page_size = scenario.page_size
     locations = torch.from_numpy(scenario.host.token_locations)
@@ -93,7 +94,7 @@ def check_a_token_beside_others(
     assert torch.equal(together.q[-1:], alone.q)
     location = int(last.host.token_locations[0])
     at = (0, slice(None), location // 16, slice(None), location % 16)
-    assert torch.equal(together.kv.plain()[at], alone.kv.plain()[at])
+    assert torch.equal(contents(together.kv)[at], contents(alone.kv)[at])
 
 
 def check_positions_outside(backend: Backend) -> None:
@@ -102,7 +103,7 @@ def check_positions_outside(backend: Backend) -> None:
     rows = backend.place(step.qkv)
     before = rows.clone(), step.kv.storage.clone()
     with pytest.raises(ValueError, match="batch: positions go to 39, but cos has 39 rows"):
-        backend.rotary_kv_write(rows, step.batch, step.kv, 0, tables(backend, 39, 8))
+        backend.rotary_kv_write(rows, step.at, tables(backend, 39, 8), None)
     assert torch.equal(rows, before[0])
     torch.testing.assert_close(step.kv.storage, before[1], rtol=0, atol=0, equal_nan=True)
 
@@ -110,28 +111,28 @@ def check_positions_outside(backend: Backend) -> None:
 def check_arguments_that_do_not_fit(backend: Backend) -> None:
     """They are refused by name."""
     step = lay_out([(1, 2, 40)], Heads(2, 1, 16)).on(backend, qkv=random(2, 4, 16))
-    rows, at = backend.place(step.qkv), (step.batch, step.kv)
+    rows, at = backend.place(step.qkv), step.at
 
     def norms(query: Tensor, key: Tensor) -> HeadNorms:
         return HeadNorms(backend.place(query), backend.place(key), 1e-6)
 
     with pytest.raises(TypeError, match=r"qkv must be torch.float32 as the KV pages"):
-        backend.rotary_kv_write(rows.bfloat16(), *at, 0)
+        backend.rotary_kv_write(rows.bfloat16(), at, None, None)
     with pytest.raises(ValueError, match=r"qkv must have shape \(2, \(Hq \+ 2 \* 1\) \* 16\)"):
-        backend.rotary_kv_write(rows[:, :32], *at, 0)
+        backend.rotary_kv_write(rows[:, :32], at, None, None)
     for layer in (-1, 1):
         with pytest.raises(ValueError, match=f"layer must be from 0 to 0, got {layer}"):
-            backend.rotary_kv_write(rows, *at, layer)
+            backend.rotary_kv_write(rows, at._replace(layer=layer), None, None)
     fifty = tables(backend, 50, 8)
     with pytest.raises(ValueError, match="cos must have at most 8 columns, got 9"):
-        backend.rotary_kv_write(rows, *at, 0, tables(backend, 50, 9))
+        backend.rotary_kv_write(rows, at, tables(backend, 50, 9), None)
     with pytest.raises(ValueError, match=r"cos must have shape \[positions, R / 2\]"):
-        backend.rotary_kv_write(rows, *at, 0, Rotation(fifty.cos[0], fifty.sin[0]))
+        backend.rotary_kv_write(rows, at, Rotation(fifty.cos[0], fifty.sin[0]), None)
     with pytest.raises(TypeError, match=r"cos must be torch.float32, got torch.float64"):
-        backend.rotary_kv_write(rows, *at, 0, Rotation(fifty.cos.double(), fifty.sin.double()))
+        backend.rotary_kv_write(rows, at, Rotation(fifty.cos.double(), fifty.sin.double()), None)
     with pytest.raises(ValueError, match=r"sin must be .* of shape \(50, 8\)"):
-        backend.rotary_kv_write(rows, *at, 0, Rotation(fifty.cos, tables(backend, 50, 7).sin))
+        backend.rotary_kv_write(rows, at, Rotation(fifty.cos, tables(backend, 50, 7).sin), None)
     with pytest.raises(ValueError, match=r"norms.query must be contiguous, of shape \(16,\)"):
-        backend.rotary_kv_write(rows, *at, 0, None, norms(random(15), random(16)))
+        backend.rotary_kv_write(rows, at, None, norms(random(15), random(16)))
     with pytest.raises(TypeError, match=r"norms.key must be torch.float32, got torch.bfloat16"):
-        backend.rotary_kv_write(rows, *at, 0, None, norms(random(16), random(16).bfloat16()))
+        backend.rotary_kv_write(rows, at, None, norms(random(16), random(16).bfloat16()))

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from aioserve.ops import Backend, Batch, HostBatch, KVCache
+from aioserve.ops.backend import KVLayer
 from aioserve.ops.native import NativeBackend
 from aioserve.ops.reference import ReferenceBackend
+from tests.ops.contents import fill
 
 DTYPES = [torch.float32, torch.bfloat16]
 NATIVE, REFERENCE = NativeBackend(), ReferenceBackend()
@@ -42,11 +44,15 @@ class Step:
     def q(self) -> Tensor:
         return self.qkv[:, : self.q_size]
 
+    @property
+    def at(self) -> KVLayer:
+        return KVLayer(self.batch, self.kv, 0)
+
 
 @dataclass(slots=True, frozen=True)
 class Scenario:
     storage: Tensor
-    """What the KV pages hold, shaped as `KVCache.plain()`."""
+    """What the KV pages hold, shaped as by `contents`."""
     host: HostBatch
     q: Tensor
     """[T, Hq, D]"""
@@ -95,7 +101,7 @@ class Scenario:
             qkv = torch.cat([self.q, others.to(self.q.dtype)], dim=1)
         kv = allocate(backend, 1, self.num_pages, self.page_size, self.storage.shape[3], dim, dtype)
         kv.storage.fill_(float("nan"))
-        kv.set_plain(self.storage)
+        fill(kv, self.storage)
         batch = backend.prepare(self.host, kv, backend.allocate_slots(1))
         fused = qkv.to(dtype, copy=True).flatten(1)
         return Step(fused, batch, kv, self.q.shape[1] * dim)

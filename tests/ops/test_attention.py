@@ -14,6 +14,8 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops import Backend
+from aioserve.ops.backend import AttentionKind
+from tests.ops.contents import contents, fill
 from tests.ops.scenarios import (
     BACKENDS,
     DTYPES,
@@ -37,16 +39,11 @@ OPTIONS = [(0, 0.0), (33, 0.0), (0, 4.0), (130, 4.0)]
 
 def attend(step: Step, backend: Backend = NATIVE, **options: float) -> Tensor:
     """[T, Hq, D]"""
-    attended = backend.paged_attention(
-        step.qkv,
-        step.batch,
-        step.kv,
-        0,
-        scale=step.kv.head_dim**-0.5,
-        window=int(options.get("window", 0)),
-        soft_cap=options.get("soft_cap", 0.0),
-        logit_rows_only=bool(options.get("logit_rows_only", False)),
+    kind = AttentionKind(
+        step.kv.head_dim**-0.5, int(options.get("window", 0)), options.get("soft_cap", 0.0)
     )
+    rows_only = bool(options.get("logit_rows_only", False))
+    attended = backend.paged_attention(step.qkv, step.at, kind, logit_rows_only=rows_only)
     return attended.unflatten(1, (-1, step.kv.head_dim))
 
 
@@ -60,9 +57,9 @@ def check(scenario: Scenario, window: int = 0, soft_cap: float = 0.0) -> None:
     else:
         # The result is rounded to 8 bits. With bfloat16 products so is each weight, before they are
         # made to add up to one: off by 2^-8 of the values' mean magnitude, and of the result.
-        magnitudes = wide.kv.plain()
+        magnitudes = contents(wide.kv)
         magnitudes[:, 1].abs_()
-        wide.kv.set_plain(magnitudes)
+        fill(wide.kv, magnitudes)
         magnitude = attend(wide, REFERENCE, window=window, soft_cap=soft_cap)
         limit = 1.01 * 2**-8 * (magnitude + 2 * expected.abs()) + 1e-5
         error = (got.double() - expected).abs()
@@ -213,12 +210,12 @@ def test_keys_before_the_window_are_never_read(
     scenario = lay_out(sequences, Heads(4, 2, 32), page_size=page_size, dtype=dtype)
     step = scenario.on(NATIVE)
     before = attend(step, window=51)
-    plain = step.kv.plain()
+    plain = contents(step.kv)
     for row, oldest in ((0, 649), (1, 46)):
         at = torch.arange(oldest)
         pages = torch.from_numpy(scenario.host.page_table)[row, at // page_size].long()
         plain[:, :, pages, :, at % page_size] = float("nan")
-    step.kv.set_plain(plain)
+    fill(step.kv, plain)
     assert torch.equal(attend(step, window=51), before)
 
 
@@ -305,20 +302,19 @@ def test_kernels_know_their_own_pages_alone() -> None:
 @backends
 def test_tensors_that_do_not_fit_are_refused_by_name(backend: Backend) -> None:
     step = lay_out([(1, 2, 40)], Heads(4, 2, 32)).on(backend)
-    qkv, batch, kv = step.qkv, step.batch, step.kv
+    qkv, kind = step.qkv, AttentionKind(1)
     with pytest.raises(TypeError, match=r"qkv must be torch.float32 as the KV pages, got"):
-        backend.paged_attention(qkv.half(), batch, kv, 0, scale=1)
+        backend.paged_attention(qkv.half(), step.at, kind)
     widths = (qkv[:, :-32], qkv[:, :-1], qkv[:1], qkv[:, :128], qkv[0])
     for wrong in (*widths, qkv.T.contiguous().T, qkv.to("meta")):
         with pytest.raises(ValueError, match=r"qkv must have shape \(2, \(Hq \+ 2 \* 2\) \* 32\)"):
-            backend.paged_attention(wrong, batch, kv, 0, scale=1)
+            backend.paged_attention(wrong, step.at, kind)
     for layer in (1, -1):
         with pytest.raises(ValueError, match=f"layer must be from 0 to 0, got {layer}"):
-            backend.paged_attention(qkv, batch, kv, layer, scale=1)
-    with pytest.raises(ValueError, match="window and soft_cap must be at least 0"):
-        backend.paged_attention(qkv, batch, kv, 0, scale=1, window=-1)
-    with pytest.raises(ValueError, match="window and soft_cap must be at least 0"):
-        backend.paged_attention(qkv, batch, kv, 0, scale=1, soft_cap=-1.0)
+            backend.paged_attention(qkv, step.at._replace(layer=layer), kind)
+    for bounds in ((-1, 0.0), (0, -1.0), (0, float("nan"))):
+        with pytest.raises(ValueError, match="window and soft_cap must be at least 0"):
+            AttentionKind(1, *bounds)
 
 
 def test_pages_that_kernels_do_not_have_are_refused() -> None:

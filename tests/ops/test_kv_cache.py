@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aioserve import _native
 from aioserve.ops import Backend, KVCache
+from tests.ops.contents import contents, fill
 from tests.ops.scenarios import BACKENDS, DTYPES, NATIVE, allocate
 
 Copies = list[tuple[int, int, int, int, int]]
@@ -27,16 +28,16 @@ def numbered(
 ) -> KVCache:
     """A cache of two layers in which no two numbers are equal, and no two patterns of bits."""
     cache = allocate(backend, 2, num_pages, page_size, heads, 3, dtype)
-    plain = cache.plain()
+    plain = contents(cache)
     numbers = torch.arange(start, start + plain.numel()).view_as(plain)
     bits = numbers.short().view(dtype) if dtype is torch.bfloat16 else numbers.to(dtype)
-    cache.set_plain(bits)
+    fill(cache, bits)
     return cache
 
 
 def bits_of(cache: KVCache) -> torch.Tensor:
     """What it holds, NaNs and all, in a form that compares."""
-    plain = cache.plain()
+    plain = contents(cache)
     return plain.view(torch.int32 if plain.dtype is torch.float32 else torch.int16)
 
 
@@ -114,8 +115,8 @@ def test_a_cache_gives_back_what_it_was_given_and_has_a_place_for_each_number(
     given = torch.arange(1, 1 + torch.Size(shape).numel()).view(shape)
     given = given.short().view(dtype) if dtype is torch.bfloat16 else given.to(dtype)
     cache.storage.fill_(float("nan"))
-    cache.set_plain(given)
-    got = cache.plain()
+    fill(cache, given)
+    got = contents(cache)
     assert got.shape == shape
     assert got.dtype is dtype
     bits = torch.int16 if dtype is torch.bfloat16 else torch.int32

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aioserve import _native
 from aioserve.ops import HostBatch, LayerOps, SampleRows, TensorOps, leave_out
+from aioserve.ops.backend import AttentionKind
 from aioserve.ops.draws import NOTHING_LEFT
 from aioserve.ops.native import NativeBackend
 from aioserve.ops.native_program import NativeProgram
@@ -50,11 +51,11 @@ OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
     "linear": lambda ops, w, x, _: ops.linear(x, w.square),
     "rms": lambda ops, w, x, _: ops.rms_norm(x, w.weight, 1e-5, 0.0),
     "offset rms": lambda ops, w, x, _: ops.rms_norm(x, w.weight, 1e-5, 1.0),
-    "add rms": lambda ops, w, x, y: ops.add_rms_norm(x, y, w.weight, 1e-5, 0.0),
+    "add rms": lambda ops, w, x, y: ops.rms_norm(x, w.weight, 1e-5, 0.0, residual=y),
     "layer norm": lambda ops, w, x, _: ops.layer_norm(x, w.weight, w.bias, 1e-5),
-    "add layer norm": lambda ops, w, x, y: ops.add_layer_norm(x, y, w.weight, None, 1e-5),
-    "silu": lambda ops, w, x, _: ops.silu_mul(ops.linear(x, w.double)),
-    "gelu gate": lambda ops, w, x, _: ops.gelu_tanh_mul(ops.linear(x, w.double)),
+    "add layer norm": lambda ops, w, x, y: ops.layer_norm(x, w.weight, None, 1e-5, residual=y),
+    "silu": lambda ops, w, x, _: ops.gated(ops.linear(x, w.double), gelu=False),
+    "gelu gate": lambda ops, w, x, _: ops.gated(ops.linear(x, w.double), gelu=True),
     "gelu": lambda ops, w, x, _: ops.gelu_tanh(x),
     "scale": lambda ops, w, x, _: ops.scale(x, 0.5),
     "positions": lambda ops, w, x, _: ops.add_positions(x, w.positions),
@@ -66,8 +67,7 @@ OPS: dict[str, Callable[[LayerOps[Any], Layers, Any, Any], Any]] = {
 
 def attention(ops: LayerOps[Any], qkv: Any, logit_rows_only: bool) -> Any:
     ops.rotary_kv_write(qkv, 0, None, None)
-    options = {"scale": 0.3, "window": 0, "soft_cap": 0.0}
-    return ops.paged_attention(qkv, 0, **options, logit_rows_only=logit_rows_only)
+    return ops.paged_attention(qkv, 0, AttentionKind(0.3), logit_rows_only=logit_rows_only)
 
 
 def forward(steps: list[tuple[str, int, int]], weights: Layers, cap: float) -> Forward:
@@ -86,7 +86,7 @@ def forward(steps: list[tuple[str, int, int]], weights: Layers, cap: float) -> F
         rows = [ops.logit_rows(value) for value in values[-3:]]
         x = rows[-1]
         for row in rows[:-1]:
-            x = ops.add_rms_norm(x, row, weights.weight, 1e-6, 0.0)
+            x = ops.rms_norm(x, weights.weight, 1e-6, 0.0, residual=row)
         logits = ops.linear(x, weights.head)
         if cap:
             ops.soft_cap(logits, cap)
@@ -185,7 +185,8 @@ def test_what_only_the_next_layer_reads_is_fused_into_it():
         x = ops.embed(weights.embedding)
         for _ in range(3):
             normed = ops.rms_norm(x, weights.weight, 1e-5, 0.0)
-            x = ops.linear(ops.silu_mul(ops.linear(normed, weights.double)), weights.square)
+            gated = ops.gated(ops.linear(normed, weights.double), gelu=False)
+            x = ops.linear(gated, weights.square)
         return ops.linear(ops.logit_rows(x), weights.head)
 
     program = recorded(compute, torch.float32)
@@ -198,7 +199,7 @@ def test_a_value_that_is_read_again_is_not_fused_away():
     def compute(ops: LayerOps[Any]) -> Any:
         normed = ops.rms_norm(ops.embed(weights.embedding), weights.weight, 1e-5, 0.0)
         x = ops.linear(normed, weights.square)
-        return ops.linear(ops.logit_rows(ops.add_rms_norm(x, normed, weights.bias, 1e-5, 0.0)),
+        return ops.linear(ops.logit_rows(ops.rms_norm(x, weights.bias, 1e-5, 0.0, residual=normed)),
                           weights.head)  # fmt: skip
 
     plain, program = both_ways(compute, torch.float32, host_batch([5], [0, 4]))

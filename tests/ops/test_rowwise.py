@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from aioserve.ops import Backend
 from tests.ops.scenarios import BACKENDS, DTYPES, NATIVE, REFERENCE, random
 
 SHAPES = [(1, 16), (3, 37), (33, 515), (200, 1024)]
-GATES = ["silu_mul", "gelu_tanh_mul"]
+gates = pytest.mark.parametrize("gelu", [False, True], ids=["silu", "gelu"])
 backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -41,13 +42,13 @@ def test_rms_norm_agrees(
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @dtypes
-def test_add_rms_norm_agrees_and_updates_the_residual(
+def test_rms_norm_of_a_sum_agrees_and_updates_the_residual(
     isa: str, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     x, residual = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
     weight = random(shape[1], dtype=dtype, seed=2)
     total = residual + x
-    got = NATIVE.add_rms_norm(x, residual, weight, 1e-6)
+    got = NATIVE.rms_norm(x, weight, 1e-6, residual=residual)
     assert torch.equal(residual, total)
     close(got, REFERENCE.rms_norm(total.double(), weight.double(), 1e-6))
 
@@ -59,21 +60,21 @@ def test_rows_of_a_strided_view_are_normalised(isa: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", GATES)
+@gates
 @dtypes
 def test_gated_activations_agree(
-    isa: str, dtype: torch.dtype, name: str, shape: tuple[int, int]
+    isa: str, dtype: torch.dtype, gelu: bool, shape: tuple[int, int]
 ) -> None:
     gate_up = 3 * random(shape[0], 2 * shape[1], dtype=dtype)
-    got = getattr(NATIVE, name)(gate_up)
+    got = NATIVE.gated(gate_up, gelu=gelu)
     assert got.dtype == dtype
-    close(got, getattr(REFERENCE, name)(gate_up.double()))
+    close(got, REFERENCE.gated(gate_up.double(), gelu=gelu))
 
 
-@pytest.mark.parametrize("name", GATES)
-def test_activations_keep_their_limits(isa: str, name: str) -> None:
+@gates
+def test_activations_keep_their_limits(isa: str, gelu: bool) -> None:
     gate = torch.tensor([[-1e4, -88.0, -0.0, 1e-30, 88.0, 1e4, float("inf"), float("nan")]])
-    got = getattr(NATIVE, name)(torch.cat([gate, torch.ones_like(gate)], dim=1))[0]
+    got = NATIVE.gated(torch.cat([gate, torch.ones_like(gate)], dim=1), gelu=gelu)[0]
     assert got[:2].abs().max() < 1e-30
     assert got[2] == 0
     torch.testing.assert_close(got[3:7], gate[0, 3:7] * torch.tensor([0.5, 1, 1, 1]))
@@ -88,9 +89,9 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(
     gate = random(768, dtype=dtype, seed=2)
     ops: list[Callable[[Tensor], Tensor]] = [
         lambda rows: NATIVE.rms_norm(rows, weight, 1e-6),
-        lambda rows: NATIVE.add_rms_norm(rows, gate.expand(rows.shape).clone(), weight, 1e-6),
-        NATIVE.silu_mul,
-        NATIVE.gelu_tanh_mul,
+        lambda rows: NATIVE.rms_norm(rows, weight, 1e-6, residual=gate.expand(rows.shape).clone()),
+        partial(NATIVE.gated, gelu=False),
+        partial(NATIVE.gated, gelu=True),
     ]
     for op in ops:
         _native.set_num_threads(3)
@@ -121,7 +122,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(backend: Backend) -> None
                 norm()
     for name, norm in (
         ("weight", lambda wrong: backend.rms_norm(x, wrong, 1e-6)),
-        ("weight", lambda wrong: backend.add_rms_norm(x, residual, wrong, 1e-6)),
+        ("weight", lambda wrong: backend.rms_norm(x, wrong, 1e-6, residual=residual)),
         ("weight", lambda wrong: backend.layer_norm(x, wrong, None, 1e-6)),
         ("bias", lambda wrong: backend.layer_norm(x, weight, wrong, 1e-6)),
     ):
@@ -132,19 +133,19 @@ def test_arguments_that_do_not_fit_are_refused_by_name(backend: Backend) -> None
                 norm(wrong)
     for wrong in (random(2, 8), random(1, 8), strided, x.to("meta")):
         with pytest.raises(ValueError, match=r"residual must be contiguous, of shape \(3, 8\)"):
-            backend.add_rms_norm(x, wrong, weight, 1e-6)
+            backend.rms_norm(x, weight, 1e-6, residual=wrong)
     with pytest.raises(TypeError, match=r"residual must be torch.float32, got torch.bfloat16"):
-        backend.add_rms_norm(x, x.bfloat16(), weight, 1e-6)
+        backend.rms_norm(x, weight, 1e-6, residual=x.bfloat16())
     assert torch.equal(residual, before)
-    for gated in (backend.silu_mul, backend.gelu_tanh_mul):
+    for gated in (partial(backend.gated, gelu=gelu) for gelu in (False, True)):
         for wrong in (random(3, 7), random(8), strided, other):
             with pytest.raises(ValueError, match=r"gate_up must have shape \[T, 2 \* I\]"):
                 gated(wrong)
     for op in (
         lambda: backend.rms_norm(ints, weight, 1e-6),
         lambda: backend.layer_norm(ints, weight, None, 1e-6),
-        lambda: backend.silu_mul(ints),
-        lambda: backend.gelu_tanh_mul(ints),
+        lambda: backend.gated(ints, gelu=False),
+        lambda: backend.gated(ints, gelu=True),
     ):
         with pytest.raises(TypeError, match=r"(x|gate_up) must be .*, got torch.int64"):
             op()

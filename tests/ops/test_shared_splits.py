@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aioserve import _native
+from aioserve.ops.backend import AttentionKind
 from aioserve.ops.native import own_arrays
 from tests.ops.scenarios import DTYPES, NATIVE, Heads, Scenario, lay_out
 
@@ -21,15 +22,8 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 def attend(scenario: Scenario, *, window: int = 0, logit_rows_only: bool = False) -> Tensor:
     step = scenario.on(NATIVE)
-    return NATIVE.paged_attention(
-        step.qkv,
-        step.batch,
-        step.kv,
-        0,
-        scale=step.kv.head_dim**-0.5,
-        window=window,
-        logit_rows_only=logit_rows_only,
-    )
+    kind = AttentionKind(step.kv.head_dim**-0.5, window)
+    return NATIVE.paged_attention(step.qkv, step.at, kind, logit_rows_only=logit_rows_only)
 
 
 def shared_splits(

@@ -11,6 +11,7 @@ import torch
 from aioserve.errors import ConfigError
 from aioserve.ops import SampleRows, backend_named, bytes_per_page
 from aioserve.ops.kv_cache import PlainKVCache
+from tests.ops.contents import fill
 from tests.ops.scenarios import BACKENDS, NATIVE, Heads, allocate, lay_out
 
 
@@ -21,11 +22,11 @@ def test_keys_lie_in_steps_of_four_bytes_by_token_within(dtype: torch.dtype) -> 
     assert cache.storage.shape == (3, 2, 7, 2, 16 * 32)
     plain = torch.zeros(3, 2, 7, 2, 16, 32)
     plain[2, 0, 6, 1, 15, 31] = 5
-    cache.set_plain(plain)
+    fill(cache, plain)
     assert cache.storage[2, 0, 6, 1].nonzero().item() == 16 * 32 - 1
     plain[2, 0, 6, 1, 15, 31] = 0
     plain[2, 0, 6, 1, 3, per_step] = 5
-    cache.set_plain(plain)
+    fill(cache, plain)
     assert cache.storage[2, 0, 6, 1].nonzero().item() == (16 + 3) * per_step
     sizes = (cache.num_layers, cache.num_pages, cache.page_size, cache.num_kv_heads, cache.head_dim)
     assert sizes == (3, 7, 16, 2, 32)
@@ -46,7 +47,7 @@ def test_values_lie_in_rows_or_in_pairs_of_tokens(
     cache = allocate(NATIVE, 1, 2, page_size, 2, 32, dtype)
     plain = torch.zeros(1, 2, 2, 2, page_size, 32)
     plain[0, 1, 1, 1, 3, 5] = 5
-    cache.set_plain(plain)
+    fill(cache, plain)
     assert cache.storage[0, 1, 1, 1].nonzero().item() == at
     assert int(cache.storage.count_nonzero()) == 1
 

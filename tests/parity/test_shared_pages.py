@@ -17,6 +17,7 @@ from aioserve.models.decoder import Decoder
 from aioserve.models.loader import load_model
 from aioserve.ops import backend_named
 from aioserve.steps.pages import CopyKind, PageCopy
+from tests.ops.contents import contents
 from tests.parity.paged import PagedRun
 from tests.parity.planned import PlannedRun, item
 from tests.parity.tiny_models import VOCAB_SIZE
@@ -212,12 +213,12 @@ async def test_a_sequence_that_was_swapped_out_and_in_goes_on_as_if_nothing_had_
 
     async with PlannedRun(decoder, page_size, num_pages=300, num_host_pages=200) as run:
         await run.step([item(0, 0, ids[:length], before)])
-        written = run.cache.plain()[:, :, list(before)]
+        written = contents(run.cache)[:, :, list(before)]
         logits = await run.step([item(1, 0, other, before)], out)
         assert torch.equal(logits[0], alone(decoder, other)[-1])
         one = await run.step([item(0, length, ids[length:-1], after)], back)
         for i in kept:
-            swapped = run.cache.plain()[:, :, after[i], :, : held[i]]
+            swapped = contents(run.cache)[:, :, after[i], :, : held[i]]
             assert torch.equal(swapped, written[:, :, i, :, : held[i]])
         two = await run.step([item(0, length + 1, ids[-1:], after)])
 

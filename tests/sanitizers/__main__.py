@@ -51,8 +51,9 @@ import torch
 from aioserve.ops import backend_named
 native = backend_named("native")
 shared, x, weight = torch.zeros(4000, 512), torch.ones(4000, 512), torch.ones(512)
-threads = [threading.Thread(target=native.add_rms_norm, args=(x, shared, weight, 1e-6))
-           for _ in range(2)]
+def write():
+    native.rms_norm(x, weight, 1e-6, residual=shared)
+threads = [threading.Thread(target=write) for _ in range(2)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 """

@@ -19,12 +19,13 @@ from aioserve.config import Attention, EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import DeviceFailedError
-from aioserve.models import architecture
+from aioserve.kv.pages import full_pages, pages_for_each, tokens_in_part
 from aioserve.models.decoder import Decoder
 from aioserve.ops import HostBatch
+from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.attention import PromptAttention, paged_attention
 from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.ops.gpu.batch import GpuBatch
+from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
 from aioserve.ops.gpu.flashinfer_attention import (
     FlashInferAttention,
     import_flashinfer,
@@ -169,12 +170,14 @@ class _Trial:
         device: Device,
         clock: Callable[[], float],
     ) -> None:
-        self._layers = [layer.attention for layer in decoder.config.layers]
+        layers = [layer.attention for layer in decoder.config.layers]
+        self._kinds = [AttentionKind(one.scale, one.window, one.soft_cap) for one in layers]
+        """Kind of each layer."""
         self._backend = backend
         self._device = device
         self._clock = clock
         self.tokens: int = sum(tokens for tokens, _ in prompts)
-        heads = self._layers[0].heads
+        heads = layers[0].heads
         self._host, num_pages = _lay_out(prompts, config.page_size)
         cache = backend.allocate_kv(
             num_layers=1,
@@ -196,17 +199,16 @@ class _Trial:
     def difference(self, attention: PromptAttention) -> str | None:
         """By how much results differ beyond rounding, for any kind of layer."""
         batch = self._batch()
-        kinds = {(layer.scale, layer.window, layer.soft_cap): layer for layer in self._layers}
-        for layer in kinds.values():
+        for kind in dict.fromkeys(self._kinds):
             got, expected = (
-                self._attend(layer, batch, prompts).float() for prompts in (attention, None)
+                self._attend(kind, batch, prompts).float() for prompts in (attention, None)
             )
             error = (got - expected).abs()
             unit = torch.finfo(self._qkv.dtype).eps
             if not bool((error <= ROUNDINGS * unit * expected.abs().clamp(min=1)).all()):
                 return (
                     f"its results differ from Triton's by up to {error.max().item():.3g} "
-                    f"(window {layer.window}, soft cap {layer.soft_cap})"
+                    f"(window {kind.window}, soft cap {kind.soft_cap})"
                 )
         return None
 
@@ -223,28 +225,15 @@ class _Trial:
         batch = self._batch()
         self._device.synchronize()
         began = self._clock()
-        for layer in self._layers:
-            self._attend(layer, batch, prompts)
+        for kind in self._kinds:
+            self._attend(kind, batch, prompts)
         self._device.synchronize()
         return self._clock() - began
 
     def _attend(
-        self,
-        layer: architecture.Attention,
-        batch: GpuBatch,
-        prompts: PromptAttention | None,
+        self, kind: AttentionKind, batch: GpuBatch, prompts: PromptAttention | None
     ) -> torch.Tensor:
-        return paged_attention(
-            self._qkv,
-            batch,
-            self._cache,
-            0,
-            scale=layer.scale,
-            window=layer.window,
-            soft_cap=layer.soft_cap,
-            logit_rows_only=False,
-            prompts=prompts,
-        )
+        return paged_attention(self._qkv, GpuKVLayer(batch, self._cache, 0), kind, prompts=prompts)
 
     def _batch(self) -> GpuBatch:
         """A step of its own: FlashInfer plans each anew."""
@@ -255,27 +244,11 @@ def _lay_out(prompts: Sequence[tuple[int, int]], page_size: int) -> tuple[HostBa
     """Prompts over pages in a random order, and how many pages."""
     counts = np.array([tokens for tokens, _ in prompts])
     contexts = np.array([context for _, context in prompts])
-    pages = -(-contexts // page_size)
+    pages = pages_for_each(contexts, page_size)
     order = np.random.default_rng(0).permutation(int(pages.sum())).astype(np.int32)
     table = np.zeros((len(prompts), int(pages.max())), np.int32)
     table[np.arange(table.shape[1]) < pages[:, None]] = order
-    ends = np.cumsum(counts)
-    positions = np.arange(ends[-1]) - np.repeat(ends - contexts, counts)
-    rows = np.repeat(np.arange(len(prompts)), counts)
-    at = table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
-    nothing = np.empty(0, np.int64)
-    host = HostBatch(
-        token_ids=np.zeros(ends[-1], np.int64),
-        query_start=np.concatenate(([0], ends)).astype(np.int32),
-        context_lens=contexts.astype(np.int32),
-        page_table=table,
-        token_locations=at,
-        positions=positions.astype(np.int32),
-        logit_rows=nothing,
-        pending_rows=nothing,
-        pending_slots=nothing,
-    )
-    return host, len(order)
+    return HostBatch.laid_out(counts, contexts, table, page_size), len(order)
 
 
 def _filled(cache: PlainKVCache, host: HostBatch, generator: torch.Generator) -> PlainKVCache:
@@ -283,6 +256,6 @@ def _filled(cache: PlainKVCache, host: HostBatch, generator: torch.Generator) ->
     cache.storage.normal_(generator=generator)
     page_size = cache.page_size
     for context, row in zip(host.context_lens.tolist(), host.page_table, strict=True):
-        if context % page_size:
-            cache.storage[:, :, int(row[context // page_size]), :, context % page_size :] = math.nan
+        if held := tokens_in_part(context, page_size):
+            cache.storage[:, :, int(row[full_pages(context, page_size)]), :, held:] = math.nan
     return cache

@@ -78,7 +78,9 @@ class DecoderSteps:
         return self._pack(step.batch, step.samples, step.extras, target, padded_to)
 
     def pack_padding(self, target: HostMemory, padded_to: int, variant: Hashable) -> _PackedStep:
-        packed = self._pack(_no_batch(), _no_rows(), None, target, padded_to)
+        nothing = np.empty(0, np.int32)
+        batch = HostBatch.laid_out(nothing, nothing, np.empty((0, 1), np.int32), self.page_size)
+        packed = self._pack(batch, SampleRows.none(), None, target, padded_to)
         return replace(packed, shape=replace(packed.shape, draws=_draws(variant)))
 
     def _pack(
@@ -155,23 +157,3 @@ def _draws(variant: Hashable) -> sampling.Draws:
     if not isinstance(variant, sampling.Draws):
         raise InvariantError(f"steps of a decoder have no variant {variant!r}")
     return variant
-
-
-def _no_batch() -> HostBatch:
-    ids, counts = np.empty(0, np.int64), np.empty(0, np.int32)
-    return HostBatch(
-        token_ids=ids,
-        query_start=np.zeros(1, np.int32),
-        context_lens=counts,
-        page_table=np.empty((0, 1), np.int32),
-        token_locations=ids,
-        positions=counts,
-        logit_rows=ids,
-        pending_rows=ids,
-        pending_slots=ids,
-    )
-
-
-def _no_rows() -> SampleRows:
-    floats, ids, keys = np.empty(0, np.float64), np.empty(0, np.int64), np.empty(0, np.uint64)
-    return SampleRows(ids, floats, ids, floats, floats, floats, keys, keys)

@@ -32,6 +32,7 @@ from aioserve.execution.gpu.step_model import PackedStep, StepModel, outcome_of
 from aioserve.execution.gpu.timing import StepEvents, StepTimer
 from aioserve.execution.gpu.waiting import Waiting
 from aioserve.execution.loop_callbacks import LoopCallbacks
+from aioserve.kv.pages import full_pages
 from aioserve.steps.outcome import StepOutcome
 
 __all__ = ["Block", "Launcher", "StepInFlight"]
@@ -283,4 +284,4 @@ def reads_any_of(
     """Whether a page of the device that is copied from holds any of the locations, which count in
     tokens from the start of the cache."""
     sources = copies[copies[:, 0] == 0, 1]
-    return any(np.isin(sources, written // page_size).any() for written in locations)
+    return any(np.isin(sources, full_pages(written, page_size)).any() for written in locations)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from aioserve.errors import ConfigError
-from aioserve.execution.batch import HostStep
+from aioserve.execution.batch import NO_COPIES, HostStep
 from aioserve.execution.gpu.decoder_steps import DecoderSteps
 from aioserve.execution.gpu.device import Device
+from aioserve.kv.pages import pages_for
 from aioserve.ops import HostBatch, SampleRows
 from aioserve.request import MAX_LOGPROBS
 from aioserve.sampling.edits import RowEdits
@@ -133,19 +134,9 @@ def largest_step(
     ends = np.cumsum(counts)
     tokens, rows = int(ends[-1]), len(counts)
     scored = min(tokens, MAX_SCORED_TOKENS)
-    positions = np.arange(tokens) - np.repeat(ends - contexts, counts)
-    width = -(-max_model_len // page_size)
-    batch = HostBatch(
-        token_ids=np.zeros(tokens, np.int64),
-        query_start=np.concatenate(([0], ends)).astype(np.int32),
-        context_lens=contexts.astype(np.int32),
-        page_table=np.zeros((rows, width), np.int32),
-        token_locations=positions % page_size,
-        positions=positions.astype(np.int32),
-        logit_rows=np.concatenate((ends - 1, np.arange(tokens - scored, tokens))),
-        pending_rows=np.empty(0, np.int64),
-        pending_slots=np.empty(0, np.int64),
-    )
+    table = np.zeros((rows, pages_for(max_model_len, page_size)), np.int32)
+    logit_rows = np.concatenate((ends - 1, np.arange(tokens - scored, tokens)))
+    batch = HostBatch.laid_out(counts, contexts, table, page_size, logit_rows=logit_rows)
     samples = SampleRows(
         slots=np.arange(rows),
         temperatures=np.ones(rows),
@@ -163,4 +154,4 @@ def largest_step(
         target_ids=np.zeros(scored, np.int64),
     )
     extras = RowExtras(RowEdits(()), logprobs)
-    return HostStep(0, np.empty((0, 5), np.int32), batch, samples, extras)
+    return HostStep(0, NO_COPIES, batch, samples, extras)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from aioserve.execution.batch import HostStep, PlanReader
+from aioserve.execution.batch import NO_COPIES, HostStep, PlanReader
 from aioserve.execution.gpu.device import Device
 from aioserve.execution.gpu.failures import (
     HUNG_SECONDS,
@@ -256,10 +256,7 @@ class CudaRunner:
 
 def _nothing() -> HostStep:
     """A step without copies and without tokens."""
-    floats, ids = np.empty(0, np.float64), np.empty(0, np.int64)
-    keys = np.empty(0, np.uint64)
-    samples = SampleRows(ids, floats, ids, floats, floats, floats, keys, keys)
-    return HostStep(PADDING_STEP, np.empty((0, 5), np.int32), None, samples)
+    return HostStep(PADDING_STEP, NO_COPIES, None, SampleRows.none())
 
 
 def _fail(future: asyncio.Future[StepOutcome], failure: RunnerFailedError) -> None:

@@ -6,105 +6,56 @@ See `aioserve.ops.Backend.paged_attention` for what is computed.
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from aioserve.ops.backend import AttentionKind
 from aioserve.ops.gpu.attention_decode import decode
 from aioserve.ops.gpu.attention_prefill import prefill
 from aioserve.ops.gpu.attention_tiles import AttentionTiles, attention_tiles
-from aioserve.ops.gpu.batch import GpuBatch
-from aioserve.ops.kv_cache import PlainKVCache
+from aioserve.ops.gpu.batch import GpuKVLayer
 
-__all__ = ["MAX_HEAD_DIM", "PromptAttention", "attend", "paged_attention"]
+__all__ = ["MAX_HEAD_DIM", "PromptAttention", "paged_attention"]
 
 MAX_HEAD_DIM = 256
 """The largest head that tiles are made for."""
-
-_LOG2_E = math.log2(math.e)
 
 
 class PromptAttention(Protocol):
     """Attends from the prompts of a batch in place of Triton's kernels."""
 
-    def __call__(
-        self,
-        out: Tensor,
-        qkv: Tensor,
-        batch: GpuBatch,
-        kv: PlainKVCache,
-        layer: int,
-        *,
-        scale: float,
-        window: int,
-        soft_cap: float,
-    ) -> None:
-        """Fill the rows of `out` behind `batch.num_decodes`. Waits for nothing."""
+    def __call__(self, out: Tensor, qkv: Tensor, at: GpuKVLayer, kind: AttentionKind) -> None:
+        """Fill the rows of `out` behind the batch's `num_decodes`. Waits for nothing."""
         ...
 
 
 def paged_attention(
     qkv: Tensor,
-    batch: GpuBatch,
-    kv: PlainKVCache,
-    layer: int,
+    at: GpuKVLayer,
+    kind: AttentionKind,
     *,
-    scale: float,
-    window: int,
-    soft_cap: float,
-    logit_rows_only: bool,
+    tiles: AttentionTiles | None = None,
     prompts: PromptAttention | None = None,
 ) -> Tensor:
-    """The rows of all tokens, or of `batch.logit_rows`. Arguments that fit each other are given.
+    """The rows of all tokens. Arguments that fit each other are given. `tiles`: None for those of
+    the device.
 
     Raises ValueError for a scale that isn't above 0.
     """
-    out = attend(
-        qkv,
-        batch,
-        kv,
-        layer,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        tiles=attention_tiles(kv.head_dim, kv.dtype, _target(qkv.device)),
-        prompts=prompts,
-    )
-    return out[batch.logit_rows] if logit_rows_only else out
-
-
-def attend(
-    qkv: Tensor,
-    batch: GpuBatch,
-    kv: PlainKVCache,
-    layer: int,
-    *,
-    scale: float,
-    window: int,
-    soft_cap: float,
-    tiles: AttentionTiles,
-    prompts: PromptAttention | None = None,
-) -> Tensor:
-    """Rows of all tokens, in the given tiles."""
-    if not scale > 0:
-        raise ValueError(f"scale must be above 0, got {scale}")
-    heads = qkv.shape[1] // kv.head_dim - 2 * kv.num_kv_heads
-    out = torch.empty((qkv.shape[0], heads * kv.head_dim), dtype=qkv.dtype, device=qkv.device)
-    # Scores in units of log2. A soft cap is a tanh, made of a power of two: c * tanh(s / c) is
-    # c - 2 * c / (1 + 2 ** (2 * s / c * log2(e))).
-    factor, cap = scale * _LOG2_E, 0.0
-    if soft_cap > 0:
-        factor, cap = 2 * factor / soft_cap, soft_cap * _LOG2_E
-    group = heads // kv.num_kv_heads
-    where = {"group": group, "window": window, "factor": factor, "cap": cap}
-    decode(out, qkv, batch, kv, layer, tiles=tiles, **where)
+    if not kind.scale > 0:
+        raise ValueError(f"scale must be above 0, got {kind.scale}")
+    batch, kv, _ = at
+    tiles = tiles or attention_tiles(kv.head_dim, kv.dtype, _target(qkv.device))
+    size = qkv.shape[1] - 2 * kv.num_kv_heads * kv.head_dim
+    out = torch.empty((qkv.shape[0], size), dtype=qkv.dtype, device=qkv.device)
+    decode(out, qkv, at, kind, tiles)
     if prompts is None:
-        prefill(out, qkv, batch, kv, layer, tiles=tiles, **where)
+        prefill(out, qkv, at, kind, tiles)
     elif qkv.shape[0] > batch.num_decodes:
-        prompts(out, qkv, batch, kv, layer, scale=scale, window=window, soft_cap=soft_cap)
+        prompts(out, qkv, at, kind)
     return out
 
 

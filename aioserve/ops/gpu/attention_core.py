@@ -10,10 +10,60 @@ wherever a compiler could choose.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
-__all__ = ["capped", "finish", "fold", "key_offsets", "load_keys", "merge"]
+from aioserve.ops.backend import AttentionKind
+from aioserve.ops.gpu.attention_tiles import Tile, padded_dims
+from aioserve.ops.kv_cache import KVCache
+
+__all__ = [
+    "capped",
+    "finish",
+    "fold",
+    "key_offsets",
+    "launch_constants",
+    "load_keys",
+    "merge",
+    "score_units",
+]
+
+_LOG2_E = math.log2(math.e)
+
+
+def score_units(kind: AttentionKind) -> tuple[float, float]:
+    """Return (factor, cap) of scores in units of log2.
+
+    A soft cap is a tanh, made of a power of two: c * tanh(s / c) is c - 2 * c / (1 + 2 ** (2 * s /
+    c * log2(e))).
+    """
+    factor = kind.scale * _LOG2_E
+    if kind.soft_cap > 0:
+        return 2 * factor / kind.soft_cap, kind.soft_cap * _LOG2_E
+    return factor, 0.0
+
+
+def launch_constants(kv: KVCache, group: int, kind: AttentionKind, tile: Tile) -> dict[str, Any]:
+    """Return what a launch is compiled for, with `group` query heads for each KV head."""
+    return {
+        "GROUP": group,
+        "KV_HEADS": kv.num_kv_heads,
+        "HEAD_DIM": kv.head_dim,
+        "PAGE_SIZE": kv.page_size,
+        "HAS_WINDOW": kind.window > 0,
+        "HAS_CAP": kind.soft_cap > 0,
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+        "DIMS": padded_dims(kv.head_dim),
+        "PRECISION": "ieee" if kv.dtype is torch.float32 else "tf32",
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        "enable_fp_fusion": True,
+    }
 
 
 @triton.jit

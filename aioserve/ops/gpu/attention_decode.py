@@ -16,10 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aioserve.ops.gpu.attention_core import capped, finish, fold, key_offsets, load_keys, merge
-from aioserve.ops.gpu.attention_tiles import AttentionTiles, max_parts, padded_dims
-from aioserve.ops.gpu.batch import GpuBatch
-from aioserve.ops.kv_cache import PlainKVCache
+from aioserve.kv.pages import capacity_tokens
+from aioserve.ops.backend import AttentionKind
+from aioserve.ops.gpu.attention_core import (
+    capped,
+    finish,
+    fold,
+    key_offsets,
+    launch_constants,
+    load_keys,
+    merge,
+    score_units,
+)
+from aioserve.ops.gpu.attention_tiles import AttentionTiles, max_parts
+from aioserve.ops.gpu.batch import GpuKVLayer
 
 __all__ = ["decode", "decode_kernel", "merge_kernel"]
 
@@ -187,22 +197,10 @@ def merge_kernel(
 
 
 def decode(
-    out: Tensor,
-    qkv: Tensor,
-    batch: GpuBatch,
-    kv: PlainKVCache,
-    layer: int,
-    *,
-    group: int,
-    window: int,
-    factor: float,
-    cap: float,
-    tiles: AttentionTiles,
+    out: Tensor, qkv: Tensor, at: GpuKVLayer, kind: AttentionKind, tiles: AttentionTiles
 ) -> None:
-    """Fill the first `batch.num_decodes` rows of `out`.
-
-    `factor` and `cap` are those of scores: see `aioserve.ops.gpu.attention`.
-    """
+    """Fill the first `num_decodes` rows of `out`."""
+    batch, kv, layer = at
     decodes = batch.num_decodes
     if not decodes:
         return
@@ -210,25 +208,20 @@ def decode(
     part_blocks = triton.cdiv(tiles.part_keys, tile.keys)
     most_parts = max_parts(kv.num_kv_heads)
     # Parts of the longest context that the page table has room for.
-    table_keys = batch.page_table.shape[1] * kv.page_size
+    table_keys = capacity_tokens(batch.page_table.shape[1], kv.page_size)
     capacity = min(most_parts, triton.cdiv(table_keys, part_blocks * tile.keys))
     split = batch.num_splits > 1 and capacity > 1
-    heads = group * kv.num_kv_heads
+    heads = out.shape[1] // kv.head_dim
+    group = heads // kv.num_kv_heads
     partials, sums = out, out
     if split:
         shape = (decodes, heads, capacity)
         partials = torch.empty((*shape, kv.head_dim), dtype=torch.float32, device=qkv.device)
         sums = torch.empty((*shape, 2), dtype=torch.float32, device=qkv.device)
     k_pages, v_pages = kv.layer(layer)
-    parts = {
-        "HAS_WINDOW": window > 0,
-        "KEYS": tile.keys,
-        "PART_BLOCKS": part_blocks,
-        "MAX_PARTS": most_parts,
-        "DIMS": padded_dims(kv.head_dim),
-        "num_warps": tile.warps,
-        "enable_fp_fusion": True,
-    }
+    factor, cap = score_units(kind)
+    parts = {"PART_BLOCKS": part_blocks, "MAX_PARTS": most_parts}
+    constants = launch_constants(kv, group, kind, tile)
     slabs = triton.cdiv(group, tile.rows)
     decode_kernel[decodes, kv.num_kv_heads * slabs, batch.num_splits if split else 1](
         qkv,
@@ -242,30 +235,24 @@ def decode(
         qkv.stride(0),
         batch.page_table.stride(0),
         capacity,
-        window,
+        kind.window,
         factor,
         cap,
-        GROUP=group,
-        KV_HEADS=kv.num_kv_heads,
-        HEAD_DIM=kv.head_dim,
-        PAGE_SIZE=kv.page_size,
-        HAS_CAP=cap > 0,
         SPLIT=split,
-        ROWS=tile.rows,
-        PRECISION="ieee" if kv.dtype is torch.float32 else "tf32",
-        num_stages=tile.stages,
         **parts,
+        **constants,
     )
     if split:
+        shared = ("HEAD_DIM", "HAS_WINDOW", "KEYS", "DIMS", "num_warps", "enable_fp_fusion")
         merge_kernel[decodes, heads](
             out,
             partials,
             sums,
             batch.context_lens,
             capacity,
-            window,
+            kind.window,
             QUERY_HEADS=heads,
-            HEAD_DIM=kv.head_dim,
             AT_ONCE=8,
             **parts,
+            **{name: constants[name] for name in shared},
         )

@@ -12,15 +12,22 @@ same bits in any chunk and any batch.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from aioserve.ops.gpu.attention_core import capped, finish, fold, key_offsets, load_keys
-from aioserve.ops.gpu.attention_tiles import AttentionTiles, padded_dims
-from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch
-from aioserve.ops.kv_cache import PlainKVCache
+from aioserve.ops.backend import AttentionKind
+from aioserve.ops.gpu.attention_core import (
+    capped,
+    finish,
+    fold,
+    key_offsets,
+    launch_constants,
+    load_keys,
+    score_units,
+)
+from aioserve.ops.gpu.attention_tiles import AttentionTiles
+from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuKVLayer
 
 __all__ = ["prefill", "prefill_kernel"]
 
@@ -173,28 +180,17 @@ def prefill_kernel(
 
 
 def prefill(
-    out: Tensor,
-    qkv: Tensor,
-    batch: GpuBatch,
-    kv: PlainKVCache,
-    layer: int,
-    *,
-    group: int,
-    window: int,
-    factor: float,
-    cap: float,
-    tiles: AttentionTiles,
+    out: Tensor, qkv: Tensor, at: GpuKVLayer, kind: AttentionKind, tiles: AttentionTiles
 ) -> None:
-    """Fill the rows of `out` that `batch.query_blocks` name.
-
-    `factor` and `cap` are those of scores: see `aioserve.ops.gpu.attention`.
-    """
+    """Fill the rows of `out` that the batch's `query_blocks` name."""
+    batch, kv, layer = at
     blocks = batch.query_blocks.shape[0]
     if not blocks:
         return
     k_pages, v_pages = kv.layer(layer)
-    tile = tiles.prefill
-    block_tiles = triton.cdiv(QUERY_BLOCK * group, tile.rows)
+    factor, cap = score_units(kind)
+    group = out.shape[1] // kv.head_dim // kv.num_kv_heads
+    block_tiles = triton.cdiv(QUERY_BLOCK * group, tiles.prefill.rows)
     prefill_kernel[blocks, kv.num_kv_heads * block_tiles](
         qkv,
         out,
@@ -206,21 +202,9 @@ def prefill(
         batch.query_blocks,
         qkv.stride(0),
         batch.page_table.stride(0),
-        window,
+        kind.window,
         factor,
         cap,
-        GROUP=group,
-        KV_HEADS=kv.num_kv_heads,
-        HEAD_DIM=kv.head_dim,
-        PAGE_SIZE=kv.page_size,
         QUERY_BLOCK=QUERY_BLOCK,
-        HAS_WINDOW=window > 0,
-        HAS_CAP=cap > 0,
-        ROWS=tile.rows,
-        KEYS=tile.keys,
-        DIMS=padded_dims(kv.head_dim),
-        PRECISION="ieee" if kv.dtype is torch.float32 else "tf32",
-        num_warps=tile.warps,
-        enable_fp_fusion=True,
-        num_stages=tile.stages,
+        **launch_constants(kv, group, kind, tiles.prefill),
     )

@@ -19,31 +19,43 @@ import numpy.typing as npt
 import torch
 import triton
 from torch import Tensor
+from torch.nn import functional
 
 from aioserve.errors import ConfigError
-from aioserve.ops.backend import Backend, HeadNorms, Rotation
-from aioserve.ops.batch import Batch, Drawn, HostBatch, SampleRows
+from aioserve.ops.backend import AttentionKind, Backend, HeadNorms, KVLayer, Rotation
+from aioserve.ops.batch import Drawn, HostBatch, SampleRows
 from aioserve.ops.checks import (
     check_batch,
-    check_bounds,
     check_gate_up,
     check_head_norms,
+    check_norm,
     check_qkv,
     check_rotation,
-    check_rows,
-    check_tensor,
+    own,
 )
 from aioserve.ops.draws import row_error
 from aioserve.ops.gpu import rotary, rowwise, sampling
 from aioserve.ops.gpu.attention import MAX_HEAD_DIM, PromptAttention, paged_attention
 from aioserve.ops.gpu.attention_tiles import decode_splits
-from aioserve.ops.gpu.batch import GpuBatch
+from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
 from aioserve.ops.gpu.inputs import InputLayout, fill_pending, upload_samples
-from aioserve.ops.gpu.linear import GpuLinear
 from aioserve.ops.gpu.page_copies import PageCopies
 from aioserve.ops.kv_cache import KVCache, PlainKVCache, plain_shape
+from aioserve.ops.reference import TorchLinear
 
-__all__ = ["CudaBackend"]
+__all__ = ["CudaBackend", "GpuLinear"]
+
+
+class GpuLinear(TorchLinear):
+    """`TorchLinear`, by cuBLAS on a GPU, that leaves the host out of it."""
+
+    __slots__ = ()
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows by id. An id that is no row is an error that ruins the device: to check ids
+        first, the host would have to wait for them."""
+        self._check_ids(ids)
+        return functional.embedding(ids, self._weight)
 
 
 class CudaBackend(Backend):
@@ -86,7 +98,7 @@ class CudaBackend(Backend):
         return PlainKVCache(torch.empty(shape, dtype=dtype, device=self.device))
 
     def allocate_host_kv(self, *, dtype: torch.dtype, **sizes: int) -> PlainKVCache:
-        """Pages of the host that the device copies from and to: pinned, where it is a GPU."""
+        """Pinned, where the device is a GPU."""
         shape = self._kv_shape(dtype, sizes)
         return PlainKVCache(torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda"))
 
@@ -124,91 +136,50 @@ class CudaBackend(Backend):
                 errors[row] = error
         return Drawn(token_ids, errors)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
-        self._check_norm(x, weight)
-        return rowwise.rms_norm(x, weight, eps, weight_offset)
-
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0
+    def rms_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        weight_offset: float = 0.0,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        self._check_norm(x, weight)
-        check_tensor("residual", residual, x.dtype, x.shape, self.device)
-        return rowwise.add_rms_norm(x, residual, weight, eps, weight_offset)
-
-    def _check_norm(self, x: Tensor, weight: Tensor) -> None:
-        check_rows("x", x, self.device)
+        check_norm(x, weight, None, residual, self.device)
         _check_dtype("x", x.dtype)
-        check_tensor("weight", weight, x.dtype, x.shape[1:], self.device)
+        return rowwise.rms_norm(x, weight, eps, weight_offset, residual)
 
     def rotary_kv_write(
-        self,
-        qkv: Tensor,
-        batch: Batch,
-        kv: KVCache,
-        layer: int,
-        rotation: Rotation | None = None,
-        norms: HeadNorms | None = None,
+        self, qkv: Tensor, at: KVLayer, rotation: Rotation | None, norms: HeadNorms | None
     ) -> None:
-        q_heads = check_qkv(qkv, batch, kv, layer, self.device)
-        at, pages = _own(batch), _own_pages(kv)
+        q_heads, on_gpu = check_qkv(qkv, at, self.device), _own(at)
+        head_dim, max_context = at.kv.head_dim, at.batch.max_context
         if norms is not None:
-            check_head_norms(norms, kv.head_dim, qkv.dtype, self.device)
+            check_head_norms(norms, head_dim, qkv.dtype, self.device)
         if rotation is not None:
-            rows, _ = check_rotation(rotation, kv.head_dim, self.device)
-            if at.max_context > rows:
+            rows, _ = check_rotation(rotation, head_dim, self.device)
+            if max_context > rows:
                 raise ValueError(
-                    f"batch: positions go to {at.max_context - 1}, but cos has {rows} rows"
+                    f"batch: positions go to {max_context - 1}, but cos has {rows} rows"
                 )
-        rotary.rotary_kv_write(qkv, at, pages, layer, q_heads, rotation, norms)
+        rotary.rotary_kv_write(qkv, on_gpu, q_heads, rotation, norms)
 
     def paged_attention(
-        self,
-        qkv: Tensor,
-        batch: Batch,
-        kv: KVCache,
-        layer: int,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        logit_rows_only: bool = False,
+        self, qkv: Tensor, at: KVLayer, kind: AttentionKind, *, logit_rows_only: bool = False
     ) -> Tensor:
-        check_qkv(qkv, batch, kv, layer, self.device)
-        check_bounds(window, soft_cap)
-        return paged_attention(
-            qkv,
-            _own(batch),
-            _own_pages(kv),
-            layer,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            logit_rows_only=logit_rows_only,
-            prompts=self.prompt_attention,
-        )
+        check_qkv(qkv, at, self.device)
+        out = paged_attention(qkv, _own(at), kind, prompts=self.prompt_attention)
+        return out[at.batch.logit_rows] if logit_rows_only else out
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return self._gated(gate_up, False)
-
-    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
-        return self._gated(gate_up, True)
-
-    def _gated(self, gate_up: Tensor, gelu: bool) -> Tensor:
+    def gated(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
         check_gate_up(gate_up, self.device)
         _check_dtype("gate_up", gate_up.dtype)
         return rowwise.gated(gate_up, gelu)
 
 
-def _own(batch: Batch) -> GpuBatch:
-    if not isinstance(batch, GpuBatch):
-        raise TypeError(f"batch must be one that this backend prepared, got {type(batch).__name__}")
-    return batch
-
-
-def _own_pages(kv: KVCache) -> PlainKVCache:
-    if not isinstance(kv, PlainKVCache):
-        raise TypeError(f"kv must be one that this backend allocated, got {type(kv).__name__}")
-    return kv
+def _own(at: KVLayer) -> GpuKVLayer:
+    batch = own("batch", at.batch, GpuBatch, "prepared")
+    return GpuKVLayer(batch, own("kv", at.kv, PlainKVCache, "allocated"), at.layer)
 
 
 def _check_dtype(name: str, dtype: torch.dtype) -> None:

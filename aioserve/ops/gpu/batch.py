@@ -6,14 +6,16 @@ Knows shapes. Whatever a launch is sized by is an integer of the host.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from aioserve.ops.batch import Batch
+from aioserve.ops.kv_cache import PlainKVCache
 
-__all__ = ["QUERY_BLOCK", "GpuBatch", "HostPrompts"]
+__all__ = ["QUERY_BLOCK", "GpuBatch", "GpuKVLayer", "HostPrompts"]
 
 QUERY_BLOCK = 128
 """Tokens of a sequence in one of `GpuBatch.query_blocks`.
@@ -64,3 +66,11 @@ class GpuBatch(Batch):
     query_blocks: torch.Tensor
     num_splits: int
     prompts: HostPrompts
+
+
+class GpuKVLayer(NamedTuple):
+    """`KVLayer` on the GPU."""
+
+    batch: GpuBatch
+    kv: PlainKVCache
+    layer: int

@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aioserve.ops.gpu.batch import GpuBatch, HostPrompts
-from aioserve.ops.kv_cache import PlainKVCache
+from aioserve.kv.pages import capacity_tokens, pages_for_each
+from aioserve.ops.backend import AttentionKind
+from aioserve.ops.gpu.batch import GpuKVLayer, HostPrompts
 
 __all__ = [
     "DTYPES",
@@ -134,9 +135,7 @@ class _Kind(NamedTuple):
     kv_heads: int
     head_dim: int
     page_size: int
-    scale: float
-    window: int
-    soft_cap: float
+    attention: AttentionKind
 
 
 class _Arrays(NamedTuple):
@@ -165,12 +164,12 @@ class _Turn:
 
     def arrays(self, prompts: HostPrompts, page_size: int) -> _Arrays:
         counts, contexts = prompts.query_counts, prompts.context_lens
-        num_pages = -(-contexts // page_size)
+        num_pages = pages_for_each(contexts, page_size)
         held = np.arange(prompts.page_table.shape[1]) < num_pages[:, None]
         parts = (
             np.concatenate(([0], np.cumsum(counts))),
             np.concatenate(([0], np.cumsum(num_pages))),
-            contexts - np.maximum(num_pages - 1, 0) * page_size,
+            contexts - capacity_tokens(np.maximum(num_pages - 1, 0), page_size),
             contexts,
             prompts.page_table[held],
         )
@@ -210,36 +209,17 @@ class FlashInferAttention:
         self._arrays: _Arrays | None = None
         self._planned: dict[_Kind, Any] = {}
 
-    def __call__(
-        self,
-        out: Tensor,
-        qkv: Tensor,
-        batch: GpuBatch,
-        kv: PlainKVCache,
-        layer: int,
-        *,
-        scale: float,
-        window: int,
-        soft_cap: float,
-    ) -> None:
+    def __call__(self, out: Tensor, qkv: Tensor, at: GpuKVLayer, kind: AttentionKind) -> None:
         """Attend as `PromptAttention` says. Raises what FlashInfer raises, at a first call also for
         kernels that can't be compiled."""
-        heads = out.shape[1] // kv.head_dim
-        kind = _Kind(
-            dtype=kv.dtype,
-            query_heads=heads,
-            kv_heads=kv.num_kv_heads,
-            head_dim=kv.head_dim,
-            page_size=kv.page_size,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-        )
+        batch, kv, layer = at
+        dim, heads = kv.head_dim, out.shape[1] // kv.head_dim
+        planned = _Kind(kv.dtype, heads, kv.num_kv_heads, dim, kv.page_size, kind)
         first = batch.num_decodes
-        queries = qkv[first:, : heads * kv.head_dim].unflatten(1, (heads, kv.head_dim))
-        results = out[first:].unflatten(1, (heads, kv.head_dim))
+        queries = qkv[first:, : heads * dim].unflatten(1, (heads, dim))
+        results = out[first:].unflatten(1, (heads, dim))
         # Programmatic dependent launch would let a kernel begin before those it depends on.
-        self._wrapper(batch.prompts, kind).run(
+        self._wrapper(batch.prompts, planned).run(
             queries, kv.layer(layer), out=results, enable_pdl=False
         )
 
@@ -278,10 +258,10 @@ class FlashInferAttention:
                 kind.head_dim,
                 kind.page_size,
                 causal=True,
-                sm_scale=kind.scale,
+                sm_scale=kind.attention.scale,
                 # How many keys before its own a query sees; -1 for all.
-                window_left=kind.window - 1,
-                logits_soft_cap=kind.soft_cap,
+                window_left=kind.attention.window - 1,
+                logits_soft_cap=kind.attention.soft_cap,
                 q_data_type=kind.dtype,
                 kv_data_type=kind.dtype,
                 non_blocking=True,

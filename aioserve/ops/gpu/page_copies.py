@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from aioserve import _native
-from aioserve.ops.checks import check_copies
+from aioserve.ops.checks import check_copies, own
 from aioserve.ops.gpu.cupy_module import cupy_module
-from aioserve.ops.kv_cache import KVCache, PlainKVCache
+from aioserve.ops.kv_cache import KVCache, PlainKVCache, copy_plain_pages
 
 __all__ = ["THREADS", "PageCopies"]
 
@@ -35,11 +35,7 @@ class PageCopies:
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
         for i, cache in enumerate(caches):
-            if not isinstance(cache, PlainKVCache):
-                raise TypeError(
-                    f"caches[{i}] must be one that this backend allocated, got "
-                    f"{type(cache).__name__}"
-                )
+            own(f"caches[{i}]", cache, PlainKVCache, "allocated")
             if _kind(cache) != _kind(caches[0]):
                 raise ValueError(
                     f"caches[{i}] must be like caches[0] in all but num_pages, got {_kind(cache)} "
@@ -69,7 +65,7 @@ class PageCopies:
         if not len(copies):
             return
         if self._device is None:
-            self._copy_on_host(copies)
+            copy_plain_pages(self.caches, copies)
         else:
             self.launch(
                 torch.from_numpy(np.ascontiguousarray(copies)).to(self._device), len(copies)
@@ -81,7 +77,7 @@ class PageCopies:
         They are on the device, or pinned and stay as they are until the copies are done.
         """
         if self._device is None:
-            self._copy_on_host(copies[:count].numpy())
+            copy_plain_pages(self.caches, copies[:count].numpy())
             return
         first = self.caches[0]
         token_bytes = first.head_dim * first.dtype.itemsize
@@ -100,12 +96,6 @@ class PageCopies:
                     np.int64(token_bytes),
                 ),
             )
-
-    def _copy_on_host(self, copies: npt.NDArray[np.int32]) -> None:
-        storages = [cache.storage for cache in self.caches]
-        for source_cache, source, target_cache, target, tokens in copies.tolist():
-            pages = storages[source_cache][:, :, source]
-            storages[target_cache][:, :, target, :, :tokens] = pages[:, :, :, :tokens]
 
 
 def _kind(cache: KVCache) -> tuple[object, ...]:

@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aioserve.ops.checks import HeadNorms, Rotation
-from aioserve.ops.gpu.batch import GpuBatch
-from aioserve.ops.kv_cache import PlainKVCache
+from aioserve.ops.gpu.batch import GpuKVLayer
 
 __all__ = ["rotary_kernel", "rotary_kv_write"]
 
@@ -136,13 +135,12 @@ def rotary_kernel(
 
 def rotary_kv_write(
     qkv: Tensor,
-    batch: GpuBatch,
-    kv: PlainKVCache,
-    layer: int,
+    at: GpuKVLayer,
     q_heads: int,
     rotation: Rotation | None,
     norms: HeadNorms | None,
 ) -> None:
+    batch, kv, layer = at
     tokens, head_dim = qkv.shape[0], kv.head_dim
     if not tokens:
         return

@@ -15,7 +15,6 @@ from torch import Tensor
 
 __all__ = [
     "MAX_ROW",
-    "add_rms_norm",
     "gated",
     "gated_kernel",
     "norm_warps",
@@ -80,18 +79,8 @@ def gated_kernel(gate_up, out, stride, SIZE: tl.constexpr, GELU: tl.constexpr, T
     tl.store(out + row * SIZE + columns, result.to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float) -> Tensor:
-    return _rms_norm(x, None, weight, eps, weight_offset)
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float
-) -> Tensor:
-    return _rms_norm(x, residual, weight, eps, weight_offset)
-
-
-def _rms_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weight_offset: float
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, weight_offset: float, residual: Tensor | None
 ) -> Tensor:
     rows, size = x.shape
     if size > MAX_ROW:

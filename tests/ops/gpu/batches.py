@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aioserve.ops import HostBatch
-from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, HostPrompts
+from aioserve.ops.gpu.batch import QUERY_BLOCK, GpuBatch, GpuKVLayer, HostPrompts
 from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.scenarios import Scenario
 
@@ -18,6 +18,10 @@ class GpuStep(NamedTuple):
     qkv: Tensor
     batch: GpuBatch
     kv: PlainKVCache
+
+    @property
+    def at(self) -> GpuKVLayer:
+        return GpuKVLayer(self.batch, self.kv, 0)
 
 
 def gpu_batch(host: HostBatch, device: torch.device, *, num_splits: int = 1) -> GpuBatch:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aioserve.ops.gpu.attention import attend
+from aioserve.ops.backend import AttentionKind
+from aioserve.ops.gpu.attention import paged_attention
 from aioserve.ops.gpu.attention_tiles import AttentionTiles
 from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.ops.gpu.batch import GpuBatch
+from aioserve.ops.gpu.batch import GpuBatch, GpuKVLayer
 from aioserve.ops.kv_cache import PlainKVCache
 from tests.ops.scenarios import Scenario
 
@@ -36,17 +37,8 @@ class Prepared:
     def rows(
         self, prompts: Any = None, *, scale: float = 0.125, window: int = 0, soft_cap: float = 0.0
     ) -> Tensor:
-        return attend(
-            self.qkv,
-            self.batch,
-            self.kv,
-            0,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            tiles=self._tiles,
-            prompts=prompts,
-        )
+        at, kind = GpuKVLayer(self.batch, self.kv, 0), AttentionKind(scale, window, soft_cap)
+        return paged_attention(self.qkv, at, kind, tiles=self._tiles, prompts=prompts)
 
 
 def assert_close(got: Tensor, expected: Tensor) -> None:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aioserve.ops.gpu.attention import attend, paged_attention
+from aioserve.ops.backend import AttentionKind, KVLayer
+from aioserve.ops.gpu.attention import paged_attention
 from aioserve.ops.gpu.attention_tiles import (
     AttentionTiles,
     Tile,
@@ -23,6 +24,9 @@ from aioserve.ops.gpu.attention_tiles import (
     decode_splits,
     max_parts,
 )
+from aioserve.ops.gpu.backend import CudaBackend
+from aioserve.ops.gpu.batch import GpuKVLayer
+from tests.ops.contents import contents, fill
 from tests.ops.gpu.batches import GpuStep, on_gpu
 from tests.ops.scenarios import REFERENCE, Heads, Scenario, lay_out
 
@@ -47,20 +51,19 @@ def run(
 ) -> Tensor:
     """[T, Hq * D]"""
     scale = step.kv.head_dim**-0.5
-    return attend(*step, 0, scale=scale, window=window, soft_cap=soft_cap, tiles=tiles).cpu()
+    kind = AttentionKind(scale, window, soft_cap)
+    return paged_attention(step.qkv, step.at, kind, tiles=tiles).cpu()
 
 
 def reference(scenario: Scenario, window: int, soft_cap: float, *, magnitude: bool) -> Tensor:
     """In float64. `magnitude`: that of the values' absolutes instead."""
     step = scenario.on(REFERENCE, wide=True)
     if magnitude:
-        plain = step.kv.plain()
+        plain = contents(step.kv)
         plain[:, 1].abs_()
-        step.kv.set_plain(plain)
+        fill(step.kv, plain)
     scale = step.kv.head_dim**-0.5
-    return REFERENCE.paged_attention(
-        step.qkv, step.batch, step.kv, 0, scale=scale, window=window, soft_cap=soft_cap
-    )
+    return REFERENCE.paged_attention(step.qkv, step.at, AttentionKind(scale, window, soft_cap))
 
 
 def check(scenario: Scenario, got: Tensor, window: int = 0, soft_cap: float = 0.0) -> None:
@@ -278,10 +281,9 @@ def test_layers_have_pages_of_their_own(device: torch.device) -> None:
     steps = [on_gpu(scenario, device) for scenario in (first, second)]
     kv = type(steps[0].kv)(torch.cat([step.kv.storage for step in steps]))
     for layer, step in enumerate(steps):
-        got = attend(
-            step.qkv, step.batch, kv, layer, scale=0.3, window=0, soft_cap=0.0, tiles=SMALL
-        )
-        alone = attend(*step, 0, scale=0.3, window=0, soft_cap=0.0, tiles=SMALL)
+        kind, at = AttentionKind(0.3), GpuKVLayer(step.batch, kv, layer)
+        got = paged_attention(step.qkv, at, kind, tiles=SMALL)
+        alone = paged_attention(step.qkv, step.at, kind, tiles=SMALL)
         assert torch.equal(got, alone)
 
 
@@ -290,9 +292,9 @@ def test_logit_rows_alone_are_those_of_all_rows(device: torch.device, rows: list
     scenario = lay_out([*DECODES, *CHUNKS], Heads(2, 1, 16))
     host = dataclasses.replace(scenario.host, logit_rows=np.array(rows, np.int64))
     step = on_gpu(dataclasses.replace(scenario, host=host), device)
-    options = {"scale": 0.25, "window": 0, "soft_cap": 0.0}
-    whole = paged_attention(*step, 0, **options, logit_rows_only=False)
-    got = paged_attention(*step, 0, **options, logit_rows_only=True)
+    backend, at, kind = CudaBackend(device), KVLayer(*step.at), AttentionKind(0.25)
+    whole = backend.paged_attention(step.qkv, at, kind)
+    got = backend.paged_attention(step.qkv, at, kind, logit_rows_only=True)
     check(scenario, whole.cpu())
     assert torch.equal(got, whole[rows])
 
@@ -305,7 +307,7 @@ def test_a_batch_without_tokens_gives_no_rows(device: torch.device) -> None:
 def test_a_scale_that_is_not_above_0_is_refused(device: torch.device) -> None:
     step = on_gpu(lay_out([(1, 1, 5)], Heads(2, 1, 16)), device)
     with pytest.raises(ValueError, match="scale must be above 0, got -1"):
-        attend(*step, 0, scale=-1, window=0, soft_cap=0.0, tiles=SMALL)
+        paged_attention(step.qkv, step.at, AttentionKind(-1), tiles=SMALL)
 
 
 @given(

@@ -16,11 +16,11 @@ import torch
 from aioserve.errors import ConfigError
 from aioserve.models.loader import load_model
 from aioserve.ops import Backend, Linear
-from aioserve.ops.gpu.backend import CudaBackend
-from aioserve.ops.gpu.linear import GpuLinear
+from aioserve.ops.gpu.backend import CudaBackend, GpuLinear
 from aioserve.ops.native_types import NativeLinear
 from aioserve.steps.pages import CopyKind, PageCopy
 from aioserve.steps.plan import PENDING_TOKEN
+from tests.ops.contents import contents, fill
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.scenarios import REFERENCE, Heads, allocate, lay_out, random
 from tests.parity import tiny_models
@@ -64,7 +64,7 @@ def test_devices_that_are_none_are_refused() -> None:
 
 def test_the_cpu_is_refused_where_nothing_interprets() -> None:
     program = (
-        "from aioserve.ops.gpu.backend import CudaBackend\n"
+        "from aioserve.ops.gpu.backend import CudaBackend, GpuLinear\n"
         "from aioserve.errors import ConfigError\n"
         "try:\n    CudaBackend('cpu')\n"
         "except ConfigError as error:\n    print(error)"
@@ -118,12 +118,12 @@ def test_pages_of_the_host_are_copied_to_and_from(backend: CudaBackend) -> None:
     sizes = {"num_layers": 2, "num_pages": 5, "page_size": 4, "num_kv_heads": 2, "head_dim": 8}
     host = backend.allocate_host_kv(dtype=torch.float16, **sizes)
     assert host.storage.is_cpu
-    cache.set_plain(random(*cache.storage.shape, dtype=torch.float16))
+    fill(cache, random(*cache.storage.shape, dtype=torch.float16))
     host.storage.zero_()
-    page = cache.plain()[:, :, 2]
+    page = contents(cache)[:, :, 2]
     backend.copy_pages([cache, host], np.array([(0, 2, 1, 4, 4), (1, 4, 0, 0, 3)], np.int32))
     assert torch.equal(host.storage[:, :, 4], page.cpu())
-    assert torch.equal(cache.plain()[:, :, 0, :, :3], page[:, :, :, :3])
+    assert torch.equal(contents(cache)[:, :, 0, :, :3], page[:, :, :, :3])
 
 
 def test_pending_tokens_are_those_of_their_slots_and_the_host_arrays_stay(

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aioserve.ops.backend import AttentionKind, KVLayer
 from aioserve.ops.gpu.attention_tiles import AttentionTiles, Tile
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.flashinfer_attention import FlashInferAttention, why_not
@@ -178,7 +179,7 @@ def test_the_backend_attends_with_what_it_is_given() -> None:
     backend = CudaBackend(CPU)
     backend.prompt_attention = FlashInferAttention(module, CPU)
     step = prepared(lay_out([*DECODES, *CHUNKS], HEADS, dtype=torch.float16))
-    got = backend.paged_attention(step.qkv, step.batch, step.kv, 0, scale=0.125)
+    got = backend.paged_attention(step.qkv, KVLayer(step.batch, step.kv, 0), AttentionKind(0.125))
     assert_close(got, step.rows())
     assert [wrapper.plans for wrapper in made] == [1]
 

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioserve.ops import HostBatch, SampleRows
+from aioserve.ops.backend import AttentionKind, KVLayer
 from aioserve.ops.gpu import inputs as inputs_module
 from aioserve.ops.gpu import sampling
 from aioserve.ops.gpu.backend import CudaBackend
 from aioserve.ops.gpu.batch import HostPrompts
 from aioserve.ops.gpu.inputs import DeviceInputs, InputLayout, InputShape, Padding, fill_pending
+from tests.ops.contents import fill
 from tests.ops.gpu.batches import gpu_batch
 from tests.ops.scenarios import Heads, lay_out, random
 
@@ -260,15 +262,16 @@ def test_padded_sequences_change_no_page_and_no_slot_of_others(device: torch.dev
             head_dim=heads.dim,
             dtype=torch.float32,
         )
-        kv.set_plain(storage)
+        fill(kv, storage)
         last_tokens = torch.full((6,), -5, device=device)
         _, inputs = packed(empty_layout(), host, samples, device, padding)
         size = inputs.batch.num_sequences
         qkv = random(size, heads.q + 2 * heads.kv, heads.dim, seed=3).flatten(1)
         qkv[:3] = random(3, heads.q + 2 * heads.kv, heads.dim, seed=4).flatten(1)
         qkv = qkv.to(device)
-        backend.rotary_kv_write(qkv, inputs.batch, kv, 0)
-        attended = backend.paged_attention(qkv, inputs.batch, kv, 0, scale=0.3)
+        at = KVLayer(inputs.batch, kv, 0)
+        backend.rotary_kv_write(qkv, at, None, None)
+        attended = backend.paged_attention(qkv, at, AttentionKind(0.3))
         logits = random(size, 50, seed=6)
         logits[:3] = random(3, 50, seed=7)
         tokens = torch.empty(size, dtype=torch.int64, device=device)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from aioserve.ops import Backend
 from aioserve.ops.gpu.backend import CudaBackend
+from tests.ops.contents import contents
 from tests.ops.gpu.interpreter import round_bfloat16_to_nearest
 from tests.ops.rotary_scenes import (
     RELATIVE,
@@ -64,11 +65,11 @@ def test_rows_of_a_wider_matrix_are_taken_as_they_lie() -> None:
     step = scenario.on(backend, qkv=qkv)
     wide = backend.place(torch.full((3, 100), 7.0))
     wide[:, 20:84] = backend.place(qkv.flatten(1))
-    backend.rotary_kv_write(wide[:, 20:84], step.batch, step.kv, 0)
+    backend.rotary_kv_write(wide[:, 20:84], step.at, None, None)
     assert (wide[:, :20] == 7).all()
     assert (wide[:, 84:] == 7).all()
-    expected = write(REFERENCE, scenario, qkv, heads, None, False).kv.plain()
-    torch.testing.assert_close(step.kv.plain().cpu(), expected, rtol=0, atol=0, equal_nan=True)
+    expected = contents(write(REFERENCE, scenario, qkv, heads, None, False).kv)
+    torch.testing.assert_close(contents(step.kv).cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_positions_outside_are_refused_before_anything_is_written() -> None:
@@ -82,5 +83,6 @@ def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
 def test_a_batch_that_another_backend_prepared_is_refused() -> None:
     scenario, qkv = lay_out([(1, 2, 40)], Heads(2, 1, 16)), random(2, 4, 16)
     step, other = scenario.on(gpu(), qkv=qkv), scenario.on(REFERENCE, qkv=qkv)
+    at = step.at._replace(batch=other.batch)
     with pytest.raises(TypeError, match="batch must be one that this backend prepared"):
-        gpu().rotary_kv_write(gpu().place(step.qkv), other.batch, step.kv, 0)
+        gpu().rotary_kv_write(gpu().place(step.qkv), at, None, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ round_bfloat16_to_nearest()
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1), (3, 37), (5, 515), (2, 4096)]
-GATES = ["silu_mul", "gelu_tanh_mul"]
+gates = pytest.mark.parametrize("gelu", [False, True], ids=["silu", "gelu"])
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -45,12 +47,12 @@ def test_rms_norm_agrees(backend, dtype, shape, offset) -> None:
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @dtypes
-def test_add_rms_norm_sees_the_sum_as_it_is_stored(backend, dtype, shape, offset) -> None:
+def test_rms_norm_of_a_sum_sees_it_as_it_is_stored(backend, dtype, shape, offset) -> None:
     x, residual = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
     weight = random(shape[1], dtype=dtype, seed=2)
     total, kept = residual + x, backend.place(residual.clone())
-    got = backend.add_rms_norm(
-        backend.place(x), kept, backend.place(weight), 1e-6, weight_offset=offset
+    got = backend.rms_norm(
+        backend.place(x), backend.place(weight), 1e-6, weight_offset=offset, residual=kept
     )
     assert torch.equal(kept.cpu(), total)
     close(got, REFERENCE.rms_norm(total.double(), weight.double(), 1e-6, weight_offset=offset))
@@ -66,35 +68,35 @@ def test_any_shape_agrees(rows: int, size: int, dtype: torch.dtype) -> None:
     norm = backend.rms_norm(backend.place(x), backend.place(weight), 1e-5)
     close(norm, REFERENCE.rms_norm(x.double(), weight.double(), 1e-5))
     gates = 3 * random(rows, 2 * size, dtype=dtype, seed=2)
-    for name in GATES:
-        got = getattr(backend, name)(backend.place(gates))
-        close(got, getattr(REFERENCE, name)(gates.double()))
+    for gelu in (False, True):
+        got = backend.gated(backend.place(gates), gelu=gelu)
+        close(got, REFERENCE.gated(gates.double(), gelu=gelu))
 
 
 def test_rows_of_a_strided_view_are_taken_as_they_lie(backend) -> None:
     wide, weight = backend.place(random(5, 64)), backend.place(random(40, seed=1))
     expected = backend.rms_norm(wide[:, :40].contiguous(), weight, 1e-6)
     assert torch.equal(backend.rms_norm(wide[:, :40], weight, 1e-6), expected)
-    for name in GATES:
-        gated = getattr(backend, name)
+    for gelu in (False, True):
+        gated = partial(backend.gated, gelu=gelu)
         assert torch.equal(gated(wide[:, :40]), gated(wide[:, :40].contiguous()))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", GATES)
+@gates
 @dtypes
-def test_gated_activations_agree(backend, dtype, name, shape) -> None:
+def test_gated_activations_agree(backend, dtype, gelu, shape) -> None:
     gate_up = 3 * random(shape[0], 2 * shape[1], dtype=dtype)
-    got = getattr(backend, name)(backend.place(gate_up))
+    got = backend.gated(backend.place(gate_up, gelu=gelu))
     assert got.dtype == dtype
-    close(got, getattr(REFERENCE, name)(gate_up.double()))
+    close(got, REFERENCE.gated(gate_up.double(), gelu=gelu))
 
 
-@pytest.mark.parametrize("name", GATES)
-def test_activations_keep_their_limits(backend, name) -> None:
+@gates
+def test_activations_keep_their_limits(backend, gelu) -> None:
     gate = torch.tensor([[-1e4, -88.0, -0.0, 1e-30, 88.0, 1e4, float("inf"), float("nan")]])
     rows = backend.place(torch.cat([gate, torch.ones_like(gate)], dim=1))
-    got = getattr(backend, name)(rows)[0].cpu()
+    got = backend.gated(rows, gelu=gelu)[0].cpu()
     assert got[:2].abs().max() < 1e-30
     assert got[2] == 0
     torch.testing.assert_close(got[3:7], gate[0, 3:7] * torch.tensor([0.5, 1, 1, 1]))
@@ -107,9 +109,9 @@ def test_a_row_does_not_depend_on_its_neighbours(backend, dtype) -> None:
     weight = backend.place(weight)
     ops = [
         lambda rows: backend.rms_norm(rows, weight, 1e-6),
-        lambda rows: backend.add_rms_norm(rows, rows.flip(1).contiguous(), weight, 1e-6),
-        backend.silu_mul,
-        backend.gelu_tanh_mul,
+        lambda rows: backend.rms_norm(rows, weight, 1e-6, residual=rows.flip(1).contiguous()),
+        partial(backend.gated, gelu=False),
+        partial(backend.gated, gelu=True),
     ]
     for op in ops:
         together = op(x)
@@ -126,18 +128,18 @@ def test_arguments_that_do_not_fit_are_refused_by_name(backend) -> None:
         with pytest.raises(ValueError, match=r"x must have shape \[T, H\] with dense rows"):
             backend.rms_norm(wrong, weight, 1e-6)
         with pytest.raises(ValueError, match=r"gate_up must have shape \[T, 2 \* I\]"):
-            backend.silu_mul(wrong)
+            backend.gated(wrong, gelu=False)
     with pytest.raises(ValueError, match=r"weight must be contiguous, of shape \(8,\)"):
         backend.rms_norm(x, weight[:7], 1e-6)
     with pytest.raises(TypeError, match=r"weight must be torch.float32, got torch.bfloat16"):
         backend.rms_norm(x, weight.bfloat16(), 1e-6)
     with pytest.raises(ValueError, match=r"residual must be contiguous, of shape \(3, 8\)"):
-        backend.add_rms_norm(x, x[:2], weight, 1e-6)
+        backend.rms_norm(x, weight, 1e-6, residual=x[:2])
     double = r"must be float32, bfloat16 or float16, got torch.float64"
     with pytest.raises(TypeError, match=f"x {double}"):
         backend.rms_norm(x.double(), weight.double(), 1e-6)
     with pytest.raises(TypeError, match=f"gate_up {double}"):
-        backend.gelu_tanh_mul(x.double())
+        backend.gated(x.double(), gelu=True)
     long = torch.zeros(1, 40_000, device=backend.device)
     with pytest.raises(ValueError, match="x must have rows of at most 32768, got 40000"):
         backend.rms_norm(long, long[0], 1e-6)

@@ -1,0 +1,52 @@
+"""Keys and values of KV pages as plain arrays, however a backend lays them out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aioserve.ops import KVCache
+from aioserve.ops.native_kv_cache import NativeKVCache
+
+__all__ = ["contents", "fill"]
+
+
+def contents(kv: KVCache) -> Tensor:
+    """`[num_layers, 2, num_pages, num_kv_heads, page_size, head_dim]`, in memory of its own."""
+    if not isinstance(kv, NativeKVCache):
+        return kv.storage.clone()
+    keys, values = _keys(kv), _values(kv)
+    keys = keys.transpose(-2, -3).flatten(-2)[..., : kv.head_dim]
+    if values.dim() == 6:
+        values = values.transpose(-1, -2).flatten(-3, -2)
+    return torch.stack([keys, values], dim=1)
+
+
+def fill(kv: KVCache, values: Tensor) -> None:
+    """Make every page hold what `contents` then returns."""
+    if not isinstance(kv, NativeKVCache):
+        kv.storage.copy_(values)
+        return
+    keys, own_values = _keys(kv), _values(kv)
+    new_keys, new_values = values.to(kv.dtype).unbind(1)
+    steps, _, per_step = keys.shape[-3:]
+    padded = functional.pad(new_keys, (0, steps * per_step - kv.head_dim))
+    keys.copy_(padded.unflatten(-1, (steps, per_step)).transpose(-2, -3))
+    if own_values.dim() == 6:
+        new_values = new_values.unflatten(-2, (-1, 2)).transpose(-1, -2)
+    own_values.copy_(new_values)
+
+
+def _keys(kv: KVCache) -> Tensor:
+    """`[num_layers, num_pages, num_kv_heads, steps, page_size, dimensions of a step]`."""
+    return kv.storage[:, 0].unflatten(-1, (-1, kv.page_size, 4 // kv.dtype.itemsize))
+
+
+def _values(kv: KVCache) -> Tensor:
+    """`[num_layers, num_pages, num_kv_heads, page_size, head_dim]`; where tokens are in pairs
+    `[..., page_size / 2, head_dim, 2]`."""
+    size, dim = kv.page_size, kv.head_dim
+    values = kv.storage[:, 1, ..., : size * dim]
+    paired = kv.dtype is torch.bfloat16 and size % 2 == 0
+    return values.unflatten(-1, (size // 2, dim, 2) if paired else (size, dim))
