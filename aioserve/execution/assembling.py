@@ -21,9 +21,10 @@ from aioserve.models.reading import ReadWeights
 from aioserve.ops import KVCache, backend_named, bytes_per_page
 
 __all__ = [
-    "Kept",
+    "KVStorage",
     "decoder_of",
     "described",
+    "host_pages",
     "loaded_model",
     "page_bytes",
     "sizes",
@@ -57,37 +58,34 @@ async def loaded_model(
     """
     max_model_len, num_pages = sizes(decoder, config, lambda: _room_bytes(decoder, config))
     cache = _reserve(decoder, "num_pages", num_pages, config.page_size)
-    host_cache = None
-    if config.num_host_pages:
-        host_cache = _reserve(decoder, "num_host_pages", config.num_host_pages, config.page_size)
+    pages = KVStorage(num_pages, cache, host_pages(decoder, config))
     processors: list[Callable[[str], Any]] = []
     runner = StepThreadRunner(
         decoder,
-        cache,
-        host_cache=host_cache,
+        pages.cache,
+        host_cache=pages.host_cache,
         num_slots=num_slots,
         name=name.rstrip("/").rsplit("/", 1)[-1],
-        prefault_pages=_prefault_pages(cache, config),
+        prefault_pages=_prefault_pages(pages.cache, config),
         processors=processors,
     )
-    kept = Kept(num_pages, cache, host_cache)
     return described(
         name,
         decoder,
         runner,
         text,
-        kept,
+        pages,
         max_model_len=max_model_len,
         processors=processors,
         seconds=seconds,
     )
 
 
-class Kept(NamedTuple):
+class KVStorage(NamedTuple):
     """KV pages of a model."""
 
     num_pages: int
-    """That requests may have."""
+    """Pages that requests may have."""
     cache: KVCache
     host_cache: KVCache | None
 
@@ -97,7 +95,7 @@ def described(
     decoder: Decoder,
     runner: Runner,
     text: Text,
-    kept: Kept,
+    pages: KVStorage,
     *,
     max_model_len: int,
     processors: list[Callable[[str], Any]],
@@ -107,14 +105,14 @@ def described(
 ) -> LoadedModel:
     """A model that is ready on some device, with what the engine wants to know of it. `facts` are
     more of them for `Engine.dump()`; `pools` is as in `LoadedModel`."""
-    host_cache = kept.host_cache
+    host_cache = pages.host_cache
     return LoadedModel(
         name=name,
         runner=runner,
         limits=ModelLimits(
             vocab_size=decoder.config.vocab_size,
             max_model_len=max_model_len,
-            num_pages=kept.num_pages,
+            num_pages=pages.num_pages,
             eos_token_ids=frozenset(decoder.config.eos_token_ids),
         ),
         defaults=decoder.config.generation.sampling_params(),
@@ -126,7 +124,7 @@ def described(
             "device": str(decoder.backend.device),
             "step_program": decoder.program is not None,
             "dtype": str(decoder.dtype).removeprefix("torch."),
-            "kv_cache_bytes": kept.cache.storage.nbytes,
+            "kv_cache_bytes": pages.cache.storage.nbytes,
             "host_kv_cache_bytes": 0 if host_cache is None else host_cache.storage.nbytes,
             "loading_seconds": dict(seconds),
             **(facts or {}),
@@ -137,13 +135,24 @@ def described(
     )
 
 
-def _reserve(decoder: Decoder, option: str, num_pages: int, page_size: int) -> KVCache:
+def _reserve(
+    decoder: Decoder, option: str, num_pages: int, page_size: int, *, on_host: bool = False
+) -> KVCache:
+    """New KV pages. Raises `ConfigError`, which names the option, for more than there is room."""
     try:
-        return decoder.new_cache(num_pages, page_size)
+        return decoder.new_cache(num_pages, page_size, on_host=on_host)
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:
         raise ConfigError(
             f"{option}={num_pages} pages of KV cache can't be reserved: {error}"
         ) from error
+
+
+def host_pages(decoder: Decoder, config: EngineConfig) -> KVCache | None:
+    """KV pages of the host, if any are wanted."""
+    if not config.num_host_pages:
+        return None
+    num_pages = config.num_host_pages
+    return _reserve(decoder, "num_host_pages", num_pages, config.page_size, on_host=True)
 
 
 def _prefault_pages(cache: KVCache, config: EngineConfig) -> int:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ import torch
 from aioserve.config import EngineConfig
 from aioserve.errors import ConfigError
 from aioserve.execution.assembling import (
-    Kept,
+    KVStorage,
     described,
+    host_pages,
     page_bytes,
     sizes,
     wanted_model_len,
@@ -66,13 +68,18 @@ class GpuAssembling:
 
     def decoder_of(self, weights: ReadWeights, config: EngineConfig) -> Decoder:
         """With its weights on the device. Uses up what was read."""
+        with self._device.within(), self._blaming("the weights don't fit the device"):
+            return make_decoder(weights, self._backend, use_program=config.step_program)
+
+    @contextmanager
+    def _blaming(self, what: str) -> Iterator[None]:
+        """Raise `ConfigError`, which says what, where the device's memory isn't enough inside."""
         try:
-            with self._device.within():
-                return make_decoder(weights, self._backend, use_program=config.step_program)
+            yield
         except Exception as error:
             meaning = self._device.meaning_of(error)
             if isinstance(meaning, OutOfDeviceMemoryError):
-                raise ConfigError(f"the weights don't fit the device: {meaning}") from error
+                raise ConfigError(f"{what}: {meaning}") from error
             raise
 
     async def loaded_model(
@@ -93,7 +100,7 @@ class GpuAssembling:
         attention = await asyncio.to_thread(self._choose_attention, decoder, config)
         seconds["attention"] = time.perf_counter() - began
         began = time.perf_counter()
-        model, kept, max_model_len = await asyncio.to_thread(
+        model, pages, max_model_len = await asyncio.to_thread(
             self._place, decoder, config, num_slots
         )
         seconds["kv_cache"] = time.perf_counter() - began
@@ -111,14 +118,14 @@ class GpuAssembling:
         try:
             if graphs and config.capture_graphs:
                 began = time.perf_counter()
-                await runner.capture_graphs(captured or _nobody_listens)
+                await runner.capture_graphs(captured or (lambda done, total: None))
                 seconds["graphs"] = time.perf_counter() - began
             return described(
                 name,
                 decoder,
                 runner,
                 text,
-                kept,
+                pages,
                 max_model_len=max_model_len,
                 processors=processors,
                 seconds=seconds,
@@ -151,17 +158,17 @@ class GpuAssembling:
 
     def _place(
         self, decoder: Decoder, config: EngineConfig, num_slots: int
-    ) -> tuple[DecoderSteps, Kept, int]:
+    ) -> tuple[DecoderSteps, KVStorage, int]:
         with self._device.within():
             max_model_len, num_pages = sizes(
                 decoder, config, lambda: self._room_bytes(decoder, config, num_slots)
             )
-            cache = self._reserve(decoder, "num_pages", num_pages + 1, config.page_size)
-            host_cache = None
-            if config.num_host_pages:
-                host_cache = self._pinned(decoder, config)
+            # One more, for padding.
+            with self._blaming(f"num_pages={num_pages} pages of KV cache can't be reserved"):
+                cache = decoder.new_cache(num_pages + 1, config.page_size)
+            host_cache = host_pages(decoder, config)
             model = self._steps(decoder, config, cache, num_slots, max_model_len, host_cache)
-        return model, Kept(num_pages, cache, host_cache), max_model_len
+        return model, KVStorage(num_pages, cache, host_cache), max_model_len
 
     def _steps(
         self,
@@ -197,38 +204,6 @@ class GpuAssembling:
         self._device.free_cached_memory()
         room = room_bytes(self._memory.use(), step_bytes, config.memory_utilization)
         return room - page_bytes(decoder, config.page_size)
-
-    def _reserve(self, decoder: Decoder, option: str, num_pages: int, page_size: int) -> KVCache:
-        try:
-            return decoder.new_cache(num_pages, page_size)
-        except Exception as error:
-            meaning = self._device.meaning_of(error)
-            if isinstance(meaning, OutOfDeviceMemoryError):
-                raise ConfigError(
-                    f"{option}={num_pages} pages of KV cache can't be reserved: {meaning}"
-                ) from error
-            raise
-
-    def _pinned(self, decoder: Decoder, config: EngineConfig) -> KVCache:
-        model = decoder.config
-        try:
-            return self._backend.allocate_host_kv(
-                num_layers=model.num_layers,
-                num_pages=config.num_host_pages,
-                page_size=config.page_size,
-                num_kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
-                dtype=decoder.dtype,
-            )
-        except (MemoryError, RuntimeError) as error:
-            raise ConfigError(
-                f"num_host_pages={config.num_host_pages} pages of KV cache can't be reserved in "
-                f"pinned memory: {error}"
-            ) from error
-
-
-def _nobody_listens(done: int, total: int) -> None:
-    pass
 
 
 def graph_sizes(config: EngineConfig) -> tuple[int, ...]:
